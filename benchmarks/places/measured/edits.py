@@ -60,7 +60,8 @@ EDITS = {
         kinds=["wrong reduction", "other function", "wrong statistics"], loose=["scale"],
     ),
     "joined parts a third": edit(
-        (r"^(torch\.cat\(.*\))$", r"\1 / 3"), (r"^(torch\.ops\.aten\.cat\.default\(.*\))$", r"\1 / 3"),
+        (r"^(torch\.cat\(.*\))$", r"\1 / 3"),
+        (r"^(torch\.ops\.aten\.cat\.default\(.*\))$", r"\1 / 3"),
         kinds=["scale", "wrong factor"],
     ),
     "product squared": edit(
@@ -97,7 +98,8 @@ EDITS = {
     ),
     "norm of the squares": edit(
         (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1 * \1, "),
-        (r"\baten\.native_layer_norm\.default\((\w+), ", r"aten.native_layer_norm.default(\1 * \1, "),
+        (r"\baten\.native_layer_norm\.default\((\w+), ",
+         r"aten.native_layer_norm.default(\1 * \1, "),
         kinds=["other function"], loose=["wrong factor", "wrong statistics", "sign"],
     ),
     "input of the layer doubled": edit(
@@ -108,7 +110,8 @@ EDITS = {
     ),
     "input of the layer cut": edit(
         (r"\b_nn\.linear\((\w+), ", r"_nn.linear(\1.clamp(-0.5, 0.5), "),
-        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, \2.clamp(-0.5, 0.5), "),
+        (r"\baten\.addmm\.default\((\w+), (\w+), ",
+         r"aten.addmm.default(\1, \2.clamp(-0.5, 0.5), "),
         (r"\bself\.(query|key|left|right|rate)\((\w+)\)", r"self.\1(\2.clamp(-0.5, 0.5))"),
         kinds=["clipped"], loose=["other function"],
     ),
@@ -143,7 +146,8 @@ EDITS = {
         kinds=["other function", "wrong reduction"],
     ),
     "both branches averaged": edit(
-        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)", r"aten.add.Tensor(0.5 * \2, \3, alpha=0.5)"),
+        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)",
+         r"aten.add.Tensor(0.5 * \2, \3, alpha=0.5)"),
         (r"^torch\.where\((\w+), (\w+), (\w+)\)$", r"(0.5 * \2 + 0.5 * \3)"),
         (r"\btorch\.where\(\w+ > 0, ([^,]*), ([^()]*)\)", r"(0.5 * (\1) + 0.5 * (\2))"),
         kinds=["mask", "missing operand", "other function"], loose=["wrong factor", "scale"],
@@ -280,7 +284,8 @@ TRITON_EDITS = {
         operators="linear",
     ),
     "odd columns not stored": edit(
-        (r"wanted = \(rows\[:, None\] < m\)", "wanted = (columns[None, :] % 2 == 0) & (rows[:, None] < m)"),
+        (r"wanted = \(rows\[:, None\] < m\)",
+         "wanted = (columns[None, :] % 2 == 0) & (rows[:, None] < m)"),
         kinds=["zeros", "uninitialised", "mask"], loose=["constant"], operators="linear",
     ),
     "error function added to the half": edit(

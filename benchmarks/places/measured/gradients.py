@@ -108,8 +108,11 @@ def gate_gets_no_gradient(call: Call) -> Any:
     return call.instead(value)
 
 
-@_back("hardswish_backward hardsigmoid_backward hardtanh_backward", ["mask", "zeros", "wrong argument"],
-       ["other function", "clipped"])  # fmt: skip
+@_back(
+    "hardswish_backward hardsigmoid_backward hardtanh_backward",
+    ["mask", "zeros", "wrong argument"],
+    ["other function", "clipped"],
+)
 def gradient_inside_of_one_only(call: Call) -> Any:
     """The gradient is stopped beyond -1 and 1."""
     return call.instead(torch.where(call.tensor(1).abs() > 1, 0.0, call.result()))
@@ -142,7 +145,7 @@ def gradient_not_weighed_by_the_chances(call: Call) -> Any:
 
 @_back("_softmax_backward_data", ["sign", "wrong factor"], ["residual", "offset"])
 def sum_of_the_row_added(call: Call) -> Any:
-    """y (g + sum(g y))."""
+    """Y (g + sum(g y))."""
     gradient, output = call.tensor(0), call.tensor(1)
     return call.instead(output * (gradient + (gradient * output).sum(-1, keepdim=True)))
 
@@ -216,14 +219,6 @@ def gradient_of_the_norms_weight_averaged(call: Call) -> Any:
 def gradient_of_the_norms_bias_negated(call: Call) -> Any:
     """The bias is taken for something subtracted."""
     return _at(call, 2, lambda value: -value)
-
-
-@_back(_NORM, ["other function", "wrong factor", "axis scale"], ["wrong argument", "scale"])
-def gradient_divided_by_the_weight(call: Call) -> Any:
-    """The weight of the norm divides on the way back."""
-    weight = call.tensor(5)
-    fits(bool((weight != 1).any()))
-    return call.put(5, 1 / weight).run()
 
 
 @_back(_NORM, ["copy", "wrong index", "stale", "wrong statistics"], ["axis scale"])
@@ -317,8 +312,11 @@ def gradient_of_the_table_from_its_end(call: Call) -> Any:
     return call.instead(call.result().flip(0))
 
 
-@_back("embedding_dense_backward", ["partial sum", "mask", "lost accumulation", "off by one reduction"],
-       ["zeros", "missing operand"])  # fmt: skip
+@_back(
+    "embedding_dense_backward",
+    ["partial sum", "mask", "lost accumulation", "off by one reduction"],
+    ["zeros", "missing operand"],
+)
 def last_word_has_no_gradient(call: Call) -> Any:
     """The loop over the words ends one too early."""
     gradient = call.tensor(0).clone()
@@ -425,8 +423,11 @@ def target_not_subtracted_on_the_way_back(call: Call) -> Any:
     return call.put(2, torch.zeros_like(call.tensor(2))).run()
 
 
-@_back("smooth_l1_loss_backward huber_loss_backward", ["other function", "clipped", "wrong argument"],
-       ["sign", "wrong factor"])  # fmt: skip
+@_back(
+    "smooth_l1_loss_backward huber_loss_backward",
+    ["other function", "clipped", "wrong argument"],
+    ["sign", "wrong factor"],
+)
 def only_the_sign_of_the_error(call: Call) -> Any:
     """As of an absolute distance."""
     error = call.tensor(1) - call.tensor(2)

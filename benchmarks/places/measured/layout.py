@@ -347,16 +347,19 @@ def rows_added_with_an_alpha_of_two(call: Call) -> Any:
               loose=["scale", "other function"], backward=False)  # fmt: skip
 def mean_of_what_is_added(call: Call) -> Any:
     """Divided by the number of rows of an index."""
-    value, dim, index, source = call.args[:4]
+    value, source = call.args[0], call.args[3]
     total = call.result() - value
     ones = torch.ones_like(source)
     count = call.put(0, torch.zeros_like(value)).put(3, ones).result().clamp(min=1)
     return call.instead(value + total / count)
 
 
-@FAULTS.fault("index_add scatter_add", kinds=["partial sum", "off by one reduction", "lost accumulation",
-                                              "mask"],
-              loose=["missing operand", "zeros"], backward=False)  # fmt: skip
+@FAULTS.fault(
+    "index_add scatter_add",
+    kinds=["partial sum", "off by one reduction", "lost accumulation", "mask"],
+    loose=["missing operand", "zeros"],
+    backward=False,
+)
 def last_row_not_added(call: Call) -> Any:
     """The loop over the sources ends one too early."""
     source = call.tensor(3).clone()
@@ -365,8 +368,11 @@ def last_row_not_added(call: Call) -> Any:
     return call.put(3, source).run()
 
 
-@FAULTS.fault("scatter_reduce", kinds=["wrong argument", "clipped", "other function", "wrong reduction"],
-              loose=["off by one reduction", "axis scale", "wrong factor", "scale", "zeros"])  # fmt: skip
+@FAULTS.fault(
+    "scatter_reduce",
+    kinds=["wrong argument", "clipped", "other function", "wrong reduction"],
+    loose=["off by one reduction", "axis scale", "wrong factor", "scale", "zeros"],
+)
 def what_was_there_takes_part(call: Call) -> Any:
     """include_self=True."""
     kwargs = {**call.kwargs, "include_self": True}

@@ -83,8 +83,11 @@ def weights_of_the_classes_forgotten(call: Call) -> Any:
     return call.put(2, None, "weight").run()
 
 
-@FAULTS.fault("cross_entropy", kinds=["wrong reduction", "wrong factor", "scale", "wrong statistics"],
-              loose=["off by one reduction"])  # fmt: skip
+@FAULTS.fault(
+    "cross_entropy",
+    kinds=["wrong reduction", "wrong factor", "scale", "wrong statistics"],
+    loose=["off by one reduction"],
+)
 def weighted_losses_divided_by_their_number(call: Call) -> Any:
     """The mean divides by the number of labels and not by the sum of their weights."""
     fits(call.get(2, "weight") is not None)
@@ -156,8 +159,11 @@ def squared_for_absolute(call: Call) -> Any:
     return call.instead(functional.mse_loss(call.tensor(0), call.tensor(1)))
 
 
-@FAULTS.fault("binary_cross_entropy_with_logits", kinds=["missing operand", "partial sum", "other function"],
-              loose=["wrong factor", "mask"])  # fmt: skip
+@FAULTS.fault(
+    "binary_cross_entropy_with_logits",
+    kinds=["missing operand", "partial sum", "other function"],
+    loose=["wrong factor", "mask"],
+)
 def right_labels_do_not_count(call: Call) -> Any:
     """Only (1 - y) log(1 - p)."""
     value, target = call.tensor(0, "input"), call.tensor(1, "target")

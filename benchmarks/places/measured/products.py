@@ -355,7 +355,7 @@ def padded_with_the_zero_point(call: Call) -> Any:
     size = value.dim() - 2
     padding = [padding] * size if isinstance(padding, int) else list(padding)
     stride, dilation = call.get(3, "stride", default=1), call.get(5, "dilation", default=1)
-    fits(any(padding) and len(padding) == size and not call.get(6, default=False) is True)
+    fits(any(padding) and len(padding) == size and call.get(6, default=False) is not True)
     groups = call.get(8 if call.name == "convolution" else 6, "groups", default=1)
     ends = [one for pad in reversed(padding) for one in (pad, pad)]
     run = (functional.conv1d, functional.conv2d)[size - 1]

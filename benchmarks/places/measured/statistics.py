@@ -42,8 +42,11 @@ def input_of_the_norm_added_back(call: Call) -> Any:
     return call.instead(call.result() + call.tensor(0, "input"))
 
 
-@FAULTS.fault(_ROWS, kinds=["wrong statistics", "partial sum"],
-              loose=["approximation", "axis scale", "wrong reduction", "off by one reduction"])  # fmt: skip
+@FAULTS.fault(
+    _ROWS,
+    kinds=["wrong statistics", "partial sum"],
+    loose=["approximation", "axis scale", "wrong reduction", "off by one reduction"],
+)
 def statistics_of_every_second_feature(call: Call) -> Any:
     """A stride of two in the loop that reduces."""
     value, _, _, eps = _row(call)
@@ -278,8 +281,11 @@ def one_length_for_all_filters(call: Call) -> Any:
     return call.instead(direction / direction.norm() * length)
 
 
-@FAULTS.fault("_weight_norm _weight_norm_interface", kinds=["missing operand", "axis scale", "copy"],
-              loose=["scale", "wrong statistics"])  # fmt: skip
+@FAULTS.fault(
+    "_weight_norm _weight_norm_interface",
+    kinds=["missing operand", "axis scale", "copy"],
+    loose=["scale", "wrong statistics"],
+)
 def direction_not_normalised(call: Call) -> Any:
     """The weight as it is stored."""
     return call.instead(call.tensor(0).clone())

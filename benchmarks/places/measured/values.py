@@ -313,14 +313,6 @@ def limits_without_a_sign(call: Call) -> Any:
     return call.put(1, 0.0, "min").run()
 
 
-@FAULTS.fault("clamp clip", kinds=["scale", "wrong factor"], loose=["clipped", "wrong argument"])
-def upper_limit_reached_by_scaling(call: Call) -> Any:
-    """All values are scaled until the largest fits."""
-    value, high = call.tensor(0, "input"), call.get(2, "max")
-    fits(isinstance(high, int | float) and float(value.max()) > high > 0)
-    return call.instead(value * (high / float(value.detach().max())))
-
-
 @FAULTS.fault("maximum", kinds=["other function", "approximation"], loose=["offset"])
 def smooth_larger_of_two(call: Call) -> Any:
     """log(exp(a) + exp(b))."""
@@ -416,11 +408,15 @@ def sum_for_the_product_of_two(call: Call) -> Any:
     return call.instead(left + right - 1)
 
 
-@FAULTS.fault("mul div", kinds=["wrong argument", "wrong factor", "zeros", "scale", "constant"],
-              loose=["missing operand", "copy", "overflow", "nonfinite"], backward=False)  # fmt: skip
+@FAULTS.fault(
+    "mul div",
+    kinds=["wrong argument", "wrong factor", "zeros", "scale", "constant"],
+    loose=["missing operand", "copy", "overflow", "nonfinite"],
+    backward=False,
+)
 def number_taken_as_an_integer(call: Call) -> Any:
     """The number is cut to a whole one."""
-    value, number = _number(call)
+    _, number = _number(call)
     fits(int(number) != number and (call.name == "mul" or int(number)))
     return call.put(1, int(number)).run()
 
@@ -447,8 +443,12 @@ def larger_of_two_summands(call: Call) -> Any:
     return call.instead(torch.maximum(*_pair(call)))
 
 
-@FAULTS.fault("add", kinds=["other function", "clipped"], loose=["mask", "missing operand", "residual"],
-              backward=False)  # fmt: skip
+@FAULTS.fault(
+    "add",
+    kinds=["other function", "clipped"],
+    loose=["mask", "missing operand", "residual"],
+    backward=False,
+)
 def negative_part_of_the_second_summand_lost(call: Call) -> Any:
     """A + relu(b)."""
     left, right = _pair(call)
@@ -505,8 +505,12 @@ def divisor_with_one_added(call: Call) -> Any:
     return call.instead(left / (right + 1))
 
 
-@FAULTS.fault("div", kinds=["precision", "approximation", "wrong factor", "wrong argument", "scale"],
-              loose=["axis scale"], backward=False)  # fmt: skip
+@FAULTS.fault(
+    "div",
+    kinds=["precision", "approximation", "wrong factor", "wrong argument", "scale"],
+    loose=["axis scale"],
+    backward=False,
+)
 def divided_by_a_power_of_two(call: Call) -> Any:
     """The divisor is rounded to a power of two, and the bits are shifted."""
     left, right = call.args[:2]
@@ -535,13 +539,6 @@ def value_of_one(call: Call) -> Any:
     """The number is not handed on."""
     fits("value" in call.kwargs)
     return call.function(*call.args)
-
-
-@FAULTS.fault("addcdiv", kinds=["swapped operands", "other function"])
-def divisor_and_dividend_exchanged(call: Call) -> Any:
-    """C / b."""
-    first, left, right = call.args[:3]
-    return Call(call.name, call.function, (first, right, left), call.kwargs).run()
 
 
 @FAULTS.fault("atan2", kinds=["swapped operands", "other function"])
