@@ -159,8 +159,10 @@ class Rest:
             except Exception:
                 if side is self.reference:
                     raise
+                # A candidate raises what it likes, and the check itself shows it. Only this is lost:
+                # what the pieces hand on unchanged is not known, so all of it is compared.
                 self.computes = True
-                return {}  # the check itself shows what the candidate raises
+                return {}
             finally:
                 state.restore()
             return find_passages(given, taken)
