@@ -159,8 +159,8 @@ class Rest:
             except Exception:
                 if side is self.reference:
                     raise
-                # A candidate raises what it likes, and the check itself shows it. What is lost: which
-                # values the pieces hand on unchanged, so all of them are compared.
+                # A candidate raises what it likes, and the check itself shows it. Which values the
+                # pieces hand on unchanged is not known then, so all of them are compared.
                 self.computes = True
                 return {}
             finally:
