@@ -99,6 +99,16 @@ def test_a_wrong_operator_of_a_model_becomes_a_standalone_script_and_is_1(net, m
     assert "paritas" not in text
 
 
+def test_a_place_that_verify_named_is_tried_before_all_other_operators(net, monkeypatch):
+    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
+    backend = "--backend", "shrink_backend:wrong"
+    for place, searches in (("sin", False), ("no_such_node", True)):
+        result = shrink("shrink_net:build", *backend, "--at", place, "--output", place)
+        assert result.exit_code == 1, result.output
+        assert ("operator calls one by one" in result.stderr) is searches
+        assert "4 operator calls -> 1 operator call" in result.stdout
+
+
 def test_a_model_that_is_right_is_3_and_nothing_is_written(net):
     result = shrink("shrink_net:build", "--backend", "shrink_backend:right")
     assert result.exit_code == 3
@@ -300,6 +310,7 @@ def test_a_graph_that_is_not_a_file_has_to_be_named(untried, graph_results):
         (("shrink_net",), "is not of the form package.module:name"),
         ((".",), "contains neither comparison.json of paritas compare nor results.json"),
         ((".", "--mode", "default"), "--mode has no effect on the folder '.'"),
+        ((".", "--at", "relu_3"), "--at has no effect on the folder '.'"),
         (("train.py", "--backend", "eager"), "--backend has no effect on the script 'train.py'"),
         (("train.py", "--graph", "x.pt2"), "--graph needs a folder of verify-graph"),
         (("shrink_net:build", "--time", "0"), "--time"),

@@ -159,8 +159,10 @@ class Rest:
             except Exception:
                 if side is self.reference:
                     raise
+                # A candidate raises what it likes, and the check itself shows it. Which values the
+                # pieces hand on unchanged is not known then, so all of them are compared.
                 self.computes = True
-                return {}  # the check itself shows what the candidate raises
+                return {}
             finally:
                 state.restore()
             return find_passages(given, taken)

@@ -407,13 +407,18 @@ def _copy_arguments(copier: Copier, value: Any) -> Any:
 
 
 def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:
-    """Compute a value that was not tapped: sizes, tuples."""
+    """Compute a value that was not tapped: sizes, tuples.
+
+    None if that raises, which an operator of anybody may do, and in any way. What reads it then
+    raises as well when it is run alone, so it is not judged: a fault there is found by the sets of
+    nodes that show it, not by its own value.
+    """
     try:
         with as_traced():
             args = map_arg(node.args, table.__getitem__)
             kwargs = map_arg(node.kwargs, table.__getitem__)
             return node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception:  # noqa: BLE001  (nodes that need it cannot be judged)
+    except Exception:  # noqa: BLE001  (see above: nodes that need it are not judged)
         return None
 
 

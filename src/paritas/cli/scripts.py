@@ -177,7 +177,7 @@ class ShrinkOptions(BuildOptions):
     dynamic: bool | None
     setup: tuple[str, ...]
     graph: str | None
-    places: tuple[str, ...]
+    at: tuple[str, ...]
 
     @property
     def statements(self) -> tuple[str, ...]:
@@ -221,7 +221,6 @@ class ShrinkOptions(BuildOptions):
 )
 @click.option(
     "--at",
-    "places",
     metavar="NODE",
     multiple=True,
     help="Try this node of the graph first, where verify or run has seen it start; if it does not "
@@ -280,7 +279,7 @@ def _choose_shrinker(
     if args and not path.is_file():
         ctx.fail(f"{' '.join(args)!r}: only a script takes arguments, and {target!r} is not one")
     if path.is_dir():
-        refuse(ctx, (*_BUILDING, "places"), f"has no effect on the folder {target!r}: drop it")
+        refuse(ctx, (*_BUILDING, "at"), f"has no effect on the folder {target!r}: drop it")
         return lambda tell: _shrink_folder(path, options, tell)
     refuse(ctx, ("graph",), f"needs a folder of verify-graph, and {target!r} is not one")
     if path.is_file() or path.suffix == ".py":
@@ -357,7 +356,7 @@ def _shrink_at_places(
     return shrink(
         programs,
         candidate,
-        places=dict.fromkeys(options.places),
+        places=dict.fromkeys(options.at),
         limit=limit,
         outdir=options.output,
         on_progress=tell,

@@ -158,7 +158,11 @@ class LiveCall:
 
     @property
     def checks_arguments(self) -> bool:
-        """Whether all of its operators do; also if it cannot be run again at all."""
+        """Whether all of its operators do; also if it cannot be run again at all.
+
+        Any exception may come from the program that is called. None is lost: nothing is tried with
+        a call whose operators are not known, and whoever asks for them gets the same exception.
+        """
         try:
             return all(step is None or checks_arguments(step.operator) for step in self._recorded)
         except Exception:  # noqa: BLE001  (whoever runs it again reports it)
