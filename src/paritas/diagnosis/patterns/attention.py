@@ -248,9 +248,7 @@ _NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _with_operands(
-    step: Step, names: tuple[str, ...], change: Callable[[Tensor], Tensor]
-) -> Any:
+def _with_operands(step: Step, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> Any:
     return step.run(**{name: change(step.values[name]) for name in names})
 
 

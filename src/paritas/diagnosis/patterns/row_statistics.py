@@ -201,11 +201,11 @@ _SPREADS: dict[str, Any] = {
     "the square of the mean magnitude": lambda x, dims: x.abs().mean(dims, keepdim=True).square(),
     "the square of the largest magnitude": lambda x, dims: x.abs().amax(dims, keepdim=True) ** 2,
     "the square of the range": lambda x, dims: (
-        (x.amax(dims, keepdim=True) - x.amin(dims, keepdim=True)).square()
-    ),
-    "the square of the median distance from the median": lambda x, dims: (
-        _median((x - _median(x, dims)).abs(), dims).square()
-    ),
+        x.amax(dims, keepdim=True) - x.amin(dims, keepdim=True)
+    ).square(),
+    "the square of the median distance from the median": lambda x, dims: _median(
+        (x - _median(x, dims)).abs(), dims
+    ).square(),
     "the variance of all rows": lambda x, _: x.var(correction=0),
     "the mean square of all rows": lambda x, _: x.square().mean(),
 }
@@ -296,7 +296,7 @@ def _centre_formulas(rows: _Rows) -> Iterator[_Formula]:
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _CENTRES, right, rows.right_centre)
     yield from _linear_formulas(sources, rows.centre, is_met, right)
-    yield from _moved_formulas(right, rows.right_centre, rows.centre, is_met, lambda one: one[0])
+    yield from _moved_formulas(right, rows.right_centre, is_met, lambda one: one[0])
 
 
 def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
@@ -312,9 +312,7 @@ def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _SPREADS, right, variance)
     yield from _linear_formulas(sources, square, is_met, right, norm.eps)
-    yield from _moved_formulas(
-        right, variance + norm.eps, square, is_met, lambda one: one[1].square()
-    )
+    yield from _moved_formulas(right, variance + norm.eps, is_met, lambda one: one[1].square())
 
 
 _Source = tuple[str, "Tensor", Any]
@@ -337,8 +335,8 @@ def _sources(
             made: Tensor = compute(x, norm.dims)
             return made
 
-        words = f"{words} of the batch" if running is not None else words
-        found.append((words, put(x, norm).expand_as(value), put))
+        name = f"{words} of the batch" if running is not None else words
+        found.append((name, put(x, norm).expand_as(value), put))
     found.sort(key=lambda one: one[0] != right)
     return found
 
@@ -350,7 +348,7 @@ def _linear_formulas(
     right: str,
     eps: float = 0.0,
 ) -> Iterator[_Formula]:
-    """c S + e of one statistic, or a mixture of the right one and another."""
+    """One statistic times a factor plus a number, or a mixture of the right one and another."""
     ones = torch.ones_like(wanted)
     for words, value, compute in sources:
         for number in (1.0, None):
@@ -361,7 +359,7 @@ def _linear_formulas(
             if abs(added - eps) <= _AS_WRITTEN * float(wanted.abs().max()):
                 added = eps
             is_right = words == right
-            if factor == 1 and is_right and not 0 <= added:
+            if factor == 1 and is_right and added < 0:
                 continue
             kind = PatternKind.STATISTICS
             if is_right and factor == 1:
@@ -396,9 +394,7 @@ def _mixed(
     return value
 
 
-def _fit(
-    columns: list[Tensor], wanted: Tensor, numbers: list[float | None]
-) -> list[float] | None:
+def _fit(columns: list[Tensor], wanted: Tensor, numbers: list[float | None]) -> list[float] | None:
     """The numbers by least squares of relative errors, with few digits if that is as near."""
     size = wanted.abs() + 1e-3 * float(wanted.abs().max())
     target = wanted
@@ -444,7 +440,6 @@ def _limited(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
 def _moved_formulas(
     right: str,
     value: Tensor,
-    wanted: Tensor,
     is_met: Callable[[Tensor], bool],
     pick: Callable[[tuple[Tensor, Tensor]], Tensor],
 ) -> Iterator[_Formula]:

@@ -129,7 +129,8 @@ class _Equations:
         factors = vectors[..., 0] / size
         own = factors[..., :count]
         usual = own.gather(-1, own.abs().argmax(-1, keepdim=True))
-        return factors / usual
+        relative: Tensor = factors / usual
+        return relative
 
 
 def _padding(equations: _Equations) -> Iterator[Variation]:

@@ -168,9 +168,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
-    if is_attention(step):
-        yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
-        yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
+    yield from _limited_scores(step)
     yield from _clipped_factors(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
@@ -181,6 +179,12 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0))
     if step.name in _MOVED:
         yield Unknown(_with_offset, (0.1, -0.1))
+
+
+def _limited_scores(step: Step) -> Iterator[Unknown]:
+    if is_attention(step):
+        yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
+        yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
 
 
 def _clipped_factors(step: Step) -> Iterator[Unknown]:
