@@ -51,7 +51,7 @@ def layer_norm(mean: Tensor = MEAN, variance: Tensor = VARIANCE) -> Tensor:
         ("clipped", "at least 0.9", layer_norm(variance=VARIANCE.clamp(min=0.9))),
         ("wrong statistics", "the median", layer_norm(X.median(-1, keepdim=True).values)),
         (
-            "wrong index",
+            "wrong statistics",
             "the first of each 2",
             layer_norm(variance=VARIANCE[:, ::2].repeat_interleave(2, 1)),
         ),

@@ -459,7 +459,7 @@ def _moved_formulas(
                 if is_met(value.index_select(axis, source)):
                     said = f"{right} of another row along axis {axis}: {words}"
                     made = partial(_of_rows, axis=axis, source=source, pick=pick)
-                    yield _Formula(said, made, PatternKind.WRONG_INDEX)
+                    yield _Formula(said, made)
                     return
 
 
