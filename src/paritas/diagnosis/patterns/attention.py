@@ -501,8 +501,10 @@ def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
 def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
     change = attends(counts=counts)
     size = counts.shape[-1]
+    # The right mask may differ from sample to sample where that of the candidate does not.
+    counts, allowed = torch.broadcast_tensors(counts, seen_rightly(step))
     hidden, often = (counts == 0).reshape(-1, size), (counts > 1).reshape(-1, size)
-    right = (seen_rightly(step) == 0).expand_as(counts).reshape(-1, size)
+    right = (allowed == 0).reshape(-1, size)
     # Keys that no query sees any more; everything else is as it should be.
     missing = hidden.all(0) & ~right.all(0)
     if bool(often.any()):

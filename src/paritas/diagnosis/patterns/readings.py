@@ -31,6 +31,10 @@ _DISTINCT = 0.9
 
 def propose_lanes(case: Case) -> list[Pattern]:
     """`copy`: one lane for many."""
+    if case.is_exact:
+        # Of whole numbers, only a slice of several values for all: groups may be rounded numbers.
+        may_be = case.is_beyond_noise and len(torch.unique(case.given)) > 1
+        return first_supported(_repeated_lanes(case, Probe(case), groups=False)) if may_be else []
     return first_supported(_repeated_lanes(case, Probe(case))) if _is_readable(case) else []
 
 
@@ -51,9 +55,9 @@ def _is_readable(case: Case) -> bool:
     return not case.is_exact and int(case.wrong.sum()) >= _FEWEST
 
 
-def _repeated_lanes(case: Case, probe: Probe) -> Iterator[Pattern | None]:
+def _repeated_lanes(case: Case, probe: Probe, *, groups: bool = True) -> Iterator[Pattern | None]:
     for axis, size in enumerate(case.shape):
-        widths = [size, *(2**power for power in range(1, 11) if 2**power < size)]
+        widths = [size, *(2**power for power in range(1, 11) if 2**power < size and groups)]
         index = torch.arange(size)
         for width, lane in itertools.product(widths if size > 1 else (), ("first", "last")):
             start = index // width * width

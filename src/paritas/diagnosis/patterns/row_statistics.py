@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 20
 # A row of fewer elements fits many centres and spreads.
 _SHORTEST_ROW = 5
+# So many places away, a row's statistics are looked for.
+_MOST_PLACES = 64
 # What the rows may leave, as a share of the values: the final decision is the evidence's.
 _LINEAR = 0.01
 # Two statistics that are this near, as a share, are the same.
@@ -296,7 +298,7 @@ def _centre_formulas(rows: _Rows) -> Iterator[_Formula]:
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _CENTRES, right, rows.right_centre)
     yield from _linear_formulas(sources, rows.centre, is_met, right)
-    yield from _moved_formulas(right, rows.right_centre, rows.centre, is_met, lambda one: one[0])
+    yield from _moved_formulas(right, rows.right_centre, is_met, lambda one: one[0])
 
 
 def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
@@ -312,9 +314,7 @@ def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _SPREADS, right, variance)
     yield from _linear_formulas(sources, square, is_met, right, norm.eps)
-    yield from _moved_formulas(
-        right, variance + norm.eps, square, is_met, lambda one: one[1].square()
-    )
+    yield from _moved_formulas(right, variance + norm.eps, is_met, lambda one: one[1].square())
 
 
 _Source = tuple[str, "Tensor", Any]
@@ -326,21 +326,21 @@ def _sources(
     """The statistics by name, with their values and how to compute them; the right one first."""
     running = norm.mean if right == "the running mean" else norm.var
 
-    def own(_: Tensor, norm: Norm) -> Tensor:
+    def running_statistic(_: Tensor, norm: Norm) -> Tensor:
         one: Any = norm.mean if right == "the running mean" else norm.var
         return one  # type: ignore[no-any-return]
 
-    found: list[_Source] = [(right, value, own)] if running is not None else []
+    sources: list[_Source] = [(right, value, running_statistic)] if running is not None else []
     for words, compute in statistics.items():
 
         def put(x: Tensor, norm: Norm, compute: Any = compute) -> Tensor:
             made: Tensor = compute(x, norm.dims)
             return made
 
-        words = f"{words} of the batch" if running is not None else words
-        found.append((words, put(x, norm).expand_as(value), put))
-    found.sort(key=lambda one: one[0] != right)
-    return found
+        name = f"{words} of the batch" if running is not None else words
+        sources.append((name, put(x, norm).expand_as(value), put))
+    sources.sort(key=lambda source: source[0] != right)
+    return sources
 
 
 def _linear_formulas(
@@ -350,7 +350,7 @@ def _linear_formulas(
     right: str,
     eps: float = 0.0,
 ) -> Iterator[_Formula]:
-    """c S + e of one statistic, or a mixture of the right one and another."""
+    """One statistic times a factor plus a number, or a mixture of the right one and another."""
     ones = torch.ones_like(wanted)
     for words, value, compute in sources:
         for number in (1.0, None):
@@ -361,7 +361,7 @@ def _linear_formulas(
             if abs(added - eps) <= _AS_WRITTEN * float(wanted.abs().max()):
                 added = eps
             is_right = words == right
-            if factor == 1 and is_right and not 0 <= added:
+            if factor == 1 and is_right and added < 0:
                 continue
             kind = PatternKind.STATISTICS
             if is_right and factor == 1:
@@ -406,10 +406,10 @@ def _fit(columns: list[Tensor], wanted: Tensor, numbers: list[float | None]) -> 
     matrix = torch.stack([(one / size).reshape(-1) for one in free], dim=1)
     if len(matrix) <= len(free) or not bool(torch.isfinite(matrix).all()):
         return None
-    found = torch.linalg.lstsq(matrix, (target / size).reshape(-1, 1), driver="gelsd")
-    if int(found.rank) < len(free):
+    solution = torch.linalg.lstsq(matrix, (target / size).reshape(-1, 1), driver="gelsd")
+    if int(solution.rank) < len(free):
         return None
-    solved = iter(found.solution.reshape(-1).tolist())
+    solved = iter(solution.solution.reshape(-1).tolist())
     return [_written(next(solved)) if one is None else one for one in numbers]
 
 
@@ -442,24 +442,24 @@ def _limited(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
 def _moved_formulas(
     right: str,
     value: Tensor,
-    wanted: Tensor,
     is_met: Callable[[Tensor], bool],
     pick: Callable[[tuple[Tensor, Tensor]], Tensor],
 ) -> Iterator[_Formula]:
     """That of other rows: by a step along an axis, or of one row for all."""
     for axis, size in enumerate(value.shape):
         places = torch.arange(size)
-        for by in range(1, size):
+        first, last = "the first for all", "the last for all"
+        for by in range(1, min(size, _MOST_PLACES)) if size > 1 else ():
             for source, words in (
-                ((places + by) % size, f"{by} places after it"),
-                ((places + by).clamp(max=size - 1), f"{by} places after it"),
-                ((places - by).clamp(min=0), f"{by} places before it"),
+                ((places + by) % size, f"{by} after it"),
+                ((places + by).clamp(max=size - 1), last if by == size - 1 else f"{by} after it"),
+                ((places - by).clamp(min=0), first if by == size - 1 else f"{by} before it"),
                 (places // (by + 1) * (by + 1), f"the first of each {by + 1}"),
             ):
                 if is_met(value.index_select(axis, source)):
                     said = f"{right} of another row along axis {axis}: {words}"
                     made = partial(_of_rows, axis=axis, source=source, pick=pick)
-                    yield _Formula(said, made, PatternKind.WRONG_INDEX)
+                    yield _Formula(said, made)
                     return
 
 

@@ -64,9 +64,9 @@ def solved_scores(
         return
     equations = _Equations.of(result.step, result.given)
     for describe in (_padding, _distances, _keys):
-        found = list(describe(equations))
-        yield from found
-        if found:
+        variations = list(describe(equations))
+        yield from variations
+        if variations:
             return
     yield from _factors(result.step, result.given)
 
@@ -127,9 +127,10 @@ class _Equations:
         if not bool((values[..., 0] <= _DETERMINED * values[..., 1]).all()):
             return None
         factors = vectors[..., 0] / size
-        own = factors[..., :count]
-        usual = own.gather(-1, own.abs().argmax(-1, keepdim=True))
-        return factors / usual
+        of_keys = factors[..., :count]
+        usual = of_keys.gather(-1, of_keys.abs().argmax(-1, keepdim=True))
+        relative: Tensor = factors / usual
+        return relative
 
 
 def _padding(equations: _Equations) -> Iterator[Variation]:
@@ -249,9 +250,9 @@ def _solve_factors(step: Step, given: Tensor, axis: int) -> Tensor | None:
     others = [one for one in range(_RANK) if one != axis]
 
     def value(numbers: Tensor) -> Tensor:
-        found = attends(bend=partial(_multiplied, numbers=numbers))(step)
-        found = found if isinstance(found, torch.Tensor) else found[0]
-        return found.detach().cpu().double().reshape(given.shape)
+        result = attends(bend=partial(_multiplied, numbers=numbers))(step)
+        result = result if isinstance(result, torch.Tensor) else result[0]
+        return result.detach().cpu().double().reshape(given.shape)
 
     shape = [1] * _RANK
     shape[axis] = given.shape[axis]

@@ -169,9 +169,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         elif _is_number(name, value) and step.name not in _ONE_NUMBER:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
-    if is_attention(step):
-        yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
-        yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
+    yield from _limited_scores(step)
     yield from _clipped_factors(step)
     yield from _leaks(step)
     exponent = step.values.get("exponent")
@@ -189,6 +187,12 @@ def _leaks(step: Step) -> Iterator[Unknown]:
     leak = leak_of(step)
     if leak is not None:
         yield Unknown(leak, (0.1,))
+
+
+def _limited_scores(step: Step) -> Iterator[Unknown]:
+    if is_attention(step):
+        yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
+        yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
 
 
 def _clipped_factors(step: Step) -> Iterator[Unknown]:
