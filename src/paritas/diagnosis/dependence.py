@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The time for all experiments at one place.
 SECONDS = 2.0
 # All indices of a short axis are tried, and some of a long one.
-_MOST_PROBES = 12
+_MOST_PROBES = 8
 # An effect below this share of the usual one is none: a rounding that depends on all values.
 _FAINT = 0.1
 # A permuted sum rounds otherwise; a fault is far beyond this many roundings.
@@ -84,8 +84,7 @@ class Reading:
     def lacks(self) -> bool:
         """Whether the candidate does not depend on something that the reference depends on."""
         lost = self.reference & ~self.candidate
-        strong = self._strong(0)
-        return bool((lost & strong).any())
+        return bool((lost & self._strong(0)).any())
 
     @functools.cached_property
     def has_more(self) -> bool:
@@ -101,6 +100,11 @@ class Reading:
         if not usual.numel():
             return torch.zeros_like(self.reference)
         return steps > _FAINT * usual.median()
+
+    @functools.cached_property
+    def blind(self) -> Tensor:
+        """The outputs of the candidate that depend on none of the indices that they should."""
+        return self.reference.any(0) & ~self.candidate.any(0)
 
     def words(self) -> str:
         """One index for which the two differ, with the outputs that change."""
@@ -122,6 +126,17 @@ class Reading:
         if not bool(lost.any()):
             return f"{changed} also change {describe_mask(more)}"
         return f"{changed} change {describe_mask(wrong)} instead of {describe_mask(right)}"
+
+
+def is_of_slices(mask: Tensor) -> bool:
+    """Whether some elements are all those at some indices along one axis."""
+    for axis in range(mask.dim()):
+        others = [one for one in range(mask.dim()) if one != axis]
+        hit = mask.any(dim=others) if others else mask
+        whole = mask.all(dim=others) if others else mask
+        if bool((hit == whole).all()) and bool(hit.any()) and not bool(hit.all()):
+            return True
+    return False
 
 
 def describe_mask(mask: Tensor) -> str:
@@ -244,9 +259,10 @@ class Laboratory:
                 low, high = float(finite.min()), float(finite.max())
                 width = max(high - low, abs(high), 1e-3)
                 noise = torch.rand(operand.shape, generator=self._draw)
-                for base in (high + width, low - width):
-                    other = (base + 0.1 * width * noise).to(operand.dtype)
-                    yield torch.where(mask, other, operand)
+                # Far outside on either side: an element that never wins a maximum may win one now.
+                far = torch.where(noise < 0.5, low - width, high + width)  # noqa: PLR2004
+                other = (far + 0.1 * width * noise).to(operand.dtype)
+                yield torch.where(mask, other, operand)
         elif operand.dtype is torch.bool:
             yield torch.where(mask, ~operand, operand)
 

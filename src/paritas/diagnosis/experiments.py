@@ -8,6 +8,7 @@ compared with those of the same program, bit for bit, so rounding does not matte
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas._torch.operators import Operator
-from paritas.diagnosis.dependence import SECONDS, Laboratory, Reading, are_close, name_operands
+from paritas.diagnosis.dependence import (
+    SECONDS,
+    Laboratory,
+    Reading,
+    are_close,
+    describe_mask,
+    is_of_slices,
+    name_operands,
+)
 from paritas.diagnosis.stating import with_confidence
 from paritas.numerics.bits import is_inexact
 from paritas.results.findings import Pattern, PatternKind
@@ -112,6 +121,8 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 
 # Below this share of the size, what differs may be an approximation or a rounding.
 _CLOSE = 0.02
+# Below this share, few different values are those of a rounding or of a table.
+_ROUGH = 0.1
 _EXAMPLES = 2
 
 
@@ -120,13 +131,13 @@ def _other_function_of_elements(lab: Laboratory) -> Pattern | None:
     if not lab.is_elementwise():
         return None
     share = lab.relative_error()
-    if share < _CLOSE:
-        if lab.is_coarse() or not is_inexact(lab.runs.expected):
-            return None  # rounded, and not by a way that was tried
-        words = f"another function of the same element, off by {100 * share:.2g} % on average"
-        return _state(PatternKind.APPROXIMATION, f"{words}: {_examples(lab)}", lab)
-    words = "another function of the same element"
-    return _state(PatternKind.OTHER_FUNCTION, f"{words}: {_examples(lab)}", lab)
+    kind, words = PatternKind.OTHER_FUNCTION, "another function of the same element"
+    if is_inexact(lab.runs.expected) and share < _ROUGH and lab.is_coarse():
+        kind, words = PatternKind.PRECISION, "the same function with fewer digits"
+    elif is_inexact(lab.runs.expected) and share < _CLOSE:
+        kind = PatternKind.APPROXIMATION
+        words = f"{words}, off by {100 * share:.2g} % on average"
+    return _state(kind, f"{words}: {_examples(lab)}", lab)
 
 
 def _examples(lab: Laboratory) -> str:
@@ -207,6 +218,8 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
     """The kind of a dependence that is not the reference's; None if it has several reasons."""
     if not (reading.lacks or reading.has_more):
         return None
+    if bool(reading.blind.any()) and reading.axis is not None:
+        return _unread_in_part(lab, reading)
     kind = None
     is_exchanged = reading.lacks and reading.has_more
     # Which elements of a line matter depends on the values.
@@ -223,6 +236,20 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
         is_reduction = _REDUCING.match(operator)
         kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
     return None if kind is None else _state(kind, reading.words(), lab)
+
+
+def _unread_in_part(lab: Laboratory, reading: Reading) -> Pattern | None:
+    """Some slices of the result do not depend on an operand, and still do on others."""
+    blind = reading.blind
+    effect = lab.effect_of_whole(reading.number)
+    if effect is None or bool((effect.candidate & blind).any()) or not is_of_slices(blind):
+        return None
+    others = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
+    known = [one.candidate for one in others if one is not None]
+    if not known or not bool((functools.reduce(torch.logical_or, known) | ~blind).all()):
+        return None
+    sentence = f"{reading.name} has no effect on {describe_mask(blind)}"
+    return _state(PatternKind.MISSING_OPERAND, sentence, lab)
 
 
 def _kind_in_attention(lab: Laboratory, reading: Reading) -> PatternKind | None:
