@@ -102,6 +102,20 @@ class Reading:
         return steps > _FAINT * usual.median()
 
     @functools.cached_property
+    def is_kept(self) -> bool:
+        """Whether the axis is one of the result, with the same indices."""
+        if self.axis is None:
+            return False
+        size = self.shape[self.axis]
+        indices = torch.tensor(list(self.effects))
+        for axis, length in enumerate(self.reference.shape[1:], start=1):
+            others = [one for one in range(1, self.reference.dim()) if one != axis]
+            hit = self.reference.any(dim=others) if others else self.reference
+            if length == size and bool((hit.int().argmax(1) == indices).all()):
+                return True
+        return False
+
+    @functools.cached_property
     def blind(self) -> Tensor:
         """The outputs of the candidate that depend on none of the indices that they should."""
         return self.reference.any(0) & ~self.candidate.any(0)
@@ -225,6 +239,25 @@ class Laboratory:
             everywhere = torch.ones(self.operands[number].shape, dtype=torch.bool)
             self._wholes[number] = self.effect(number, everywhere)
         return self._wholes[number]
+
+    def is_unread(self, number: int) -> bool:
+        """Whether an operand has no effect either if the others have other values.
+
+        A result that is clipped has the same value for many operands.
+        """
+        for factor in (0.5, -1.0, 0.1):
+            others = [one * factor if one.is_floating_point() else one for one in self.operands]
+            before = self.runs.candidate(others)
+            for own in (-2.0, 0.3):
+                if self.is_over or before is None:
+                    return False
+                changed = list(others)
+                if changed[number].is_floating_point():
+                    changed[number] = changed[number] * own + own
+                after = self.runs.candidate(changed)
+                if after is None or not bitwise_equal(after, before):
+                    return False
+        return True
 
     def effect(self, number: int, mask: Tensor) -> Effect | None:
         """The effect of some elements of an operand; None if it was not found out."""

@@ -59,7 +59,7 @@ def experiment(context: Context) -> tuple[Pattern, ...]:
     runs = context.runs
     if runs is None or context.draws or context.lifted_agrees or not _can_be_asked(runs.operands):
         return ()
-    if runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
+    if not runs.reads_all or runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
         return ()
     names = name_operands(context, runs.operands)
     lab = Laboratory(runs, names, time.monotonic() + SECONDS)
@@ -106,7 +106,10 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
     unread = [
         lab.names[number]
         for number, one in enumerate(effects)
-        if one is not None and bool(one.reference.any()) and not bool(one.candidate.any())
+        if one is not None
+        and bool(one.reference.any())
+        and not bool(one.candidate.any())
+        and lab.is_unread(number)
     ]
     if unread:
         is_mask = _ATTENTION.search(operator) is not None and unread[0] == "attn_mask"
@@ -230,7 +233,7 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
         kind = _kind_in_attention(lab, reading)
     elif not reading.has_more:
         kind = _kind_of_lost(lab, reading, operator)
-    elif (is_exchanged and not is_of_lines) or _PICKING.search(operator):
+    elif (is_exchanged or (_PICKING.search(operator) and not reading.is_kept)) and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
     elif reading.is_of_one and is_of_lines:
         is_reduction = _REDUCING.match(operator)
