@@ -420,9 +420,14 @@ class Laboratory:
 
     # --- Indices along the axes of operands ---
 
-    def readings(self) -> Iterator[Reading]:
-        """What outputs depend on along each axis of each operand, and for some single elements."""
-        for number, operand in enumerate(self.operands):
+    def readings(self, *, last_first: bool = False) -> Iterator[Reading]:
+        """What outputs depend on along each axis of each operand, and for some single elements.
+
+        Args:
+            last_first: begin with the last operand.
+        """
+        numbered = list(enumerate(self.operands))
+        for number, operand in reversed(numbered) if last_first else numbered:
             if not operand.is_floating_point() or not self.has_effect(number):
                 continue
             places = [axis for axis, size in enumerate(operand.shape) if size > 1]

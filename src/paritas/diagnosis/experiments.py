@@ -44,9 +44,11 @@ _RAW = 0.9
 
 _ATTENTION = re.compile("attention|sdpa")
 _REDUCING = re.compile(r"^(sum|nansum|mean|amax|amin|max|min|prod|median|cum(sum|prod|max|min)"
-                       r"|(adaptive_)?(avg|max)_pool\dd.*)$")  # fmt: skip
+                       r"|.*_pool\dd.*)$")  # fmt: skip
 _OF_LINES = re.compile("^(var|std|logsumexp|softmax|log_softmax|safe_softmax|softmin"
                        "|linalg_vector_norm|norm|normalize|cosine_similarity)$")  # fmt: skip
+# A window that is moved reads other elements; a line is always the whole line.
+_WINDOW = re.compile(r"_pool\dd")
 _PICKING = re.compile("embedding|gather|index|take|slice|select|getitem")
 _LINEAR = re.compile(
     r"^(linear|mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|sum|mean|dot|mv)$|backward$"
@@ -179,6 +181,8 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Pattern | None:
     if symmetries is None or not symmetries.keeps_lines:
         return None
     if reduces:
+        if _WINDOW.search(operator) and any(one.has_more for one in lab.readings()):
+            return None
         if not symmetries.is_symmetric:
             lost = _lost_terms(lab, operator)
             if lost is not None:
@@ -203,7 +207,8 @@ def _results(lab: Laboratory) -> str:
 
 def _other_places(lab: Laboratory, operator: str) -> Pattern | None:
     """Outputs that depend on other places of an operand than the reference's do."""
-    for reading in lab.readings():
+    # In attention, the result is linear in the value only, which is the last.
+    for reading in lab.readings(last_first=_ATTENTION.search(operator) is not None):
         pattern = _name_reading(lab, reading, operator)
         if pattern is not None:
             return pattern
@@ -227,6 +232,7 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
     is_exchanged = reading.lacks and reading.has_more
     # Which elements of a line matter depends on the values.
     is_of_lines = (_REDUCING.match(operator) or _OF_LINES.match(operator)) is not None
+    is_of_lines &= not _WINDOW.search(operator)
     if reading.is_of_one and is_exchanged:
         kind = PatternKind.WRONG_INDEX
     elif _ATTENTION.search(operator):
