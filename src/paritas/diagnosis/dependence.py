@@ -349,6 +349,21 @@ class Laboratory:
         error = (wrong - right)[usable].square().mean().sqrt()
         return float(error / size) if float(size) else float("inf")
 
+    def is_affine(self) -> bool:
+        """Whether the candidate is the reference times a number plus a number."""
+        right, wrong = (
+            one.to("cpu", torch.float64).flatten() for one in (self.runs.expected, self.runs.given)
+        )
+        usable = torch.isfinite(right) & torch.isfinite(wrong)
+        right, wrong = right[usable], wrong[usable]
+        if len(right) < 3:  # noqa: PLR2004
+            return False
+        right, wrong = right - right.mean(), wrong - wrong.mean()
+        factor = (right @ wrong) / (right @ right).clamp(min=torch.finfo(torch.float64).tiny)
+        left = (wrong - factor * right).square().mean().sqrt()
+        limit = _ROUNDINGS * unit_roundoff(self.runs.given.dtype)
+        return bool(left <= limit * wrong.square().mean().sqrt())
+
     def is_coarse(self) -> bool:
         """Whether the candidate has few different values, or short ones, unlike the reference."""
         right, wrong = self.runs.expected, self.runs.given
@@ -370,31 +385,34 @@ class Laboratory:
                 continue
             if self.is_over:
                 return None
-            order = torch.randperm(size, generator=self._draw)
-            if bool((order == torch.arange(size)).all()):
-                order = order.flip(0)
+            sides = self._axes_that_follow(axis)
+            if sides is None:
+                return None
+            follows, mine = sides
+            is_symmetric &= follows <= mine
+            for target in follows - {None}:
+                keeps_lines &= target in mine and self._keeps_apart(axis, target)
+        return Symmetries(keeps_lines, is_symmetric)
+
+    def _axes_that_follow(self, axis: int) -> list[set[int | None]] | None:
+        """The axes of both results that are in another order if an axis of the operands is.
+
+        None among them stands for no change. None instead of them: one cannot be computed.
+        """
+        size = self.operands[0].shape[axis]
+        sides: list[set[int | None]] = []
+        # No index stays where it is in the first order; the second one has no other regularity.
+        for order in (torch.arange(size).roll(1), torch.randperm(size, generator=self._draw)):
             changed = [
                 one if one.numel() == 1 else one.index_select(axis, order) for one in self.operands
             ]
             after = self.both(changed)
             if after is None:
                 return None
-            follows = self._axes_that_follow(after[0], self.runs.expected, order)
-            mine = self._axes_that_follow(after[1], self.runs.given, order)
-            is_symmetric &= follows <= mine
-            for target in follows - {None}:
-                keeps_lines &= target in mine and self._keeps_apart(axis, target)
-        return Symmetries(keeps_lines, is_symmetric)
-
-    def _axes_that_follow(self, after: Tensor, before: Tensor, order: Tensor) -> set[int | None]:
-        """The axes of the result that are in the new order now; None stands for no change."""
-        axes: set[int | None] = {None} if are_close(after, before) else set()
-        axes |= {
-            axis
-            for axis, size in enumerate(before.shape)
-            if size == len(order) and are_close(after, before.index_select(axis, order))
-        }
-        return axes
+            before = self.runs.expected, self.runs.given
+            found = [_following(*pair, order) for pair in zip(after, before, strict=True)]
+            sides = [one & other for one, other in zip(sides or found, found, strict=True)]
+        return sides
 
     def _keeps_apart(self, axis: int, target: int | None) -> bool:
         """Whether lines of the candidate depend on no other lines, as those of the reference.
@@ -484,6 +502,15 @@ class Laboratory:
             total += int(use.sum())
             same += int(((right - wrong).abs()[use] <= _SAME_SLOPE * right[use]).sum())
         return total > 0 and same >= _MOSTLY * total
+
+
+def _following(after: Tensor, before: Tensor, order: Tensor) -> set[int | None]:
+    """The axes of a result that are in a new order now; None stands for no change."""
+    axes: set[int | None] = {None} if are_close(after, before) else set()
+    for axis, size in enumerate(before.shape):
+        if size == len(order) and are_close(after, before.index_select(axis, order)):
+            axes.add(axis)
+    return axes
 
 
 def distance(left: Tensor, right: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ _REDUCING = re.compile(r"^(sum|nansum|mean|amax|amin|max|min|prod|median|cum(sum
                        r"|.*_pool\dd.*)$")  # fmt: skip
 _OF_LINES = re.compile("^(var|std|logsumexp|softmax|log_softmax|safe_softmax|softmin"
                        "|linalg_vector_norm|norm|normalize|cosine_similarity)$")  # fmt: skip
-# A window that is moved reads other elements; a line is always the whole line.
-_WINDOW = re.compile(r"_pool\dd")
+# A window that is moved, or the other half of a line, has other elements.
+_WINDOW = re.compile(r"_pool\dd|^cum")
 _PICKING = re.compile("embedding|gather|index|take|slice|select|getitem")
 _LINEAR = re.compile(
     r"^(linear|mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|sum|mean|dot|mv)$|backward$"
@@ -133,13 +133,14 @@ _EXAMPLES = 2
 
 def _other_function_of_elements(lab: Laboratory) -> Pattern | None:
     """Each element of the result follows from the same element of the operands, but otherwise."""
-    if not lab.is_elementwise():
+    is_number = is_inexact(lab.runs.expected)
+    if (is_number and lab.is_affine()) or not lab.is_elementwise():
         return None
     share = lab.relative_error()
     kind, words = PatternKind.OTHER_FUNCTION, "another function of the same element"
-    if is_inexact(lab.runs.expected) and share < _ROUGH and lab.is_coarse():
+    if is_number and share < _ROUGH and lab.is_coarse():
         kind, words = PatternKind.PRECISION, "the same function with fewer digits"
-    elif is_inexact(lab.runs.expected) and share < _CLOSE:
+    elif is_number and share < _CLOSE:
         kind = PatternKind.APPROXIMATION
         words = f"{words}, off by {100 * share:.2g} % on average"
     return _state(kind, f"{words}: {_examples(lab)}", lab)
@@ -177,6 +178,8 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Pattern | None:
     reduces, of_lines = _REDUCING.match(operator), _OF_LINES.match(operator)
     if not (reduces or of_lines) or lab.relative_error() < _CLOSE or lab.is_coarse():
         return None
+    if lab.is_affine():
+        return None  # any fault of a factor or an offset
     symmetries = lab.symmetries()
     if symmetries is None or not symmetries.keeps_lines:
         return None
