@@ -45,7 +45,7 @@ class Effect:
     Attributes:
         reference: where the reference's result changes.
         candidate: where the candidate's does.
-        steps: by how much each changes for the first of the changes.
+        steps: by how much each changes at most.
     """
 
     reference: Tensor
@@ -272,7 +272,9 @@ class Laboratory:
                 continue
             moved = [distance(one, other) for one, other in zip(after, before, strict=True)]
             found.append((moved[0] != 0, moved[1] != 0))
-            steps = steps or (moved[0], moved[1])
+            if steps is not None:
+                moved = [torch.maximum(*pair) for pair in zip(moved, steps, strict=True)]
+            steps = moved[0], moved[1]
         if not found or steps is None:
             return None
         right, wrong = (
