@@ -186,10 +186,6 @@ class Symmetries:
     is_symmetric: bool
 
 
-class OutOfBudgetError(Exception):
-    """The time for the experiments is over."""
-
-
 # --- The experiments ------------------------------------------------------------------------------
 
 
