@@ -202,7 +202,10 @@ def _runs_of(
     def run_candidate(operands: Sequence[Tensor]) -> Any:
         return candidate(*operands)
 
-    return PlaceRuns(tuple(tensors), run_reference, lambda: run_candidate, *pair)
+    reads_all = set(candidate.given.values()) >= set(reference.given.values())
+    return PlaceRuns(
+        tuple(tensors), run_reference, lambda: run_candidate, *pair, reads_all=reads_all
+    )
 
 
 def _is_narrower(right: Tensor, wrong: Tensor) -> bool:

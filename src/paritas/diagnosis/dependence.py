@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The time for all experiments at one place.
 SECONDS = 2.0
 # All indices of a short axis are tried, and some of a long one.
-_MOST_PROBES = 12
+_MOST_PROBES = 8
 # An effect below this share of the usual one is none: a rounding that depends on all values.
 _FAINT = 0.1
 # A permuted sum rounds otherwise; a fault is far beyond this many roundings.
@@ -45,7 +45,7 @@ class Effect:
     Attributes:
         reference: where the reference's result changes.
         candidate: where the candidate's does.
-        steps: by how much each changes for the first of the changes.
+        steps: by how much each changes at most.
     """
 
     reference: Tensor
@@ -84,8 +84,7 @@ class Reading:
     def lacks(self) -> bool:
         """Whether the candidate does not depend on something that the reference depends on."""
         lost = self.reference & ~self.candidate
-        strong = self._strong(0)
-        return bool((lost & strong).any())
+        return bool((lost & self._strong(0)).any())
 
     @functools.cached_property
     def has_more(self) -> bool:
@@ -101,6 +100,25 @@ class Reading:
         if not usual.numel():
             return torch.zeros_like(self.reference)
         return steps > _FAINT * usual.median()
+
+    @functools.cached_property
+    def is_kept(self) -> bool:
+        """Whether the axis is one of the result, with the same indices."""
+        if self.axis is None:
+            return False
+        size = self.shape[self.axis]
+        indices = torch.tensor(list(self.effects))
+        for axis, length in enumerate(self.reference.shape[1:], start=1):
+            others = [one for one in range(1, self.reference.dim()) if one != axis]
+            hit = self.reference.any(dim=others) if others else self.reference
+            if length == size and bool((hit.int().argmax(1) == indices).all()):
+                return True
+        return False
+
+    @functools.cached_property
+    def blind(self) -> Tensor:
+        """The outputs of the candidate that depend on none of the indices that they should."""
+        return self.reference.any(0) & ~self.candidate.any(0)
 
     def words(self) -> str:
         """One index for which the two differ, with the outputs that change."""
@@ -122,6 +140,17 @@ class Reading:
         if not bool(lost.any()):
             return f"{changed} also change {describe_mask(more)}"
         return f"{changed} change {describe_mask(wrong)} instead of {describe_mask(right)}"
+
+
+def is_of_slices(mask: Tensor) -> bool:
+    """Whether some elements are all those at some indices along one axis."""
+    for axis in range(mask.dim()):
+        others = [one for one in range(mask.dim()) if one != axis]
+        hit = mask.any(dim=others) if others else mask
+        whole = mask.all(dim=others) if others else mask
+        if bool((hit == whole).all()) and bool(hit.any()) and not bool(hit.all()):
+            return True
+    return False
 
 
 def describe_mask(mask: Tensor) -> str:
@@ -155,10 +184,6 @@ class Symmetries:
 
     keeps_lines: bool
     is_symmetric: bool
-
-
-class OutOfBudgetError(Exception):
-    """The time for the experiments is over."""
 
 
 # --- The experiments ------------------------------------------------------------------------------
@@ -211,6 +236,25 @@ class Laboratory:
             self._wholes[number] = self.effect(number, everywhere)
         return self._wholes[number]
 
+    def is_unread(self, number: int) -> bool:
+        """Whether an operand has no effect either if the others have other values.
+
+        A result that is clipped has the same value for many operands.
+        """
+        for factor in (0.5, -1.0, 0.1):
+            others = [one * factor if one.is_floating_point() else one for one in self.operands]
+            before = self.runs.candidate(others)
+            for own in (-2.0, 0.3):
+                if self.is_over or before is None:
+                    return False
+                changed = list(others)
+                if changed[number].is_floating_point():
+                    changed[number] = changed[number] * own + own
+                after = self.runs.candidate(changed)
+                if after is None or not bitwise_equal(after, before):
+                    return False
+        return True
+
     def effect(self, number: int, mask: Tensor) -> Effect | None:
         """The effect of some elements of an operand; None if it was not found out."""
         before = self.runs.expected, self.runs.given
@@ -224,7 +268,9 @@ class Laboratory:
                 continue
             moved = [distance(one, other) for one, other in zip(after, before, strict=True)]
             found.append((moved[0] != 0, moved[1] != 0))
-            steps = steps or (moved[0], moved[1])
+            if steps is not None:
+                moved = [torch.maximum(*pair) for pair in zip(moved, steps, strict=True)]
+            steps = moved[0], moved[1]
         if not found or steps is None:
             return None
         right, wrong = (
@@ -244,9 +290,10 @@ class Laboratory:
                 low, high = float(finite.min()), float(finite.max())
                 width = max(high - low, abs(high), 1e-3)
                 noise = torch.rand(operand.shape, generator=self._draw)
-                for base in (high + width, low - width):
-                    other = (base + 0.1 * width * noise).to(operand.dtype)
-                    yield torch.where(mask, other, operand)
+                # Far outside on either side: an element that never wins a maximum may win one now.
+                far = torch.where(noise < 0.5, low - width, high + width)  # noqa: PLR2004
+                other = (far + 0.1 * width * noise).to(operand.dtype)
+                yield torch.where(mask, other, operand)
         elif operand.dtype is torch.bool:
             yield torch.where(mask, ~operand, operand)
 
@@ -300,6 +347,21 @@ class Laboratory:
         error = (wrong - right)[usable].square().mean().sqrt()
         return float(error / size) if float(size) else float("inf")
 
+    def is_affine(self) -> bool:
+        """Whether the candidate is the reference times a number plus a number."""
+        right, wrong = (
+            one.to("cpu", torch.float64).flatten() for one in (self.runs.expected, self.runs.given)
+        )
+        usable = torch.isfinite(right) & torch.isfinite(wrong)
+        right, wrong = right[usable], wrong[usable]
+        if len(right) < 3:  # noqa: PLR2004
+            return False
+        right, wrong = right - right.mean(), wrong - wrong.mean()
+        factor = (right @ wrong) / (right @ right).clamp(min=torch.finfo(torch.float64).tiny)
+        left = (wrong - factor * right).square().mean().sqrt()
+        limit = _ROUNDINGS * unit_roundoff(self.runs.given.dtype)
+        return bool(left <= limit * wrong.square().mean().sqrt())
+
     def is_coarse(self) -> bool:
         """Whether the candidate has few different values, or short ones, unlike the reference."""
         right, wrong = self.runs.expected, self.runs.given
@@ -321,31 +383,34 @@ class Laboratory:
                 continue
             if self.is_over:
                 return None
-            order = torch.randperm(size, generator=self._draw)
-            if bool((order == torch.arange(size)).all()):
-                order = order.flip(0)
+            sides = self._axes_that_follow(axis)
+            if sides is None:
+                return None
+            follows, mine = sides
+            is_symmetric &= follows <= mine
+            for target in follows - {None}:
+                keeps_lines &= target in mine and self._keeps_apart(axis, target)
+        return Symmetries(keeps_lines, is_symmetric)
+
+    def _axes_that_follow(self, axis: int) -> list[set[int | None]] | None:
+        """The axes of both results that are in another order if an axis of the operands is.
+
+        None among them stands for no change. None instead of them: one cannot be computed.
+        """
+        size = self.operands[0].shape[axis]
+        sides: list[set[int | None]] = []
+        # No index stays where it is in the first order; the second one has no other regularity.
+        for order in (torch.arange(size).roll(1), torch.randperm(size, generator=self._draw)):
             changed = [
                 one if one.numel() == 1 else one.index_select(axis, order) for one in self.operands
             ]
             after = self.both(changed)
             if after is None:
                 return None
-            follows = self._axes_that_follow(after[0], self.runs.expected, order)
-            mine = self._axes_that_follow(after[1], self.runs.given, order)
-            is_symmetric &= follows <= mine
-            for target in follows - {None}:
-                keeps_lines &= target in mine and self._keeps_apart(axis, target)
-        return Symmetries(keeps_lines, is_symmetric)
-
-    def _axes_that_follow(self, after: Tensor, before: Tensor, order: Tensor) -> set[int | None]:
-        """The axes of the result that are in the new order now; None stands for no change."""
-        axes: set[int | None] = {None} if are_close(after, before) else set()
-        axes |= {
-            axis
-            for axis, size in enumerate(before.shape)
-            if size == len(order) and are_close(after, before.index_select(axis, order))
-        }
-        return axes
+            before = self.runs.expected, self.runs.given
+            found = [_following(*pair, order) for pair in zip(after, before, strict=True)]
+            sides = [one & other for one, other in zip(sides or found, found, strict=True)]
+        return sides
 
     def _keeps_apart(self, axis: int, target: int | None) -> bool:
         """Whether lines of the candidate depend on no other lines, as those of the reference.
@@ -371,9 +436,14 @@ class Laboratory:
 
     # --- Indices along the axes of operands ---
 
-    def readings(self) -> Iterator[Reading]:
-        """What outputs depend on along each axis of each operand, and for some single elements."""
-        for number, operand in enumerate(self.operands):
+    def readings(self, *, last_first: bool = False) -> Iterator[Reading]:
+        """What outputs depend on along each axis of each operand, and for some single elements.
+
+        Args:
+            last_first: begin with the last operand.
+        """
+        numbered = list(enumerate(self.operands))
+        for number, operand in reversed(numbered) if last_first else numbered:
             if not operand.is_floating_point() or not self.has_effect(number):
                 continue
             places = [axis for axis, size in enumerate(operand.shape) if size > 1]
@@ -430,6 +500,15 @@ class Laboratory:
             total += int(use.sum())
             same += int(((right - wrong).abs()[use] <= _SAME_SLOPE * right[use]).sum())
         return total > 0 and same >= _MOSTLY * total
+
+
+def _following(after: Tensor, before: Tensor, order: Tensor) -> set[int | None]:
+    """The axes of a result that are in a new order now; None stands for no change."""
+    axes: set[int | None] = {None} if are_close(after, before) else set()
+    for axis, size in enumerate(before.shape):
+        if size == len(order) and are_close(after, before.index_select(axis, order)):
+            axes.add(axis)
+    return axes
 
 
 def distance(left: Tensor, right: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ compared with those of the same program, bit for bit, so rounding does not matte
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from typing import TYPE_CHECKING
@@ -15,7 +16,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas._torch.operators import Operator
-from paritas.diagnosis.dependence import SECONDS, Laboratory, Reading, are_close, name_operands
+from paritas.diagnosis.dependence import (
+    SECONDS,
+    Laboratory,
+    Reading,
+    are_close,
+    describe_mask,
+    is_of_slices,
+    name_operands,
+)
 from paritas.diagnosis.stating import with_confidence
 from paritas.numerics.bits import is_inexact
 from paritas.results.findings import Pattern, PatternKind
@@ -35,9 +44,11 @@ _RAW = 0.9
 
 _ATTENTION = re.compile("attention|sdpa")
 _REDUCING = re.compile(r"^(sum|nansum|mean|amax|amin|max|min|prod|median|cum(sum|prod|max|min)"
-                       r"|(adaptive_)?(avg|max)_pool\dd.*)$")  # fmt: skip
+                       r"|.*_pool\dd.*)$")  # fmt: skip
 _OF_LINES = re.compile("^(var|std|logsumexp|softmax|log_softmax|safe_softmax|softmin"
                        "|linalg_vector_norm|norm|normalize|cosine_similarity)$")  # fmt: skip
+# A window that is moved, or the other half of a line, has other elements.
+_WINDOW = re.compile(r"_pool\dd|^cum")
 _PICKING = re.compile("embedding|gather|index|take|slice|select|getitem")
 _LINEAR = re.compile(
     r"^(linear|mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|sum|mean|dot|mv)$|backward$"
@@ -50,7 +61,7 @@ def experiment(context: Context) -> tuple[Pattern, ...]:
     runs = context.runs
     if runs is None or context.draws or context.lifted_agrees or not _can_be_asked(runs.operands):
         return ()
-    if runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
+    if not runs.reads_all or runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
         return ()
     names = name_operands(context, runs.operands)
     lab = Laboratory(runs, names, time.monotonic() + SECONDS)
@@ -97,7 +108,10 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
     unread = [
         lab.names[number]
         for number, one in enumerate(effects)
-        if one is not None and bool(one.reference.any()) and not bool(one.candidate.any())
+        if one is not None
+        and bool(one.reference.any())
+        and not bool(one.candidate.any())
+        and lab.is_unread(number)
     ]
     if unread:
         is_mask = _ATTENTION.search(operator) is not None and unread[0] == "attn_mask"
@@ -112,21 +126,24 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 
 # Below this share of the size, what differs may be an approximation or a rounding.
 _CLOSE = 0.02
+# Below this share, few different values are those of a rounding or of a table.
+_ROUGH = 0.1
 _EXAMPLES = 2
 
 
 def _other_function_of_elements(lab: Laboratory) -> Pattern | None:
     """Each element of the result follows from the same element of the operands, but otherwise."""
-    if not lab.is_elementwise():
+    is_number = is_inexact(lab.runs.expected)
+    if (is_number and lab.is_affine()) or not lab.is_elementwise():
         return None
     share = lab.relative_error()
-    if share < _CLOSE:
-        if lab.is_coarse() or not is_inexact(lab.runs.expected):
-            return None  # rounded, and not by a way that was tried
-        words = f"another function of the same element, off by {100 * share:.2g} % on average"
-        return _state(PatternKind.APPROXIMATION, f"{words}: {_examples(lab)}", lab)
-    words = "another function of the same element"
-    return _state(PatternKind.OTHER_FUNCTION, f"{words}: {_examples(lab)}", lab)
+    kind, words = PatternKind.OTHER_FUNCTION, "another function of the same element"
+    if is_number and share < _ROUGH and lab.is_coarse():
+        kind, words = PatternKind.PRECISION, "the same function with fewer digits"
+    elif is_number and share < _CLOSE:
+        kind = PatternKind.APPROXIMATION
+        words = f"{words}, off by {100 * share:.2g} % on average"
+    return _state(kind, f"{words}: {_examples(lab)}", lab)
 
 
 def _examples(lab: Laboratory) -> str:
@@ -161,10 +178,14 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Pattern | None:
     reduces, of_lines = _REDUCING.match(operator), _OF_LINES.match(operator)
     if not (reduces or of_lines) or lab.relative_error() < _CLOSE or lab.is_coarse():
         return None
+    if lab.is_affine():
+        return None  # any fault of a factor or an offset
     symmetries = lab.symmetries()
     if symmetries is None or not symmetries.keeps_lines:
         return None
     if reduces:
+        if _WINDOW.search(operator) and any(one.has_more for one in lab.readings()):
+            return None
         if not symmetries.is_symmetric:
             lost = _lost_terms(lab, operator)
             if lost is not None:
@@ -189,7 +210,8 @@ def _results(lab: Laboratory) -> str:
 
 def _other_places(lab: Laboratory, operator: str) -> Pattern | None:
     """Outputs that depend on other places of an operand than the reference's do."""
-    for reading in lab.readings():
+    # In attention, the result is linear in the value only, which is the last.
+    for reading in lab.readings(last_first=_ATTENTION.search(operator) is not None):
         pattern = _name_reading(lab, reading, operator)
         if pattern is not None:
             return pattern
@@ -207,22 +229,39 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
     """The kind of a dependence that is not the reference's; None if it has several reasons."""
     if not (reading.lacks or reading.has_more):
         return None
+    if bool(reading.blind.any()) and reading.axis is not None:
+        return _unread_in_part(lab, reading)
     kind = None
     is_exchanged = reading.lacks and reading.has_more
     # Which elements of a line matter depends on the values.
     is_of_lines = (_REDUCING.match(operator) or _OF_LINES.match(operator)) is not None
+    is_of_lines &= not _WINDOW.search(operator)
     if reading.is_of_one and is_exchanged:
         kind = PatternKind.WRONG_INDEX
     elif _ATTENTION.search(operator):
         kind = _kind_in_attention(lab, reading)
     elif not reading.has_more:
         kind = _kind_of_lost(lab, reading, operator)
-    elif (is_exchanged and not is_of_lines) or _PICKING.search(operator):
+    elif (is_exchanged or (_PICKING.search(operator) and not reading.is_kept)) and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
     elif reading.is_of_one and is_of_lines:
         is_reduction = _REDUCING.match(operator)
         kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
     return None if kind is None else _state(kind, reading.words(), lab)
+
+
+def _unread_in_part(lab: Laboratory, reading: Reading) -> Pattern | None:
+    """Some slices of the result do not depend on an operand, and still do on others."""
+    blind = reading.blind
+    effect = lab.effect_of_whole(reading.number)
+    if effect is None or bool((effect.candidate & blind).any()) or not is_of_slices(blind):
+        return None
+    others = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
+    known = [one.candidate for one in others if one is not None]
+    if not known or not bool((functools.reduce(torch.logical_or, known) | ~blind).all()):
+        return None
+    sentence = f"{reading.name} has no effect on {describe_mask(blind)}"
+    return _state(PatternKind.MISSING_OPERAND, sentence, lab)
 
 
 def _kind_in_attention(lab: Laboratory, reading: Reading) -> PatternKind | None:

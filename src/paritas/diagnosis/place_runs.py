@@ -32,6 +32,8 @@ class PlaceRuns:
         make_candidate: prepares the candidate, which may have to be compiled first.
         expected: the reference's result for the operands.
         given: the candidate's result for the operands, in the whole program.
+        reads_all: whether the candidate reads all operands. What it does not read it may compute
+            by itself from the others.
     """
 
     operands: tuple[Tensor, ...]
@@ -39,6 +41,7 @@ class PlaceRuns:
     make_candidate: Callable[[], Program]
     expected: Tensor
     given: Tensor
+    reads_all: bool = True
 
     @functools.cached_property
     def is_faithful(self) -> bool:
