@@ -17,7 +17,7 @@ from paritas.diagnosis.patterns.variations import Variation, with_altered
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -53,7 +53,7 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
 
 # --- One number for many --------------------------------------------------------------------------
 
-_NUMBERS_OF: dict[str, Callable[[Tensor, Sequence[int]], Tensor]] = {
+_NUMBERS_OF: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "mean": lambda x, dims: x.mean(dims, keepdim=True),
     "maximum": lambda x, dims: x.amax(dims, keepdim=True),
     "minimum": lambda x, dims: x.amin(dims, keepdim=True),
@@ -78,7 +78,7 @@ def _aggregated(name: str, value: Tensor) -> Iterator[Variation]:
 
 @dataclasses.dataclass(frozen=True)
 class _Spread:
-    reduce: Callable[[Tensor, Sequence[int]], Tensor]
+    reduce: Callable[[Tensor, tuple[int, ...]], Tensor]
     dims: tuple[int, ...]
 
     def __call__(self, value: Tensor) -> Tensor:
@@ -87,8 +87,10 @@ class _Spread:
 
 # --- A function before and one after --------------------------------------------------------------
 
-_BEFORE = ("{}", "neg({})", "abs({})", "square({})", "exp({})", "sqrt({})", "log({})", "relu({})")
-_BEFORE += ("reciprocal({})", "sigmoid({})", "tanh({})")
+_BEFORE = (
+    *("{}", "neg({})", "abs({})", "square({})", "exp({})", "sqrt({})", "log({})", "relu({})"),
+    *("reciprocal({})", "sigmoid({})", "tanh({})"),
+)
 _AFTER = (*_BEFORE, "log1p({})", "{} ** (1 / 3)")
 
 
@@ -175,7 +177,9 @@ def _rounded(name: str, value: Tensor) -> Iterator[Variation]:
     size = float(widen(value).abs().max())
     for step, (words, way) in itertools.product(_STEPS, _WAYS.items()):
         if math.isfinite(size) and size / step >= _FEWEST_STEPS:
-            said = f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
+            said = (
+                f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
+            )
             change = with_altered(name, _Stepped(way, step))
             yield Variation(PatternKind.APPROXIMATION, said, change)
 
