@@ -40,7 +40,8 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
     }
     made: list[tuple[float, int, Variation]] = []
     for name, value in itertools.islice(operands.items(), _MOST_OPERANDS):
-        made += ((1, 0, one) for one in _aggregated(name, value))
+        if len(operands) > 1:  # of one operand, it is another reduction
+            made += ((1, 0, one) for one in _aggregated(name, value))
         made += ((2, 1, one) for one in _limited(name, value, case))
         made += ((3, 1, one) for one in _rounded(name, value))
         if name == "self" and torch.Tag.pointwise not in step.operator.tags:
