@@ -151,6 +151,8 @@ def _applied(after: str, words: str) -> str:
 
 def _reduction_words(parts: tuple[str, ...]) -> str:
     before, reduce, after = parts
+    if reduce in _OF_ALL_LINES:
+        return f"the {reduce}"
     return _applied(after, f"the {reduce} of {'the line' if before == 'x' else before}")
 
 
