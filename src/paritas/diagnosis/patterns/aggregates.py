@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Shapes = tuple[tuple[int, ...], ...]
 
 # Of more numbers, every form is computed on some lines only, and of still more on none.
-_ALL_LINES = 1 << 13
+_ALL_LINES = 1 << 11
 _MOST_ELEMENTS = 1 << 21
 _MOST_RANK = 4
 # So many forms are tried with the judge's evidence.
@@ -151,6 +151,8 @@ def _applied(after: str, words: str) -> str:
 
 def _reduction_words(parts: tuple[str, ...]) -> str:
     before, reduce, after = parts
+    if reduce in _OF_ALL_LINES:
+        return f"the {reduce}"
     return _applied(after, f"the {reduce} of {'the line' if before == 'x' else before}")
 
 

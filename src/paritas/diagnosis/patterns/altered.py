@@ -17,7 +17,7 @@ from paritas.diagnosis.patterns.variations import Variation, with_altered
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -40,7 +40,8 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
     }
     made: list[tuple[float, int, Variation]] = []
     for name, value in itertools.islice(operands.items(), _MOST_OPERANDS):
-        made += ((1, 0, one) for one in _aggregated(name, value))
+        if len(operands) > 1:  # of one operand, it is another reduction
+            made += ((1, 0, one) for one in _aggregated(name, value))
         made += ((2, 1, one) for one in _limited(name, value, case))
         made += ((3, 1, one) for one in _rounded(name, value))
         if name == "self" and torch.Tag.pointwise not in step.operator.tags:
@@ -53,7 +54,7 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
 
 # --- One number for many --------------------------------------------------------------------------
 
-_NUMBERS_OF: dict[str, Callable[[Tensor, Sequence[int]], Tensor]] = {
+_NUMBERS_OF: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "mean": lambda x, dims: x.mean(dims, keepdim=True),
     "maximum": lambda x, dims: x.amax(dims, keepdim=True),
     "minimum": lambda x, dims: x.amin(dims, keepdim=True),
@@ -78,7 +79,7 @@ def _aggregated(name: str, value: Tensor) -> Iterator[Variation]:
 
 @dataclasses.dataclass(frozen=True)
 class _Spread:
-    reduce: Callable[[Tensor, Sequence[int]], Tensor]
+    reduce: Callable[[Tensor, tuple[int, ...]], Tensor]
     dims: tuple[int, ...]
 
     def __call__(self, value: Tensor) -> Tensor:
@@ -87,8 +88,10 @@ class _Spread:
 
 # --- A function before and one after --------------------------------------------------------------
 
-_BEFORE = ("{}", "neg({})", "abs({})", "square({})", "exp({})", "sqrt({})", "log({})", "relu({})")
-_BEFORE += ("reciprocal({})", "sigmoid({})", "tanh({})")
+_BEFORE = (
+    *("{}", "neg({})", "abs({})", "square({})", "exp({})", "sqrt({})", "log({})", "relu({})"),
+    *("reciprocal({})", "sigmoid({})", "tanh({})"),
+)
 _AFTER = (*_BEFORE, "log1p({})", "{} ** (1 / 3)")
 
 

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 # So many elements are compared with all expressions, and so few decide nothing.
 _SAMPLED = 64
-_FEWEST = 12
+_FEWEST = 4
+# Numbers are solved for with so many.
+_FEWEST_SOLVED = 12
 # The share of them that an expression must give.
 _HOPEFUL = 0.97
 # The digits of a number that may be stated, and the most of its error that they may leave.
@@ -148,8 +150,7 @@ class Operands:
         def run(step: Step) -> Any:
             result = step.run()
             result = result if isinstance(result, torch.Tensor) else result[0]
-            values = [*_operand_values(step).items()]
-            values = [one.expand_as(result) for name, one in values if name in self.names]
+            values = [_operand_values(step)[name].expand_as(result) for name in self.names]
             return step.with_first(expression.compute(*(values[one] for one in places)).to(result))
 
         return run
@@ -206,7 +207,12 @@ def expressed_variations(
     if len(wide) > 1 and not case.is_exact:
         every = tuple(range(len(wide)))
         found += [(every, one) for one in _of_operator(sample, operands, wide)]
-    return tried, _shortest(operands, found)
+    shortest = _shortest(operands, found)
+    if case.is_exact and shortest:  # only a rounding of a plain operation: there are few of these
+        tried = int(
+            min(tried, math.prod([len(_PAIRS), *[len(_ROUNDED)] * int(shortest[0][0] - 1)]))
+        )
+    return tried, shortest
 
 
 def _of_operator(
@@ -274,10 +280,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **_POWERS,
 }
 FUNCTIONS["cdf({})"] = FUNCTIONS.pop("the_normal_distribution_function({})")
-_PLAIN = ("{}", "neg({})", "abs({})", "square({})", "sqrt({})", "exp({})", "log({})", "sign({})")
-_PLAIN += ("reciprocal({})", "relu({})", "tanh({})", "sigmoid({})", "sin({})", "cos({})")
-_PLAIN += ("floor({})", "ceil({})", "round({})", "trunc({})", "silu({})", "gelu({})", "log1p({})")
-_PLAIN += ("expm1({})", "({} > 0)", "clamp({}, 0, 1)")
+_PLAIN: tuple[str, ...] = (
+    *("{}", "neg({})", "abs({})", "square({})", "sqrt({})", "exp({})", "log({})", "sign({})"),
+    *("reciprocal({})", "relu({})", "tanh({})", "sigmoid({})", "sin({})", "cos({})"),
+    *("floor({})", "ceil({})", "round({})", "trunc({})", "silu({})", "gelu({})", "log1p({})"),
+    *("expm1({})", "({} > 0)", "clamp({}, 0, 1)"),
+)
 _PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "{} + {}": torch.add,
     "{} - {}": torch.sub,
@@ -374,7 +382,9 @@ def _of_one(sample: Sample, table: _Table, *, is_near: bool) -> Iterator[Express
             yield Expression(words, length, compute)
     for said, pair in (("{} * {}", torch.mul), ("{} / {}", torch.div)):
         both = pair(values[:, None], values[None, :]).flatten(0, 1)
-        names, functions, lengths = [], [], []
+        names: list[str] = []
+        functions: list[Callable[[Tensor], Tensor]] = []
+        lengths: list[int] = []
         for left, right in itertools.product(simple, repeat=2):
             words = said.format(table.formats[left], table.formats[right])
             names.append(words)
@@ -402,6 +412,8 @@ def _plain_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
 def _scaled_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
     """With a factor and a number added, which are solved for and must be short."""
     values, given = table.values.nan_to_num(0.0, 0.0, 0.0), sample.given
+    if len(given) < _FEWEST_SOLVED:
+        return
     weight = 1 / sample.noise.clamp(min=1e-300).square()
     weight = torch.where(torch.isfinite(sample.noise) & (sample.noise > 0), weight, 0.0)
     if not bool(weight.any()):
@@ -490,7 +502,7 @@ def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]
     """A polynomial of few terms."""
     size = float(x.abs().max())
     for degree in _DEGREES:
-        if len(x) < 3 * (degree + 1) or not size:
+        if len(x) < max(_FEWEST_SOLVED, 3 * (degree + 1)) or not size:
             return
         powers = torch.stack([(x / size) ** power for power in range(degree + 1)], -1)
         solution = torch.linalg.lstsq(powers, sample.given[:, None]).solution[:, 0]
