@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch.nn import functional
+
 from paritas.diagnosis.calls import LiveCall
 from paritas.diagnosis.case import Context
 from paritas.diagnosis.diagnose import diagnose
 from paritas.diagnosis.place_runs import PlaceRuns
-from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paritas.results.findings import Pattern
     from torch import Tensor
+
+    from paritas.results.findings import Pattern
 
 _DRAW = torch.Generator().manual_seed(0)
 X = torch.randn(5, 24, generator=_DRAW)
