@@ -20,7 +20,6 @@ from paritas._torch.operators import Operator
 from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.linear_maps import solve_weight
-from paritas.diagnosis.patterns.operands import solved_readings
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
 from paritas.diagnosis.patterns.weights import propose_weights
 from paritas.diagnosis.region import find_region
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall, Step
-    from paritas.diagnosis.patterns.operands import Reading
-    from paritas.diagnosis.patterns.variations import Variation
     from paritas.results.findings import Pattern
 
     Describe = Callable[[Case], list[Pattern]]
@@ -43,8 +40,6 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 20
 # So many values of the candidate are tried in the place of an operand.
 _MOST_VALUES = 64
-# So many draws of the noise of the result show that of an operand.
-_DRAWS = 6
 
 
 def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
@@ -61,7 +56,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
         name = _name_of_operand(case, call)
         return [] if name is None else _name_patterns(case, name, describe)
     with quietly():
-        for search in (_visible_operands, _solved_weights, _solved_operands):
+        for search in (_visible_operands, _solved_weights):
             stated = [
                 pattern
                 for operand in search(predictor)
@@ -172,7 +167,7 @@ def _slots(predictor: Predictor) -> Iterator[_Slot]:
 
 def _names_of(call: LiveCall) -> list[str]:
     """The names of the floating-point tensors of a call, by the operator of the same name."""
-    target = call.target
+    target: Any = call.target
     if not isinstance(target, Operator):
         packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
         target = getattr(packet, "default", None)
@@ -260,53 +255,6 @@ def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
             value = _without_noise(weight.value, right, weight.noise)
             inner = Case(value, right, noise=weight.noise, context=Context())
             yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
-
-
-def _solved_operands(predictor: Predictor) -> Iterator[_Operand]:
-    """The operands that the result determines, with the noise that it leaves them."""
-    case = predictor.case
-    for place, step in predictor.steps:
-
-        def predict(variation: Variation, place: int = place) -> Tensor | None:
-            value = predictor.value(place, variation.change, wide=True)
-            return None if value is None else widen(value)
-
-        readings = solved_readings(step, predict, case.given)
-        if not readings:
-            continue
-        draws = [solved_readings(step, predict, one) for one in _noisy(case)]
-        for number, reading in enumerate(readings):
-            noise = _noise_of([one[number] for one in draws if len(one) == len(readings)])
-            if noise is None or not _can_be_compared(reading.operand):
-                continue
-            value = _without_noise(reading.value, reading.operand, noise)
-            inner = Case(value, reading.operand, noise=noise, context=Context())
-            put = functools.partial(_put_reading, reading=reading)
-            predicted = predictor.value(place, put, wide=True)
-            if predicted is not None:
-                yield _Operand(reading.name, inner, widen(predicted))
-
-
-def _noisy(case: Case) -> Iterator[Tensor]:
-    """The right values with noise."""
-    draw = torch.Generator().manual_seed(0)
-    finite = torch.where(torch.isfinite(case.unit), case.unit, 0.0)
-    for _ in range(_DRAWS):
-        yield case.right + finite * torch.randn(case.shape, generator=draw, dtype=torch.float64)
-
-
-def _noise_of(readings: Sequence[Reading]) -> Tensor | None:
-    if not readings:
-        return None
-    squares = [(one.value - one.operand).square() for one in readings]
-    noise = torch.stack(squares).mean(dim=0).sqrt()
-    # Few draws may be small by chance.
-    return torch.maximum(noise, noise.square().mean().sqrt())
-
-
-def _put_reading(step: Step, reading: Reading) -> Any:
-    own = reading.own(step)
-    return reading.put(step, reading.value.to(own))
 
 
 def _without_noise(value: Tensor, right: Tensor, noise: Tensor) -> Tensor:

@@ -216,8 +216,9 @@ def _convolution(predictor: Predictor) -> _Form | None:
 
     def in_rows(value: Tensor) -> Tensor:
         value = value.reshape(-1, x.shape[1], *([1] if flat else []), *x.shape[2:])
-        windows = torch.nn.functional.unfold(value, size, **settings)
-        return windows.unflatten(1, (groups, terms)).movedim(0, 1).mT.flatten(1, 2)
+        windows: Tensor = torch.nn.functional.unfold(value, size, **settings)
+        rows: Tensor = windows.unflatten(1, (groups, terms)).movedim(0, 1).mT.flatten(1, 2)
+        return rows
 
     def in_columns(value: Tensor) -> Tensor:
         value = value.reshape(-1, groups, outer // groups, math.prod(value.shape[2:]))

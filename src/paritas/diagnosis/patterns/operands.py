@@ -89,21 +89,6 @@ def solved_operands(
         yield from _tile_variations(result)
 
 
-def solved_readings(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
-) -> list[Reading]:
-    """What the operator read in the place of each operand that its result determines.
-
-    Args:
-        predict: the value in question if the operator is computed so.
-        given: the candidate, in float64.
-    """
-    if not _is_solvable(step) or given.numel() > _MOST_ELEMENTS:
-        return []
-    result = result_of(predict, given)
-    return [] if result is None else list(_readings(result))
-
-
 _SUMS = frozenset({"add", "sub", "mul", "div"})
 
 
@@ -173,7 +158,7 @@ def result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reading:
+class _Reading:
     """What an operator read instead of an operand.
 
     Attributes:
@@ -315,12 +300,12 @@ _BENDING = tuple(
 )
 
 
-def _with_altered(step: Step, reading: Reading, alter: Callable[[Tensor], Tensor]) -> Any:
+def _with_altered(step: Step, reading: _Reading, alter: Callable[[Tensor], Tensor]) -> Any:
     own = reading.own(step)
     return reading.put(step, alter(own).to(own.dtype))
 
 
-def _with_other(step: Step, reading: Reading, name: str) -> Any:
+def _with_other(step: Step, reading: _Reading, name: str) -> Any:
     return reading.put(step, step.values[name])
 
 
@@ -354,7 +339,7 @@ def _is_near(value: Tensor, other: Tensor) -> bool:
 # --- Operands by operator -------------------------------------------------------------------------
 
 
-def _readings(result: _Result) -> Iterator[Reading]:
+def _readings(result: _Result) -> Iterator[_Reading]:
     step = result.step
     if step.name in _SUMS:
         yield from _summands(result)
@@ -380,7 +365,7 @@ def _own(step: Step, name: str, shape: torch.Size) -> Tensor:
     return value.expand(shape)
 
 
-def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> Reading:
+def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> _Reading:
     """An operand that has the shape of what was read, or broadcasts to it."""
     operands = {
         key: _wide(one)
@@ -389,10 +374,10 @@ def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> 
     }
     own = partial(_own, name=name, shape=value.shape)
     put = partial(_put, name=name)
-    return Reading(name, value, _wide(own(step)), operands, put, own, is_bias)
+    return _Reading(name, value, _wide(own(step)), operands, put, own, is_bias)
 
 
-def _summands(result: _Result) -> Iterator[Reading]:
+def _summands(result: _Result) -> Iterator[_Reading]:
     step, given = result.step, result.given
     if not isinstance(step.values["self"], torch.Tensor):
         return
@@ -416,7 +401,7 @@ def _summands(result: _Result) -> Iterator[Reading]:
             yield _reading(step, name, torch.where(finite, value, own))
 
 
-def _factors(result: _Result) -> Iterator[Reading]:
+def _factors(result: _Result) -> Iterator[_Reading]:
     step = result.step
     left, right = PRODUCTS[step.name]
     a, b = _wide(step.values[left]), _wide(step.values[right])
@@ -436,7 +421,7 @@ def _factors(result: _Result) -> Iterator[Reading]:
             yield _reading(step, name, value if name == right else value.mT)
 
 
-def _values(result: _Result) -> Iterator[Reading]:
+def _values(result: _Result) -> Iterator[_Reading]:
     """The values of attention, if no heads share them."""
     weights, value = _attention_product(result.step)
     if value.shape != result.step.values["value"].shape or weights.shape[-1] > _MOST_TERMS:
@@ -474,14 +459,14 @@ def _solution(matrix: Tensor, product: Tensor) -> Tensor | None:
     return value if is_exact else None
 
 
-def _kernels(result: _Result) -> Iterator[Reading]:
+def _kernels(result: _Result) -> Iterator[_Reading]:
     """The bias and the kernel of a convolution."""
     step, values = result.step, result.step.values
     if values["bias"] is not None:
         without = _wide(step.run(bias=None))
         shape = [1, -1, *[1] * (without.dim() - 2)]
         bias = _wide(values["bias"]).reshape(shape).expand_as(without)
-        yield Reading(
+        yield _Reading(
             *("the bias", result.given - without, bias, {}),
             put=_with_added,
             own=partial(_as_channels, shape=without.shape),

@@ -9,6 +9,7 @@ import torch
 
 from paritas.diagnosis.case import Extent, first_supported, supported_pattern, weigh
 from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.quantising import quantisations
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import PatternKind
@@ -35,7 +36,9 @@ def propose_weights(case: Case) -> list[Pattern]:
     return (
         first_supported(_in_few_bits(case))
         or first_supported(_of_few_levels(case))
-        or first_supported(_grouped_factors(case))
+        or first_supported(_bent(case))
+        or first_supported(_dropped(case))
+        or first_supported(_grouped_numbers(case))
         or first_supported(_factors_and_offsets(case))
         or first_supported(_added_products(case))
     )
@@ -65,6 +68,11 @@ def _of_few_levels(case: Case) -> Iterator[Pattern | None]:
             ("the mean magnitude", case.right.abs().mean(others, keepdim=True)),
         ):
             extents[f" times {words} of each slice along axis {axis}"] = most
+    for group in _GROUPS:
+        if case.shape[-1] % group == 0 and 2 < group < case.shape[-1]:  # noqa: PLR2004
+            most = case.right.unflatten(-1, (-1, group)).abs().amax(-1, keepdim=True)
+            most = most.expand(*most.shape[:-1], group).flatten(-2)
+            extents[f" times the largest of each group of {group}"] = most
     for words, scale in extents.items():
         right, given, noise = (
             (one / scale).reshape(-1) for one in (case.right, case.given, MAX_Z * case.unit)
@@ -107,8 +115,34 @@ def _factors_and_offsets(case: Case) -> Iterator[Pattern | None]:
         yield weight.pattern(PatternKind.AXIS_SCALE, said)
 
 
-def _grouped_factors(case: Case) -> Iterator[Pattern | None]:
-    """A factor for each group of neighbours along an axis."""
+def _bent(case: Case) -> Iterator[Pattern | None]:
+    """A function of each element."""
+    cost = math.log2(1 + len(UNARY))
+    for name, function in UNARY.items():
+        value = function(case.right)
+        if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
+            said, kind = f"{name} of each element", PatternKind.OTHER_FUNCTION
+            yield supported_pattern(case, value.double(), kind, said, cost=cost)
+
+
+def _dropped(case: Case) -> Iterator[Pattern | None]:
+    """Zeros, and one factor for all others, as of a dropout."""
+    lost = case.given == 0
+    rest = ~lost & (case.right != 0)
+    if not bool(lost.any()) or int(rest.sum()) < 3 * _EACH_LEVEL:
+        return
+    factor = float((case.given[rest] / case.right[rest]).median())
+    prediction = torch.where(lost, 0.0, factor * case.right)
+    # Which are lost is a choice of one bit each.
+    cost = float(lost.numel())
+    weight = weigh(case, prediction, parameters=1, cost=cost, extent=Extent.ALL)
+    if weight is not None and fits_honestly(case, prediction):
+        said = f"{100 * float(lost.double().mean()):.0f} % are zero, and the others"
+        yield weight.pattern(PatternKind.MASK, f"{said} are multiplied by {factor:.4g}")
+
+
+def _grouped_numbers(case: Case) -> Iterator[Pattern | None]:
+    """A factor, or an offset, for each group of neighbours along an axis."""
     for axis, size in enumerate(case.shape):
         for group in _GROUPS:
             if size % group or group >= size:
@@ -119,18 +153,20 @@ def _grouped_factors(case: Case) -> Iterator[Pattern | None]:
             weights = unit.square().reciprocal()
             over = (weights * right * given).sum(axis + 1, keepdim=True)
             factors = over / (weights * right.square()).sum(axis + 1, keepdim=True)
-            prediction = (factors * right).reshape(case.shape)
-            parameters = factors.numel()
-            if not fits_honestly(case, prediction, parameters=parameters // 2):
-                continue
-            weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
-            if weight is not None:
-                least, most = float(factors.min()), float(factors.max())
-                said = (
-                    f"each group of {group} along axis {axis} has another factor: "
-                    f"{least:.4g} to {most:.4g}"
-                )
-                yield weight.pattern(PatternKind.FACTOR, said)
+            offsets = (weights * (given - right)).sum(axis + 1, keepdim=True)
+            offsets = offsets / weights.sum(axis + 1, keepdim=True)
+            each = f"each group of {group} along axis {axis} has another"
+            for kind, word, numbers, value in (
+                (PatternKind.FACTOR, "factor", factors, factors * right),
+                (PatternKind.AXIS_OFFSET, "offset", offsets, offsets + right),
+            ):
+                prediction, count = value.reshape(case.shape), numbers.numel()
+                if not fits_honestly(case, prediction, parameters=count // 2):
+                    continue
+                weight = weigh(case, prediction, parameters=count, extent=Extent.ALL)
+                if weight is not None:
+                    least, most = float(numbers.min()), float(numbers.max())
+                    yield weight.pattern(kind, f"{each} {word}: {least:.4g} to {most:.4g}")
 
 
 def _added_products(case: Case) -> Iterator[Pattern | None]:
