@@ -40,9 +40,16 @@ class Dropped:
     factor: float
 
     @property
+    def kind(self) -> PatternKind:
+        """Dropout has a mask and a factor; without the factor, zeros are all that is seen."""
+        return PatternKind.ZEROS if self.factor == 1 else PatternKind.MASK
+
+    @property
     def sentence(self) -> str:
         """What happened to the values."""
         share = 1 - float(self.kept.double().mean())
+        if self.factor == 1:
+            return f"{share:.1%} of the elements are read as 0"
         return (
             f"{share:.1%} of the elements are dropped and the others multiplied by "
             f"{self.factor:.4g}, as if dropout were on"
@@ -52,8 +59,8 @@ class Dropped:
 def dropped_elements(value: Tensor, right: Tensor) -> Dropped | None:
     """Which of the right values were dropped; None if that is not what happened.
 
-    The factor must be the one that makes up for the share that is dropped. Small values that are
-    dropped, or negative ones, are another matter.
+    The factor must be 1, or the one that makes up for the share that is dropped. Small values that
+    are dropped, or negative ones, are another matter.
     """
     telling = right.abs() > _NOTHING * float(right.abs().max())
     if int(telling.sum()) < _FEWEST:
@@ -64,17 +71,21 @@ def dropped_elements(value: Tensor, right: Tensor) -> Dropped | None:
     if count < _FEWEST_DROPPED or not bool(kept.any()):
         return None
     factor = float((value[kept] / right[kept]).median())
-    # It is short if the share is: 1 / 0.9.
-    share = 1 - 1 / factor if factor > 1 else 0.0
-    if not 0 < share < 1:
+    factor = 1.0 if abs(factor - 1) <= _NEAR else factor
+    if factor != 1 and not _makes_up_for(factor, count, int(telling.sum())):
         return None
-    total = int(telling.sum())
-    spread = _SIGMAS * math.sqrt(share * (1 - share) / total)
-    if abs(count / total - share) > spread or _depends_on_value(right[dropped], right[kept]):
+    if _depends_on_value(right[dropped], right[kept]):
         return None
     expected = torch.where(is_zero, 0.0, factor * right)
     is_near = (value - expected).abs() <= _NEAR * (expected.abs() + right.square().mean().sqrt())
     return Dropped(~is_zero, factor) if bool(is_near.all()) else None
+
+
+def _makes_up_for(factor: float, dropped: int, total: int) -> bool:
+    """Whether the sum stays the same on average."""
+    share = 1 - 1 / factor if factor > 1 else 0.0
+    spread = _SIGMAS * math.sqrt(share * (1 - share) / total)
+    return 0 < share < 1 and abs(dropped / total - share) <= spread
 
 
 def _depends_on_value(dropped: Tensor, kept: Tensor) -> bool:
@@ -92,8 +103,8 @@ def propose_dropped(case: Case) -> list[Pattern]:
     if bool((case.right == 0).all()):
         return []
     dropped = dropped_elements(case.given, case.right)
-    if dropped is None:
-        return []
+    if dropped is None or dropped.kind is PatternKind.ZEROS:
+        return []  # zeros of a result have a proposer of their own
     prediction = torch.where(dropped.kept, dropped.factor * case.right, 0.0)
     # Each element may be dropped or not.
     cost = float(case.right.numel())

@@ -143,7 +143,8 @@ def _write_bias_gradient(step: Step, at: Writer) -> Tensor:
 def _statistic(step: Step, name: str) -> Tensor | None:
     """A saved statistic, in a shape that goes with the input."""
     saved = {"mean": "save_mean", "rstd": "save_invstd"}[name]
-    value, x = step.values.get(name, step.values.get(saved)), step.values["input"]
+    value: Tensor | None = step.values.get(name, step.values.get(saved))
+    x = step.values["input"]
     if value is None or "normalized_shape" in step.values:
         return value
     if "group" not in step.values:

@@ -127,7 +127,9 @@ def alteration_variations(step: Step) -> Iterator[Variation]:
     said = "it is left out: 0 is used"
     yield Variation(PatternKind.MISSING_OPERAND, said, partial(_altered, alter=torch.zeros_like))
     yield Variation(PatternKind.SIGN, "it is negated", partial(_altered, alter=torch.neg))
-    for said, (kind, alter) in {**_BENT, **_CENTRED}.items():
+    # The sum of centred values is 0, as if they were left out: only a difference goes on bent.
+    centred = _CENTRED if step.name == "sub" else {}
+    for said, (kind, alter) in {**_BENT, **centred}.items():
         change = partial(_altered, alter=partial(_unless_constant, alter=alter))
         yield Variation(kind, said.format("it"), change)
 

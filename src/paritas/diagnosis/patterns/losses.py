@@ -117,6 +117,10 @@ def _raised(target: Tensor, factor: float) -> Tensor:
     return 1 + (factor - 1) * target
 
 
+def _raised_labels(_: Tensor, target: Tensor, factor: float) -> Tensor:
+    return _raised(target, factor)
+
+
 _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
     "the term number i has the weight i": (PatternKind.FACTOR, _ranks),
     "the term number i has the weight i, counted from the end": (
@@ -138,7 +142,7 @@ _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
     **{
         f"terms of positive labels count {factor:g} times": (
             PatternKind.FACTOR,
-            lambda _, target, factor=factor: _raised(target, factor),
+            partial(_raised_labels, factor=factor),
         )
         for factor in (2.0, 0.5, 3.0, 4.0, 5.0, 10.0)
     },

@@ -285,7 +285,7 @@ class _Reading:
         if dropped is not None:
             left = dropped.kept * dropped.factor
             said = f"{self.name}: {dropped.sentence}"
-            yield self._variation(PatternKind.MASK, said, lambda one: one * left.to(one))
+            yield self._variation(dropped.kind, said, lambda one: one * left.to(one))
 
     def _variation(
         self, kind: PatternKind, said: str, alter: Callable[[Tensor], Tensor]

@@ -620,6 +620,7 @@ def _index_variations(
         ("in increasing order", partial(_sorted, descending=False)),
         ("in decreasing order", partial(_sorted, descending=True)),
         ("column by column instead of row by row", _by_columns),
+        ("row by row, but laid out column by column", _into_columns),
     ):
         yield Variation(kind, f"{name} is read {said}", changed(alter))
 
@@ -630,6 +631,10 @@ def _sorted(index: Tensor, *, descending: bool) -> Tensor:
 
 def _by_columns(index: Tensor) -> Tensor:
     return index.T.reshape(index.shape) if index.dim() == 2 else index  # noqa: PLR2004
+
+
+def _into_columns(index: Tensor) -> Tensor:
+    return index.reshape(index.T.shape).T if index.dim() == 2 else index  # noqa: PLR2004
 
 
 def _clamped(by: int, size: int, index: Tensor) -> Tensor:

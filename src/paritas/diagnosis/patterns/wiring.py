@@ -71,7 +71,10 @@ def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
     """The operator with one value of its formula in the place of another one."""
     record = _Wiring(step)
     result = formula.compute(step, record)
+    last = record.arguments[list(record.arguments)[-1]]
     for source, value in record.values.items():
+        if any(one is value for one in last):
+            continue  # only the last operator is left out
         if value.numel() == result.numel() and not torch.equal(value.reshape(result.shape), result):
             said = f"{source} is the result: nothing else is done"
             change = partial(_ended, formula=formula, source=source)
@@ -94,8 +97,21 @@ def _wires(
             for source, other in values.items():
                 is_later = source in roles and roles.index(source) >= number
                 is_alike = not is_later and other.numel() == value.numel()
-                if is_alike and not torch.equal(other.reshape(value.shape), value):
+                if not is_alike or torch.equal(other.reshape(value.shape), value):
+                    continue
+                if not _is_operand_of(other, value, arguments, values):
                     yield _Wire(role, operand, source)
+
+
+def _is_operand_of(
+    other: Tensor,
+    value: Tensor,
+    arguments: Mapping[str, tuple[Any, ...]],
+    values: Mapping[str, Tensor],
+) -> bool:
+    """Whether one operator makes a value of the other: that operator is left out, then."""
+    maker = next((role for role in arguments if values[role] is value), None)
+    return maker is not None and any(one is other for one in arguments[maker])
 
 
 def _called_argument(value: Tensor, values: Mapping[str, Tensor]) -> str:
