@@ -366,6 +366,7 @@ class _Predictor:
 
     def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
+
         def predict(variation: Variation) -> Tensor | None:
             is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
@@ -406,9 +407,7 @@ class _Predictor:
         """Whether a large number twice as large would give the same: then it is not that number."""
         if abs(number) <= 1:
             return False
-        values = [
-            self._prediction(place, unknown.variation(one)) for one in (number, 2 * number)
-        ]
+        values = [self._prediction(place, unknown.variation(one)) for one in (number, 2 * number)]
         first, second = values
         if first is None or second is None:
             return False
