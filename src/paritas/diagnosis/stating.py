@@ -123,6 +123,9 @@ def may_be_stated(
         return True  # their proposers ask for more than a fit: a lifted run, a program that draws
     if pattern.kind in _FLEXIBLE and _figure(pattern, "fitted", math.inf) > 0:
         return False
+    # Also bit for bit: a fit in float64 may hit every bit of a number that is not round.
+    if pattern.kind in _OF_ROWS and _fitted_numbers(pattern) > 0:
+        return False
     return grade(pattern) is not Grade.LOOSE
 
 
