@@ -98,8 +98,6 @@ _FLEXIBLE = {PatternKind.AXIS_OFFSET, PatternKind.AXIS_SCALE}
 OPERAND = "operand"
 
 
-# Where any number may be fitted, one fits bit for bit by luck of the last digit.
-_OF_ONE_NUMBER = {PatternKind.SCALE, PatternKind.OFFSET}
 # Any fault in the statistic of a row leaves a factor or an offset for that row.
 _NORMALISING = re.compile("norm|softmax")
 _OF_ROWS = {PatternKind.SCALE, PatternKind.OFFSET, *_FLEXIBLE}
@@ -129,7 +127,8 @@ def may_be_stated(
         return True  # their proposers ask for more than a fit: a lifted run, a program that draws
     if pattern.kind in _FLEXIBLE and _figure(pattern, "fitted", math.inf) > 0:
         return False
-    if pattern.kind in _OF_ONE_NUMBER and _fitted_numbers(pattern) > 0:
+    # Also bit for bit: a fit in float64 may hit every bit of a number that is not round.
+    if pattern.kind in _OF_ROWS and _fitted_numbers(pattern) > 0:
         return False
     return grade(pattern) is not Grade.LOOSE
 
@@ -140,12 +139,15 @@ def may_be_stated(
 COUNTED = "counted as"
 # The share of statements that was right, and the counts behind it (right, of all), by grade and by
 # whether it is at an output. Counted by `benchmarks/bench_confidence.py` on faults drawn at random
-# that nothing was built with. The share is (right + 1) over (all + 2), since few cases prove
-# little, and at most 0.99.
+# that nothing was built with; at an operator also on the third set of `benchmarks/places`, whose
+# author had other ideas: 71 of 78, 51 of 51 and 19 of 23 by grade, true words that say less not
+# counted. Part of that set had been looked at by then, so it is no first look. The wrong ones were
+# looked at after the count: the next one needs other faults. The share is (right + 1) over
+# (all + 2), since few cases prove little, and at most 0.99.
 CONFIDENCE: dict[tuple[Grade, bool], tuple[float, int, int]] = {
-    (Grade.EXACT, False): (0.99, 99, 99),
-    (Grade.CLOSE, False): (0.93, 42, 44),
-    (Grade.LOOSE, False): (0.84, 15, 17),
+    (Grade.EXACT, False): (0.95, 170, 177),
+    (Grade.CLOSE, False): (0.96, 93, 95),
+    (Grade.LOOSE, False): (0.83, 34, 40),
     (Grade.EXACT, True): (0.99, 154, 154),
     (Grade.CLOSE, True): (0.94, 15, 15),
     (Grade.LOOSE, True): (0.97, 39, 39),

@@ -255,3 +255,62 @@ def test_nothing_that_is_added_to_zeros_is_said_of_the_operator_and_not_of_the_z
     found = diagnose(zeros + 1, aten.index_put.default(*written), context=context)
     assert found.best is not None
     assert found.best.sentence == "nothing is written"
+
+
+def kind_of(candidate: Tensor, target: Any, *args: Any) -> str:
+    found = diagnose(candidate, target(*args), context=call_context(target, args, {}))
+    return "" if found.best is None else found.best.kind
+
+
+def test_a_row_with_one_chance_left_shows_no_mask() -> None:
+    """The softmax of one element is 1, whichever others were masked."""
+    scores = SQUARE + torch.full((16, 16), -torch.inf).triu(1)
+    first = scores.softmax(-1)[:1].expand(16, 16).clone()
+    assert kind_of(first, aten._softmax.default, scores, -1, False) == "copy"
+    best = F.one_hot(A.argmax(-1), 20).float()
+    assert kind_of(best, aten._softmax.default, A, -1, False) in ("", "other function")
+    fewer = A.masked_fill(A.topk(3, -1).values[:, -1:] > A, -torch.inf).softmax(-1)
+    assert kind_of(fewer, aten._softmax.default, A, -1, False) == "mask"
+
+
+def test_a_block_of_zeros_is_not_a_mask() -> None:
+    zeros = torch.zeros_like(A)
+    block = torch.where(MASK, A, 0.0).index_fill(1, torch.arange(8, 12), 0.0)
+    assert kind_of(block, aten.where.self, MASK, A, zeros) == "zeros"
+    scattered = torch.where(MASK & (B < 0.5), A, 0.0)
+    assert kind_of(scattered, aten.where.self, MASK, A, zeros) == "mask"
+
+
+def test_a_limit_lets_something_through() -> None:
+    assert kind_of(0 * A, aten.relu.default, A) == "zeros"
+    assert kind_of(A.amax(1) * 0 + A.amax(), aten.amax.default, A, [1]) != "clipped"
+    assert kind_of(A.clamp(max=0.7), aten.clone.default, A) == "clipped"
+
+
+def test_one_operand_that_is_larger_along_rows_decides_nothing() -> None:
+    row = A.amin(1, keepdim=True) - 1
+    assert kind_of(torch.minimum(A, row), aten.maximum.default, A, row) == ""
+    row = A.mean(1, keepdim=True)
+    assert kind_of(torch.minimum(A, row), aten.maximum.default, A, row) == "other function"
+
+
+def test_a_number_that_may_as_well_be_twice_as_large_is_not_stated() -> None:
+    best = F.one_hot(A.argmax(-1), 20).float()
+    assert kind_of(best, aten._softmax.default, A, -1, False) != "wrong factor"
+    assert kind_of((3 * A).softmax(-1), aten._softmax.default, A, -1, False) == "wrong factor"
+
+
+def test_whole_numbers_that_begin_again_are_not_an_offset() -> None:
+    numbers = torch.arange(16)
+    assert kind_of(numbers % 8, aten.arange.default, 16) == "wrapped"
+    assert kind_of(numbers % 5, aten.arange.default, 16) == "wrapped"
+    moved = torch.where(numbers < 8, numbers, numbers - 4)
+    assert kind_of(moved, aten.arange.default, 16) == "offset"
+
+
+def test_labels_taken_from_the_scores_are_told_from_a_score_left_out() -> None:
+    """The best score less the largest one is 0, so both give the same loss."""
+    targets = TARGETS.masked_fill(TARGETS == 3, -100)
+    own = torch.where(targets < 0, targets, LOGITS.argmax(1))
+    loss = F.cross_entropy(LOGITS, own)
+    assert kind_of(loss, F.cross_entropy, LOGITS, targets) == "wrong index"

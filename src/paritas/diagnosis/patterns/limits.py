@@ -7,9 +7,10 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
-from paritas.diagnosis.case import Extent, first_supported, weigh, widen
+from paritas.diagnosis.case import Extent, first_supported, weigh, widen, wrong_block
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import Pattern, PatternKind
@@ -401,6 +402,21 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []
     if not _may_be_cut_off(case):
         return []
+    found = _clipping(case)
+    block = wrong_block(case)
+    if found or block.is_whole:
+        return found
+    return [
+        msgspec.structs.replace(one, sentence=f"{one.sentence}, but only in a part of the result")
+        for one in _clipping(block.case)
+    ]
+
+
+# Fewer values than this that went through a limit show none.
+_FEWEST_INSIDE = 3
+
+
+def _clipping(case: Case) -> list[Pattern]:
     high, low = _bound(case, 1.0), _bound(case, -1.0)
     if high == low:
         return []  # no bound, or one value for all that is wrong
@@ -410,7 +426,8 @@ def propose_clipping(case: Case) -> list[Pattern]:
     bounds = [bound for bound in (low, high) if bound is not None]
     # What lies at a bound by itself did not go through.
     at_bound = torch.stack([case.right == bound for bound in bounds]).any(0)
-    if not bool(((prediction == case.right) & ~case.wrong & ~at_bound).any()):
+    inside = (prediction == case.right) & ~case.wrong & ~at_bound
+    if int(inside.sum()) < min(_FEWEST_INSIDE, case.reference.numel() // 4):
         return []  # nothing that went through: a constant, rather
     known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
     weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), cost=2.0)
