@@ -262,9 +262,6 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
 
 def _target_variations(step: Step) -> Iterator[Variation]:
     ignored = _ignored(step)
-    if step.name.startswith("nll_loss"):
-        said = "the target is the class with the largest score, whatever the target says"
-        yield Variation(PatternKind.WRONG_INDEX, said, _with_best_class)
     if ignored is not None:
         said = "the targets to ignore count as class 0"
         yield Variation(PatternKind.MASK, said, _with_class_zero)
@@ -318,12 +315,6 @@ def _ignored(step: Step) -> Tensor | None:
         return None
     mask = target == index
     return mask if bool(mask.any()) else None
-
-
-def _with_best_class(step: Step) -> Any:
-    scores, target, ignored = step.values["self"], step.values["target"], _ignored(step)
-    best = scores.argmax(min(1, scores.dim() - 1))
-    return step.run(target=best if ignored is None else torch.where(ignored, target, best))
 
 
 def _with_class_zero(step: Step) -> Any:
