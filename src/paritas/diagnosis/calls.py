@@ -174,6 +174,14 @@ class LiveCall:
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
         return can_scout(tensors_of([self.args, list(self.kwargs.values()), list(state.values())]))
 
+    @property
+    def is_safe_here(self) -> bool:
+        """Whether its operators are known, and this process may call them with other values."""
+        try:
+            return bool(self._recorded) and self.checks_arguments and self.may_be_changed
+        except Exception:  # noqa: BLE001  (as above: what cannot be run again is not safe)
+            return False
+
     @functools.cached_property
     def may_be_changed(self) -> bool:
         """Whether it is short, draws nothing, and may be called otherwise in this process."""

@@ -26,6 +26,7 @@ from paritas.diagnosis.dependence import (
     name_operands,
 )
 from paritas.diagnosis.stating import with_confidence
+from paritas.execution.scouting import can_scout, run_apart
 from paritas.numerics.bits import is_inexact
 from paritas.results.findings import Pattern, PatternKind
 from paritas.results.wording import enumerated
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.case import Context
+    from paritas.diagnosis.place_runs import PlaceRuns
 
 # Larger places take too long to be called a hundred times.
 MOST_ELEMENTS = 1 << 20
@@ -63,10 +65,23 @@ def experiment(context: Context) -> tuple[Pattern, ...]:
         return ()
     if not runs.reads_all or runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
         return ()
-    names = name_operands(context, runs.operands)
-    lab = Laboratory(runs, names, time.monotonic() + SECONDS)
-    pattern = next(filter(None, _experiments(lab, _operator_name(context))), None)
+    pattern = _pattern_apart(context, runs)
     return () if pattern is None else with_confidence([pattern], at_output=False)
+
+
+def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
+    """What experiments show; in another process if the operator does not check its arguments."""
+
+    def find_pattern() -> Pattern | None:
+        names = name_operands(context, runs.operands)
+        lab = Laboratory(runs, names, time.monotonic() + SECONDS)
+        return next(filter(None, _experiments(lab, _operator_name(context))), None)
+
+    if context.call is not None and context.call.is_safe_here:
+        return find_pattern()
+    if not can_scout(runs.operands):
+        return None
+    return run_apart(find_pattern, seconds=2 * SECONDS).result
 
 
 def _operator_name(context: Context) -> str:
