@@ -244,7 +244,9 @@ def _calls_like(
     leading = operations_of(mine, lines, maker)
     made = {parting.classes[index] for one in leading for index in one.outputs}
     leads_to = readers[1].names(wrong, lines)
-    present = {parting.classes[index] for index in readers[1].leading}
+    present = set(parting.classes)
+    if sum(one.computes for one in leading) > 1:  # or else one operator reads another value
+        present = {parting.classes[index] for index in readers[1].leading}
     found = []
     for call in theirs.calls:
         if call.path is not None or call.stop <= call.start or not call.inputs:

@@ -81,7 +81,7 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
         ),
         (
             "clipped",
-            "self is clipped above 8",
+            "the argument of cos is limited to at most 8",
             torch.cos((9 * X).clamp(max=8)),
             (torch.cos, 9 * X),
         ),

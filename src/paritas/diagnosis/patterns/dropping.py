@@ -74,7 +74,7 @@ def dropped_elements(value: Tensor, right: Tensor) -> Dropped | None:
     factor = 1.0 if abs(factor - 1) <= _NEAR else factor
     if factor != 1 and not _makes_up_for(factor, count, int(telling.sum())):
         return None
-    if _depends_on_value(right[dropped], right[kept]):
+    if _depends_on_value(right[dropped], right[kept]) or _is_of_slices(dropped, telling):
         return None
     expected = torch.where(is_zero, 0.0, factor * right)
     is_near = (value - expected).abs() <= _NEAR * (expected.abs() + right.square().mean().sqrt())
@@ -94,6 +94,16 @@ def _depends_on_value(dropped: Tensor, kept: Tensor) -> bool:
     return any(
         bool(one.max() < other.min()) or bool(one.min() > other.max()) for one, other in orders
     )
+
+
+def _is_of_slices(dropped: Tensor, telling: Tensor) -> bool:
+    """Whether whole slices are dropped: terms of a sum that are left out, or a tile."""
+    for axis in range(dropped.dim() if dropped.dim() > 1 else 0):
+        others = [dim for dim in range(dropped.dim()) if dim != axis]
+        whole = (dropped | ~telling).all(dim=others)
+        if bool((whole == dropped.any(dim=others)).all()):
+            return True
+    return False
 
 
 def propose_dropped(case: Case) -> list[Pattern]:

@@ -67,6 +67,8 @@ _LEAST_SCATTER = 1e-3
 _CLOSE = 1e-5
 # Mistakes whose freedom differs by no more than this are equally simple.
 _FEW_CHOICES = 4
+# Kinds that are seen in several values only: one value everywhere is zeros, or a constant.
+_OF_SEVERAL_VALUES = {PatternKind.OTHER_FUNCTION, PatternKind.CLIPPED}
 # Predictions that agree in this share of the elements are the same.
 _SAME_NUMBERS = 0.98
 # Predictions whose scatter differs by less than this share are the same.
@@ -387,6 +389,8 @@ class Predictor:
     def _reproduction(
         self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
     ) -> Reproduction | None:
+        if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
+            return None
         slack = self._growth(prediction)
         is_local = self._block is not None and variation.kind not in _OF_ALL
         for in_part in (False, True) if is_local else (False,):
@@ -399,6 +403,14 @@ class Predictor:
                 left = mean_square_left(self.case, prediction)
                 return Reproduction(variation, place, weight, left, in_part)
         return self._native_reproduction(place, variation, prediction, parameters)
+
+    def _is_one_value(self, prediction: Tensor) -> bool:
+        """Whether one value is predicted everywhere, where there should be several.
+
+        Many functions give it, and none of them shows.
+        """
+        values, right = prediction.flatten(), self.case.right.flatten()
+        return bool((values == values[0]).all()) and not bool((right == right[0]).all())
 
     def _native_reproduction(
         self, place: int, variation: Variation, prediction: Tensor, parameters: int

@@ -242,11 +242,10 @@ class _Relation:
 
     def variation(self) -> Variation:
         """The norm with these statistics."""
-        parts = [
-            ("what is subtracted from each row is", self.centre),
-            ("the square of what each row is divided by is", self.spread),
-        ]
-        said = " and ".join(f"{what} {one.words}" for what, one in parts if one is not None)
+        is_eps = self.spread is not None and self.spread.kind is PatternKind.EPS
+        divided = "" if is_eps else "the square of what each row is divided by is "
+        parts = [("what is subtracted from each row is ", self.centre), (divided, self.spread)]
+        said = " and ".join(f"{what}{one.words}" for what, one in parts if one is not None)
         formulas = [one for one in (self.centre, self.spread) if one is not None]
         kinds = {one.kind for one in formulas}
         kind = kinds.pop() if len(kinds) == 1 else PatternKind.STATISTICS
@@ -368,6 +367,8 @@ def _linear_formulas(
                 kind = PatternKind.EPS if eps else PatternKind.OFFSET
             said = words if factor == 1 else f"{factor:.4g} times {words}"
             said = f"{said} + {added:.3g}" if added else said
+            if kind is PatternKind.EPS:
+                said = f"eps is {added:.3g} instead of {eps:.3g}"
             made = partial(_linear, compute=compute, factor=factor, added=added)
             yield _Formula(said, made, kind, fitted=1 + (number is None))
             break

@@ -226,6 +226,8 @@ _ROUNDS = 12
 _STEP = 1e-4
 _LARGEST_STEP = 0.5
 _SETTLED = 1e-7
+# Factors that differ by less than this share are one.
+_ONE_FACTOR = 1e-4
 _AXES = {1: "head", 2: "query", 0: "sample"}
 
 
@@ -238,6 +240,8 @@ def _factors(step: Step, given: Tensor) -> Iterator[Variation]:
         if count < 2 or numbers is None:  # noqa: PLR2004
             continue
         least, most = float(numbers.min()), float(numbers.max())
+        if most - least <= _ONE_FACTOR * abs(most):
+            return  # the scale, which is an argument
         said = f"the scores are multiplied by another number for each {word}"
         change = attends(bend=partial(_multiplied, numbers=numbers))
         words = f"{said}: by {least:.3g} to {most:.3g}"
