@@ -81,6 +81,15 @@ class Reading:
         return len(self.reference) > 1 and int(self.reference.sum(0).max()) <= 1
 
     @functools.cached_property
+    def is_of_one_in_candidate(self) -> bool:
+        """Whether each output of the candidate depends on one index, right or wrong.
+
+        Only known if all indices were tried: it may depend on its own one as well.
+        """
+        is_complete = self.axis is not None and len(self.effects) == self.shape[self.axis]
+        return is_complete and int(self.candidate.sum(0).max()) <= 1
+
+    @functools.cached_property
     def lacks(self) -> bool:
         """Whether the candidate does not depend on something that the reference depends on."""
         lost = self.reference & ~self.candidate
@@ -277,6 +286,25 @@ class Laboratory:
             functools.reduce(torch.logical_or, side) for side in zip(*found, strict=True)
         )
         return Effect(right, wrong, steps)
+
+    def is_of_keys_and_values(self, reading: Reading) -> bool:
+        """Whether keys and values of an attention are read in the same other places."""
+        if reading.name not in ("key", "value") or not {"key", "value"} <= {*self.names}:
+            return False
+        partner = self.names.index("value" if reading.name == "key" else "key")
+        shape, axis = self.operands[partner].shape, reading.axis
+        differs = (reading.reference != reading.candidate).flatten(1).sum(1)
+        number = int(differs.argmax())
+        index = list(reading.effects)[number]
+        if axis is None or len(shape) != len(reading.shape) or index >= shape[axis]:
+            return False
+        mask = torch.zeros(shape, dtype=torch.bool)
+        mask.select(axis, index).fill_(value=True)
+        effect = self.effect(partner, mask)
+        if effect is None:
+            return False
+        wrong = reading.reference[number] != reading.candidate[number]
+        return bool((effect.reference != effect.candidate)[wrong].any())
 
     def _other_values(self, number: int, mask: Tensor) -> Iterator[Tensor]:
         """The operand with other values where the mask is: its own ones, larger and smaller."""

@@ -257,12 +257,18 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
         kind = _kind_in_attention(lab, reading)
     elif not reading.has_more:
         kind = _kind_of_lost(lab, reading, operator)
-    elif (is_exchanged or (_PICKING.search(operator) and not reading.is_kept)) and not is_of_lines:
+    elif (is_exchanged or _picks_others(reading, operator)) and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
     elif reading.is_of_one and is_of_lines:
         is_reduction = _REDUCING.match(operator)
         kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
     return None if kind is None else _state(kind, reading.words(), lab)
+
+
+def _picks_others(reading: Reading, operator: str) -> bool:
+    """Whether an operator that picks elements picks others; two for one are a sum."""
+    is_picked = _PICKING.search(operator) is not None and not reading.is_kept
+    return is_picked and reading.is_of_one_in_candidate
 
 
 def _unread_in_part(lab: Laboratory, reading: Reading) -> Pattern | None:
@@ -286,6 +292,8 @@ def _kind_in_attention(lab: Laboratory, reading: Reading) -> PatternKind | None:
         return None
     if not reading.has_more and lab.takes_as_zeros(reading):
         return PatternKind.ZEROS
+    if not lab.is_of_keys_and_values(reading):
+        return None  # of a key that is masked, the value does not matter either
     ones = torch.ones_like(lab.operands[value])
     results = lab.both(lab.with_operand(value, ones))
     if results is None:

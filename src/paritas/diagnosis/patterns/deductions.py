@@ -258,7 +258,7 @@ _LOWEST = -1e4
 def _chosen_elements(step: Step, given: Tensor, part: Tensor) -> Iterator[Variation]:
     """Each element is one of two: what a mask lets through, and what it puts in its place."""
     some = given[part]
-    is_one_value = bool((some == some[0]).all())
+    is_one_value = bool((some == some[0]).all()) and not _lets_through(step, some[0])
     # Values that were not written look like masked ones.
     if not is_one_value and step.name in ("tril", "triu", "masked_fill", "where", "softmax"):
         said = "other elements are masked"
@@ -266,6 +266,14 @@ def _chosen_elements(step: Step, given: Tensor, part: Tensor) -> Iterator[Variat
     elif step.name == "add" and _additive_mask(step) is not None:
         said = "the mask is added to other elements"
         yield Variation(PatternKind.MASK, said, partial(_added_mask, given=given))
+
+
+def _lets_through(step: Step, value: Tensor) -> bool:
+    """Whether a mask that is wrong lets one value through, as of a tensor of ones."""
+    kept = step.values.get("self")
+    if step.name not in ("tril", "triu", "masked_fill") or not isinstance(kept, torch.Tensor):
+        return False
+    return bool((kept == kept.flatten()[0]).all()) and bool(kept.flatten()[0] == value)
 
 
 def _chosen(step: Step, given: Tensor) -> Any:

@@ -124,6 +124,8 @@ class Operands:
             sampled = [
                 one.expand(case.shape).flatten()[at].detach().cpu() for one in values.values()
             ]
+            if any(len(one.unique()) < _FEWEST for one in sampled):
+                return None  # of few numbers, some function gives any others
             found = cls(step, tuple(values), tuple(sampled))
             alone = found.own(*(widen(one) if one.is_floating_point() else one for one in sampled))
         except (RuntimeError, ValueError, TypeError, LookupError):
@@ -558,7 +560,7 @@ def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
             part = dataclasses.replace(table, values=table.values[:, keep])
         else:
             part = table
-        if len(left.given.unique()) < 2:  # noqa: PLR2004
+        if _count_values(left.given) < _FEWEST:
             continue
         for one in itertools.chain(_plain_ones(left, part), _scaled_ones(left, part)):
             if one.said == _IDENTITY and not one.numbers:
@@ -567,6 +569,12 @@ def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
             words = said.format("{0}", f"({inner})" if one.numbers else inner)
             compute = _Joined(pair, one.compute)
             yield dataclasses.replace(one, said=words, length=one.length + 2, compute=compute)
+
+
+def _count_values(solved: Tensor) -> int:
+    """How many values there are, apart from rounding; many functions give one of few."""
+    size = float(solved.abs().max()) or 1.0
+    return len((solved / (_SAME * size)).round().unique())
 
 
 @dataclasses.dataclass(frozen=True)

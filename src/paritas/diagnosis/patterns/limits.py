@@ -424,6 +424,9 @@ def _clipping(case: Case) -> list[Pattern]:
         min=-math.inf if low is None else low, max=math.inf if high is None else high
     )
     bounds = [bound for bound in (low, high) if bound is not None]
+    cut = case.right[case.wrong]
+    if len(cut) > 1 and bool((cut == cut[0]).all()):
+        return []  # one value for another: a constant, rather
     # What lies at a bound by itself did not go through.
     at_bound = torch.stack([case.right == bound for bound in bounds]).any(0)
     inside = (prediction == case.right) & ~case.wrong & ~at_bound

@@ -89,6 +89,8 @@ def solved_operands(
         yield from _tile_variations(result)
 
 
+# Fewer values that are found in other places say nothing of places.
+_FEWEST_MOVED = 2
 _SUMS = frozenset({"add", "sub", "mul", "div"})
 
 
@@ -221,11 +223,13 @@ class _Reading:
         if elements is None:
             yield from self._moved_with_signs()
             return
+        moved = elements != torch.arange(len(elements))
+        if len(self.value.flatten()[moved].unique()) < _FEWEST_MOVED:
+            return  # one value, such as 0, is found anywhere
         kind, words = _describe_elements(elements.reshape(self.value.shape), self.operand)
         said = f"{self.name} is read from other places: {words}"
         variation = self._variation(kind, said, partial(_taken, source=elements))
-        chosen = int((elements != torch.arange(len(elements))).sum())
-        yield dataclasses.replace(variation, chosen=chosen)
+        yield dataclasses.replace(variation, chosen=int(moved.sum()))
 
     def _moved_with_signs(self) -> Iterator[Variation]:
         source = _elements_of(self.value.abs(), self.operand.abs())
@@ -675,6 +679,8 @@ def _describe_tiles(
         lost, often = ((own == 0).nonzero().reshape(-1), (own > 1).nonzero().reshape(-1))
         if bool((own < 0).any()) or (not len(lost) and not len(often)):
             return
+        if bool((own == own[0]).all()):
+            return  # one factor for all terms
         if len(lost) and len(often):
             if float(own.sum()) != count:
                 return

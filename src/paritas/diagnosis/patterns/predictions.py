@@ -43,6 +43,7 @@ from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
+from paritas.numerics.bits import is_inexact
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -158,14 +159,32 @@ def propose_predictions(case: Case) -> list[Pattern]:
     equal = prediction.share_equal(chosen)
     if equal is not None:
         weight = dataclasses.replace(weight, exact=equal)
-    sentence = chosen.variation.sentence
-    steps = prediction.steps
-    if len(steps) > 1 and not chosen.of_call:
-        said = {place: f"in {step.operator}: " for place, step in steps}
-        sentence = said.get(chosen.place, "") + sentence
+    kind, sentence = _describe(case, prediction, chosen)
+    return [weight.pattern(kind, sentence, evidence)]
+
+
+def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[PatternKind, str]:
+    """The kind and the sentence of a mistake, with the operator and the part that it is in."""
+    kind, sentence = chosen.variation.kind, chosen.variation.sentence
+    steps = dict(prediction.steps)
+    if len(steps) > 1 and not chosen.of_call and chosen.place in steps:
+        sentence = f"in {steps[chosen.place].operator}: {sentence}"
     if chosen.in_part:
+        copied = _copied_operand(case, steps.get(chosen.place))
+        if kind is PatternKind.OTHER_FUNCTION and copied:
+            kind, sentence = PatternKind.COPY, f"{copied} is handed on as it is"
         sentence = f"{sentence}, but only in a part of the result"
-    return [weight.pattern(chosen.variation.kind, sentence, evidence)]
+    return kind, sentence
+
+
+def _copied_operand(case: Case, step: Step | None) -> str:
+    """The operand that the wrong elements are equal to, whichever function gives it there."""
+    for name, value in ({} if step is None else step.values).items():
+        if isinstance(value, torch.Tensor) and value.shape == case.shape and is_inexact(value):
+            is_equal = near(case.given, widen(value), case.allowed)
+            if bool(is_equal[case.wrong].all()):
+                return name
+    return ""
 
 
 def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:

@@ -312,7 +312,8 @@ def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
     yield from _limited_formulas(rows, right)
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _SPREADS, right, variance)
-    yield from _linear_formulas(sources, square, is_met, right, norm.eps)
+    count = math.prod(norm.view[dim] for dim in norm.dims)
+    yield from _linear_formulas(sources, square, is_met, right, norm.eps, count)
     yield from _moved_formulas(right, variance + norm.eps, is_met, lambda one: one[1].square())
 
 
@@ -348,6 +349,7 @@ def _linear_formulas(
     is_met: Callable[[Tensor], bool],
     right: str,
     eps: float = 0.0,
+    count: int = 0,
 ) -> Iterator[_Formula]:
     """One statistic times a factor plus a number, or a mixture of the right one and another."""
     ones = torch.ones_like(wanted)
@@ -362,9 +364,7 @@ def _linear_formulas(
             is_right = words == right
             if factor == 1 and is_right and added < 0:
                 continue
-            kind = PatternKind.STATISTICS
-            if is_right and factor == 1:
-                kind = PatternKind.EPS if eps else PatternKind.OFFSET
+            kind = _kind_of(factor, eps, count) if is_right else PatternKind.STATISTICS
             said = words if factor == 1 else f"{factor:.4g} times {words}"
             said = f"{said} + {added:.3g}" if added else said
             if kind is PatternKind.EPS:
@@ -383,6 +383,16 @@ def _linear_formulas(
             said = f"{numbers[0]:.3g} of {right} and {numbers[1]:.3g} of {words}"
             made = partial(_mixed, first=first[2], other=compute, shares=numbers, eps=eps)
             yield _Formula(said, made, fitted=2)
+
+
+def _kind_of(factor: float, eps: float, count: int) -> PatternKind:
+    """The kind of the right statistic with a factor, or with another number added."""
+    if factor == 1:
+        return PatternKind.EPS if eps else PatternKind.OFFSET
+    # Another number of elements that are counted.
+    usual = (count, 1 / count, count / (count - 1), (count - 1) / count) if count > 1 else ()
+    is_of_count = any(abs(factor - number) <= _SAME * number for number in usual)
+    return PatternKind.FACTOR if usual and not is_of_count else PatternKind.STATISTICS
 
 
 def _linear(x: Tensor, norm: Norm, compute: Any, factor: float, added: float) -> Tensor:

@@ -178,7 +178,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
     if step.name == "div" and isinstance(step.values["other"], torch.Tensor):
         yield Unknown(partial(_with_constant, "other"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
     if step.name in _BENT:
-        yield Unknown(_with_factor, (0.5, 1.0, 2.0))
+        yield Unknown(_with_factor, (0.5, 1.0, 2.0, 0.02))
     if step.name in _MOVED:
         yield Unknown(_with_offset, (0.1, -0.1))
 
