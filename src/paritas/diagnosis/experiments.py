@@ -251,7 +251,7 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
     # Which elements of a line matter depends on the values.
     is_of_lines = (_REDUCING.match(operator) or _OF_LINES.match(operator)) is not None
     is_of_lines &= not _WINDOW.search(operator)
-    if reading.is_of_one and is_exchanged:
+    if reading.is_of_one and is_exchanged and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
     elif _ATTENTION.search(operator):
         kind = _kind_in_attention(lab, reading)

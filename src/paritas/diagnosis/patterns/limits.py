@@ -122,7 +122,8 @@ def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
         infinite = f"where input {place} is infinite: inf - inf or 0 * inf"
         yield NonfiniteCause("inf - inf or 0 * inf", infinite, torch.isinf(x), False)
         negative = f"where input {place} is negative, as from its root or logarithm"
-        yield NonfiniteCause("negative", negative, x < 0, False)
+        if bool((x >= 0).any()):  # if all are, nothing shows that it is because of them
+            yield NonfiniteCause("negative", negative, x < 0, False)
 
 
 def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:

@@ -445,7 +445,7 @@ def _operand_variations(
         flipped = with_altered(name, partial(_flip, axis=axis))
         yield Variation(PatternKind.PERMUTATION, said, flipped)
         for by in (1, -1):
-            yield from _read_elsewhere(name, called, axis, by)
+            yield from _read_elsewhere(name, called, axis, by, size=value.shape[axis])
 
 
 _ALONG = frozenset(
@@ -456,10 +456,14 @@ _ALONG = frozenset(
 )
 
 
-def _read_elsewhere(name: str, called: str, axis: int, by: int) -> Iterator[Variation]:
+def _read_elsewhere(
+    name: str, called: str, axis: int, by: int, *, size: int
+) -> Iterator[Variation]:
     where = "after" if by < 0 else "before"
     said = f"{called} is read one place {where} the right one along axis {axis}"
-    yield Variation(PatternKind.SHIFT, said, with_altered(name, partial(_roll, axis=axis, by=by)))
+    if size > 2:  # noqa: PLR2004  (two that are exchanged are in the reverse order)
+        roll = with_altered(name, partial(_roll, axis=axis, by=by))
+        yield Variation(PatternKind.SHIFT, said, roll)
     for shift in (_shift_in_zeros, _repeat_edge):
         moved = partial(_with_shifted, name, partial(shift, axis=axis, by=by), axis=axis)
         yield Variation(PatternKind.SHIFT, said, moved)
