@@ -192,3 +192,15 @@ def test_a_call_that_writes_to_its_own_values_is_not_recorded() -> None:
     (changed,) = call.results(place, lambda step: step.run(other=2), wide=True)
 
     torch.testing.assert_close(changed, (3 * (X[0] + 2)).exp())
+
+
+def test_a_mask_that_is_not_applied_is_told_of_the_mask_not_of_what_it_becomes_inside() -> None:
+    query, key, value = (normal(2, 2, 6, 4, seed=seed) for seed in (20, 21, 22))
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    mask[1, :, :, 4:] = False
+    unmasked = F.scaled_dot_product_attention(query, key, value)
+
+    best = diagnosed(unmasked, F.scaled_dot_product_attention, query, key, value, mask).best
+
+    assert best is not None
+    assert best.kind == "mask"

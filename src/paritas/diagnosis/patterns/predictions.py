@@ -42,6 +42,7 @@ from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
+from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.numerics.bits import is_inexact
 from paritas.results.findings import PatternKind
@@ -529,6 +530,8 @@ class Predictor:
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
         for place, step in self.steps:
+            if len(self.steps) > 1 and not tensors_of(list(step.values.values())):
+                continue  # a number made inside of a call, such as what a mask becomes
             # In turns, because the time may not suffice for all.
             turns = itertools.zip_longest(family_variations(step), argument_variations(step))
             for variation in itertools.chain.from_iterable(turns):
