@@ -69,6 +69,42 @@ class PlaceRuns:
             return None
 
 
+# A tensor of at most this many different values is a choice, such as a mask, not a measurement.
+_FEW_VALUES = 2
+
+
+def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
+    """Other values of the same kind: the same shapes, dtypes, signs and limits.
+
+    What holds by chance for the values of one run (a maximum that one operand always has, a factor
+    that is 1 everywhere) does not hold for these. Integers, masks and what is not finite stay:
+    they say which elements are read.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    return tuple(_vary(one, draw) for one in operands)
+
+
+def _vary(operand: Tensor, draw: torch.Generator) -> Tensor:
+    if not operand.is_floating_point() or not operand.numel():
+        return operand
+    values = operand.detach().to("cpu", torch.float64).flatten()
+    spread = torch.rand(len(values), generator=draw, dtype=torch.float64)
+    if not bool(torch.isfinite(values).all()):
+        return operand
+    count = len(values.unique())
+    if count == 1:  # a weight of ones, a bias of zeros
+        centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
+        varied = values + centred
+    elif count <= _FEW_VALUES < len(values):
+        return operand
+    else:
+        first, second = (values[torch.randperm(len(values), generator=draw)] for _ in range(2))
+        is_share = float(values.min()) >= 0 and float(values.max()) <= 1
+        between = first + spread * (second - first)
+        varied = between if is_share else torch.where(spread < 0.5, between, first * 4**spread / 2)  # noqa: PLR2004
+    return varied.reshape(operand.shape).to(operand)
+
+
 def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor | None:
     copies = [one.detach().clone() for one in operands]  # a program may write to what it reads
     try:
