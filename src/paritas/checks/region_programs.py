@@ -172,7 +172,7 @@ def judge_regions(
     if context is not None:
         context = dataclasses.replace(
             context,
-            runs=_runs_of(reference, candidate, tensors, pair),
+            runs=_runs_of(reference, candidate, tensors, pair, has_call=call is not None),
             inner=functools.partial(candidate.inner_values, tensors),
         )
     findings = Explainer().explain(findings, *pair, evidence, context)
@@ -192,8 +192,14 @@ def judge_regions(
 
 
 def _runs_of(
-    reference: Region, candidate: Region, tensors: Sequence[Tensor], pair: tuple[Tensor, Tensor]
+    reference: Region,
+    candidate: Region,
+    tensors: Sequence[Tensor],
+    pair: tuple[Tensor, Tensor],
+    *,
+    has_call: bool,
 ) -> PlaceRuns:
+    """Both regions; without a call of a function, the reference's is the call of its operators."""
     from paritas.diagnosis.place_runs import PlaceRuns
 
     def run_reference(operands: Sequence[Tensor]) -> Any:
@@ -202,9 +208,18 @@ def _runs_of(
     def run_candidate(operands: Sequence[Tensor]) -> Any:
         return candidate(*operands)
 
-    reads_all = set(candidate.given.values()) >= set(reference.given.values())
+    def recall(operands: Sequence[Tensor]) -> LiveCall | None:
+        context = reference.context(operands) if reference.operations else None
+        return None if context is None else context.call
+
     return PlaceRuns(
-        tuple(tensors), run_reference, lambda: run_candidate, *pair, reads_all=reads_all
+        tuple(tensors),
+        run_reference,
+        lambda: run_candidate,
+        *pair,
+        reads_all=set(candidate.given.values()) >= set(reference.given.values()),
+        recall=None if has_call else recall,
+        inner=lambda operands: functools.partial(candidate.inner_values, operands),
     )
 
 

@@ -145,6 +145,13 @@ class Case:
     context: Context = Context()
     whole_scale: float | None = None
 
+    @functools.cached_property
+    def repeated(self) -> tuple[Case, ...]:
+        """The same place with other operands; empty if it cannot be asked again."""
+        from paritas.diagnosis.second_look import repeat_case
+
+        return repeat_case(self)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all its tensors."""

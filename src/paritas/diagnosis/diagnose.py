@@ -35,6 +35,7 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.diagnosis.second_look import is_found_again
 from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
 from paritas.execution.scouting import run_apart
 from paritas.results.findings import Diagnosis, PatternKind
@@ -116,9 +117,12 @@ def propose_all(
         if enough and any(settled):
             break
         try:
-            found += propose(case)
+            proposed = propose(case)
         except UndecidedError:
             return []
+        # The mistakes of an operator were compared with a second run already.
+        is_tried = propose is propose_predictions
+        found += [one for one in proposed if is_tried or is_found_again(case, one, propose)]
     if not found and proposers is PROPOSERS:
         found += propose_readings(case) or propose_curves(case)
     return found
@@ -155,7 +159,18 @@ def rank_patterns(
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
         ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)
+    if not ranked and proposers is PROPOSERS:
+        ranked = _rank_repeated(case)
     return with_confidence(ranked, at_output=at_output)
+
+
+def _rank_repeated(case: Case) -> list[Pattern]:
+    """What explains the place with other operands, and the operands of the program as well.
+
+    These may show little: one number, or values that are all alike.
+    """
+    ranked = (_statable(one, rank_raw(one), at_output=False) for one in case.repeated[:1])
+    return next(filter(None, ranked), [])
 
 
 def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[Pattern]:

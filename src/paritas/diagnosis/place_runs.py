@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
+    from paritas.diagnosis.case import InnerValues
+
     Program = Callable[[Sequence[Tensor]], Any]
 
 
@@ -34,6 +37,10 @@ class PlaceRuns:
         given: the candidate's result for the operands, in the whole program.
         reads_all: whether the candidate reads all operands. What it does not read it may compute
             by itself from the others.
+        recall: the reference's call at the place with other operands, if its arguments are not the
+            operands themselves.
+        inner: the values on the candidate's way to its result for other operands, if they are seen.
+        earlier: the operands of the run that this one repeats.
     """
 
     operands: tuple[Tensor, ...]
@@ -42,6 +49,9 @@ class PlaceRuns:
     expected: Tensor
     given: Tensor
     reads_all: bool = True
+    recall: Callable[[Sequence[Tensor]], LiveCall | None] | None = None
+    inner: Callable[[Sequence[Tensor]], InnerValues] | None = None
+    earlier: tuple[Tensor, ...] | None = None
 
     @functools.cached_property
     def is_faithful(self) -> bool:

@@ -42,6 +42,7 @@ from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
+from paritas.diagnosis.second_look import holds_again
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.numerics.bits import is_inexact
@@ -240,11 +241,13 @@ class Predictor:
 
     Attributes:
         output: which of the tensors that the call returns is the one in question.
+        is_equivalent: the call is one that stands for the call at the place.
     """
 
     case: Case
     call: LiveCall
     output: int
+    is_equivalent: bool = False
 
     @classmethod
     def of(cls, case: Case, call: LiveCall) -> Predictor | None:
@@ -268,7 +271,8 @@ class Predictor:
     def equivalent(self) -> Predictor | None:
         """The same with one operator instead of several, if it is known."""
         made = (Predictor.of(self.case, one) for one in equivalent_calls(self.call))
-        return next((one for one in made if one is not None), None)
+        found = next((one for one in made if one is not None), None)
+        return None if found is None else dataclasses.replace(found, is_equivalent=True)
 
     def value(
         self, place: int, change: Callable[[Step], object] | None, *, wide: bool
@@ -421,7 +425,9 @@ class Predictor:
             )
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
-                return Reproduction(variation, place, weight, left, in_part)
+                found = Reproduction(variation, place, weight, left, in_part)
+                if self._holds_again(found):
+                    return found
         return self._native_reproduction(place, variation, prediction, parameters)
 
     def _is_one_value(self, prediction: Tensor) -> bool:
@@ -451,7 +457,38 @@ class Predictor:
         weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
         if weight is None or not fits_honestly(self.case, value):
             return None
-        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
+        found = Reproduction(variation, place, weight, mean_square_left(self.case, value))
+        return found if self._holds_again(found) else None
+
+    def _holds_again(self, found: Reproduction) -> bool:
+        """Whether the mistake gives what the candidate gives for other operands, too."""
+        return all(predictor._is_met(found, self) for predictor in self._again)  # noqa: SLF001
+
+    def _is_met(self, found: Reproduction, first: Predictor) -> bool:
+        """Whether a mistake that was found with other operands holds; also if it cannot be made."""
+        for wide in (True, False):
+            value = self.value(found.place, found.variation.change, wide=wide)
+            if value is None:
+                return True
+            prediction = widen(value)
+            if found.in_part:
+                prediction = first._limited(prediction, self.case.right)
+            if holds_again(self.case, prediction):
+                return True
+        return False
+
+    @functools.cached_property
+    def _again(self) -> list[Predictor]:
+        """The same call with other operands, where both programs were asked again."""
+        found = []
+        for other in self.case.repeated:
+            call = other.context.call
+            predictor = None if call is None else Predictor.of(other, call)
+            if predictor is not None and self.is_equivalent:
+                predictor = predictor.equivalent()
+            if predictor is not None and predictor.output == self.output:
+                found.append(predictor)
+        return found
 
     @functools.cached_property
     def _block(self) -> Tensor | None:

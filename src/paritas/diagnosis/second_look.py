@@ -1,0 +1,167 @@
+"""The place again with other operands: what reproduces a candidate by chance does not do so twice.
+
+On the values of one run, many formulas give the same: a maximum is the operand that is always the
+larger one, a square of ones is left out, any order of a few values is found in them. An explanation
+is a prediction, so it is also compared with what the candidate gives for values it was not made
+from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas._torch.operators import map_tensors
+from paritas.diagnosis.case import Case, near, noise_of_prediction
+from paritas.diagnosis.place_runs import vary_operands
+from paritas.execution.scouting import is_scout
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from paritas.diagnosis.calls import LiveCall
+    from paritas.diagnosis.place_runs import PlaceRuns
+    from paritas.results.findings import Pattern
+
+# Larger places take too long to be called again.
+_MOST_ELEMENTS = 1 << 20
+# What a prediction must explain of the elements that it is about.
+_MOST = 0.9
+# An element is explained if this share of its error is left, or the noise.
+_LEFT = 0.05
+# The noise of sums is larger than that of one rounding.
+_SLACK = 8.0
+# Two different second looks: one of them may not show the fault.
+_SEEDS = (1, 2)
+
+
+def repeat_case(case: Case) -> tuple[Case, ...]:
+    """The same place with other operands; empty if it cannot be asked again."""
+    context, runs = case.context, case.context.runs
+    call = context.call
+    if runs is None or call is None or context.draws or not runs.reads_all:
+        return ()
+    if runs.expected.numel() > _MOST_ELEMENTS or not (is_scout() or call.is_safe_here):
+        return ()
+    if tuple(runs.expected.shape) != case.shape or not runs.is_faithful:
+        return ()
+    made = (_repeat(case, runs, call, operands) for operands in _other_operands(runs, call))
+    return tuple(one for one in made if one is not None)
+
+
+def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]:
+    """Operands to ask again with; what the reference's call does not show stays as it is."""
+    if runs.earlier is not None:
+        return [runs.earlier]
+    is_shown = [
+        runs.recall is not None or any(_is_equal(operand, one) for one in call.floating)
+        for operand in runs.operands
+    ]
+    if not any(is_shown):
+        return []
+    return [
+        tuple(
+            other if shown else operand
+            for operand, other, shown in zip(
+                runs.operands, vary_operands(runs.operands, seed), is_shown, strict=True
+            )
+        )
+        for seed in _SEEDS
+    ]
+
+
+def _repeat(
+    case: Case, runs: PlaceRuns, call: LiveCall, operands: tuple[Tensor, ...]
+) -> Case | None:
+    """The case with these operands; None if the programs cannot take them."""
+    reference, candidate = runs.reference(operands), runs.candidate(operands)
+    if reference is None or candidate is None:
+        return None
+
+    def exchange(tensor: Tensor) -> Tensor:
+        pairs = zip(runs.operands, operands, strict=True)
+        return next((other for one, other in pairs if _is_equal(one, tensor)), tensor)
+
+    again = dataclasses.replace(
+        runs, operands=operands, expected=reference, given=candidate, earlier=runs.operands
+    )
+    context = dataclasses.replace(
+        case.context,
+        call=_exchange_call(call, runs, operands, exchange),
+        inputs=tuple(map(exchange, case.context.inputs)),
+        named={name: exchange(one) for name, one in case.context.named.items()},
+        inner=None if runs.inner is None else runs.inner(operands),
+        runs=again,
+    )
+    return Case(candidate, reference, context=context)
+
+
+def _exchange_call(
+    call: LiveCall,
+    runs: PlaceRuns,
+    operands: Sequence[Tensor],
+    exchange: Callable[[Tensor], Tensor],
+) -> LiveCall | None:
+    if runs.recall is not None:
+        return runs.recall(operands)
+    args: Any = map_tensors(call.args, exchange)
+    kwargs = {name: map_tensors(value, exchange) for name, value in call.kwargs.items()}
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one is other or (
+        one.shape == other.shape
+        and one.dtype == other.dtype
+        and one.device == other.device
+        and torch.equal(one, other)
+    )
+
+
+def holds_again(case: Case, prediction: Tensor) -> bool:
+    """Whether a prediction made elsewhere holds here too, or nothing can be seen here.
+
+    It is about the elements that are wrong here, or that it says are wrong.
+    """
+    noise = noise_of_prediction(case, prediction, None)
+    about = ~near(case.given, case.right, noise, slack=_SLACK)
+    about |= ~near(prediction, case.right, noise, slack=_SLACK)
+    if not bool(about.any()):
+        return True
+    left = (case.given - prediction).abs()
+    fits = near(case.given, prediction, noise, slack=_SLACK) | (left <= _LEFT * case.error.abs())
+    return float(fits[about].double().mean()) >= _MOST
+
+
+# What says a number of the candidate: another number for other operands is another mistake.
+_OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET}
+_SAME_NUMBER = 0.02
+
+
+def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
+    """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
+    for other in case.repeated[:1]:
+        if not other.is_beyond_noise:
+            continue
+        again = [one for one in propose(other) if one.kind == pattern.kind]
+        if not any(_says_the_same(one, pattern) for one in again):
+            return False
+    return True
+
+
+def _says_the_same(one: Pattern, other: Pattern) -> bool:
+    if other.kind not in _OF_A_NUMBER:
+        return True
+    for name in ("factor", "offset", "limit"):
+        values = [pattern.evidence.get(name) for pattern in (one, other)]
+        first, second = values
+        if isinstance(first, float) and isinstance(second, float):
+            size = max(abs(first), abs(second))
+            if abs(first - second) > _SAME_NUMBER * size:
+                return False
+    return True
