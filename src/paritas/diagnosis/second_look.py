@@ -9,7 +9,8 @@ from.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -36,6 +37,8 @@ _MOST = 0.9
 _LEFT = 0.05
 # The noise of sums is larger than that of one rounding.
 _SLACK = 8.0
+# What names a number that the candidate is made with.
+_OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
 # Two different second looks: one of them may not show the fault.
 _SEEDS = (1, 2)
 
@@ -138,30 +141,39 @@ def holds_again(case: Case, prediction: Tensor) -> bool:
     return float(fits[about].double().mean()) >= _MOST
 
 
-# What says a number of the candidate: another number for other operands is another mistake.
-_OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET}
-_SAME_NUMBER = 0.02
-
-
 def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
     """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
     for other in case.repeated[:1]:
-        if not other.is_beyond_noise:
-            continue
-        again = [one for one in propose(other) if one.kind == pattern.kind]
-        if not any(_says_the_same(one, pattern) for one in again):
+        if other.is_beyond_noise and not any(says_the_same(one, pattern) for one in propose(other)):
             return False
     return True
 
 
-def _says_the_same(one: Pattern, other: Pattern) -> bool:
+# A decimal number; whole ones count elements or name places, which differ.
+_DECIMAL = re.compile(r"-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)")
+_SAME_NUMBER = 0.02
+
+
+class Statement(Protocol):
+    """What says a kind of mistake in a sentence."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def sentence(self) -> str: ...  # noqa: D102
+
+
+def says_the_same(one: Statement, other: Statement) -> bool:
+    """Whether two statements are of one kind, with the same numbers.
+
+    A limit that is another number for other operands is no limit, but follows from them.
+    """
+    if one.kind != other.kind:
+        return False
     if other.kind not in _OF_A_NUMBER:
         return True
-    for name in ("factor", "offset", "limit"):
-        values = [pattern.evidence.get(name) for pattern in (one, other)]
-        first, second = values
-        if isinstance(first, float) and isinstance(second, float):
-            size = max(abs(first), abs(second))
-            if abs(first - second) > _SAME_NUMBER * size:
-                return False
-    return True
+    numbers = [list(map(float, _DECIMAL.findall(said.sentence))) for said in (one, other)]
+    return len(numbers[0]) == len(numbers[1]) and all(
+        abs(first - second) <= _SAME_NUMBER * max(abs(first), abs(second))
+        for first, second in zip(*numbers, strict=True)
+    )

@@ -42,7 +42,7 @@ from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
-from paritas.diagnosis.second_look import holds_again
+from paritas.diagnosis.second_look import holds_again, says_the_same
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.numerics.bits import is_inexact
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Case
     from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
+
+    _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
 
 # Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
 # on what else the machine does.
@@ -242,12 +244,14 @@ class Predictor:
     Attributes:
         output: which of the tensors that the call returns is the one in question.
         is_equivalent: the call is one that stands for the call at the place.
+        is_second: it is a second look itself, which needs none.
     """
 
     case: Case
     call: LiveCall
     output: int
     is_equivalent: bool = False
+    is_second: bool = False
 
     @classmethod
     def of(cls, case: Case, call: LiveCall) -> Predictor | None:
@@ -306,7 +310,7 @@ class Predictor:
         if not all(one.in_part for one in found):
             return tried, found
         # One expression for all elements says more than a mistake in a part of them.
-        more, expressions = self._expressions()
+        more, expressions = self._expressions
         return tried + more, found + [one for one in expressions if not (found and one.in_part)]
 
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
@@ -336,6 +340,10 @@ class Predictor:
                 found += [] if solution is None else [solution]
         return tried, found
 
+    def _found_expressions(self) -> list[Reproduction]:
+        return self._expressions[1]
+
+    @functools.cached_property
     def _expressions(self) -> tuple[int, list[Reproduction]]:
         """How many expressions were tried, and the shortest ones that reproduce the candidate."""
         if not self.steps or self._is_followed:
@@ -366,7 +374,13 @@ class Predictor:
                 prediction = self._prediction(place, variation)
                 if prediction is not None:
                     found.append(
-                        self._reproduction(place, variation, prediction, parameters=numbers)
+                        self._reproduction(
+                            place,
+                            variation,
+                            prediction,
+                            parameters=numbers,
+                            search=Predictor._found_expressions,
+                        )
                     )
             if any(found):
                 return [one for one in found if one is not None]
@@ -411,7 +425,13 @@ class Predictor:
         return None if value is None else widen(value)
 
     def _reproduction(
-        self, place: int, variation: Variation, prediction: Tensor, *, parameters: int = 0
+        self,
+        place: int,
+        variation: Variation,
+        prediction: Tensor,
+        *,
+        parameters: int = 0,
+        search: _Search | None = None,
     ) -> Reproduction | None:
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
             return None
@@ -426,9 +446,9 @@ class Predictor:
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
                 found = Reproduction(variation, place, weight, left, in_part)
-                if self._holds_again(found):
+                if self._holds_again(found, search):
                     return found
-        return self._native_reproduction(place, variation, prediction, parameters)
+        return self._native_reproduction(place, variation, prediction, parameters, search)
 
     def _is_one_value(self, prediction: Tensor) -> bool:
         """Whether one value is predicted everywhere, where there should be several.
@@ -439,7 +459,12 @@ class Predictor:
         return bool((values == values[0]).all()) and not bool((right == right[0]).all())
 
     def _native_reproduction(
-        self, place: int, variation: Variation, prediction: Tensor, parameters: int
+        self,
+        place: int,
+        variation: Variation,
+        prediction: Tensor,
+        parameters: int,
+        search: _Search | None,
     ) -> Reproduction | None:
         """The mistake in the program's own dtype, whose noise may be larger than the right one's.
 
@@ -458,11 +483,18 @@ class Predictor:
         if weight is None or not fits_honestly(self.case, value):
             return None
         found = Reproduction(variation, place, weight, mean_square_left(self.case, value))
-        return found if self._holds_again(found) else None
+        return found if self._holds_again(found, search) else None
 
-    def _holds_again(self, found: Reproduction) -> bool:
-        """Whether the mistake gives what the candidate gives for other operands, too."""
-        return all(predictor._is_met(found, self) for predictor in self._again)  # noqa: SLF001
+    def _holds_again(self, found: Reproduction, search: _Search | None) -> bool:
+        """Whether the mistake gives what the candidate gives for other operands, too.
+
+        Args:
+            search: how it was found, if it was made from the candidate's values.
+        """
+        return all(
+            predictor._is_met(found, self) or predictor._finds(found, search)  # noqa: SLF001
+            for predictor in self._again
+        )
 
     def _is_met(self, found: Reproduction, first: Predictor) -> bool:
         """Whether a mistake that was found with other operands holds; also if it cannot be made."""
@@ -477,17 +509,26 @@ class Predictor:
                 return True
         return False
 
+    def _finds(self, found: Reproduction, search: _Search | None) -> bool:
+        """Whether a search finds the same mistake."""
+        if search is None:
+            return False
+        with contextlib.suppress(*UNUSABLE):
+            variations = (one.variation for one in search(self) if one is not None)
+            return any(says_the_same(one, found.variation) for one in variations)
+        return False
+
     @functools.cached_property
     def _again(self) -> list[Predictor]:
         """The same call with other operands, where both programs were asked again."""
-        found = []
-        for other in self.case.repeated:
+        found: list[Predictor] = []
+        for other in () if self.is_second else self.case.repeated:
             call = other.context.call
             predictor = None if call is None else Predictor.of(other, call)
             if predictor is not None and self.is_equivalent:
                 predictor = predictor.equivalent()
             if predictor is not None and predictor.output == self.output:
-                found.append(predictor)
+                found.append(dataclasses.replace(predictor, is_second=True))
         return found
 
     @functools.cached_property
@@ -522,6 +563,10 @@ class Predictor:
             is_late = _now() > until
             return None if is_late else self._prediction(place, variation)
 
+        def deduce(other: Predictor) -> list[Reproduction | None]:
+            steps = dict(other.steps)
+            return other._deductions(place, steps[place], until) if place in steps else []
+
         found = []
         for variation in deduced_variations(
             step, predict, self.case.given, self._inside, self.call.floating
@@ -529,7 +574,11 @@ class Predictor:
             prediction = predict(variation)
             if prediction is not None:
                 fitted = max(1, variation.fitted)
-                found.append(self._reproduction(place, variation, prediction, parameters=fitted))
+                found.append(
+                    self._reproduction(
+                        place, variation, prediction, parameters=fitted, search=deduce
+                    )
+                )
         return found
 
     def _growth(self, prediction: Tensor) -> float:

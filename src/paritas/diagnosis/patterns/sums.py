@@ -413,8 +413,14 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
                 said = f"the last {count} of the {size} indices along axis {axis} are left out"
                 change = partial(_without_rows, axis=axis, size=size - count)
                 yield Variation(PatternKind.PARTIAL_SUM, said, change)
-    said = "rows with the same index are averaged, not added up"
-    yield Variation(PatternKind.WRONG_REDUCTION, said, _averaged)
+    # With what is there already or without it: the same if they are added to zeros.
+    for ending, change in (
+        ("", _averaged),
+        (" together with what is there already", partial(_averaged, with_self=True)),
+        (" and then added", _with_average),
+    ):
+        said = f"rows with the same index are averaged{ending}, not added up"
+        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
 
 
 def _unchanged(step: Step) -> Any:
@@ -458,11 +464,19 @@ def _overwritten(step: Step, *, last: bool) -> Tensor:
     return value
 
 
-def _averaged(step: Step) -> Tensor:
+def _averaged(step: Step, *, with_self: bool = False) -> Tensor:
     into, rows, index, dim = _parts(step)
     if step.name == "scatter_add":
-        return into.scatter_reduce(dim, index, rows, "mean", include_self=False)
-    return into.index_reduce(dim, index, rows, "mean", include_self=False)
+        return into.scatter_reduce(dim, index, rows, "mean", include_self=with_self)
+    return into.index_reduce(dim, index, rows, "mean", include_self=with_self)
+
+
+def _with_average(step: Step) -> Tensor:
+    into, rows, index, dim = _parts(step)
+    zeros = torch.zeros_like(into)
+    if step.name == "scatter_add":
+        return into + zeros.scatter_reduce(dim, index, rows, "mean", include_self=False)
+    return into + zeros.index_reduce(dim, index, rows, "mean", include_self=False)
 
 
 # --- Matrix products ------------------------------------------------------------------------------
