@@ -38,6 +38,8 @@ _OVERLOADED = ("aten", "prims")
 # How many wrong elements are looked at first.
 _SAMPLED = 1 << 14
 _STRIDE = 1_000_003
+# What programs compute is smaller; the lowest numbers of float32 and bfloat16 are larger.
+_LARGEST_COMPUTED = 1e37
 
 
 class InnerValues(Protocol):
@@ -186,15 +188,24 @@ class Case:
             # An element without a figure has no noise.
             noise = self.noise.detach().to("cpu", torch.float64)
             noise = noise.nan_to_num(nan=0.0, posinf=math.inf)
-            # An infinity on which all runs agree, such as that of a mask, has none either.
-            agreed = torch.isinf(self.right) & (self.right == widen(self.reference))
-            return noise.masked_fill(agreed, 0.0)
+            return noise.masked_fill(self.filled, 0.0)
         finite = self.magnitude
         scale = self.whole_scale
         if scale is None:
-            scale = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+            computed = torch.where(self.filled, 0.0, finite)
+            scale = float(computed.square().mean().sqrt()) if finite.numel() else 0.0
         unit = max(roundoff(self.candidate), roundoff(self.reference))
-        return _ROUNDINGS * unit * (finite + scale)
+        return (_ROUNDINGS * unit * (finite + scale)).masked_fill(self.filled, 0.0)
+
+    @functools.cached_property
+    def filled(self) -> Tensor:
+        """Which elements are infinite or about the lowest number, and equal in all runs.
+
+        They are those of a mask, and have no noise. That of so large a number would allow anything
+        in its place.
+        """
+        right = self.right.real if self.right.is_complex() else self.right
+        return (right.abs() >= _LARGEST_COMPUTED) & (self.right == widen(self.reference))
 
     @property
     def magnitude(self) -> Tensor:

@@ -439,6 +439,8 @@ def propose_offsets(case: Case) -> list[Pattern]:
 
 
 def _one_number(case: Case) -> list[Pattern]:
+    if bool(case.filled[case.wrong].all()):
+        return []  # anything is nothing beside the number that a mask fills in
     ones = torch.ones_like(case.right)
     offset, error = robust_proportion(case, ones, case.error)
     if not math.isfinite(offset) or abs(offset) <= _OFFSET_STANDARD_ERRORS * error:

@@ -414,13 +414,14 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
                 change = partial(_without_rows, axis=axis, size=size - count)
                 yield Variation(PatternKind.PARTIAL_SUM, said, change)
     # With what is there already or without it: the same if they are added to zeros.
-    for ending, change in (
+    averages: tuple[tuple[str, Callable[[Step], Tensor]], ...] = (
         ("", _averaged),
         (" together with what is there already", partial(_averaged, with_self=True)),
         (" and then added", _with_average),
-    ):
+    )
+    for ending, average in averages:
         said = f"rows with the same index are averaged{ending}, not added up"
-        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+        yield Variation(PatternKind.WRONG_REDUCTION, said, average)
 
 
 def _unchanged(step: Step) -> Any:
