@@ -39,7 +39,7 @@ T = TypeVar("T")
 # After this many scouts that have not come back, no other is sent.
 MOST_LOST = 8
 # How long an attempt may take: in seconds, and in multiples of the longest before it.
-MOST_SILENT = 3.0
+MOST_SILENT = 8.0
 _LONGER = 10.0
 # The first one has nothing to be compared with.
 _FIRST_SILENT = 10.0

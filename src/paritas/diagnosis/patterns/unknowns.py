@@ -47,6 +47,7 @@ _BENT = frozenset(
         *("exp", "exp2", "expm1", "log1p", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "atan"),
         *("silu", "gelu", "elu", "softplus", "mish", "hardswish", "hardsigmoid", "hardtanh"),
         *("softmax", "log_softmax", "log_sigmoid_forward"),
+        *("clamp", "clamp_min", "clamp_max", "round", "floor", "ceil"),
     }
 )
 # A factor that is smaller than this leaves nothing.

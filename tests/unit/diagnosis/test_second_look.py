@@ -1,0 +1,113 @@
+"""What reproduces a candidate by chance does not do so with other operands."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from paritas.checks.failures import call_context
+from paritas.diagnosis.diagnose import diagnose
+from paritas.diagnosis.place_runs import PlaceRuns, vary_operands
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+_ATEN = torch.ops.aten
+
+
+def _diagnose(
+    reference: Callable[..., Any], candidate: Callable[..., Any], *operands: Any, again: bool = True
+) -> tuple[str, str]:
+    """The kind and the sentence; `again`: whether both programs can be asked again."""
+    tensors = tuple(one for one in operands if isinstance(one, torch.Tensor))
+    rest = [one for one in operands if not isinstance(one, torch.Tensor)]
+    right, wrong = reference(*operands), candidate(*operands)
+    runs = PlaceRuns(
+        tensors,
+        lambda values: reference(*values, *rest),
+        lambda: lambda values: candidate(*values, *rest),
+        right,
+        wrong,
+    )
+    context = call_context(reference, operands, {})
+    context = dataclasses.replace(context, runs=runs if again else None)
+    patterns = diagnose(wrong, right, context=context).patterns
+    return (str(patterns[0].kind), patterns[0].sentence) if patterns else ("", "")
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(6, 8)
+
+
+def test_a_factor_of_these_values_only_is_not_stated(rows: Tensor) -> None:
+    ones = torch.ones(6, 8)
+    more = lambda x, w: x * (w + 1)  # noqa: E731
+    assert _diagnose(_ATEN.mul.Tensor, more, rows, ones, again=False)[0] == "scale"
+    assert _diagnose(_ATEN.mul.Tensor, more, rows, ones)[0] != "scale"
+
+
+def test_a_limit_that_follows_from_the_values_is_no_limit(rows: Tensor) -> None:
+    lowest = lambda x, mask, _: torch.where(mask, x.masked_fill(mask, 9.0).min(), x)  # noqa: E731
+    mask = rows > 0.5
+    kind, _ = _diagnose(_ATEN.masked_fill.Scalar, lowest, rows, mask, -100.0)
+    assert kind != "clipped"
+
+
+def test_a_limit_that_stays_is_stated(rows: Tensor) -> None:
+    limited = lambda x: functional.silu(x).clamp(max=0.5)  # noqa: E731
+    kind, _ = _diagnose(_ATEN.silu.default, limited, rows)
+    assert kind == "clipped"
+
+
+def test_the_reverse_order_of_three_rows_is_no_shift() -> None:
+    torch.manual_seed(0)
+    # The first and the last row are alike: reversed and moved by one give the same rows here.
+    images = torch.randn(2, 4, 3, 3)
+    images[:, :, 1] = images[:, :, 2]
+    flipped = lambda x: _ATEN.abs.default(x.flip(2))  # noqa: E731
+    kind, _ = _diagnose(_ATEN.abs.default, flipped, images)
+    assert kind in {"permutation", "wrong index", ""}
+
+
+def test_rows_that_are_averaged_are_told_so_also_if_they_are_added_to_zeros(rows: Tensor) -> None:
+    index = torch.tensor([0, 1, 1, 2, 2, 2])
+    counts = torch.tensor([1.0, 2.0, 3.0, 1.0])[:, None]
+
+    def add(into: Tensor, source: Tensor) -> Tensor:
+        return _ATEN.index_add.default(into, 0, index, source)
+
+    def average(into: Tensor, source: Tensor) -> Tensor:
+        return into + add(torch.zeros_like(into), source) / counts
+
+    operands = torch.zeros(4, 8), rows
+    right, wrong = add(*operands), average(*operands)
+    runs = PlaceRuns(
+        operands, lambda values: add(*values), lambda: lambda values: average(*values), right, wrong
+    )
+    context = call_context(_ATEN.index_add.default, (operands[0], 0, index, rows), {})
+    found = diagnose(wrong, right, context=dataclasses.replace(context, runs=runs))
+    assert found.patterns[0].kind == "wrong reduction"
+    assert "averaged and then added" in found.patterns[0].sentence
+
+
+def test_other_operands_keep_shapes_dtypes_masks_and_signs() -> None:
+    torch.manual_seed(0)
+    shares = torch.softmax(torch.randn(4, 5), -1)
+    mask = torch.zeros(3, 3).masked_fill(torch.eye(3) > 0, -torch.inf)
+    operands = (shares, mask, torch.arange(4), torch.ones(7), torch.rand(9) + 2)
+    varied = vary_operands(operands, 1)
+    assert [(one.shape, one.dtype) for one in varied] == [(o.shape, o.dtype) for o in operands]
+    assert bool(((varied[0] >= 0) & (varied[0] <= 1)).all())
+    assert torch.equal(varied[1], mask)
+    assert torch.equal(varied[2], operands[2])
+    assert len(varied[3].unique()) == 7
+    assert bool((varied[4] > 0).all())
+    assert not torch.equal(varied[4], operands[4])
