@@ -412,9 +412,9 @@ def _plain_weights(
 ) -> Iterator[SolvedArgument]:
     right = widen(weights_and_values(step)[0])
     noise = _ROUNDINGS * roundoff(predictor.case.candidate) * (right + 1 / right.shape[-1])
-    yield from _Solution("the matrix that multiplies the values", shown, right, noise, _with_weights).at(
-        predictor, place
-    )
+    yield from _Solution(
+        "the matrix that multiplies the values", shown, right, noise, _with_weights
+    ).at(predictor, place)
 
 
 def _with_weights(step: Step, value: Tensor) -> Any:

@@ -19,6 +19,7 @@ from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
 from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.approximations import propose_curves
 from paritas.diagnosis.patterns.arguments import solve_arguments
 from paritas.diagnosis.patterns.linear_maps import solve_weight
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
@@ -95,10 +96,16 @@ def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[
     weight = weigh(outer, operand.predicted, extent=Extent.ALL)
     if weight is None or not fits_honestly(outer, operand.predicted):
         return []
-    return [
-        _with_exact(pattern, weight.exact)
-        for pattern in _name_patterns(inner, operand.name, describe)
-    ]
+    patterns = _name_patterns(inner, operand.name, describe)
+    if not patterns and operand.outer is not None:
+        patterns = _name_patterns(inner, operand.name, _propose_function)
+    return [_with_exact(pattern, weight.exact) for pattern in patterns]
+
+
+def _propose_function(case: Case) -> list[Pattern]:
+    """An argument that is a function of the right one, where it is wrong."""
+    given, right, noise = (one[case.wrong] for one in (case.given, case.right, case.allowed))
+    return propose_curves(Case(given, right, noise=noise, context=Context()), right)
 
 
 def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
@@ -271,6 +278,6 @@ def _solved_arguments(predictor: Predictor) -> Iterator[_Operand]:
 def _without_noise(value: Tensor, right: Tensor, noise: Tensor) -> Tensor:
     """What is solved for, with zeros, right values and limits that are such within the noise."""
     for limit in (value.max(), value.min()):
-        value = torch.where(near(value, limit.expand_as(value), noise), limit, value)
+        value = torch.where((value - limit).abs() <= noise, limit, value)
     value = torch.where(near(value, torch.zeros_like(value), noise), 0.0, value)
     return torch.where(near(value, right, noise), right, value)
