@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.diagnosis.case import unravel
+from paritas.diagnosis.place_runs import HUGE
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.metrics import bitwise_equal
@@ -313,9 +314,10 @@ class Laboratory:
         picked = torch.randint(len(flat), (len(flat),), generator=self._draw)
         yield torch.where(mask, flat[picked].view(operand.shape), operand)
         if operand.is_floating_point():
-            finite = flat[torch.isfinite(flat)].float()
-            if finite.numel():
-                low, high = float(finite.min()), float(finite.max())
+            # What a mask writes is as good as infinite: nothing is further outside.
+            usual = flat[flat.abs() < HUGE].float()
+            if usual.numel():
+                low, high = float(usual.min()), float(usual.max())
                 width = max(high - low, abs(high), 1e-3)
                 noise = torch.rand(operand.shape, generator=self._draw)
                 # Far outside on either side: an element that never wins a maximum may win one now.

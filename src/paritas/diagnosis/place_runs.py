@@ -71,6 +71,15 @@ class PlaceRuns:
         """The candidate's result; None if it cannot be called so."""
         return None if self._program is None else _run(self._program, operands, self.given)
 
+    def place_of(self, tensor: Tensor) -> int | None:
+        """Where a value is among the operands; None if it is not clear."""
+        places = [
+            place
+            for place, one in enumerate(self.operands)
+            if one.shape == tensor.shape and one.dtype == tensor.dtype and torch.equal(one, tensor)
+        ]
+        return places[0] if len(places) == 1 else None
+
     @functools.cached_property
     def _program(self) -> Program | None:
         try:
@@ -81,6 +90,8 @@ class PlaceRuns:
 
 # A tensor of at most this many different values is a choice, such as a mask, not a measurement.
 _FEW_VALUES = 2
+# A value beyond this is what a mask writes, and as good as infinite.
+HUGE = 1e30
 
 
 def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
@@ -97,11 +108,13 @@ def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
 def _vary(operand: Tensor, draw: torch.Generator) -> Tensor:
     if not operand.is_floating_point() or not operand.numel():
         return operand
-    values = operand.detach().to("cpu", torch.float64).flatten()
+    every = operand.detach().to("cpu", torch.float64).flatten()
+    is_usual = every.abs() < HUGE
+    values = every[is_usual]
     spread = torch.rand(len(values), generator=draw, dtype=torch.float64)
-    if not bool(torch.isfinite(values).all()):
-        return operand
     count = len(values.unique())
+    if count == 0 or (count == 1 and len(values) < len(every)):
+        return operand  # a mask that is added
     if count == 1:  # a weight of ones, a bias of zeros
         centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
         varied = values + centred
@@ -112,7 +125,7 @@ def _vary(operand: Tensor, draw: torch.Generator) -> Tensor:
         is_share = float(values.min()) >= 0 and float(values.max()) <= 1
         between = first + spread * (second - first)
         varied = between if is_share else torch.where(spread < 0.5, between, first * 4**spread / 2)  # noqa: PLR2004
-    return varied.reshape(operand.shape).to(operand)
+    return every.masked_scatter(is_usual, varied).reshape(operand.shape).to(operand)
 
 
 def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor | None:

@@ -90,14 +90,17 @@ _FOLLOWS = 0.8
 _EXAMPLES = (0.2, 0.5, 0.8)
 
 
-def propose_curves(case: Case) -> list[Pattern]:
+def propose_curves(case: Case, argument: Tensor | None = None) -> list[Pattern]:
     """`other function`: some function of the operator's own inputs, element by element.
 
     Only for what has no other name: each element has its own error, which its inputs decide.
+
+    Args:
+        argument: what it is a function of; the inputs of the call if it is left out.
     """
-    if case.context.call is None or case.is_exact or not case.is_beyond_noise:
+    if case.is_exact or not case.is_beyond_noise or case.given.is_complex():
         return []
-    inputs = [] if case.given.is_complex() else _inputs(case)
+    inputs = _inputs(case) if argument is None else [argument]
     wrong = float(case.wrong.double().mean())
     if not inputs or wrong < _LEAST_WRONG or not bool(case.both_finite.all()):
         return []
@@ -110,7 +113,9 @@ def propose_curves(case: Case) -> list[Pattern]:
     if any(len(one.unique()) < len(one) // 2 for one in some) or _follows_place(inputs):
         return []
     least, fewest = (_OF_ONE, _FEWEST) if len(some) == 1 else (_OF_TWO, _FEWEST_OF_TWO)
-    smooth = _smoothness_beside(error, some)
+    # What does not depend on the inputs at all has an error that does.
+    given = case.given.flatten()[::step]
+    smooth = min(_smoothness_beside(one, some) for one in (error, given))
     if len(error) < fewest or smooth < least:
         return []
     return [

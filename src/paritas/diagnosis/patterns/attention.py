@@ -32,6 +32,7 @@ def attention_variations(step: Step) -> Iterator[Variation]:
     yield from _mask_variations(step)
     yield from _factor_variations(step)
     yield from _key_variations(step)
+    yield from _feature_variations(step)
     yield from _softmax_variations(step)
     if "grad_out" in step.values:
         yield from _gradient_variations(step)
@@ -138,6 +139,12 @@ def weights_and_values(step: Step) -> tuple[Tensor, Tensor]:
     causal = step.values.get("is_causal") is True
     parts = _parts_of(step, diagonal=0 if causal else None)
     return parts.weights, parts.value
+
+
+def scores_of(step: Step) -> Tensor:
+    """What softmax is taken of, where nothing is hidden."""
+    parts = _parts_of(step, diagonal=None, alter=lambda _: None)
+    return parts.query @ parts.key.mT * parts.factor + bias_of(step)
 
 
 def mask_of(step: Step) -> Tensor | None:
@@ -261,6 +268,25 @@ def _key_variations(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.PARTIAL_SUM, said, change)
 
 
+def _feature_variations(step: Step) -> Iterator[Variation]:
+    """Scores of fewer features; the factor stays."""
+    size = step.values["query"].shape[-1]
+    cuts = dict.fromkeys([*left_out(size), (0, size // 4), (0, size // 2), (size // 2, 0)])
+    for first, last in cuts:
+        if first + last < size:
+            verb = "is" if first + last == 1 else "are"
+            said = f"{words_of(first, last)} of the {size} features {verb} left out of the scores"
+            change = partial(_with_features, first=first, last=last)
+            yield Variation(PatternKind.PARTIAL_SUM, said, change)
+
+
+def _with_features(step: Step, first: int, last: int) -> Any:
+    query = step.values["query"].clone()
+    query[..., :first] = 0
+    query[..., query.shape[-1] - last :] = 0
+    return step.run(query=query)
+
+
 _CAPS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0)
 
 
@@ -290,6 +316,8 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     for words, normalise in _OTHER_WEIGHTS.items():
         said = f"the weights are {words} instead of the softmax"
         yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=normalise))
+    for words, normalise in _sums_of_parts(step.values["key"].shape[-2]):
+        yield Variation(PatternKind.STATISTICS, words, attends(normalise=normalise))
     count = step.values["key"].shape[-2]
     for block in dict.fromkeys((count // 2, *tails(count))):
         if 0 < block < count:
@@ -340,11 +368,59 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
         said = f"{words} instead of the softmax".replace("scores", "values")
         change = partial(_weighted, normalise=normalise)
         yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    for words, normalise in _sums_of_parts(x.shape[dim]):
+        yield Variation(PatternKind.STATISTICS, words, partial(_weighted, normalise=normalise))
 
 
 def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     dim = step.values["dim"]
     return normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+
+
+# So many parts of a row are tried.
+_PARTS = (2, 3, 4, 8, 16)
+
+
+def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Softmax whose sums are those of parts of the row."""
+    for parts in (one for one in _PARTS if count % one == 0 and one < count):
+        said = f"each of {parts} parts of the row is divided by its own sum"
+        yield said, partial(_normalised_parts, parts=parts, shared=False)
+        said = f"{said}, and the parts count the same"
+        yield said, partial(_normalised_parts, parts=parts, shared=True)
+    yield "each element is divided by the sum up to it, not by that of the row", _running
+    yield "each element is divided by the sum of the others", _of_others
+
+
+def _normalised_parts(scores: Tensor, parts: int, *, shared: bool) -> Tensor:
+    weights = _softmax(scores.unflatten(-1, (parts, -1))).flatten(-2)
+    if not shared:
+        return weights
+    seen = (scores.unflatten(-1, (parts, -1)) > -math.inf).any(-1).sum(-1, keepdim=True)
+    return weights / seen.clamp(min=1)
+
+
+def _running(scores: Tensor) -> Tensor:
+    return (scores - scores.logcumsumexp(-1)).exp().nan_to_num(0.0)
+
+
+def _of_others(scores: Tensor) -> Tensor:
+    powers = _undivided(scores)
+    return powers / (powers.sum(-1, keepdim=True) - powers)
+
+
+def smoothed_weights(share: float) -> Callable[[Tensor], Tensor]:
+    """A softmax of which a share is the same for all."""
+
+    def normalise(scores: Tensor) -> Tensor:
+        return (1 - share) * _softmax(scores) + share / scores.shape[-1]
+
+    return normalise
+
+
+def softmax_with(normalise: Callable[[Tensor], Tensor], step: Step) -> Any:
+    """Softmax, or an attention, with other weights."""
+    return attends(normalise=normalise)(step) if is_attention(step) else _weighted(step, normalise)
 
 
 def capped_scores(number: float) -> Variation:
@@ -606,11 +682,10 @@ def _slot_variations(step: Step) -> Iterator[Variation]:
                 change = partial(_with_page, names=names, start=start, size=size, source=None)
                 yield Variation(PatternKind.ZEROS, said, change)
             for source in dict.fromkeys((start - size, 0)):
-                if 0 <= source != start:
-                    said = f"keys and values at place {some} of {count} are those from {source} on"
-                    change = partial(
-                        _with_page, names=("key", "value"), start=start, size=size, source=source
-                    )
+                for names in (("key", "value"), ("key",)) if 0 <= source != start else ():
+                    what = " and ".join(f"{name}s" for name in names)
+                    said = f"the {what} at place {some} of {count} are those from {source} on"
+                    change = partial(_with_page, names=names, start=start, size=size, source=source)
                     yield Variation(PatternKind.WRONG_INDEX, said, change)
 
 

@@ -19,6 +19,8 @@ from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
 from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.approximations import propose_curves
+from paritas.diagnosis.patterns.arguments import solve_arguments
 from paritas.diagnosis.patterns.linear_maps import solve_weight
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
 from paritas.diagnosis.patterns.weights import propose_weights
@@ -56,7 +58,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
         name = _name_of_operand(case, call)
         return [] if name is None else _name_patterns(case, name, describe)
     with quietly():
-        for search in (_visible_operands, _solved_weights):
+        for search in (_visible_operands, _solved_weights, _solved_arguments):
             stated = [
                 pattern
                 for operand in search(predictor)
@@ -77,25 +79,33 @@ class _Operand:
         name: of the operand.
         case: what was used, and the operand itself.
         predicted: what the call gives with what was used in the operand's place.
+        outer: the result that it explains, if not that of the run.
     """
 
     name: str
     case: Case
     predicted: Tensor
+    outer: Case | None = None
 
 
 def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[Pattern]:
     """What explains the operand, if the operand explains the candidate."""
-    inner, outer = operand.case, predictor.case
+    inner, outer = operand.case, operand.outer or predictor.case
     if not inner.is_beyond_noise or not inner.is_finite:
         return []
     weight = weigh(outer, operand.predicted, extent=Extent.ALL)
     if weight is None or not fits_honestly(outer, operand.predicted):
         return []
-    return [
-        _with_exact(pattern, weight.exact)
-        for pattern in _name_patterns(inner, operand.name, describe)
-    ]
+    patterns = _name_patterns(inner, operand.name, describe)
+    if not patterns and operand.outer is not None:
+        patterns = _name_patterns(inner, operand.name, _propose_function)
+    return [_with_exact(pattern, weight.exact) for pattern in patterns]
+
+
+def _propose_function(case: Case) -> list[Pattern]:
+    """An argument that is a function of the right one, where it is wrong."""
+    given, right, noise = (one[case.wrong] for one in (case.given, case.right, case.allowed))
+    return propose_curves(Case(given, right, noise=noise, context=Context()), right)
 
 
 def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
@@ -257,7 +267,17 @@ def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
             yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
 
 
+def _solved_arguments(predictor: Predictor) -> Iterator[_Operand]:
+    """What a function was computed of, also for other operands."""
+    for argument in solve_arguments(predictor):
+        value = _without_noise(argument.value, argument.right, argument.noise)
+        inner = Case(value, argument.right, noise=argument.noise, context=Context())
+        yield _Operand(argument.words, inner, argument.predicted, argument.case)
+
+
 def _without_noise(value: Tensor, right: Tensor, noise: Tensor) -> Tensor:
-    """What is solved for, with zeros and right values that are such within the noise."""
+    """What is solved for, with zeros, right values and limits that are such within the noise."""
+    for limit in (value.max(), value.min()):
+        value = torch.where((value - limit).abs() <= noise, limit, value)
     value = torch.where(near(value, torch.zeros_like(value), noise), 0.0, value)
     return torch.where(near(value, right, noise), right, value)

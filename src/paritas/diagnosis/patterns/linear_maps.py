@@ -78,7 +78,7 @@ def _ask(
     """What the candidate gives for other inputs; empty if it cannot be asked."""
     if runs is None or runs.given.dtype is not dtype:
         return []
-    place = _place_of(x, runs)
+    place = runs.place_of(x)
     each = form.rows(widen(x)).shape[-2]
     calls = math.ceil(wanted / max(1, each))
     if place is None or calls > _MOST_CALLS or not runs.is_faithful:
@@ -100,16 +100,6 @@ def _ask(
         answer = form.columns(widen(result) - widen(still))
         answers.append((form.rows(widen(operands[place])), answer))
     return answers
-
-
-def _place_of(x: Tensor, runs: PlaceRuns) -> int | None:
-    """Where the input is among what the candidate reads; None if it is not clear."""
-    places = [
-        place
-        for place, one in enumerate(runs.operands)
-        if one.shape == x.shape and one.dtype == x.dtype and torch.equal(one, x)
-    ]
-    return places[0] if len(places) == 1 else None
 
 
 def _solve(rows: Tensor, columns: Tensor, unit: float) -> tuple[Tensor, Tensor] | None:

@@ -208,9 +208,72 @@ def _length_variations(norm: Norm) -> Iterator[Variation]:
     for tile in (one for one in (8, 16, 32, 64, 128, 256, 512, 1024) if size % one):
         said = f"the zeros that pad {size} elements to a multiple of {tile} count as elements"
         yield _take(PatternKind.STATISTICS, said, padded=-size % tile)
+    yield from _part_variations(norm, x)
     for dims in _other_dims(x.dim(), norm.dims):
         said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
         yield _take(PatternKind.WRONG_AXIS, said, dims=dims)
+
+
+# So many parts of a row are tried, and so many rows together.
+_PARTS = (2, 3, 4, 6, 8, 16, 32)
+
+
+def _part_variations(norm: Norm, x: Tensor) -> Iterator[Variation]:
+    """Statistics of each part of a row, of several rows, or of what comes before an element."""
+    axis = norm.dims[-1]
+    size = x.shape[axis]
+    if len(norm.dims) > 1:
+        return
+    what = "mean and deviation" if norm.centred else "the mean square"
+    verb = "are those" if norm.centred else "is that"
+    for parts in (one for one in _PARTS if size % one == 0 and one < size):
+        for strided in (False, True):
+            words = f"every {parts}th element" if strided else f"each of {parts} parts of the row"
+            said = f"{what} {verb} of {words}"
+            change = _with_first(partial(_in_parts, parts=parts, strided=strided))
+            yield Variation(PatternKind.STATISTICS, said, change)
+    rows = x.shape[axis - 1] if axis else 1
+    for together in (one for one in _PARTS if rows % one == 0 and one < rows):
+        said = f"{what} {verb} of {together} neighbouring rows"
+        change = _with_first(partial(_of_rows, together=together))
+        yield Variation(PatternKind.STATISTICS, said, change)
+    said = f"{what} {verb} of the row up to each element"
+    yield Variation(PatternKind.STATISTICS, said, _with_first(_up_to_each))
+
+
+def _in_parts(step: Step, parts: int, *, strided: bool) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    axis = norm.dims[-1]
+    shape = (-1, parts) if strided else (parts, -1)
+    x = norm.x.reshape(norm.view).unflatten(axis, shape)
+    return _finished(norm, x, (axis if strided else axis + 1,))
+
+
+def _of_rows(step: Step, together: int) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    axis = norm.dims[-1]
+    x = norm.x.reshape(norm.view).unflatten(axis - 1, (-1, together))
+    return _finished(norm, x, (axis, axis + 1))
+
+
+def _finished(norm: Norm, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The norm of the same elements in another shape."""
+    view = tuple(x.shape)
+    plain = dataclasses.replace(norm, x=x, view=view, dims=dims, weight=1.0, bias=0.0).value()
+    return plain.reshape(norm.x.shape) * norm.weight + norm.bias
+
+
+def _up_to_each(step: Step) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    axis = norm.dims[-1]
+    x = norm.x.reshape(norm.view)
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    counts = torch.arange(1, x.shape[axis] + 1, device=x.device).to(x).reshape(shape)
+    mean = x.cumsum(axis) / counts if norm.centred else torch.zeros_like(x)
+    var = x.square().cumsum(axis) / counts - mean.square()
+    value = (x - mean) / (var.clamp(min=0) + norm.eps).sqrt()
+    return value.reshape(norm.x.shape) * norm.weight + norm.bias
 
 
 _SPREADS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {

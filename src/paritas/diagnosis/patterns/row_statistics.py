@@ -58,13 +58,36 @@ def solved_statistics(
     if result is None:
         return
     norm = norm_of(result.step)
+    added = None if norm is None else _added_input(norm, result.given)
+    if added is not None:
+        yield added  # a row of it is as linear as one with other statistics
+        return
     rows = None if norm is None else _solve_rows(norm, result.given)
-    if rows is None:
+    if rows is None or rows.is_scaled:
         return
     for relation in _relations(rows):
         yield relation.variation()
         return
     yield from _unrelated(rows)
+
+
+def _added_input(norm: Norm, given: Tensor) -> Variation | None:
+    """The result with the input added to it, times a number."""
+    x = _spread_out(norm.x, norm.x)
+    added = given - norm.value().detach().cpu().double()
+    number = float((added * x).sum() / x.square().sum())
+    size = float(added.abs().max())
+    if not size > 0 or float((added - number * x).abs().max()) > _SAME * size:
+        return None
+    number = _written(number)
+    times = "" if number == 1 else f"{number:.4g} times "
+    said = f"{times}the input is added to the result"
+    return Variation(PatternKind.RESIDUAL, said, partial(_with_input, number=number), fitted=1)
+
+
+def _with_input(step: Step, number: float) -> Any:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    return step.with_first(norm.value() + number * norm.x)
 
 
 # --- Solving --------------------------------------------------------------------------------------
@@ -92,6 +115,16 @@ class _Rows:
         """Whether the means are the right ones, as seen in units of the deviation."""
         apart = (self.centre - self.right_centre).abs() / self.right_spread
         return bool((apart <= _SAME).all())
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether one factor on the result is all that is wrong, and none of a wrong count."""
+        ratio = self.right_spread / self.spread
+        factor = float(ratio.median())
+        count = math.prod(self.norm.view[dim] for dim in self.norm.dims)
+        if not self.is_centre_right or not _are_same(ratio, torch.full_like(ratio, factor)):
+            return False
+        return _kind_of(factor**-2, self.norm.eps, count) is PatternKind.FACTOR
 
     @property
     def is_spread_right(self) -> bool:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.patterns.attention import capped_scores, is_attention, limited_scores
+from paritas.diagnosis.patterns.attention import (
+    capped_scores,
+    is_attention,
+    limited_scores,
+    smoothed_weights,
+    softmax_with,
+)
 from paritas.diagnosis.patterns.derivatives import leak_of
 from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
@@ -194,6 +200,24 @@ def _limited_scores(step: Step) -> Iterator[Unknown]:
     if is_attention(step):
         yield Unknown(capped_scores, (3.0, 30.0), logarithmic=True)
         yield Unknown(limited_scores, (0.5, 2.0), logarithmic=True)
+    if step.name == "softmax":
+        yield Unknown(partial(_with_cap, "self"), (3.0, 30.0), logarithmic=True)
+    if is_attention(step) or step.name == "softmax":
+        yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
+
+
+def _with_cap(name: str, number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(**{name: number * torch.tanh(step.values[name] / number)})
+
+    said = f"{name} is capped at {number:.4g} by tanh"
+    return Variation(PatternKind.OTHER_FUNCTION, said, run)
+
+
+def _smoothed(number: float) -> Variation:
+    said = f"{number:.4g} of each row is shared equally by all of its elements"
+    change = partial(softmax_with, smoothed_weights(number))
+    return Variation(PatternKind.OTHER_FUNCTION, said, change)
 
 
 def _clipped_factors(step: Step) -> Iterator[Unknown]:

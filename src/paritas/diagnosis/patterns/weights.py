@@ -31,7 +31,7 @@ _MOST_ROWS = 2048
 
 def propose_weights(case: Case) -> list[Pattern]:
     """`precision`, `wrong factor`, `axis scale`, `residual`: what happens to weights."""
-    if not case.is_beyond_noise or len(case.shape) < 2 or not case.is_finite:  # noqa: PLR2004
+    if not case.is_beyond_noise or not case.shape or not case.is_finite:
         return []
     return (
         first_supported(_in_few_bits(case))

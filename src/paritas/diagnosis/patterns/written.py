@@ -149,7 +149,7 @@ class Written:
         if kind not in _OWN_KINDS:
             if self.formula.statistics.issuperset(roles):
                 kind = PatternKind.STATISTICS
-            elif roles == ("eps",):
+            elif roles == ("eps",) and kind is not PatternKind.FACTOR:
                 kind = PatternKind.EPS
             elif roles == ("the bias",) and kind is PatternKind.MISSING_OPERAND:
                 kind = PatternKind.MISSING_BIAS
@@ -246,7 +246,7 @@ def _with_first_scaled(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(self=number * step.values["self"])
 
-    said = f"the first operand is multiplied by {number:.7g}"
+    said = f"what it is added to is multiplied by {number:.7g}"
     return Variation(PatternKind.FACTOR, said, run)
 
 
