@@ -19,12 +19,13 @@ from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
 from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
-from paritas.diagnosis.patterns.linear_maps import solve_weight
+from paritas.diagnosis.patterns.linear_maps import solve_bias, solve_input, solve_weight
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
 from paritas.diagnosis.patterns.weights import propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND
 from paritas.diagnosis.tapes import tensors_of
+from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall, Step
-    from paritas.results.findings import Pattern
+    from paritas.diagnosis.patterns.linear_maps import SolvedOperand
+    from paritas.results.findings import Pattern, Region
 
     Describe = Callable[[Case], list[Pattern]]
 
@@ -55,8 +57,14 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
     if predictor is None:
         name = _name_of_operand(case, call)
         return [] if name is None else _name_patterns(case, name, describe)
+    # A weight is the same for all inputs; what is one only for those of this run is an input.
+    solved = (
+        functools.partial(_solved_operands, solve)
+        for solve in (solve_weight, solve_input, solve_bias)
+    )
+    searches: list[Callable[[Predictor], Iterator[_Operand]]] = [_visible_operands, *solved]
     with quietly():
-        for search in (_visible_operands, _solved_weights):
+        for search in searches:
             stated = [
                 pattern
                 for operand in search(predictor)
@@ -104,13 +112,26 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     patterns = describe(alone) or propose_weights(alone)
     where = find_region(alone)
     stated = []
-    for pattern in patterns:
+    for found in patterns:
+        pattern = _of_slices(found, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
         if where is not None and where.sentence:
             sentence = f"{sentence}, {where.sentence}"
         evidence = {**pattern.evidence, OPERAND: name}
         stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
     return stated
+
+
+def _of_slices(pattern: Pattern, where: Region | None) -> Pattern:
+    """A factor or an offset that only some indices along one axis have is one of that axis."""
+    kinds = {
+        PatternKind.SCALE: PatternKind.AXIS_SCALE,
+        PatternKind.OFFSET: PatternKind.AXIS_OFFSET,
+    }
+    kind = kinds.get(PatternKind(pattern.kind))
+    if kind is None or where is None or len(where.axes) != 1:
+        return pattern
+    return msgspec.structs.replace(pattern, kind=kind)
 
 
 def _with_exact(pattern: Pattern, share: float) -> Pattern:
@@ -246,15 +267,20 @@ def _can_be_compared(operand: Any) -> bool:
 # --- From the result ------------------------------------------------------------------------------
 
 
-def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
-    """The weight of a linear operator, also from further results of the candidate."""
-    for weight in solve_weight(predictor):
-        right = widen(predictor.call.floating[weight.number])
-        predicted = predictor.with_operand(weight.number, weight.value)
+def _solved_operands(
+    solve: Callable[[Predictor], Iterator[SolvedOperand]], predictor: Predictor
+) -> Iterator[_Operand]:
+    """An operand of a linear operator, also from further results of the candidate."""
+    for operand in solve(predictor):
+        right = widen(predictor.call.floating[operand.number])
+        predicted = predictor.with_operand(operand.number, operand.value)
         if predicted is not None:
-            value = _without_noise(weight.value, right, weight.noise)
-            inner = Case(value, right, noise=weight.noise, context=Context())
-            yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
+            # The candidate computed it in its own dtype.
+            native = Case(right.to(predictor.case.candidate.dtype), right).allowed
+            noise = torch.maximum(operand.noise, native)
+            value = _without_noise(operand.value, right, noise)
+            inner = Case(value, right, noise=noise, context=Context())
+            yield _Operand(_names_of(predictor.call)[operand.number], inner, predicted)
 
 
 def _without_noise(value: Tensor, right: Tensor, noise: Tensor) -> Tensor:
