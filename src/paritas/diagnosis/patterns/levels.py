@@ -39,7 +39,7 @@ _GROUPS = (2, 4, 8, 16, 32, 64, 128)
 _NEARLY_ALL = 0.98
 _MOSTLY = 0.9
 # What was rounded still resembles what it was.
-_RESEMBLES = 0.8
+_RESEMBLES = 0.7
 # So many groups, and elements of each, are looked at first.
 _FIRST = 24
 
@@ -196,10 +196,11 @@ def _steps(given: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
     start = given.amin(1, keepdim=True) if from_least else torch.zeros_like(given[:, :1])
     apart = given - start
     most = apart.abs().amax(1, keepdim=True)
-    at_most = unit.gather(1, apart.abs().argmax(1, keepdim=True))
+    largest = apart.abs().argmax(1, keepdim=True)
+    at_most = unit.gather(1, largest)
     noise = MAX_Z * (unit + apart.abs() / most.clamp(min=1e-300) * at_most)
     # Zeros, and the largest value, are multiples of any step.
-    tells = (apart.abs() > noise) & (apart.abs() < most - noise)
+    tells = (apart.abs() > noise).scatter(1, largest, value=False)
     step = torch.zeros_like(most)
     count = torch.zeros(len(given), 1, dtype=torch.long)
     for number in range(1, _MOST_STEPS + 1):
@@ -270,7 +271,7 @@ def _of_a_code_book(case: Case, grouping: _Grouping) -> Pattern | None:
     count = int(number[-1]) + 1
     # In each group, one value is the largest of it by definition.
     telling = given.numel() - len(given)
-    if not 1 < count <= min(_MOST_LEVELS, telling // 4):
+    if not 1 < count <= min(_MOST_LEVELS, telling // 2):
         return None
     middle = torch.zeros(count, dtype=level.dtype).index_add(0, number, level)
     middle = (middle / torch.bincount(number, minlength=count))[number]
