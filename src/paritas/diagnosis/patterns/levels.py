@@ -38,6 +38,8 @@ _GROUPS = (2, 4, 8, 16, 32, 64, 128)
 # The share of the values that lies on the levels, and that is nearer than a step to the right one.
 _NEARLY_ALL = 0.98
 _MOSTLY = 0.9
+# Fewer values have some offset, or some factor, by chance.
+_FEWEST_MOVED = 6
 # What was rounded still resembles what it was.
 _RESEMBLES = 0.7
 # So many groups, and elements of each, are looked at first.
@@ -46,15 +48,17 @@ _FIRST = 24
 
 def propose_levels(case: Case) -> Iterator[Pattern | None]:
     """`precision`: whole multiples of a step, few digits, a code book."""
-    if case.right.numel() > _MOST_ELEMENTS or not _resembles(case):
+    if case.right.numel() > _MOST_ELEMENTS:
         return
     large, small = list(_whole_slices(case)), list(_small_groups(case))
+    is_alike = _resembles(case)
     for grouping in large:
         yield _in_steps(case, grouping)
-    yield _in_few_digits(case)
+    if is_alike:
+        yield _in_few_digits(case)
     for grouping in small:
         yield _in_steps(case, grouping)
-    for grouping in (*large, *small):
+    for grouping in (*large, *small) if is_alike else ():
         yield _of_a_code_book(case, grouping)
 
 
@@ -148,12 +152,35 @@ def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
         steps = _steps(given, unit, from_least=from_least)
         if steps is None or steps.bits < _FEWEST_BITS:
             continue
-        if not steps.are_near(right, given) or steps.hold(right, unit):
+        if steps.hold(right, unit):
             continue
         each = f", one for {grouping.words}" if grouping.words else ""
         words = f"in whole multiples of a step{each}, at most {steps.most} of them"
         words = f"{words} from the least" if from_least else words
-        return _state(case, grouping.join(steps.rounded(given)), words, len(given))
+        value = grouping.join(steps.rounded(given))
+        if steps.are_near(right, given):
+            return _state(case, value, words, len(given))
+        return _state_moved(case, value, words, steps, (right, given))
+    return None
+
+
+def _state_moved(
+    case: Case, value: Tensor, words: str, steps: _Steps, groups: tuple[Tensor, Tensor]
+) -> Pattern | None:
+    """Groups that are rounded, and have another offset or factor: a lost zero point or scale."""
+    right, given = groups
+    offset = (given - right).median(1, keepdim=True).values
+    factor = (right * given).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
+    is_whole = len(right) == 1
+    for kinds, said, moved, numbers in (
+        ((PatternKind.OFFSET, PatternKind.AXIS_OFFSET), "an offset", right + offset, offset),
+        ((PatternKind.SCALE, PatternKind.AXIS_SCALE), "a factor", right * factor, factor),
+    ):
+        if steps.are_near(moved, given) and given.shape[1] > _FEWEST_MOVED:
+            least, most = float(numbers.min()), float(numbers.max())
+            span = f"{least:.4g}" if is_whole else f"{least:.4g} to {most:.4g}"
+            sentence = f"{words}, and with {said} of {span}"
+            return _state(case, value, sentence, 2 * len(given), kinds[0 if is_whole else 1])
     return None
 
 
@@ -221,9 +248,15 @@ def _steps(given: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
     return _Steps(step, start, int(count.max()), float((bits - cost).sum()))
 
 
-def _state(case: Case, prediction: Tensor, words: str, parameters: int) -> Pattern | None:
+def _state(
+    case: Case,
+    prediction: Tensor,
+    words: str,
+    parameters: int,
+    kind: PatternKind = PatternKind.PRECISION,
+) -> Pattern | None:
     weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
-    return None if weight is None else weight.pattern(PatternKind.PRECISION, words)
+    return None if weight is None else weight.pattern(kind, words)
 
 
 # --- Few digits -----------------------------------------------------------------------------------

@@ -307,8 +307,7 @@ def _convolution(predictor: Predictor) -> _Form | None:
     def in_rows(value: Tensor) -> Tensor:
         windows = _windows(value.reshape(x.shape), values)
         windows = windows.unflatten(1, (groups, inner)).movedim(1, 0)
-        size = windows.dim() - x.dim() + 2
-        windows = windows.movedim(2, -1 - size)  # batch, places, channel, window
+        windows = windows.movedim(2, 1 - weight.dim())  # groups, batch, places, channel, window
         rows: Tensor = windows.reshape(groups, -1, terms)
         return rows
 
