@@ -19,9 +19,14 @@ from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
 from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
-from paritas.diagnosis.patterns.linear_maps import solve_bias, solve_input, solve_weight
+from paritas.diagnosis.patterns.linear_maps import (
+    is_linear,
+    solve_bias,
+    solve_input,
+    solve_weight,
+)
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
-from paritas.diagnosis.patterns.weights import propose_weights
+from paritas.diagnosis.patterns.weights import propose_bends, propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND
 from paritas.diagnosis.tapes import tensors_of
@@ -74,7 +79,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
             if stated:
                 is_one = len({pattern.kind for pattern in stated}) == 1
                 return stated[:1] if is_one else []
-    return []
+    return propose_bends(case) if is_linear(call) else []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +118,7 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     where = find_region(alone)
     stated = []
     for found in patterns:
-        pattern = _of_slices(found, where)
+        pattern = _of_a_part(found, alone, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
         if where is not None and where.sentence:
             sentence = f"{sentence}, {where.sentence}"
@@ -122,16 +127,43 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     return stated
 
 
-def _of_slices(pattern: Pattern, where: Region | None) -> Pattern:
-    """A factor or an offset that only some indices along one axis have is one of that axis."""
+# The share of right values that may be on the side of the wrong ones.
+_NEARLY_NONE = 0.02
+
+
+def _of_a_part(pattern: Pattern, case: Case, where: Region | None) -> Pattern:
+    """A factor or an offset of some indices along one axis, or of values on one side of a number.
+
+    The first is one of that axis; the second another function of each element.
+    """
     kinds = {
         PatternKind.SCALE: PatternKind.AXIS_SCALE,
         PatternKind.OFFSET: PatternKind.AXIS_OFFSET,
     }
     kind = kinds.get(PatternKind(pattern.kind))
-    if kind is None or where is None or len(where.axes) != 1:
+    if kind is None or where is None:
         return pattern
-    return msgspec.structs.replace(pattern, kind=kind)
+    if len(where.axes) == 1:
+        return msgspec.structs.replace(pattern, kind=kind)
+    side = _one_side(case)
+    if not side:
+        return pattern
+    sentence = f"{pattern.sentence}, of {side} only"
+    return msgspec.structs.replace(pattern, kind=PatternKind.OTHER_FUNCTION, sentence=sentence)
+
+
+def _one_side(case: Case) -> str:
+    """Which values are wrong, if it is those on one side of a number."""
+    wrong, clear = case.right[case.wrong], case.right[~case.wrong]
+    if not wrong.numel() or not clear.numel():
+        return ""
+    middle = float(clear.abs().min())
+    for sign, words in ((1.0, "values above"), (-1.0, "values below")):
+        # Of values near the limit, the error may be within the noise.
+        limit = float((sign * wrong).min())
+        if float((sign * clear > limit).double().mean()) <= _NEARLY_NONE:
+            return f"{words} {0.0 if abs(limit) <= 2 * middle else sign * limit:.3g}"
+    return ""
 
 
 def _with_exact(pattern: Pattern, share: float) -> Pattern:

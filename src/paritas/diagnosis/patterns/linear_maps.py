@@ -82,6 +82,11 @@ def solve_bias(predictor: Predictor) -> Iterator[SolvedOperand]:
     yield SolvedOperand(form.bias, bias + case.error.mean(others), noise)
 
 
+def is_linear(call: LiveCall) -> bool:
+    """Whether it is a product or a convolution."""
+    return _name_of(call) in {*_PRODUCTS, *_CONVOLUTIONS}
+
+
 def _solve_system(predictor: Predictor, left: int, system: _System) -> Iterator[SolvedOperand]:
     case, given = predictor.case, predictor.call.floating
     if system.terms > _MOST_TERMS or not case.is_finite:

@@ -13,7 +13,7 @@ from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.levels import propose_levels
 from paritas.diagnosis.patterns.quantising import quantisations
-from paritas.results.findings import PatternKind
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.case import Case
-    from paritas.results.findings import Pattern
 
 # The largest group that has one factor says most.
 _GROUPS = (128, 64, 32, 16, 8, 4, 2)
@@ -48,7 +47,51 @@ def propose_weights(case: Case) -> list[Pattern]:
         or first_supported(_factors_and_offsets(case))
         or first_supported(_factors_of_both(case))
         or first_supported(_added_products(case))
+        or propose_bends(case)
     )
+
+
+# Fewer elements are some function by chance.
+_FEWEST_BENT = 64
+_MOST_BENT = 1 << 17
+# What neighbours do not tell of an element, as a share of what it is bent by.
+_UNTOLD = 0.02
+_MOST_UNTOLD = 0.2
+# Below this share of the size, what differs may be an approximation.
+_CLOSE = 0.02
+
+
+def propose_bends(case: Case) -> list[Pattern]:
+    """`other function`: each element is some function of the right one, but no straight line.
+
+    It is told by the elements with the next smaller and the next larger right value.
+    """
+    count = case.right.numel()
+    if not _FEWEST_BENT <= count <= _MOST_BENT or not case.is_finite:
+        return []
+    right, order = case.right.flatten().sort()
+    given = case.given.flatten()[order]
+    if min(len(given.unique()), len(right.unique())) < count // 2:
+        return []
+    straight = torch.stack([torch.ones_like(right), right], 1)
+    fit = straight @ torch.linalg.lstsq(straight, given.unsqueeze(1)).solution
+    bent = (given - fit.squeeze(1)).abs()
+    share = ((right[1:-1] - right[:-2]) / (right[2:] - right[:-2])).nan_to_num(0.5)
+    left = (given[1:-1] - given[:-2] - share * (given[2:] - given[:-2])).abs()
+    size = float(bent.median())
+    if size <= _UNTOLD * float((given - right).abs().median()):
+        return []
+    if not (
+        float(left.median()) <= _UNTOLD * size and float(left.quantile(0.9)) <= _MOST_UNTOLD * size
+    ):
+        return []
+    off = float((given - right).norm() / right.norm())
+    kind = PatternKind.APPROXIMATION if off < _CLOSE else PatternKind.OTHER_FUNCTION
+    places = [round(share * (count - 1)) for share in (0.05, 0.5, 0.95)]
+    said = ", ".join(f"{float(right[at]):.4g} becomes {float(given[at]):.4g}" for at in places)
+    sentence = f"another function of each element: {said}"
+    untold = round(float(left.median()) / size, 4)
+    return [Pattern(kind=kind, confidence=0.9, sentence=sentence, evidence={"untold": untold})]
 
 
 def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
