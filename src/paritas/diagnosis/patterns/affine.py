@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.diagnosis.case import (
+    Extent,
     Weight,
     exact_share,
     holds_in_block,
@@ -435,7 +436,29 @@ def propose_offsets(case: Case) -> list[Pattern]:
     if case.reference.dtype == torch.bool or not case.is_beyond_noise:
         return []
     known = propose_addends(case)
-    return known + (_one_number(case) or ([] if known else _offsets_along_axes(case)))
+    number = _one_number(case) or _number_away_from_zero(case)
+    return known + (number or ([] if known else _offsets_along_axes(case)))
+
+
+def _number_away_from_zero(case: Case) -> list[Pattern]:
+    """A number with the sign of each element, as of a penalty on magnitudes."""
+    if case.is_exact or case.right.is_complex() or not case.is_finite:
+        return []
+    # Of what is zero within the noise, the candidate shows the sign.
+    signs = torch.where(case.right.abs() > 2 * case.unit, case.right, case.given).sign()
+    if bool((signs[case.wrong] >= 0).all()) or bool((signs[case.wrong] <= 0).all()):
+        return []
+    size, error = robust_proportion(case, signs, case.error)
+    if not math.isfinite(size) or abs(size) <= _OFFSET_STANDARD_ERRORS * error:
+        return []
+    moved, slack = case.right + size * signs, _noise_growth(case, size)
+    weight = weigh(case, moved, parameters=1.0, slack=slack, extent=Extent.ALL)
+    if weight is None or not fits_honestly(case, moved, slack=slack):
+        return []
+    amount, word = _describe_amount(case, size, error), "larger" if size > 0 else "smaller"
+    sentence = f"the magnitude of each element is {word} by {amount}"
+    figures = {"offset": size, "standard error": error}
+    return [weight.pattern(PatternKind.OFFSET, sentence, figures)]
 
 
 def _one_number(case: Case) -> list[Pattern]:

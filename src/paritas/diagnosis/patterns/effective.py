@@ -21,12 +21,18 @@ from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.approximations import propose_curves
 from paritas.diagnosis.patterns.arguments import solve_arguments
-from paritas.diagnosis.patterns.linear_maps import solve_weight
+from paritas.diagnosis.patterns.linear_maps import (
+    is_linear,
+    solve_bias,
+    solve_input,
+    solve_weight,
+)
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
-from paritas.diagnosis.patterns.weights import propose_weights
+from paritas.diagnosis.patterns.weights import propose_bends, propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND
 from paritas.diagnosis.tapes import tensors_of
+from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +40,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall, Step
-    from paritas.results.findings import Pattern
+    from paritas.diagnosis.patterns.linear_maps import SolvedOperand
+    from paritas.results.findings import Pattern, Region
 
     Describe = Callable[[Case], list[Pattern]]
 
@@ -57,8 +64,18 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
     if predictor is None:
         name = _name_of_operand(case, call)
         return [] if name is None else _name_patterns(case, name, describe)
+    # A weight is the same for all inputs; what is one only for those of this run is an input.
+    solved = (
+        functools.partial(_solved_operands, solve)
+        for solve in (solve_weight, solve_input, solve_bias)
+    )
+    searches: list[Callable[[Predictor], Iterator[_Operand]]] = [
+        _visible_operands,
+        *solved,
+        _solved_arguments,
+    ]
     with quietly():
-        for search in (_visible_operands, _solved_weights, _solved_arguments):
+        for search in searches:
             stated = [
                 pattern
                 for operand in search(predictor)
@@ -68,7 +85,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
             if stated:
                 is_one = len({pattern.kind for pattern in stated}) == 1
                 return stated[:1] if is_one else []
-    return []
+    return propose_bends(case) if is_linear(call) else []
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,13 +131,53 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     patterns = describe(alone) or propose_weights(alone)
     where = find_region(alone)
     stated = []
-    for pattern in patterns:
+    for found in patterns:
+        pattern = _of_a_part(found, alone, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
         if where is not None and where.sentence:
             sentence = f"{sentence}, {where.sentence}"
         evidence = {**pattern.evidence, OPERAND: name}
         stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
     return stated
+
+
+# The share of right values that may be on the side of the wrong ones.
+_NEARLY_NONE = 0.02
+
+
+def _of_a_part(pattern: Pattern, case: Case, where: Region | None) -> Pattern:
+    """A factor or an offset of some indices along one axis, or of values on one side of a number.
+
+    The first is one of that axis; the second another function of each element.
+    """
+    kinds = {
+        PatternKind.SCALE: PatternKind.AXIS_SCALE,
+        PatternKind.OFFSET: PatternKind.AXIS_OFFSET,
+    }
+    kind = kinds.get(PatternKind(pattern.kind))
+    if kind is None or where is None:
+        return pattern
+    if len(where.axes) == 1:
+        return msgspec.structs.replace(pattern, kind=kind)
+    side = _one_side(case)
+    if not side:
+        return pattern
+    sentence = f"{pattern.sentence}, of {side} only"
+    return msgspec.structs.replace(pattern, kind=PatternKind.OTHER_FUNCTION, sentence=sentence)
+
+
+def _one_side(case: Case) -> str:
+    """Which values are wrong, if it is those on one side of a number."""
+    wrong, clear = case.right[case.wrong], case.right[~case.wrong]
+    if not wrong.numel() or not clear.numel():
+        return ""
+    middle = float(clear.abs().min())
+    for sign, words in ((1.0, "values above"), (-1.0, "values below")):
+        # Of values near the limit, the error may be within the noise.
+        limit = float((sign * wrong).min())
+        if float((sign * clear > limit).double().mean()) <= _NEARLY_NONE:
+            return f"{words} {0.0 if abs(limit) <= 2 * middle else sign * limit:.3g}"
+    return ""
 
 
 def _with_exact(pattern: Pattern, share: float) -> Pattern:
@@ -256,15 +313,20 @@ def _can_be_compared(operand: Any) -> bool:
 # --- From the result ------------------------------------------------------------------------------
 
 
-def _solved_weights(predictor: Predictor) -> Iterator[_Operand]:
-    """The weight of a linear operator, also from further results of the candidate."""
-    for weight in solve_weight(predictor):
-        right = widen(predictor.call.floating[weight.number])
-        predicted = predictor.with_operand(weight.number, weight.value)
+def _solved_operands(
+    solve: Callable[[Predictor], Iterator[SolvedOperand]], predictor: Predictor
+) -> Iterator[_Operand]:
+    """An operand of a linear operator, also from further results of the candidate."""
+    for operand in solve(predictor):
+        right = widen(predictor.call.floating[operand.number])
+        predicted = predictor.with_operand(operand.number, operand.value)
         if predicted is not None:
-            value = _without_noise(weight.value, right, weight.noise)
-            inner = Case(value, right, noise=weight.noise, context=Context())
-            yield _Operand(_names_of(predictor.call)[weight.number], inner, predicted)
+            # The candidate computed it in its own dtype.
+            native = Case(right.to(predictor.case.candidate.dtype), right).allowed
+            noise = torch.maximum(operand.noise, native)
+            value = _without_noise(operand.value, right, noise)
+            inner = Case(value, right, noise=noise, context=Context())
+            yield _Operand(_names_of(predictor.call)[operand.number], inner, predicted)
 
 
 def _solved_arguments(predictor: Predictor) -> Iterator[_Operand]:

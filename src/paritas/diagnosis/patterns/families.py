@@ -46,6 +46,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from softmax_variations(step)
     yield from sum_variations(step)
     yield from norm_variations(step)
+    if name in ("weight_norm", "weight_norm_interface"):
+        yield from _weight_norm_variations(step)
     if name in ("convolution", "convolution_backward"):
         yield from convolution_variations(step)
     if name in ("topk", "constant_pad_nd", "glu") or name.startswith("upsample"):
@@ -72,6 +74,56 @@ def family_variations(step: Step) -> Iterator[Variation]:
 
 def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
     return lambda step: step.with_first(formula(step))
+
+
+# --- Weight norm ------------------------------------------------------------------------
+
+
+def _weight_norm_variations(step: Step) -> Iterator[Variation]:
+    """Another length that the direction is divided by, or none."""
+    v, dim = step.values["v"], step.values["dim"] % step.values["v"].dim()
+    kept = tuple(one for one in range(v.dim()) if one != dim)
+    axes = {tuple(range(v.dim())): "the whole of v"}
+    for axis in kept:
+        others = tuple(one for one in range(v.dim()) if one != axis)
+        axes[others] = f"each slice along axis {axis}"
+        axes[(axis,)] = f"each line along axis {axis}"
+    for dims, words in axes.items():
+        if dims != kept:
+            said = f"v is divided by the length of {words}, not of each slice along axis {dim}"
+            yield Variation(
+                PatternKind.WRONG_AXIS, said, _with_first(partial(_weight_norm, dims=dims))
+            )
+    for power, words in ((1.0, "the sum of magnitudes"), (torch.inf, "the largest magnitude")):
+        said = f"v is divided by {words} of each slice, not by its length"
+        change = partial(_weight_norm, dims=kept, power=power)
+        yield Variation(PatternKind.STATISTICS, said, _with_first(change))
+    for length, words in (
+        (lambda one: one.square(), "the square of its length"),
+        (lambda one: one.sqrt(), "the root of its length"),
+    ):
+        said = f"each slice of v is divided by {words}"
+        change = partial(_weight_norm, dims=kept, bend=length)
+        yield Variation(PatternKind.STATISTICS, said, _with_first(change))
+    for said, compute in (
+        ("v is not divided by its length", lambda step: step.values["v"] * step.values["g"]),
+        ("v is not multiplied by g", lambda step: _weight_norm(step, kept, scaled=False)),
+    ):
+        yield Variation(PatternKind.MISSING_OPERAND, said, _with_first(compute))
+
+
+def _weight_norm(
+    step: Step,
+    dims: tuple[int, ...],
+    *,
+    power: float = 2.0,
+    bend: Callable[[Tensor], Tensor] = lambda one: one,
+    scaled: bool = True,
+) -> Tensor:
+    v, g = step.values["v"], step.values["g"]
+    length = torch.linalg.vector_norm(v, power, dims, keepdim=True)
+    value: Tensor = v / bend(length) * (g if scaled else 1.0)
+    return value
 
 
 # --- Losses, gradients --------------------------------------------------------------

@@ -181,14 +181,18 @@ def _explain_by_terms(case: Case) -> list[Pattern]:
 
 
 def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Pattern | None]:
-    """Twice the sum, with the added term once, as if ranks reduced a whole value."""
+    """Twice the sum, with the added term once.
+
+    Only where there are ranks can it be that they reduced a whole value. A factor of two on the
+    input gives the same numbers.
+    """
     if not sums.adds:
         return  # `scale` covers it
-    said = "reduced twice: the sum of products counts twice, the added term once"
+    kind, said = PatternKind.FACTOR, "the sum of products counts twice, the added term once"
+    if case.context.world:
+        kind, said = PatternKind.DOUBLED_REDUCTION, f"reduced twice: {said}"
     value = sums.product(everything, 2.0)
-    yield supported_pattern(
-        case, value, PatternKind.DOUBLED_REDUCTION, said, cost=1.0, evidence={"times": 2.0}
-    )
+    yield supported_pattern(case, value, kind, said, cost=1.0, evidence={"times": 2.0})
 
 
 def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ import torch
 from paritas.diagnosis.case import Extent, first_supported, supported_pattern, weigh
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.functions import UNARY
+from paritas.diagnosis.patterns.levels import propose_levels
 from paritas.diagnosis.patterns.quantising import quantisations
-from paritas.numerics.criterion import MAX_Z
-from paritas.results.findings import PatternKind
+from paritas.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.case import Case
-    from paritas.results.findings import Pattern
 
 # The largest group that has one factor says most.
 _GROUPS = (128, 64, 32, 16, 8, 4, 2)
+# So many elements must each fitted number explain, and some more.
+_EACH_EXPLAINS = 6
 # A product of more than this share of the rank that a matrix can have is no product of low rank.
 _LOW_RANK = 0.25
 _MOST_ROWS = 2048
@@ -33,15 +35,63 @@ def propose_weights(case: Case) -> list[Pattern]:
     """`precision`, `wrong factor`, `axis scale`, `residual`: what happens to weights."""
     if not case.is_beyond_noise or not case.shape or not case.is_finite:
         return []
+    if len(case.shape) == 1:
+        return first_supported(propose_levels(case))
     return (
         first_supported(_in_few_bits(case))
-        or first_supported(_of_few_levels(case))
+        or first_supported(propose_levels(case))
         or first_supported(_bent(case))
         or first_supported(_dropped(case))
+        or first_supported(_of_lower_rank(case))
         or first_supported(_grouped_numbers(case))
         or first_supported(_factors_and_offsets(case))
+        or first_supported(_factors_of_both(case))
         or first_supported(_added_products(case))
+        or propose_bends(case)
     )
+
+
+# Fewer elements are some function by chance.
+_FEWEST_BENT = 64
+_MOST_BENT = 1 << 17
+# What neighbours do not tell of an element, as a share of what it is bent by.
+_UNTOLD = 0.02
+_MOST_UNTOLD = 0.2
+# Below this share of the size, what differs may be an approximation.
+_CLOSE = 0.02
+
+
+def propose_bends(case: Case) -> list[Pattern]:
+    """`other function`: each element is some function of the right one, but no straight line.
+
+    It is told by the elements with the next smaller and the next larger right value.
+    """
+    count = case.right.numel()
+    if not _FEWEST_BENT <= count <= _MOST_BENT or not case.is_finite:
+        return []
+    right, order = case.right.flatten().sort()
+    given = case.given.flatten()[order]
+    if min(len(given.unique()), len(right.unique())) < count // 2:
+        return []
+    straight = torch.stack([torch.ones_like(right), right], 1)
+    fit = straight @ torch.linalg.lstsq(straight, given.unsqueeze(1)).solution
+    bent = (given - fit.squeeze(1)).abs()
+    share = ((right[1:-1] - right[:-2]) / (right[2:] - right[:-2])).nan_to_num(0.5)
+    left = (given[1:-1] - given[:-2] - share * (given[2:] - given[:-2])).abs()
+    size = float(bent.median())
+    if size <= _UNTOLD * float((given - right).abs().median()):
+        return []
+    if not (
+        float(left.median()) <= _UNTOLD * size and float(left.quantile(0.9)) <= _MOST_UNTOLD * size
+    ):
+        return []
+    off = float((given - right).norm() / right.norm())
+    kind = PatternKind.APPROXIMATION if off < _CLOSE else PatternKind.OTHER_FUNCTION
+    places = [round(share * (count - 1)) for share in (0.05, 0.5, 0.95)]
+    said = ", ".join(f"{float(right[at]):.4g} becomes {float(given[at]):.4g}" for at in places)
+    sentence = f"another function of each element: {said}"
+    untold = round(float(left.median()) / size, 4)
+    return [Pattern(kind=kind, confidence=0.9, sentence=sentence, evidence={"untold": untold})]
 
 
 def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
@@ -53,54 +103,11 @@ def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
         yield supported_pattern(case, rounded(case.right), kind, said, cost=cost)
 
 
-# Codes of more bits than four have more levels; each must be the value of several elements.
-_MOST_LEVELS = 32
-_EACH_LEVEL = 6
-
-
-def _of_few_levels(case: Case) -> Iterator[Pattern | None]:
-    """Few different values, in the order of the right ones: signs, three levels, a code book."""
-    extents: dict[str, Tensor] = {"": torch.ones(())}
-    for axis in range(len(case.shape)):
-        others = [one for one in range(len(case.shape)) if one != axis]
-        for words, most in (
-            ("the largest", case.right.abs().amax(others, keepdim=True)),
-            ("the mean magnitude", case.right.abs().mean(others, keepdim=True)),
-        ):
-            extents[f" times {words} of each slice along axis {axis}"] = most
-    for group in _GROUPS:
-        if case.shape[-1] % group == 0 and 2 < group < case.shape[-1]:  # noqa: PLR2004
-            most = case.right.unflatten(-1, (-1, group)).abs().amax(-1, keepdim=True)
-            most = most.expand(*most.shape[:-1], group).flatten(-2)
-            extents[f" times the largest of each group of {group}"] = most
-    for words, scale in extents.items():
-        right, given, noise = (
-            (one / scale).reshape(-1) for one in (case.right, case.given, MAX_Z * case.unit)
-        )
-        order = right.argsort()
-        steps = given[order].diff()
-        limit = 2 * torch.maximum(noise[order][1:], noise[order][:-1])
-        level = torch.cat([torch.zeros(1, dtype=torch.long), (steps > limit).long().cumsum(0)])
-        count = int(level[-1]) + 1
-        is_coarse = 1 < count <= min(_MOST_LEVELS, len(right) // _EACH_LEVEL)
-        if not is_coarse or bool((steps < -limit).any()):
-            continue
-        sums = torch.zeros(count, dtype=torch.float64).index_add(0, level, given[order])
-        levels = sums / torch.bincount(level, minlength=count)
-        prediction = torch.empty_like(right)
-        prediction[order] = levels[level]
-        prediction = prediction.reshape(case.shape) * scale
-        # Each level is a number, and so is each end between two.
-        weight = weigh(case, prediction, parameters=2 * count - 1, extent=Extent.ALL)
-        said = f"only {count} different values{words}, in the order of the right ones"
-        yield None if weight is None else weight.pattern(PatternKind.PRECISION, said)
-
-
 def _factors_and_offsets(case: Case) -> Iterator[Pattern | None]:
     """A factor and an offset for each slice along an axis, as of a norm of the weight."""
     for axis, size in enumerate(case.shape):
         others = [one for one in range(len(case.shape)) if one != axis]
-        if case.right.numel() // size < 3 * _EACH_LEVEL // 2:
+        if case.right.numel() // size < 3 * _EACH_EXPLAINS // 2:
             continue
         centred = [one - one.mean(others, keepdim=True) for one in (case.right, case.given)]
         over = (centred[0] * centred[1]).sum(others, keepdim=True)
@@ -129,7 +136,7 @@ def _dropped(case: Case) -> Iterator[Pattern | None]:
     """Zeros, and one factor for all others, as of a dropout."""
     lost = case.given == 0
     rest = ~lost & (case.right != 0)
-    if not bool(lost.any()) or int(rest.sum()) < 3 * _EACH_LEVEL:
+    if not bool(lost.any()) or int(rest.sum()) < 3 * _EACH_EXPLAINS:
         return
     factor = float((case.given[rest] / case.right[rest]).median())
     prediction = torch.where(lost, 0.0, factor * case.right)
@@ -169,6 +176,69 @@ def _grouped_numbers(case: Case) -> Iterator[Pattern | None]:
                     yield weight.pattern(kind, f"{each} {word}: {least:.4g} to {most:.4g}")
 
 
+# So often are the factors of rows and columns fitted in turns.
+_ROUNDS = 20
+
+
+def _factors_of_both(case: Case) -> Iterator[Pattern | None]:
+    """A factor for each index along one axis, and another for each along a second one."""
+    for first, second in itertools.combinations(range(len(case.shape)), 2):
+        others = [one for one in range(len(case.shape)) if one not in (first, second)]
+        count = case.shape[first] + case.shape[second] - 1
+        if 1 in (case.shape[first], case.shape[second]):
+            continue
+        weights = case.unit.square().reciprocal()
+        over, below = weights * case.right * case.given, weights * case.right.square()
+        over, below = (one.sum(others, keepdim=True) if others else one for one in (over, below))
+        factors = _separated(over, below, first, second)
+        prediction = factors * case.right
+        weight = weigh(case, prediction, parameters=count, extent=Extent.ALL)
+        if weight is None or not fits_honestly(case, prediction, parameters=count // 2):
+            continue
+        least, most = float(factors.min()), float(factors.max())
+        said = f"each index along axis {first} has another factor, and each along axis {second}"
+        said = f"{said}; their products are {least:.4g} to {most:.4g}"
+        yield weight.pattern(PatternKind.AXIS_SCALE, said)
+
+
+def _separated(over: Tensor, below: Tensor, first: int, second: int) -> Tensor:
+    """The product of two factors that fits best: of `over` and `below` is a factor for each."""
+    tiny = torch.finfo(torch.float64).tiny
+    left = torch.ones_like(over.narrow(second, 0, 1))
+    right = torch.ones_like(over.narrow(first, 0, 1))
+    for _ in range(_ROUNDS):
+        left = (over * right).sum(second, keepdim=True)
+        left = left / (below * right.square()).sum(second, keepdim=True).clamp(min=tiny)
+        right = (over * left).sum(first, keepdim=True)
+        right = right / (below * left.square()).sum(first, keepdim=True).clamp(min=tiny)
+    return left * right
+
+
+def _of_lower_rank(case: Case) -> Iterator[Pattern | None]:
+    """A matrix of lower rank than the right one, and near it: some directions are left out."""
+    if max(case.shape) > _MOST_ROWS:
+        return
+    right, given = (one.flatten(1) for one in (case.right, case.given))
+    rank, whole = (_rank(one, case) for one in (given, right))
+    if not 0 < rank < whole:
+        return
+    said = f"a matrix of rank {rank} instead of {whole}"
+    left, sizes, turned = torch.linalg.svd(right, full_matrices=False)
+    largest = (left[:, :rank] * sizes[:rank]) @ turned[:rank]
+    rows, _, columns = torch.linalg.svd(given, full_matrices=False)
+    rows, columns = rows[:, :rank], columns[:rank]
+    free = rank * (max(right.shape) - rank)
+    for words, parameters, value in (
+        ("with its largest singular values", 1, largest),
+        ("with only a part of the directions of its rows", free, right @ columns.T @ columns),
+        ("with only a part of the directions of its columns", free, rows @ rows.T @ right),
+    ):
+        prediction = value.reshape(case.shape)
+        weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
+        if weight is not None and fits_honestly(case, prediction):
+            yield weight.pattern(PatternKind.APPROXIMATION, f"{said}, {words}", {"rank": rank})
+
+
 def _added_products(case: Case) -> Iterator[Pattern | None]:
     """What is added is a product of few rows and columns, as of an adapter."""
     if len(case.shape) != 2 or max(case.shape) > _MOST_ROWS:  # noqa: PLR2004
@@ -187,9 +257,11 @@ def _added_products(case: Case) -> Iterator[Pattern | None]:
 
 def _rank_of(error: Tensor, case: Case) -> int | None:
     """The rank of what is added; None if it is not low."""
-    sizes = torch.linalg.svdvals(error)
-    noise = float(case.unit.square().mean().sqrt()) * (
-        math.sqrt(case.shape[0]) + math.sqrt(case.shape[1])
-    )
-    rank = int((sizes > 2 * noise).sum())
+    rank = _rank(error, case)
     return rank if 0 < rank <= _LOW_RANK * min(case.shape) else None
+
+
+def _rank(matrix: Tensor, case: Case) -> int:
+    """How many singular values are beyond the noise."""
+    noise = float(case.unit.square().mean().sqrt()) * sum(map(math.sqrt, matrix.shape))
+    return int((torch.linalg.svdvals(matrix) > 2 * noise).sum())
