@@ -35,6 +35,7 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.diagnosis.repetitions import repeat_case
 from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
 from paritas.execution.scouting import run_apart
 from paritas.results.findings import Diagnosis, PatternKind
@@ -151,7 +152,9 @@ def rank_patterns(
     Args:
         at_output: the operator that computed the value is not known.
     """
-    ranked = _statable(case, rank_raw(case, proposers), at_output=at_output)
+    # Of few numbers, the results of further runs decide.
+    several = repeat_case(case) or case
+    ranked = _statable(several, rank_raw(several, proposers), at_output=at_output)
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
         ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)

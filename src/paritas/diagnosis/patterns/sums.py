@@ -212,7 +212,8 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
     x, dims = step.values["self"], reduced_dims(step)
     name = _ALIASES.get(step.name, step.name)
     for dim in dims:
-        yield from _length_variations(name, dim, x.shape[dim])
+        others = math.prod(x.shape[one] for one in dims) // max(1, x.shape[dim])
+        yield from _length_variations(name, dim, x.shape[dim], others)
     if name in ("sum", "mean") and dims[-1] - dims[0] == len(dims) - 1 > 0:
         yield from _flat_variations(math.prod(x.shape[one] for one in dims), dims)
     if name == "mean":
@@ -254,14 +255,18 @@ def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
             yield Variation(PatternKind.STATISTICS, said, partial(raw, divisor=divisor))
 
 
-def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:
-    """With some of the elements left out, or counted twice."""
+def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[Variation]:
+    """With some of the elements left out, or counted twice.
+
+    Args:
+        others: how many elements there are at each place, along the other axes that are reduced.
+    """
     for first, last in left_out(size):
         left = size - last - first
         if left < 2:  # noqa: PLR2004
             continue
         is_one = first + last == 1
-        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        kind = PatternKind.OFF_BY_ONE if is_one and others == 1 else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
         said = f"{some} left out of the {size} along dim {dim}"
         cut = partial(_cut, dim=dim, first=first, size=left)
