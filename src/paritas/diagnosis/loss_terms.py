@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,7 @@ def name_terms(lab: Laboratory) -> tuple[PatternKind, str] | None:
         return _name_weights(mean, factor)
     if not mean.is_mean(1):
         return None
-    return _name_function(mean)
+    return _name_exchanged(mean) or _name_function(mean)
 
 
 # --- One number as a mean of terms ----------------------------------------------------------------
@@ -253,6 +254,40 @@ def _name_reduction(mean: _Mean, factor: float) -> tuple[PatternKind, str] | Non
     right, given = mean.mixtures[0].results
     words = f"it gives {given:.4g} instead of {right:.4g}, whichever order they have"
     return PatternKind.WRONG_REDUCTION, f"another reduction of the same terms: {words}"
+
+
+# --- Other operands -------------------------------------------------------------------------------
+
+
+def _name_exchanged(mean: _Mean) -> tuple[PatternKind, str] | None:
+    """The reference's terms with two operands exchanged, or with one of the other sign."""
+    names, pools = mean.lab.names, mean.pools
+    numbers = [
+        number for number, pool in enumerate(pools) if pool is not None and pool.is_floating_point()
+    ]
+    for one, other in itertools.combinations(numbers, 2):
+        if mean.lab.operands[one].shape == mean.lab.operands[other].shape:
+            changed = list(pools)
+            changed[one], changed[other] = changed[other], changed[one]
+            if _gives_candidate(mean, changed):
+                sentence = f"{names[one]} and {names[other]} are swapped"
+                return PatternKind.SWAPPED_OPERANDS, sentence
+    for number in numbers:
+        changed = [-pool if place == number and pool is not None else pool
+                   for place, pool in enumerate(pools)]  # fmt: skip
+        if _gives_candidate(mean, changed):
+            return PatternKind.SIGN, f"{names[number]} has the other sign"
+    return None
+
+
+def _gives_candidate(mean: _Mean, pools: Sequence[Tensor | None]) -> bool:
+    """Whether the reference gives the candidate's terms, made of other parts."""
+    changed = dataclasses.replace(mean, pools=tuple(pools))
+    for number, part in enumerate(mean.used):
+        pair = None if mean.lab.is_over else changed.results(torch.full((mean.places,), part))
+        if pair is None or not mean.is_same(pair[0], float(mean.values[1][number])):
+            return False
+    return True
 
 
 # --- Another function -----------------------------------------------------------------------------

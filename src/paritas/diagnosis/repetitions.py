@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from paritas.diagnosis.calls import Step
     from paritas.diagnosis.place_runs import PlaceRuns
 
-# A result of so many numbers decides by itself.
+# A result of so many numbers decides by itself, unless it only has so many different ones.
 _ENOUGH = 16
+_FEW_VALUES = 3
+_MOST_RESULTS = 1 << 12
 # So many runs are asked for, with the one that is known, and so many results must be finite.
 _RUNS = 24
 _FEWEST_RUNS = 5
@@ -66,10 +68,17 @@ def repeat_case(case: Case) -> Case | None:
 
 
 def _can_be_repeated(case: Case, runs: PlaceRuns) -> bool:
-    if case.reference.numel() >= _ENOUGH or not is_inexact(runs.expected) or case.context.draws:
+    if not is_inexact(runs.expected) or case.context.draws or not _has_few_values(case.reference):
         return False
     count = sum(one.numel() for one in runs.operands)
     return runs.reads_all and 0 < count <= _MOST_ELEMENTS and runs.is_faithful
+
+
+def _has_few_values(reference: Tensor) -> bool:
+    """Whether it has few elements, or few different ones, as the gradient of a mean."""
+    if reference.numel() < _ENOUGH:
+        return True
+    return reference.numel() <= _MOST_RESULTS and len(reference.unique()) <= _FEW_VALUES
 
 
 def _are_finite(*values: Tensor) -> bool:
@@ -82,7 +91,7 @@ def _other_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]
     if seed % 2:
         return varied
     draw = torch.Generator().manual_seed(seed)
-    factors = (2 * torch.randn(len(operands), generator=draw)).tolist()
+    factors = (3 * torch.rand(len(operands), generator=draw) - 1.5).tolist()
     return tuple(
         one * factor if one.numel() == 1 and one.is_floating_point() else one
         for one, factor in zip(varied, factors, strict=True)

@@ -221,6 +221,7 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
     if name in _REDUCERS and x.is_floating_point():
         yield from _other_reductions(step, name, dims)
     if name in ("var", "std", "var_mean"):
+        yield from _correction_variations(step, dims)
         yield from _raw_variations(step, dims)
     if name in ("argmax", "argmin") and step.values.get("dim") is not None:
         for by in (1, -1):
@@ -238,11 +239,32 @@ def _moved_position(step: Step, by: int, size: int) -> Any:
     return (step.run() + by) % size
 
 
-def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
-    """A variance whose mean is not subtracted."""
-    count = math.prod(step.values["self"].shape[one] for one in dims)
+def _correction_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance with another divisor."""
+    if "correction" not in step.values:
+        return
+    count, less = _count_and_correction(step, dims)
+    for other in (0, 1):
+        if other != less and count > max(other, less):
+            said = f"the variance is divided by {count - other} instead of {count - less}"
+            change = partial(_with_correction, correction=other)
+            yield Variation(PatternKind.OFF_BY_ONE, said, change)
+
+
+def _with_correction(step: Step, correction: int) -> Any:
+    return step.run(correction=correction)
+
+
+def _count_and_correction(step: Step, dims: tuple[int, ...]) -> tuple[int, int]:
+    """How many elements a variance is of, and how many less it is divided by."""
     less = step.values.get("correction")
     less = int(less) if isinstance(less, int | float) and not isinstance(less, bool) else 1
+    return math.prod(step.values["self"].shape[one] for one in dims), less
+
+
+def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance whose mean is not subtracted."""
+    count, less = _count_and_correction(step, dims)
 
     def raw(step: Step, divisor: int) -> Any:
         total = step.values["self"].square().sum(dims, keepdim=bool(step.values.get("keepdim")))
