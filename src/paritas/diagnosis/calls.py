@@ -243,6 +243,17 @@ class LiveCall:
         kwargs = {name: map_tensors(value, change) for name, value in self.kwargs.items()}
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
+    def with_operands(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> LiveCall:
+        """The call with other tensors in the places of those that it has."""
+
+        def exchange(tensor: Tensor) -> Tensor:
+            pairs = zip(before, after, strict=True)
+            return next((new for old, new in pairs if is_same_tensor(old, tensor)), tensor)
+
+        args = map_tensors(self.args, exchange)
+        kwargs = {name: map_tensors(value, exchange) for name, value in self.kwargs.items()}
+        return LiveCall(self.target, args, kwargs)
+
     @functools.cached_property
     def function_step(self) -> FunctionStep | None:
         """The call of a Python function as one step, at the place `WHOLE`; None if it is none."""
@@ -354,6 +365,16 @@ class LiveCall:
             (self.args, dict(self.kwargs), state)
         )
         return tree
+
+
+def is_same_tensor(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, or have the same values."""
+    return one is other or (
+        one.shape == other.shape
+        and one.dtype == other.dtype
+        and one.device == other.device
+        and torch.equal(one, other)
+    )
 
 
 class _Recorder(DispatchMode):

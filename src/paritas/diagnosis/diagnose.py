@@ -37,6 +37,7 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.diagnosis.repetitions import stack_runs
 from paritas.diagnosis.second_look import is_found_again
 from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
 from paritas.execution.scouting import run_apart
@@ -157,7 +158,9 @@ def rank_patterns(
     Args:
         at_output: the operator that computed the value is not known.
     """
-    ranked = _statable(case, rank_raw(case, proposers), at_output=at_output)
+    # Of few numbers, the results of further runs decide.
+    several = stack_runs(case) or case
+    ranked = _statable(several, rank_raw(several, proposers), at_output=at_output)
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
         ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)

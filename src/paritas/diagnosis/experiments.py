@@ -25,6 +25,7 @@ from paritas.diagnosis.dependence import (
     is_of_slices,
     name_operands,
 )
+from paritas.diagnosis.loss_terms import name_terms
 from paritas.diagnosis.stating import with_confidence
 from paritas.execution.scouting import can_scout, run_apart
 from paritas.numerics.bits import is_inexact
@@ -100,6 +101,7 @@ def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
 
 def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
     yield _unread_operand(lab, operator)
+    yield _other_terms(lab)
     yield _other_function_of_elements(lab)
     if not _LOSS.search(operator):
         yield _other_function_of_lines(lab, operator)
@@ -135,6 +137,15 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
         sentence = f"{enumerated(unread, 3)} {verb} no effect: the candidate does not depend on it"
         return _state(kind, sentence if len(unread) == 1 else sentence[:-2] + "them", lab)
     return None
+
+
+# --- A mean of other terms ------------------------------------------------------------------------
+
+
+def _other_terms(lab: Laboratory) -> Pattern | None:
+    """One number that is a mean of other terms, or of the same terms with other weights."""
+    named = name_terms(lab)
+    return None if named is None else _state(*named, lab)
 
 
 # --- Another function of the same elements --------------------------------------------------------

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from paritas._torch.operators import map_tensors
+from paritas.diagnosis.calls import is_same_tensor
 from paritas.diagnosis.case import Case, near, noise_of_prediction
 from paritas.diagnosis.place_runs import vary_operands
 from paritas.execution.scouting import is_scout
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -62,7 +62,7 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
     if runs.earlier is not None:
         return [runs.earlier]
     is_shown = [
-        runs.recall is not None or any(_is_equal(operand, one) for one in call.floating)
+        runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating)
         for operand in runs.operands
     ]
     if not any(is_shown):
@@ -92,42 +92,21 @@ def _repeat(
 
     def exchange(tensor: Tensor) -> Tensor:
         pairs = zip(runs.operands, operands, strict=True)
-        return next((other for one, other in pairs if _is_equal(one, tensor)), tensor)
+        return next((other for one, other in pairs if is_same_tensor(one, tensor)), tensor)
 
+    other = runs.recall(operands) if runs.recall else call.with_operands(runs.operands, operands)
     again = dataclasses.replace(
         runs, operands=operands, expected=reference, given=candidate, earlier=runs.operands
     )
     context = dataclasses.replace(
         case.context,
-        call=_exchange_call(call, runs, operands, exchange),
+        call=other,
         inputs=tuple(map(exchange, case.context.inputs)),
         named={name: exchange(one) for name, one in case.context.named.items()},
         inner=None if runs.inner is None else runs.inner(operands),
         runs=again,
     )
     return Case(candidate, reference, context=context)
-
-
-def _exchange_call(
-    call: LiveCall,
-    runs: PlaceRuns,
-    operands: Sequence[Tensor],
-    exchange: Callable[[Tensor], Tensor],
-) -> LiveCall | None:
-    if runs.recall is not None:
-        return runs.recall(operands)
-    args: Any = map_tensors(call.args, exchange)
-    kwargs = {name: map_tensors(value, exchange) for name, value in call.kwargs.items()}
-    return dataclasses.replace(call, args=args, kwargs=kwargs)
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    return one is other or (
-        one.shape == other.shape
-        and one.dtype == other.dtype
-        and one.device == other.device
-        and torch.equal(one, other)
-    )
 
 
 def holds_again(case: Case, prediction: Tensor) -> bool:

@@ -396,8 +396,9 @@ def _normalised_parts(scores: Tensor, parts: int, *, shared: bool) -> Tensor:
     weights = _softmax(scores.unflatten(-1, (parts, -1))).flatten(-2)
     if not shared:
         return weights
-    seen = (scores.unflatten(-1, (parts, -1)) > -math.inf).any(-1).sum(-1, keepdim=True)
-    return weights / seen.clamp(min=1)
+    is_open = (scores.unflatten(-1, (parts, -1)) > -math.inf).any(-1)
+    shares: Tensor = weights / is_open.sum(-1, keepdim=True).clamp(min=1)
+    return shares
 
 
 def _running(scores: Tensor) -> Tensor:

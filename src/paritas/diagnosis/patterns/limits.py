@@ -468,7 +468,9 @@ def _limited_lengths(case: Case, words: str, dims: tuple[int, ...]) -> Pattern |
     if int(shortened.sum()) < _FEWEST_SHORTENED:
         return None
     bound = float(given[shortened].median())
-    passes = right[~shortened]
+    longer, passes = right[shortened], right[~shortened]
+    if float(longer.max()) <= float(longer.min()) * (1 + _LENGTHS_APART):
+        return None  # of one length, a factor gives the same
     if not bound > 0 or not passes.numel() or float(passes.max()) > bound * (1 + _LENGTHS_APART):
         return None  # without slices that went through, each has a factor of its own
     prediction = case.right * (bound / right.clamp(min=bound))

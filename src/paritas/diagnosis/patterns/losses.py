@@ -330,8 +330,8 @@ def _with_input(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _input_of(step: Step) -> str:
-    """Functions of Python have another name for it than operators."""
-    return "self" if "self" in step.values else "input"
+    """It has several names in functions of Python and in operators, but is the first argument."""
+    return next(iter(step.values))
 
 
 def _other_distance(step: Step, compute: Callable[..., Tensor]) -> Tensor:

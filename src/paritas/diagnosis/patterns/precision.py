@@ -258,7 +258,7 @@ def _summation_of(case: Case) -> Summation | None:
     others = {k: v for k, v in step.values.items() if not isinstance(v, torch.Tensor)}
     operation = Operation(step.name, tuple(tensors), Context(arguments=others))
     product = product_of(operation)
-    if product is not None:
+    if product is not None and product.right.dim() > 1:
         left, right = product.left, product.right
         return Summation(
             left.shape[-1],

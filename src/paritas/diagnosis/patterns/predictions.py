@@ -21,6 +21,7 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import (
+    Case,
     Extent,
     Weight,
     near,
@@ -42,6 +43,7 @@ from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
+from paritas.diagnosis.repetitions import RepeatedCall
 from paritas.diagnosis.second_look import holds_again, says_the_same
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall, Step
-    from paritas.diagnosis.case import Case
     from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
 
@@ -68,6 +69,8 @@ _now = time.thread_time
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
 _LEAST_SCATTER = 1e-3
+# The noise of one run may be larger than the mean of several says.
+_FIRST_SLACK = 100.0
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
 # Mistakes whose freedom differs by no more than this are equally simple.
@@ -371,7 +374,8 @@ class Predictor:
         for _, alike in itertools.groupby(expressions, key=operator.itemgetter(0)):
             found = []
             for _, numbers, variation in alike:
-                prediction = self._prediction(place, variation)
+                may_hold = self._may_reproduce(place, variation)
+                prediction = self._prediction(place, variation) if may_hold else None
                 if prediction is not None:
                     found.append(
                         self._reproduction(
@@ -392,10 +396,12 @@ class Predictor:
         _, step = self.steps[-1]
         result = step.run()
         first = result if isinstance(result, torch.Tensor) else result[0]
-        if first.numel() != self.case.reference.numel():
+        right, allowed = self.case.right, self.case.allowed
+        if isinstance(self.call, RepeatedCall):
+            right, allowed = right[0], allowed[0]
+        if first.numel() != right.numel():
             return True
-        value = widen(first).reshape(self.case.shape)
-        return not bool(near(value, self.case.right, self.case.allowed).all())
+        return not bool(near(widen(first).reshape(right.shape), right, allowed).all())
 
     def _try_all(
         self, variations: Iterator[tuple[int, Variation]], until: float
@@ -414,11 +420,27 @@ class Predictor:
 
     def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
         """The mistake if it reproduces the candidate; None if it cannot be made."""
+        if not self._may_reproduce(place, variation):
+            return []
         prediction = self._prediction(place, variation)
         if prediction is None:
             return None
         reproduction = self._reproduction(place, variation, prediction)
         return [] if reproduction is None else [reproduction]
+
+    def _may_reproduce(self, place: int, variation: Variation) -> bool:
+        """Whether a mistake gives the first of several runs, which most of them do not."""
+        if not isinstance(self.call, RepeatedCall):
+            return True
+        case = self.case
+        first = Case(case.candidate[0], case.reference[0], noise=case.allowed[0])
+        alone = dataclasses.replace(self, case=first, call=self.call.first)
+        value = alone.value(place, variation.change, wide=True)
+        if value is None:
+            return False
+        slack = _FIRST_SLACK * max(1.0, alone._growth(widen(value)))  # noqa: SLF001  (its own)
+        is_near = near(first.given, widen(value), first.allowed, slack=slack)
+        return bool(is_near.any())
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
         value = self.value(place, variation.change, wide=True)
@@ -434,6 +456,8 @@ class Predictor:
         search: _Search | None = None,
     ) -> Reproduction | None:
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
+            return None
+        if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
             return None
         slack = self._growth(prediction)
         is_local = self._block is not None and variation.kind not in _OF_ALL
@@ -457,6 +481,18 @@ class Predictor:
         """
         values, right = prediction.flatten(), self.case.right.flatten()
         return bool((values == values[0]).all()) and not bool((right == right[0]).all())
+
+    def _is_multiple(self, prediction: Tensor) -> bool:
+        """Whether it is the right value with another sign or a short factor, which have kinds."""
+        right = self.case.right
+        size = right.abs()
+        if not bool(torch.isfinite(prediction).all()) or not float(size.max()) > 0:
+            return False
+        largest = size.flatten().argmax()
+        factor = float((prediction / right).flatten()[largest])
+        short = float(f"{factor:.2g}")
+        is_same = torch.allclose(prediction, short * right, rtol=_CLOSE, atol=0.0)
+        return short != 0 and is_same and len(size.unique()) > 1
 
     def _native_reproduction(
         self,

@@ -212,7 +212,8 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
     x, dims = step.values["self"], reduced_dims(step)
     name = _ALIASES.get(step.name, step.name)
     for dim in dims:
-        yield from _length_variations(name, dim, x.shape[dim])
+        others = math.prod(x.shape[one] for one in dims) // max(1, x.shape[dim])
+        yield from _length_variations(name, dim, x.shape[dim], others)
     if name in ("sum", "mean") and dims[-1] - dims[0] == len(dims) - 1 > 0:
         yield from _flat_variations(math.prod(x.shape[one] for one in dims), dims)
     if name == "mean":
@@ -220,6 +221,7 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
     if name in _REDUCERS and x.is_floating_point():
         yield from _other_reductions(step, name, dims)
     if name in ("var", "std", "var_mean"):
+        yield from _correction_variations(step, dims)
         yield from _raw_variations(step, dims)
     if name in ("argmax", "argmin") and step.values.get("dim") is not None:
         for by in (1, -1):
@@ -237,11 +239,32 @@ def _moved_position(step: Step, by: int, size: int) -> Any:
     return (step.run() + by) % size
 
 
-def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
-    """A variance whose mean is not subtracted."""
-    count = math.prod(step.values["self"].shape[one] for one in dims)
+def _correction_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance with another divisor."""
+    if "correction" not in step.values:
+        return
+    count, less = _count_and_correction(step, dims)
+    for other in (0, 1):
+        if other != less and count > max(other, less):
+            said = f"the variance is divided by {count - other} instead of {count - less}"
+            change = partial(_with_correction, correction=other)
+            yield Variation(PatternKind.OFF_BY_ONE, said, change)
+
+
+def _with_correction(step: Step, correction: int) -> Any:
+    return step.run(correction=correction)
+
+
+def _count_and_correction(step: Step, dims: tuple[int, ...]) -> tuple[int, int]:
+    """How many elements a variance is of, and how many less it is divided by."""
     less = step.values.get("correction")
     less = int(less) if isinstance(less, int | float) and not isinstance(less, bool) else 1
+    return math.prod(step.values["self"].shape[one] for one in dims), less
+
+
+def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance whose mean is not subtracted."""
+    count, less = _count_and_correction(step, dims)
 
     def raw(step: Step, divisor: int) -> Any:
         total = step.values["self"].square().sum(dims, keepdim=bool(step.values.get("keepdim")))
@@ -254,14 +277,18 @@ def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
             yield Variation(PatternKind.STATISTICS, said, partial(raw, divisor=divisor))
 
 
-def _length_variations(name: str, dim: int, size: int) -> Iterator[Variation]:
-    """With some of the elements left out, or counted twice."""
+def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[Variation]:
+    """With some of the elements left out, or counted twice.
+
+    Args:
+        others: how many elements there are at each place, along the other axes that are reduced.
+    """
     for first, last in left_out(size):
         left = size - last - first
         if left < 2:  # noqa: PLR2004
             continue
         is_one = first + last == 1
-        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        kind = PatternKind.OFF_BY_ONE if is_one and others == 1 else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
         said = f"{some} left out of the {size} along dim {dim}"
         cut = partial(_cut, dim=dim, first=first, size=left)
