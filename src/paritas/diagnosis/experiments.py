@@ -26,6 +26,7 @@ from paritas.diagnosis.dependence import (
     name_operands,
 )
 from paritas.diagnosis.stating import with_confidence
+from paritas.diagnosis.term_experiments import find_other_terms
 from paritas.execution.scouting import can_scout, run_apart
 from paritas.numerics.bits import is_inexact
 from paritas.results.findings import Pattern, PatternKind
@@ -100,6 +101,7 @@ def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
 
 def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
     yield _unread_operand(lab, operator)
+    yield _other_terms(lab, operator)
     yield _other_function_of_elements(lab)
     if not _LOSS.search(operator):
         yield _other_function_of_lines(lab, operator)
@@ -135,6 +137,15 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
         sentence = f"{enumerated(unread, 3)} {verb} no effect: the candidate does not depend on it"
         return _state(kind, sentence if len(unread) == 1 else sentence[:-2] + "them", lab)
     return None
+
+
+# --- Other terms of sums --------------------------------------------------------------------------
+
+
+def _other_terms(lab: Laboratory, operator: str) -> Pattern | None:
+    """Results that are sums of other elements, or of the same ones with other factors."""
+    finding = find_other_terms(lab.runs, lab.names, operator)
+    return None if finding is None else _state(*finding, lab)
 
 
 # --- Another function of the same elements --------------------------------------------------------

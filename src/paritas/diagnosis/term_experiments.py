@@ -1,0 +1,118 @@
+"""Experiments with results that are sums of terms, or the largest of some elements."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.diagnosis.linear_terms import are_same, read_terms
+from paritas.diagnosis.place_runs import vary_operands
+from paritas.diagnosis.term_differences import TermName, name_difference
+from paritas.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paritas.diagnosis.linear_terms import Terms
+    from paritas.diagnosis.place_runs import PlaceRuns
+
+# Operators whose sums have the weights of another operand: see `patterns.linear_maps`.
+_PRODUCTS = re.compile(r"^(linear|bilinear|t?mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|mv|dot"
+                       r"|mul|div|.*attention.*|.*sdpa.*)$|conv.*backward")  # fmt: skip
+_REDUCING = re.compile(r"^(amax|amin|max|min|prod|median|nanmedian|mode|kthvalue|logsumexp|norm"
+                       r"|linalg_vector_norm|std|var|cum(prod|max|min)|logcumsumexp"
+                       r"|.*max_pool\dd.*|lp_pool\dd)$")  # fmt: skip
+_SORTING = re.compile(r"^(sort|msort|topk)$")
+_SEED = 1
+
+
+def find_other_terms(
+    runs: PlaceRuns, names: Sequence[str], operator: str
+) -> tuple[PatternKind, str] | None:
+    """The kind and the sentence, if a result consists of other terms; None if it has no name."""
+    if _PRODUCTS.match(operator):
+        return None
+    for number, name in enumerate(names):
+        right = read_terms(runs, number, runs.operands, of_candidate=False)
+        wrong = read_terms(runs, number, runs.operands, of_candidate=True)
+        if wrong is None:
+            continue
+        if right is None:
+            finding = _linear_instead(wrong, name, operator, len(names))
+        else:
+            finding = _other_terms(runs, number, right, wrong, name)
+        if finding is not None:
+            return finding.kind, finding.words
+    return None
+
+
+def _other_terms(
+    runs: PlaceRuns, number: int, right: Terms, wrong: Terms, name: str
+) -> TermName | None:
+    """What holds for these values of the other operands and for others."""
+    finding = name_difference(right, wrong, name)
+    if finding is None or len(runs.operands) == 1:
+        return finding or _name_rest(right, wrong, name)
+    others = vary_operands(runs.operands, _SEED)
+    again = [
+        read_terms(runs, number, others, of_candidate=of_candidate)
+        for of_candidate in (False, True)
+    ]
+    if again[0] is None or again[1] is None:
+        return None
+    # Factors that are values of another operand are compared by those who know what it is.
+    if not again[0].is_same_as(right) and not are_same(right.factors, right.factors[0]):
+        return None
+    second = name_difference(again[0], again[1], name)
+    if second is None or second.kind is not finding.kind:
+        return None
+    if finding.ratios is not None and not _have_same_ratios(finding, second):
+        return None
+    return finding
+
+
+def _have_same_ratios(finding: TermName, second: TermName) -> bool:
+    left, right = finding.ratios, second.ratios
+    if left is None or right is None:
+        return False
+    if len(left) == len(right):
+        return are_same(left, right)
+    return are_same(left, left[0]) and are_same(right, left[0])
+
+
+def _name_rest(right: Terms, wrong: Terms, name: str) -> TermName | None:
+    """A number that is added to the right terms."""
+    added = wrong.rest - right.rest
+    if not wrong.is_same_as(right) or not float(added.abs().max()):
+        return None
+    if not are_same(added, added[0]):
+        return None
+    words = f"{float(added[0]):.4g} is added to what is computed from {name}"
+    return TermName(PatternKind.OFFSET, words)
+
+
+# --- A sum where something else is asked for ------------------------------------------------------
+
+
+def _linear_instead(wrong: Terms, name: str, operator: str, operands: int) -> TermName | None:
+    """The candidate adds up elements where the operator picks or multiplies them."""
+    reduces, sorts = _REDUCING.match(operator), _SORTING.match(operator)
+    if not (reduces or sorts) or operands > 1 or not len(wrong.keys):
+        return None
+    counts = wrong.counts[wrong.rows].double()
+    most = int(counts.max())
+    if most == 1 and are_same(wrong.factors, 1.0):
+        words = f"each result is always the same element of {name}, whatever the values are"
+        return TermName(PatternKind.WRONG_INDEX if sorts else PatternKind.WRONG_REDUCTION, words)
+    if sorts:
+        return None
+    words = f"a sum of up to {most} elements of {name} with factors"
+    if are_same(wrong.factors, 1.0):
+        words = f"the sum of up to {most} elements of {name}"
+    elif wrong.asked is None and are_same(wrong.factors, 1 / counts):
+        words = f"the mean of up to {most} elements of {name}"
+    return TermName(PatternKind.WRONG_REDUCTION, f"{words} instead of {operator}")
