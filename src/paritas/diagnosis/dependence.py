@@ -221,6 +221,10 @@ class Laboratory:
         """Whether the time is over."""
         return time.monotonic() > self._deadline
 
+    def grant(self, seconds: float) -> None:
+        """More time."""
+        self._deadline += seconds
+
     def both(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for other operands; None if one of them cannot be computed."""
         self.calls += 1

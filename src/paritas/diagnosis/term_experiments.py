@@ -39,12 +39,13 @@ def find_other_terms(
     for number, name in enumerate(names):
         right = read_terms(runs, number, runs.operands, of_candidate=False)
         wrong = read_terms(runs, number, runs.operands, of_candidate=True)
-        if wrong is None:
-            continue
-        if right is None:
-            finding = _linear_instead(wrong, name, operator, len(names))
-        else:
+        finding = None
+        if right is not None and wrong is not None:
             finding = _other_terms(runs, number, right, wrong, name)
+        elif wrong is not None:
+            finding = _linear_instead(wrong, name, operator, len(names))
+        elif right is None:
+            finding = _other_members(runs, number, name, operator)
         if finding is not None:
             return finding.kind, finding.words
     return None
@@ -116,3 +117,52 @@ def _linear_instead(wrong: Terms, name: str, operator: str, operands: int) -> Te
     elif wrong.asked is None and are_same(wrong.factors, 1 / counts):
         words = f"the mean of up to {most} elements of {name}"
     return TermName(PatternKind.WRONG_REDUCTION, f"{words} instead of {operator}")
+
+
+# --- The largest of other elements ----------------------------------------------------------------
+
+_LARGEST = re.compile(r"^(amax|max|cummax|.*max_pool\dd.*)$")
+_SMALLEST = re.compile(r"^(amin|min|cummin)$")
+_MOST_ASKED = 256
+
+
+def _other_members(runs: PlaceRuns, number: int, name: str, operator: str) -> TermName | None:
+    """The largest of fewer, more or other elements: one that is larger than all shows up."""
+    sign = 1.0 if _LARGEST.match(operator) else -1.0
+    if not (_LARGEST.match(operator) or _SMALLEST.match(operator)):
+        return None
+    operand = runs.operands[number]
+    if not operand.is_floating_point() or len(runs.operands) > 1:
+        return None
+    sides: list[list[Tensor]] = [[], []]
+    far = 16 * (1 + operand.detach().abs().max())
+    for column in _spread_indices(operand.numel()):
+        value = operand.detach().clone(memory_format=torch.contiguous_format)
+        value.view(-1)[column] = sign * far
+        for side, program in zip(sides, (runs.reference, runs.candidate), strict=True):
+            result = program([value])
+            if result is None:
+                return None
+            side.append((result == value.view(-1)[column]).flatten())
+    right, wrong = (torch.stack(side) for side in sides)
+    return _name_members(right, wrong, name, "largest" if sign > 0 else "smallest")
+
+
+def _spread_indices(count: int) -> list[int]:
+    if count <= _MOST_ASKED:
+        return list(range(count))
+    draw = torch.Generator().manual_seed(0)
+    return sorted(torch.randperm(count, generator=draw)[:_MOST_ASKED].tolist())
+
+
+def _name_members(right: Tensor, wrong: Tensor, name: str, which: str) -> TermName | None:
+    lost, more = right & ~wrong, wrong & ~right
+    if not bool(wrong.any()) or not (bool(lost.any()) or bool(more.any())):
+        return None
+    if bool(lost.any()) and bool(more.any()):
+        words = f"the {which} of other elements of {name}"
+        return TermName(PatternKind.WRONG_INDEX, words)
+    much = "fewer" if bool(lost.any()) else "more"
+    share = f"{int(wrong.sum())} instead of {int(right.sum())} of those that were tried"
+    words = f"the {which} of {much} elements of {name}: {share} count"
+    return TermName(PatternKind.WRONG_REDUCTION, words)
