@@ -297,6 +297,8 @@ def _results(lab: Laboratory) -> str:
 
 def _other_places(lab: Laboratory, operator: str) -> Pattern | None:
     """Outputs that depend on other places of an operand than the reference's do."""
+    if not is_inexact(lab.runs.expected) and not _PICKING.search(operator):
+        return None  # which elements a number of places depends on is decided by their values
     # In attention, the result is linear in the value only, which is the last.
     for reading in lab.readings(last_first=_ATTENTION.search(operator) is not None):
         pattern = _name_reading(lab, reading, operator)

@@ -197,6 +197,9 @@ class _Pair:
         if int(wrong.counts[rows].max()) == 1:
             words = f"one element of {self.name} is taken instead of {_number(right.counts[rows].max())}"
             return TermName(PatternKind.WRONG_REDUCTION, words)
+        if not _have_equal_factors(right, rows):
+            words = f"up to {self.most_terms[1]} elements of {self.name} have other weights"
+            return TermName(PatternKind.OTHER_FUNCTION, f"{words}: {self._lost_words()}")
         words = f"{int(self.lost.sum())} of {len(right.keys)} terms of {self.name} are left out"
         words = f"{words}, and the others count as much more: {self._lost_words()}"
         return TermName(PatternKind.PARTIAL_SUM, words)
