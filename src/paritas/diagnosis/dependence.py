@@ -249,6 +249,14 @@ class Laboratory:
             self._wholes[number] = self.effect(number, everywhere)
         return self._wholes[number]
 
+    def reads_all_numbers(self) -> bool:
+        """Whether all operands but integers and masks have an effect on the candidate."""
+        for number, operand in enumerate(self.operands):
+            effect = self.effect_of_whole(number) if is_inexact(operand) else None
+            if is_inexact(operand) and (effect is None or not bool(effect.candidate.any())):
+                return False
+        return True
+
     def is_unread(self, number: int) -> bool:
         """Whether an operand has no effect either if the others have other values.
 

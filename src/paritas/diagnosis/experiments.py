@@ -67,7 +67,7 @@ def experiment(context: Context) -> tuple[Pattern, ...]:
     runs = context.runs
     if runs is None or context.draws or context.lifted_agrees or not _can_be_asked(runs.operands):
         return ()
-    if not runs.reads_all or runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
+    if runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
         return ()
     pattern = _pattern_apart(context, runs)
     return () if pattern is None else with_confidence([pattern], at_output=False)
@@ -85,7 +85,7 @@ def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
         return find_pattern()
     if not can_scout(runs.operands):
         return None
-    return run_apart(find_pattern, seconds=2 * SECONDS).result
+    return run_apart(find_pattern, seconds=4 * SECONDS).result
 
 
 def _operator_name(context: Context) -> str:
@@ -103,8 +103,18 @@ def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
 
 
 def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
+    if not lab.runs.reads_all:
+        # What it computes by itself may follow from what is changed; indices do not follow from
+        # an operand that it is linear in.
+        if lab.reads_all_numbers():
+            yield _other_terms(lab, operator)
+        return
+    if operator.endswith("backward"):
+        # Linear in the gradient: what an unread operand selects is seen in the terms.
+        yield _other_terms(lab, operator)
     yield _unread_operand(lab, operator)
-    yield _other_terms(lab, operator)
+    if not operator.endswith("backward"):
+        yield _other_terms(lab, operator)
     yield _other_function_of_elements(lab)
     if not _LOSS.search(operator):
         yield _other_function_of_lines(lab, operator)
@@ -243,12 +253,13 @@ def _other_function_of_results(lab: Laboratory) -> Pattern | None:
         if pair is not None:
             pairs.append(pair)
     right, wrong = (
-        torch.cat([one.double().cpu().flatten() for one in side]) for side in zip(*pairs, strict=True)
+        torch.cat([one.double().cpu().flatten() for one in side])
+        for side in zip(*pairs, strict=True)
     )
     use = torch.isfinite(right) & torch.isfinite(wrong)
     order = right[use].argsort()
     right, wrong = right[use][order][:_MOST_RESULTS], wrong[use][order][:_MOST_RESULTS]
-    if len(right) < _FEWEST_RESULTS or len(right.unique()) < 0.9 * len(right):  # noqa: PLR2004
+    if len(right) < _FEWEST_RESULTS or len(right.unique()) < 0.9 * len(right):
         return None
     if len(wrong.unique()) < len(right) // 2 or smoothness(wrong - right) < _LEAST_SMOOTH:
         return None

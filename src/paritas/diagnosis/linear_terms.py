@@ -1,7 +1,7 @@
 """What each element of a result is the sum of, found by calling a program with other values.
 
-Where a result is linear in an operand (what moves values, sums, pools by the mean, interpolates, and
-every gradient in the gradient that it gets), each of its elements is a sum of elements of the
+Where a result is linear in an operand (what moves values, sums, pools by the mean, interpolates,
+and every gradient in the gradient that it gets), each of its elements is a sum of elements of the
 operand with factors. Calls with one element and zeros give them exactly. If each is one element, a
 few calls with numbered elements do.
 """
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _MOST_COLUMNS = 384
 # Rows times columns: what is held at once.
 _MOST_ENTRIES = 1 << 22
-# The time for one operand, of this thread: what is found must not depend on other programs.
-_SECONDS = 1.5
 _ROUNDINGS = 200.0
 # Two factors are the same up to this share.
 SAME_FACTOR = 1e-3
@@ -94,19 +92,25 @@ def same_factors(factors: Tensor, others: Tensor | float) -> Tensor:
 
 
 def read_terms(
-    runs: PlaceRuns, number: int, operands: Sequence[Tensor], *, of_candidate: bool
+    runs: PlaceRuns,
+    number: int,
+    operands: Sequence[Tensor],
+    deadline: float,
+    *,
+    of_candidate: bool,
 ) -> Terms | None:
     """The terms of a program in one operand; None if it is not linear in it, or takes too long.
 
     Args:
         number: the place of the operand.
         operands: the values of the others.
+        deadline: the last time, by the clock of this thread: what is found must not depend on
+            other programs.
     """
     operand = operands[number]
     program = runs.candidate if of_candidate else runs.reference
     if not _can_be_read(operand, runs.given):
         return None
-    deadline = time.thread_time() + _SECONDS
 
     def ask(value: Tensor) -> Tensor | None:
         if time.thread_time() > deadline:
@@ -185,7 +189,10 @@ class _Reader:
         draw = torch.Generator().manual_seed(1)
         check = self.size * torch.randn(self.count, generator=draw)
         digits = (numbers % _BASE + 1, numbers // _BASE % _BASE + 1, numbers // _BASE**2 + 1)
-        asked = [torch.ones(self.count), *digits[: 1 + (self.count > _BASE) + (self.count > _BASE**2)]]
+        asked = [
+            torch.ones(self.count),
+            *digits[: 1 + (self.count > _BASE) + (self.count > _BASE**2)],
+        ]
         effects = [self._effect(self.size * one) for one in asked]
         if any(one is None for one in effects):
             return None
@@ -222,7 +229,9 @@ class _Reader:
                 return None
             columns.append(effect / self.size)
         matrix = torch.stack(columns, 1)
-        floor = self.noise * max(float(matrix.abs().max()), float(self.rest.abs().max()) / self.size)
+        floor = self.noise * max(
+            float(matrix.abs().max()), float(self.rest.abs().max()) / self.size
+        )
         rows, places = (matrix.abs() > floor).nonzero(as_tuple=True)
         is_complete = len(asked) == self.count
         return Terms(
@@ -246,4 +255,5 @@ class _Reader:
         for axis, size in enumerate(shape):
             lines = numbers.movedim(axis, -1).reshape(-1, size)
             chosen.append(lines[int(torch.randint(len(lines), (), generator=draw))][:most])
-        return torch.cat(chosen).unique()
+        columns: Tensor = torch.cat(chosen).unique()
+        return columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,9 @@ class _Pair:
             return reduction
         if are_same(ratios, ratios[0]):
             kind = PatternKind.SIGN if are_same(ratios[:1], -1.0) else PatternKind.SCALE
-            times = "subtracted" if kind is PatternKind.SIGN else f"counted {_number(ratios[0])} times"
+            times = (
+                "subtracted" if kind is PatternKind.SIGN else f"counted {_number(ratios[0])} times"
+            )
             return TermName(kind, f"{name} is {times}", ratios)
         rows, columns = self.right.rows, self.right.columns
         differs = ~same_factors(ratios, 1.0)
@@ -195,7 +198,8 @@ class _Pair:
         if not bool(rows.any()) or not _have_equal_sums(right, wrong, rows):
             return None
         if int(wrong.counts[rows].max()) == 1:
-            words = f"one element of {self.name} is taken instead of {_number(right.counts[rows].max())}"
+            most = int(right.counts[rows].max())
+            words = f"one element of {self.name} is taken instead of {most}"
             return TermName(PatternKind.WRONG_REDUCTION, words)
         if not _have_equal_factors(right, rows):
             words = f"up to {self.most_terms[1]} elements of {self.name} have other weights"
@@ -244,7 +248,9 @@ class _Pair:
         if keeps and same_shape and bool((wrong.rows == wrong.columns).all()):
             words = f"{int(self.more.sum())} elements of {self.name} that should be zero are not"
             return TermName(PatternKind.MASK, words)
-        own, mine = (torch.bincount(one.columns, minlength=math.prod(one.shape)) for one in (right, wrong))
+        own, mine = (
+            torch.bincount(one.columns, minlength=math.prod(one.shape)) for one in (right, wrong)
+        )
         if int(own.max()) > 1 or int(right.counts.max()) > 1:
             return None
         words = f"each element of {self.name} is written to {int(mine.max())} places instead of one"
@@ -279,7 +285,9 @@ class _Pair:
         if most[0] > 1 and most[1] == 1 and _have_equal_sums(right, wrong, rows):
             words = f"one element of {self.name} is taken instead of a mean of {most[0]}"
             return TermName(PatternKind.OTHER_FUNCTION, words)
-        equal = are_same(right.factors, right.factors[0]) and are_same(wrong.factors, right.factors[0])
+        equal = are_same(right.factors, right.factors[0]) and are_same(
+            wrong.factors, right.factors[0]
+        )
         if most[0] > 1 and (equal or _are_means(right, wrong)):
             words = f"other elements of {self.name} are added up: {self._exchanged_words()}"
             return TermName(PatternKind.WRONG_INDEX, words)
@@ -291,7 +299,9 @@ class _Pair:
         instead = self.right.columns[self.right.rows == row]
         gone = self.right.columns[self.lost & (self.right.rows == row)]
         column = _place_words(self.wrong.columns[place], self.wrong.shape)
-        words = f"the element {column} is in the result's {_place_words(row, self.wrong.result_shape)}"
+        words = (
+            f"the element {column} is in the result's {_place_words(row, self.wrong.result_shape)}"
+        )
         old = gone if len(gone) else instead
         return f"{words} instead of {_place_words(old[0], self.right.shape)}" if len(old) else words
 
@@ -350,17 +360,15 @@ def _axis_of(values: Tensor, places: tuple[Tensor, ...], shape: tuple[int, ...])
 
 
 def _values_along(values: Tensor, places: Tensor) -> str:
-    shown = []
-    for index in places.unique().tolist()[:4]:
-        shown.append(f"{_number(values[places == index][0])} at {index}")
-    return ", ".join(shown)
+    indices = places.unique().tolist()[:4]
+    return ", ".join(f"{_number(values[places == one][0])} at {one}" for one in indices)
 
 
 def _listed(indices: Tensor) -> str:
     numbers = indices.tolist()
     if len(numbers) == 1:
         return f"index {numbers[0]}"
-    steps = {after - before for before, after in zip(numbers, numbers[1:], strict=False)}
+    steps = {after - before for before, after in itertools.pairwise(numbers)}
     if len(numbers) > 3 and len(steps) == 1:  # noqa: PLR2004
         return f"indices {numbers[0]}, {numbers[1]} ... {numbers[-1]}"
     return f"indices {', '.join(map(str, numbers[:4]))}" + (" ..." if len(numbers) > 4 else "")  # noqa: PLR2004

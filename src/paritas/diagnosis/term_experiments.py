@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,8 @@ _REDUCING = re.compile(r"^(amax|amin|max|min|prod|median|nanmedian|mode|kthvalue
                        r"|.*max_pool\dd.*|lp_pool\dd)$")  # fmt: skip
 _SORTING = re.compile(r"^(sort|msort|topk)$")
 _SEED = 1
+# The time for all operands, of this thread.
+_SECONDS = 2.0
 
 
 def find_other_terms(
@@ -36,12 +39,12 @@ def find_other_terms(
     """The kind and the sentence, if a result consists of other terms; None if it has no name."""
     if _PRODUCTS.match(operator):
         return None
+    end = time.thread_time() + _SECONDS
     for number, name in enumerate(names):
-        right = read_terms(runs, number, runs.operands, of_candidate=False)
-        wrong = read_terms(runs, number, runs.operands, of_candidate=True)
+        right, wrong = _both_terms(runs, number, runs.operands, end)
         finding = None
         if right is not None and wrong is not None:
-            finding = _other_terms(runs, number, right, wrong, name)
+            finding = _other_terms(runs, number, (right, wrong), name, end)
         elif wrong is not None:
             finding = _linear_instead(wrong, name, operator, len(names))
         elif right is None:
@@ -51,18 +54,23 @@ def find_other_terms(
     return None
 
 
+def _both_terms(
+    runs: PlaceRuns, number: int, operands: Sequence[Tensor], end: float
+) -> tuple[Terms | None, Terms | None]:
+    right = read_terms(runs, number, operands, end, of_candidate=False)
+    return right, read_terms(runs, number, operands, end, of_candidate=True)
+
+
 def _other_terms(
-    runs: PlaceRuns, number: int, right: Terms, wrong: Terms, name: str
+    runs: PlaceRuns, number: int, pair: tuple[Terms, Terms], name: str, end: float
 ) -> TermName | None:
     """What holds for these values of the other operands and for others."""
+    right, wrong = pair
     finding = name_difference(right, wrong, name)
     if finding is None or len(runs.operands) == 1:
         return finding or _name_rest(right, wrong, name)
     others = vary_operands(runs.operands, _SEED)
-    again = [
-        read_terms(runs, number, others, of_candidate=of_candidate)
-        for of_candidate in (False, True)
-    ]
+    again = _both_terms(runs, number, others, end)
     if again[0] is None or again[1] is None:
         return None
     # Factors that are values of another operand are compared by those who know what it is.
