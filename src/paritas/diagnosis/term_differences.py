@@ -296,14 +296,13 @@ class _Pair:
     def _exchanged_words(self) -> str:
         place = int(self.more.int().argmax())
         row = self.wrong.rows[place]
-        instead = self.right.columns[self.right.rows == row]
         gone = self.right.columns[self.lost & (self.right.rows == row)]
         column = _place_words(self.wrong.columns[place], self.wrong.shape)
-        words = (
-            f"the element {column} is in the result's {_place_words(row, self.wrong.result_shape)}"
+        at = _place_words(row, self.wrong.result_shape)
+        words = f"the element {column} is in the result's {at}"
+        return (
+            f"{words} instead of {_place_words(gone[0], self.right.shape)}" if len(gone) else words
         )
-        old = gone if len(gone) else instead
-        return f"{words} instead of {_place_words(old[0], self.right.shape)}" if len(old) else words
 
 
 # --- Facts about terms ----------------------------------------------------------------------------
@@ -328,9 +327,17 @@ def _have_equal_factors(terms: Terms, rows: Tensor) -> bool:
 
 
 def _are_means(right: Terms, wrong: Terms) -> bool:
-    everywhere = right.counts > 0
-    both = _have_equal_factors(right, everywhere) and _have_equal_factors(wrong, everywhere)
-    return both and _have_equal_sums(right, wrong, everywhere & (wrong.counts > 0))
+    """Whether both are means of elements, some of which may count several times."""
+    use = (right.counts > 0) & (wrong.counts > 0)
+    return _have_equal_sums(right, wrong, use) and all(map(_are_counts, (right, wrong)))
+
+
+def _are_counts(terms: Terms) -> bool:
+    """Whether the factors of each row are multiples of the smallest one."""
+    least = torch.full((len(terms.counts),), torch.inf, dtype=torch.float64)
+    least.scatter_reduce_(0, terms.rows, terms.factors, "amin")
+    times = terms.factors / least[terms.rows]
+    return bool((terms.factors > 0).all()) and are_same(times, times.round())
 
 
 def _agree(right: Terms, wrong: Terms, *, of_columns: bool) -> bool:
