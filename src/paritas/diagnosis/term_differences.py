@@ -244,8 +244,7 @@ class _Pair:
         right, wrong = self.right, self.wrong
         if not bool((right.rest[wrong.rows[self.more]] == 0).all()):
             return None
-        same_shape = right.result_shape == right.shape
-        if keeps and same_shape and bool((wrong.rows == wrong.columns).all()):
+        if keeps and self._are_in_place():
             words = f"{int(self.more.sum())} elements of {self.name} that should be zero are not"
             return TermName(PatternKind.MASK, words)
         own, mine = (
@@ -264,6 +263,12 @@ class _Pair:
             return TermName(PatternKind.OTHER_FUNCTION, f"{words} instead of written to one")
         return None
 
+    def _are_in_place(self) -> bool:
+        """Whether every element is that of the same place, if it is read at all."""
+        sides = (self.right, self.wrong)
+        in_place = all(bool((one.rows == one.columns).all()) for one in sides)
+        return in_place and self.right.result_shape == self.right.shape
+
     def _added_words(self) -> str:
         place = int(self.more.int().argmax())
         column = _place_words(self.wrong.columns[place], self.wrong.shape)
@@ -274,6 +279,10 @@ class _Pair:
 
     def name_exchanged(self) -> TermName | None:
         right, wrong = self.right, self.wrong
+        if self._are_in_place() and are_same(wrong.factors, right.factors[0]):
+            words = f"{int(self.lost.sum())} elements of {self.name} are left out and"
+            words = f"{words} {int(self.more.sum())} others are not"
+            return TermName(PatternKind.MASK, words)
         by_row = self.is_complete and _agree(right, wrong, of_columns=False)
         if by_row or _agree(right, wrong, of_columns=True):
             words = f"other elements of {self.name} are read: {self._exchanged_words()}"

@@ -163,3 +163,10 @@ def test_one_value_whatever_is_compared_is_a_constant() -> None:
         torch.arange(6)[None], torch.arange(6)[:, None],
     )  # fmt: skip
     assert kind == "constant"
+
+
+def test_other_elements_of_a_triangle_are_another_mask(rows: Tensor) -> None:
+    kind, _ = _ask("triu", lambda x: x.triu(1), lambda x: x.tril(-1), rows)
+    assert kind == "mask"
+    kind, _ = _ask("triu", lambda x: x.triu(1), lambda x: x.tril(-1) * 2, rows)
+    assert kind != "mask"
