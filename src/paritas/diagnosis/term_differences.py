@@ -197,6 +197,10 @@ class _Pair:
         right, wrong = self.right, self.wrong
         if not bool(rows.any()) or not _have_equal_sums(right, wrong, rows):
             return None
+        ratios = self.ratios[rows[wrong.rows]]
+        if are_same(ratios, ratios.round()) and bool(same_factors(ratios, 1.0).any()):
+            words = f"elements of {self.name} are read several times instead of others"
+            return TermName(PatternKind.WRONG_INDEX, f"{words}: {self._lost_words()}")
         if int(wrong.counts[rows].max()) == 1:
             most = int(right.counts[rows].max())
             words = f"one element of {self.name} is taken instead of {most}"
@@ -211,33 +215,37 @@ class _Pair:
     # --- More elements ---
 
     def name_added(self) -> TermName | None:
-        right, wrong = self.right, self.wrong
-        added_rows = wrong.rows[self.more]
+        right, added_rows = self.right, self.wrong.rows[self.more]
         if not self.is_complete:
             return None
         was_empty = right.counts[added_rows] == 0
         keeps = are_same(self.ratios, 1.0)
         if bool(was_empty.all()):
             return self._name_written(keeps=keeps)
-        if bool(was_empty.any()):
-            return None
-        most = self.most_terms
-        own = same_factors(self.ratios, 1.0).double().mean()
-        if most[0] == 1 and float(own) >= _MOST:
-            # An element that is added to itself counts twice.
+        # An element that is added to itself counts twice.
+        own = float(same_factors(self.ratios, 1.0).double().mean())
+        is_usual = not bool(was_empty.any())
+        adds = own >= _MOST if is_usual else keeps and float(was_empty.double().mean()) < _MOST
+        if self.most_terms[0] == 1 and adds:
             words = f"other elements of {self.name} are added: {self._added_words()}"
             return TermName(PatternKind.RESIDUAL, words)
+        return self._name_larger(added_rows, keeps=keeps) if is_usual else None
+
+    def _name_larger(self, added_rows: Tensor, *, keeps: bool) -> TermName | None:
+        """A sum or a mean of more elements."""
+        right, wrong, most = self.right, self.wrong, self.most_terms
         rows = torch.bincount(added_rows, minlength=len(right.counts)) > 0
-        if most[0] == 1 and _have_equal_sums(right, wrong, rows):
-            if _have_equal_factors(wrong, rows):
-                words = f"the mean of {most[1]} elements of {self.name} instead of one of them"
-                return TermName(PatternKind.WRONG_REDUCTION, words)
-            words = f"a weighted mean of {most[1]} elements of {self.name} instead of one of them"
-            return TermName(PatternKind.OTHER_FUNCTION, words)
-        if most[0] > 1 and (keeps or _have_equal_sums(right, wrong, rows)):
+        is_mean = _have_equal_sums(right, wrong, rows)
+        if most[0] > 1 and (keeps or is_mean):
             words = f"up to {most[1]} elements of {self.name} are added up instead of {most[0]}"
             return TermName(PatternKind.WRONG_REDUCTION, f"{words}: {self._added_words()}")
-        return None
+        if most[0] > 1 or not is_mean:
+            return None
+        if _have_equal_factors(wrong, rows):
+            words = f"the mean of {most[1]} elements of {self.name} instead of one of them"
+            return TermName(PatternKind.WRONG_REDUCTION, words)
+        words = f"a weighted mean of {most[1]} elements of {self.name} instead of one of them"
+        return TermName(PatternKind.OTHER_FUNCTION, words)
 
     def _name_written(self, *, keeps: bool) -> TermName | None:
         """Results that should not depend on the operand do."""

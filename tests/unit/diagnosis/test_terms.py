@@ -96,6 +96,15 @@ def test_other_elements_with_the_same_factors_are_a_wrong_index(rows: Tensor) ->
     assert sentence.startswith("other elements of operand 1 are read: the element (0, ")
 
 
+def test_an_element_that_is_read_twice_is_not_a_mean_of_fewer(rows: Tensor) -> None:
+    def read_twice(x: Tensor) -> Tensor:
+        return x[:, [0, 1, 2, 3, 4, 5, 6, 6]].sum(1)
+
+    assert _ask("sum", lambda x: x.sum(1), read_twice, rows)[0] == "wrong index"
+    fewer = _ask("mean", lambda x: x.mean(1), lambda x: x[:, :6].mean(1), rows)
+    assert fewer[0] == "partial sum"
+
+
 def test_a_row_that_is_added_to_a_row_of_a_table_is_a_residual() -> None:
     torch.manual_seed(0)
     table, words = torch.randn(12, 5), torch.randint(6, 12, (3, 4))
