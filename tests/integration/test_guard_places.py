@@ -348,6 +348,39 @@ def test_the_kind_of_a_wrong_gradient_is_that_of_its_own_operator() -> None:
     )
 
 
+def test_the_gradient_of_a_view_is_diagnosed_like_that_of_an_operator() -> None:
+    """Outputs that are views are made, and differentiated, outside of a compiler's code."""
+
+    def backend(graph: fx.GraphModule, args: list[Any]) -> Callable[..., Any]:
+        ends = [node for node in graph.graph.nodes if node.op == "output"]
+        handed_on = {node for end in ends for node in end.all_input_nodes}
+        for node in calls(graph, "getitem"):
+            if node not in handed_on:
+                spoil(node, _Doubled.apply)
+        graph.recompile()
+        return graph.forward
+
+    def program(x: Tensor) -> Tensor:
+        return torch.tanh(x.sin()[:, :3])
+
+    found = place(program, backend, torch.rand(4, 8, requires_grad=True))
+    assert found.origin is not None
+    assert found.origin.name == "getitem"
+    assert found.diagnosis is not None
+    assert found.diagnosis.best is not None
+    assert found.diagnosis.best.kind == "scale"
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
 def test_wrong_values_that_only_show_in_gradients_are_named() -> None:
     # Layer norm undoes the factor, but not in its gradient.
     def program(x: Tensor, other: Tensor) -> Tensor:

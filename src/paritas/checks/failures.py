@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import operator
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -400,7 +401,11 @@ def gradient_call(program: Any) -> tuple[str, LiveCall] | None:
     if not isinstance(program, CapturedProgram) or not program.cotangents:
         return None
     module = program.reference.module
-    nodes = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    nodes = [
+        node
+        for node in module.graph.nodes
+        if node.op.startswith("call_") and not _is_handed_on(node)
+    ]
     if len(nodes) != 1 or any(one.inside for one in program.cotangents.values()):
         return None
 
@@ -412,6 +417,14 @@ def gradient_call(program: Any) -> tuple[str, LiveCall] | None:
     call = LiveCall(differentiate, (list(program.kept), totals), {})
     target = nodes[0].target
     return f"{getattr(target, '__name__', target)}_backward", call
+
+
+def _is_handed_on(node: Node) -> bool:
+    """Whether a node only takes a result of the one before it, or copies it."""
+    source = node.args[0] if node.args else None
+    takes = node.target is operator.getitem and isinstance(node.args[1], int)
+    is_later = isinstance(source, torch.fx.Node) and source.op.startswith("call_")
+    return is_later and (takes or node.target is torch.clone)
 
 
 def gradient_runs(

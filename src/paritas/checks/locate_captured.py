@@ -38,8 +38,9 @@ from paritas.execution.node_runs import (
     record_nodes,
     take_item,
     tap_captured,
+    tensors_in,
 )
-from paritas.execution.observation import Observation
+from paritas.execution.observation import Observation, storage_address
 from paritas.execution.program import VALUE
 from paritas.execution.saved_state import RandomState
 from paritas.numerics.judge import Checks, check_pair
@@ -573,6 +574,8 @@ class _Search:
             return None  # no graph has such an input
         rng = run.rng or self.program.rng
         with self._showing_nothing_if_it_fails():
+            if self.suspect.gradients and _gives_views(run.value, values):
+                _copy_results(module)
             code = self.suspect.compile_part(module, values, run.surroundings, rng)
             return self._failure_of(code, range(len(returned(module))), diagnosed=True)
         return None
@@ -674,6 +677,20 @@ def _lay_out(tensor: Tensor, value: Any, path: ValuePath) -> Tensor:
         return tensor
     made = torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)
+
+
+def _gives_views(result: Any, values: Sequence[Any]) -> bool:
+    """Whether a result shares the memory of an argument."""
+    memory = {storage_address(one) for value in values for _, one in tensors_in(value)}
+    return any(storage_address(one) in memory for _, one in tensors_in(result))
+
+
+def _copy_results(module: GraphModule) -> None:
+    """Return copies: an output that is a view is made, and differentiated, outside of the code."""
+    (end,) = module.graph.find_nodes(op="output")
+    with module.graph.inserting_before(end):
+        end.args = (tuple(module.graph.call_function(torch.clone, (one,)) for one in end.args[0]),)
+    module.recompile()
 
 
 def _cut_node(node: Node, tensors: list[ValuePath]) -> tuple[GraphModule, list[str]]:

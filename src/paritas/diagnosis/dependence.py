@@ -222,6 +222,10 @@ class Laboratory:
         """Whether the time is over."""
         return time.monotonic() > self._deadline
 
+    def grant(self, seconds: float) -> None:
+        """More time."""
+        self._deadline += seconds
+
     def both(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for other operands; None if one of them cannot be computed."""
         self.calls += 1
@@ -245,6 +249,14 @@ class Laboratory:
             everywhere = torch.ones(self.operands[number].shape, dtype=torch.bool)
             self._wholes[number] = self.effect(number, everywhere)
         return self._wholes[number]
+
+    def reads_all_numbers(self) -> bool:
+        """Whether all operands but integers and masks have an effect on the candidate."""
+        for number, operand in enumerate(self.operands):
+            effect = self.effect_of_whole(number) if is_inexact(operand) else None
+            if is_inexact(operand) and (effect is None or not bool(effect.candidate.any())):
+                return False
+        return True
 
     def is_unread(self, number: int) -> bool:
         """Whether an operand has no effect either if the others have other values.

@@ -26,7 +26,10 @@ from paritas.diagnosis.dependence import (
     name_operands,
 )
 from paritas.diagnosis.loss_terms import name_terms
+from paritas.diagnosis.patterns.approximations import smoothness
+from paritas.diagnosis.place_runs import vary_operands
 from paritas.diagnosis.stating import with_confidence
+from paritas.diagnosis.term_experiments import find_other_terms
 from paritas.execution.scouting import can_scout, run_apart
 from paritas.numerics.bits import is_inexact
 from paritas.results.findings import Pattern, PatternKind
@@ -56,6 +59,7 @@ _PICKING = re.compile("embedding|gather|index|take|slice|select|getitem")
 _LINEAR = re.compile(
     r"^(linear|mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|sum|mean|dot|mv)$|backward$"
 )
+_FEWEST_FIXED = 3
 _LOSS = re.compile("loss|cross_entropy|kl_div")
 
 
@@ -64,7 +68,7 @@ def experiment(context: Context) -> tuple[Pattern, ...]:
     runs = context.runs
     if runs is None or context.draws or context.lifted_agrees or not _can_be_asked(runs.operands):
         return ()
-    if not runs.reads_all or runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
+    if runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
         return ()
     pattern = _pattern_apart(context, runs)
     return () if pattern is None else with_confidence([pattern], at_output=False)
@@ -82,7 +86,7 @@ def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
         return find_pattern()
     if not can_scout(runs.operands):
         return None
-    return run_apart(find_pattern, seconds=2 * SECONDS).result
+    return run_apart(find_pattern, seconds=4 * SECONDS).result
 
 
 def _operator_name(context: Context) -> str:
@@ -96,16 +100,28 @@ def _operator_name(context: Context) -> str:
 
 def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
     numbers = [one.numel() for one in operands]
-    return bool(numbers) and 1 < sum(numbers) <= MOST_ELEMENTS
+    return 1 <= sum(numbers) <= MOST_ELEMENTS
 
 
 def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
+    if not lab.runs.reads_all:
+        # What it computes by itself may follow from what is changed; indices do not follow from
+        # an operand that it is linear in.
+        if lab.reads_all_numbers():
+            yield _other_terms(lab, operator)
+        return
+    if operator.endswith("backward"):
+        # Linear in the gradient: what an unread operand selects is seen in the terms.
+        yield _other_terms(lab, operator)
     yield _unread_operand(lab, operator)
-    yield _other_terms(lab)
+    if not operator.endswith("backward"):
+        yield _other_terms(lab, operator)
+    yield _other_mean(lab)
     yield _other_function_of_elements(lab)
     if not _LOSS.search(operator):
         yield _other_function_of_lines(lab, operator)
     yield _other_places(lab, operator)
+    yield _other_function_of_results(lab)
 
 
 def _state(kind: PatternKind, sentence: str, lab: Laboratory) -> Pattern:
@@ -121,7 +137,7 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
     effects = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
     known = [one for one in effects if one is not None]
     if not any(bool(one.candidate.any()) for one in known):
-        return None  # a constant, or an old result
+        return _fixed_result(lab)
     unread = [
         lab.names[number]
         for number, one in enumerate(effects)
@@ -142,10 +158,41 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 # --- A mean of other terms ------------------------------------------------------------------------
 
 
-def _other_terms(lab: Laboratory) -> Pattern | None:
+def _other_mean(lab: Laboratory) -> Pattern | None:
     """One number that is a mean of other terms, or of the same terms with other weights."""
     named = name_terms(lab)
     return None if named is None else _state(*named, lab)
+
+
+def _fixed_result(lab: Laboratory) -> Pattern | None:
+    """One value, or places that are counted through, whatever the values are.
+
+    Anything else that does not change may be an old result.
+    """
+    given = lab.runs.given
+    if not all(map(lab.is_unread, range(len(lab.operands)))) or given.numel() < _FEWEST_FIXED:
+        return None
+    which = f"whatever the values of {enumerated(lab.names, 3)} are"
+    if bool((given == given.flatten()[0]).all()):
+        kind = PatternKind.CONSTANT if bool(given.any()) else PatternKind.ZEROS
+        return _state(kind, f"{given.flatten()[0].item()} in every element, {which}", lab)
+    for axis, size in enumerate(given.shape):
+        line = torch.arange(size).view([-1 if one == axis else 1 for one in range(given.dim())])
+        if size > 2 and not is_inexact(given) and bool((given == line).all()):  # noqa: PLR2004
+            words = f"0, 1, 2 ... along axis {axis}, {which}"
+            return _state(PatternKind.MISSING_OPERAND, words, lab)
+    return None
+
+
+# --- Other terms of sums --------------------------------------------------------------------------
+
+
+def _other_terms(lab: Laboratory, operator: str) -> Pattern | None:
+    """Results that are sums of other elements, or of the same ones with other factors."""
+    began = time.monotonic()
+    finding = find_other_terms(lab.runs, lab.names, operator)
+    lab.grant(time.monotonic() - began)
+    return None if finding is None else _state(*finding, lab)
 
 
 # --- Another function of the same elements --------------------------------------------------------
@@ -196,6 +243,42 @@ def _number(value: Tensor) -> str:
     return f"{value.item():.4g}" if is_inexact(value) else str(value.item())
 
 
+# --- Another function of the right result ---------------------------------------------------------
+
+_MOST_RUNS = 64
+_FEWEST_RESULTS = 48
+_MOST_RESULTS = 4096
+# How well the errors of neighbouring results must agree: 1 for a function.
+_LEAST_SMOOTH = 0.9
+
+
+def _other_function_of_results(lab: Laboratory) -> Pattern | None:
+    """Each element follows from what it should be: its root, its square, its logarithm."""
+    if not is_inexact(lab.runs.expected) or lab.is_affine():
+        return None
+    pairs = [(lab.runs.expected, lab.runs.given)]
+    for seed in range(1, _MOST_RUNS):
+        if lab.is_over or sum(one.numel() for one, _ in pairs) >= _MOST_RESULTS // 2:
+            break
+        pair = lab.both(vary_operands(lab.operands, seed))
+        if pair is not None:
+            pairs.append(pair)
+    right, wrong = (
+        torch.cat([one.double().cpu().flatten() for one in side])
+        for side in zip(*pairs, strict=True)
+    )
+    use = torch.isfinite(right) & torch.isfinite(wrong)
+    order = right[use].argsort()
+    right, wrong = right[use][order][:_MOST_RESULTS], wrong[use][order][:_MOST_RESULTS]
+    if len(right) < _FEWEST_RESULTS or len(right.unique()) < 0.9 * len(right):
+        return None
+    if len(wrong.unique()) < len(right) // 2 or smoothness(wrong - right) < _LEAST_SMOOTH:
+        return None
+    at = len(right) // 2, int(0.9 * len(right))
+    words = "; ".join(f"where it is {right[one]:.4g} it gives {wrong[one]:.4g}" for one in at)
+    return _state(PatternKind.OTHER_FUNCTION, f"a function of the right result: {words}", lab)
+
+
 # --- Another function of the same lines -----------------------------------------------------------
 
 
@@ -236,6 +319,8 @@ def _results(lab: Laboratory) -> str:
 
 def _other_places(lab: Laboratory, operator: str) -> Pattern | None:
     """Outputs that depend on other places of an operand than the reference's do."""
+    if not is_inexact(lab.runs.expected) and not _PICKING.search(operator):
+        return None  # which elements a number of places depends on is decided by their values
     # In attention, the result is linear in the value only, which is the last.
     for reading in lab.readings(last_first=_ATTENTION.search(operator) is not None):
         pattern = _name_reading(lab, reading, operator)

@@ -212,6 +212,8 @@ def _one_factor(case: Case) -> list[Pattern]:
     if abs(factor - _SIGN) <= max(4 * error, 0.01) or factor == 0:
         return []
     factor, weight = _shortest_factor(case, factor, error, weight)
+    if case.is_exact and not holds_in_block(case, (factor * case.right).round()):
+        return []
     names = name_factor(case, factor, error)
     if names:
         weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))

@@ -49,7 +49,7 @@ def propose_approximations(case: Case) -> list[Pattern]:
     given = case.given[use]
     if len(given.unique()) < _LEAST_DISTINCT * len(x.unique()):
         return []
-    smooth = max(_smoothness(error), _smoothness(relative))
+    smooth = max(smoothness(error), smoothness(relative))
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
         return []
     far = float(error.norm()) > _FURTHEST * float(right.norm())
@@ -155,7 +155,7 @@ def _follows_place(inputs: list[Tensor]) -> bool:
 def _smoothness_beside(error: Tensor, inputs: list[Tensor]) -> float:
     """How well the errors of nearest neighbours agree, by rank: 1 for a function."""
     if len(inputs) == 1:
-        return _smoothness(error[inputs[0].argsort()])
+        return smoothness(error[inputs[0].argsort()])
     count = len(error)
     ranks = torch.stack([one.argsort().argsort().double() for one in inputs], -1)
     apart = torch.cdist(ranks, ranks)
@@ -180,7 +180,7 @@ def _only_input(case: Case) -> Tensor | None:
     return inputs[0] if len(inputs) == 1 else None
 
 
-def _smoothness(error: Tensor) -> float:
+def smoothness(error: Tensor) -> float:
     """How well the ranks of neighbours agree (Chatterjee's coefficient): 1 for a function."""
     ranks = error.argsort().argsort().double()
     count = len(ranks)

@@ -301,7 +301,9 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
     cost = int(moved.sum()) * math.log2(len(source)) + 1
     if not bool(moved.any()) or bool(moved[source[moved]].any()):
         return _reordered(case, axis, source, describe_order(source), cost)
-    # What was copied is still in its own place.
+    # What was copied is still in its own place. One value everywhere need not come from anywhere.
+    if bool((case.given == case.given.flatten()[0]).all()):
+        return None
     places = moved.nonzero().flatten().tolist()
     listed = enumerated((f"{int(source[one])} at {one}" for one in places), _NAMED)
     said = "copied from another place"

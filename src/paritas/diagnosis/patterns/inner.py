@@ -141,12 +141,20 @@ def _altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
 def operand_variations(step: Step) -> Iterator[Variation]:
     """One operand, altered before it is used."""
     for name, value in step.values.items():
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        if not isinstance(value, torch.Tensor) or not _may_be_negative(value):
             continue
         for said, (kind, alter) in _BENT.items():
             change = partial(_unless_constant, alter=alter)
             altered = partial(_with_operand, name=name, change=change)
             yield Variation(kind, said.format(name), altered)
+
+
+def _may_be_negative(value: Tensor) -> bool:
+    """Whether it is a number: of integers, those without a sign are places."""
+    if value.is_floating_point():
+        return True
+    is_whole = not value.is_complex() and value.dtype is not torch.bool
+    return is_whole and value.numel() > 0 and bool((value < 0).any())
 
 
 def _unless_constant(value: Tensor, alter: Callable[[Tensor], Tensor]) -> Tensor:

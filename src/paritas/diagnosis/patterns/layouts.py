@@ -45,7 +45,7 @@ def layout_variations(step: Step) -> Iterator[Variation]:
         if other != sides:
             said = "the padding is on the other side"
             yield Variation(PatternKind.SHIFT, said, partial(_padded_as, sides=other))
-    else:
+    elif not step.name.endswith("backward"):  # which is resized the other way round
         rank = next(iter(step.values.values())).dim() - 2
         for mode in _MODES.get(rank, ()):
             for corners in (False, True) if "linear" in mode or "cubic" in mode else (None,):

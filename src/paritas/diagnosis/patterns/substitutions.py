@@ -85,21 +85,25 @@ def limit_variations(step: Step) -> Iterator[Variation]:
     if most is None and 0 < least <= _LARGEST_EPS:
         said = f"{least:.7g} is added instead of being the least value"
         yield Variation(PatternKind.EPS, said, partial(_added, number=least))
-    if most is not None and least == round(least) and most == round(most) and most > least:
-        for is_cut in (False, True):
-            change = partial(_wrapped, least=least, most=most, is_cut=is_cut)
-            said = f"values beyond {least:.7g} and {most:.7g} wrap around instead of being limited"
-            yield Variation(PatternKind.WRAPPED, said, change)
+    if most is None or most <= least:
+        return
+    said = f"values beyond {least:.7g} and {most:.7g} wrap around instead of being limited"
+    widths = [(most - least, False)]
+    if least == round(least) and most == round(most):  # a format has both limits
+        widths += [(most - least + 1, is_cut) for is_cut in (False, True)]
+    for width, is_cut in widths:
+        change = partial(_wrapped, least=least, width=width, is_cut=is_cut)
+        yield Variation(PatternKind.WRAPPED, said, change)
 
 
 def _added(step: Step, number: float) -> Any:
     return step.values["self"] + number
 
 
-def _wrapped(step: Step, least: float, most: float, *, is_cut: bool) -> Any:
+def _wrapped(step: Step, least: float, width: float, *, is_cut: bool) -> Any:
     value = step.values["self"]
     value = value.trunc() if is_cut else value
-    return (value - least) % (most - least + 1) + least
+    return (value - least) % width + least
 
 
 # --- Results --------------------------------------------------------------------------------------
