@@ -435,9 +435,10 @@ def registering_module(target: OpOverload | OpOverloadPacket) -> str | None:
     A function of Python is in that module, or a library remembers the line that created it. An
     operator in C++ belongs to the package with the name of its namespace, if there is one.
     """
+    func: Any = target
     if isinstance(target, OpOverloadPacket):
-        target = getattr(target, target.overloads()[0])
-    homes = (one for one in _possible_homes(target) if one in sys.modules)
+        func = getattr(target, target.overloads()[0])
+    homes = (one for one in _possible_homes(func) if one in sys.modules)
     home = next(homes, "torch")
     return None if home.partition(".")[0] in {"torch", "__main__"} else home
 

@@ -435,13 +435,13 @@ def _function_text(program: FailingProgram, names: list[str]) -> tuple[list[str]
 
 def _registrations(program: FailingProgram) -> list[str]:
     """Statements without which operators that torch does not have cannot be called."""
-    targets = {node.target for node in program.calls if is_operator(node.target)}
-    operators = sorted(targets, key=str)
-    lines = [f"import {home}" for one in operators if (home := registering_module(one))]
-    foreign = [one for one in operators if registering_module(one) is None]
-    if any(not str(one).startswith(("aten.", "prims.")) for one in foreign):
+    called: list[Any] = [node.target for node in program.calls if is_operator(node.target)]
+    foreign = [one for one in called if not str(one).startswith(("aten.", "prims."))]
+    homes = dict.fromkeys(registering_module(one) for one in foreign)
+    lines = [f"import {home}" for home in homes if home is not None]
+    if None in homes:
         lines += [f"torch.ops.load_library({str(one)!r})" for one in torch.ops.loaded_libraries]
-    return list(dict.fromkeys(lines))
+    return lines
 
 
 def _import_line(name: str, value: Any) -> str:
