@@ -168,10 +168,8 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
     obstacle = search if isinstance(search, str) else ""
     if any(_is_visible_by_own_error(call, one, sure=not obstacle) for one in verdict.failures):
         return Settled(verdict, is_visible=True)
-    if isinstance(search, str):
-        return Settled(_with_note(verdict, search))
-    if call.is_interrupted:
-        return Settled(_with_note(verdict, _INTERRUPTED))
+    if isinstance(search, str) or call.is_interrupted:
+        return Settled(_with_note(verdict, obstacle or _INTERRUPTED))
     if _is_visible(call, verdict.failures[0]):
         return Settled(verdict, is_visible=True)
     native = _native_verdict(call, verdict.failures[0].item.inputs)
