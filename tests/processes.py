@@ -423,7 +423,10 @@ def _ended(call: object) -> int:
     except KeyboardInterrupt:
         traceback.print_exc()
         return -signal.SIGINT
-    except BaseException:  # noqa: BLE001  (a process that was forked must end here)
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001  (a process that was forked must end here)
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as end:
+            return int(str(end.code or 0))
         return 1
     return 0

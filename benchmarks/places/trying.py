@@ -25,6 +25,7 @@ from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpro
 
 import paritas
 from paritas.errors import UsageError
+from paritas.reports.scripts import SHOWN
 from paritas.results.findings import Finding, OriginKind, Status
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def try_shrink(subject: Subject, planted: Planted, seconds: float) -> dict:
         "outcome": "shrunk", "before": report.before, "after": report.after, "left": left,
         "seconds": took, "limit": seconds, "kept": took <= seconds + GRACE, "ended": report.ended,
         "written": bool(text), "shows": report.shows, "code": done.returncode,
-        "fails": done.returncode != 0,
+        "fails": done.returncode == 1 and SHOWN in done.stdout.splitlines(),
         "said": (done.stdout + done.stderr)[-300:], "kind": _best(report.diagnosis),
         "queries": report.queries,
     }  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 import paritas
 from paritas import Inputs, VerifyConfig
 from paritas._torch.dynamo import count_compiled_frames
-from paritas.checks import locate_compiled, places
+from paritas.checks import failures, locate_compiled, places
 from paritas.checks.places import Place
 from paritas.cli import main
 from paritas.results.findings import OriginKind, PatternKind, Status, Verdict
@@ -236,6 +236,20 @@ def test_no_time_and_an_interrupt_leave_the_verdict(monkeypatch: pytest.MonkeyPa
     assert "looking for where it starts (at most 600 s)" in steps
     assert verdict.findings == plain.findings
     assert verdict.notes[-1] == "where it starts is not known: the search was interrupted"
+
+
+def test_an_interrupt_during_the_diagnosis_leaves_the_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    net = Net()
+    monkeypatch.setattr(failures, "_diagnose_value", interrupt)
+    verdict = paritas.verify([X], net, torch.compile(net, backend=sin_as_cos), FORWARD)
+    assert verdict.status is Status.DIFFERENT
+    assert "the kind of error is not known: the diagnosis was interrupted" in verdict.notes
+    assert "where it starts is not known: the search was interrupted" in verdict.notes
 
 
 def test_a_search_that_fails_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:

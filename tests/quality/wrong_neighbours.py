@@ -105,7 +105,7 @@ def make_graph(case: Case) -> tuple[fx.GraphModule, list[Tensor]] | None:
         if isinstance(value, Tensor):
             inputs.append(value.detach())
             return graph.placeholder(f"x{len(inputs) - 1}")
-        if isinstance(value, torch.nn.Module):
+        if isinstance(value, torch.nn.Module) or dataclasses.is_dataclass(value):
             raise _NoGraphError
         return value
 

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._library import simple_registry
+from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload, OpOverloadPacket
 
 from paritas._torch.kernels import to_meta
@@ -399,6 +401,9 @@ _ON_NUMBERS: dict[str, Callable[..., Any]] = {
 # Importing it takes seconds, so it is imported when samples are asked for.
 DATABASE = "torch.testing._internal.common_methods_invocations"
 _BACKWARD = re.compile(r"_backward(_data)?$")
+# In what the dispatcher says about an operator.
+_REGISTERED_AT = re.compile(r"registered at (.+?\.py):\d+")
+_OF_TORCH = frozenset({"aten", "prims", "prim"})
 
 
 def find_operator(name: str) -> OpOverload | OpOverloadPacket | None:
@@ -422,6 +427,36 @@ def find_operator(name: str) -> OpOverload | OpOverloadPacket | None:
 def is_operator(value: Any) -> bool:
     """Whether a value is an operator of torch, with or without its overload."""
     return isinstance(value, OpOverload | OpOverloadPacket)
+
+
+def registering_module(target: OpOverload | OpOverloadPacket) -> str | None:
+    """The module that registers an operator when it is imported; None if torch does, or unknown.
+
+    A function of Python is in that module, or a library remembers the line that created it. An
+    operator in C++ belongs to the package with the name of its namespace, if there is one.
+    """
+    func: Any = target
+    if isinstance(target, OpOverloadPacket):
+        func = getattr(target, target.overloads()[0])
+    homes = (one for one in _possible_homes(func) if one in sys.modules)
+    home = next(homes, "torch")
+    return None if home.partition(".")[0] in {"torch", "__main__"} else home
+
+
+def _possible_homes(func: OpOverload) -> Iterator[str]:
+    name, namespace = func.name().partition(".")[0], func.namespace
+    if namespace in _OF_TORCH:
+        return
+    yield str(getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", ""))
+    files = set(_REGISTERED_AT.findall(torch._C._dispatch_dump(func.name())))
+    fake = simple_registry.singleton.find(name).fake_impl.kernel
+    if fake is not None:
+        files.add(str(fake.source).rpartition(":")[0])
+    for key, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file in files and key.partition(".")[0] != "torch":
+            yield key
+    yield namespace
 
 
 def sample_calls(

@@ -68,6 +68,7 @@ MOST_FACTOR = 1.5
 # A native error this many times over the limit of the reference's own error is visible, where no
 # decision is within rounding: perturbed runs do not show a hundred times the noise.
 PLAINLY = 100.0
+_INTERRUPTED = "it was interrupted"
 _MOST_WEIGHTS = 8
 
 
@@ -80,12 +81,14 @@ class Settled:
         shown: what shows the difference, in words; empty if nothing does.
         inputs: the inputs of the whole programs that show it, if there are.
         is_visible: it is visible on the given inputs, so that there is nothing to find out.
+        is_interrupted: Ctrl-C has ended the experiment.
     """
 
     verdict: Verdict
     shown: str = ""
     inputs: Inputs | None = None
     is_visible: bool = False
+    is_interrupted: bool = False
 
 
 def settle_and_locate(
@@ -103,6 +106,8 @@ def settle_and_locate(
     settled = settle_approximation(call, verdict, place)
     if place is not None or not wrong_findings(settled.verdict):
         return settled, place
+    if settled.is_interrupted:
+        call = dataclasses.replace(call, is_interrupted=True)
     place = find_place(call)
     is_open = not settled.shown and not settled.is_visible
     if place is not None and place.pair is not None and is_open:
@@ -128,6 +133,8 @@ def settle_approximation(call: FailedCall, verdict: Verdict, place: Place | None
     call.tell("looking for inputs on which the difference is visible natively")
     try:
         return _settle(call, verdict, place)
+    except KeyboardInterrupt:
+        return Settled(_with_note(verdict, _INTERRUPTED), is_interrupted=True)
     except Exception as error:  # noqa: BLE001  (the verdict stands; a note reports it)
         why = f"the search failed: {type(error).__name__}: {error}"[:200]
         return Settled(_with_note(verdict, why))
@@ -161,8 +168,8 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
     obstacle = search if isinstance(search, str) else ""
     if any(_is_visible_by_own_error(call, one, sure=not obstacle) for one in verdict.failures):
         return Settled(verdict, is_visible=True)
-    if isinstance(search, str):
-        return Settled(_with_note(verdict, search))
+    if isinstance(search, str) or call.is_interrupted:
+        return Settled(_with_note(verdict, obstacle or _INTERRUPTED))
     if _is_visible(call, verdict.failures[0]):
         return Settled(verdict, is_visible=True)
     native = _native_verdict(call, verdict.failures[0].item.inputs)

@@ -281,10 +281,13 @@ class _Search:
         if found is None or found.joint.size <= _SMALL:
             return found
         joint = found.joint
+        # Its last value equals no earlier one of the reference as well: it may stand for several
+        # operators, as that of a fused kernel does.
         inside = [
             one
             for one in joints
             if one.size < joint.size
+            and one.candidate is not joint.candidate
             and one.candidate.index in ours.before[joint.candidate.index]
             and one.reference.index in theirs.before[joint.reference.index]
         ]

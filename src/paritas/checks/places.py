@@ -42,6 +42,7 @@ class FailedCall:
         tell: called with a few words before each step that may take long.
         compared: the evidence about the reference, and what both sides gave in their first call;
             None if that is not known.
+        is_interrupted: Ctrl-C has come before the search: nothing more is found out.
     """
 
     reference: Subject
@@ -54,6 +55,7 @@ class FailedCall:
     deadline: float
     tell: Callable[[str], None]
     compared: tuple[Evidence[SubjectProgram], Observation, Observation] | None = None
+    is_interrupted: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +133,8 @@ def find_place(call: FailedCall) -> Place | None:
     seconds = min(call.config.locate_seconds, call.deadline - time.monotonic())
     if seconds <= 0 or not call.failures:
         return None
+    if call.is_interrupted:
+        return Place(reason="the search was interrupted")
     call = dataclasses.replace(call, deadline=time.monotonic() + seconds)
     call.tell(Progress(f"looking for where it starts (at most {seconds:g} s)", at_most=seconds))
     try:

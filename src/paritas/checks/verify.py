@@ -16,7 +16,7 @@ from paritas._torch.operators import WIDE
 from paritas._torch.tensors import accumulation_hooks
 from paritas.checks.approximations import settle_and_locate
 from paritas.checks.comparer import CollectedFindings, Comparer
-from paritas.checks.failures import FailedPair, remember_failed
+from paritas.checks.failures import Explainer, FailedPair, remember_failed
 from paritas.checks.fitting import check_by, describe_shortage, verify_where_it_fits
 from paritas.checks.places import (
     FailedCall,
@@ -55,9 +55,11 @@ from paritas.results.progress import shows_progress
 from paritas.results.wording import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
+
+    from paritas.results.findings import Finding
 
 
 # --- Gradients that the caller's own call does not compute ----------------------------------------
@@ -453,6 +455,7 @@ class Verification:
             accumulates=_hang_on_accumulation(reference, candidate),
         )
         self.later_conditions = self.conditions
+        self.explainers: list[_InterruptibleExplainer] = []
 
     def run(self) -> Verdict:
         """Run both sides, and compare them."""
@@ -494,7 +497,7 @@ class Verification:
             )
             mine, (my_first,) = sides.named(mine), sides.named([my_first])
         demand = Demand()
-        comparer = Comparer(sides, demand, self.config, 0, self._shown(CALL))
+        comparer = self._explains(Comparer(sides, demand, self.config, 0, self._shown(CALL)))
         self.compared = evidence, first, my_first
         if not self.lifts:
             comparer.explainer.left = 0
@@ -529,6 +532,7 @@ class Verification:
             deadline=math.inf,
             tell=self.tell,
             compared=self.compared,
+            is_interrupted=self.is_interrupted,
         )
 
     def _shown(self, item: Item, call: int = 0) -> Item:
@@ -718,8 +722,39 @@ class Verification:
             # Its second call differs from its first. The lifted run has the first call only.
             demand.unsettle()
             comparer = Comparer(sides, demand, self.config, 0, occasion, lifts=False)
-            return comparer.compare(natives[0], mine[1])
-        return Comparer(sides, demand, self.config, 1, occasion).compare(natives[1], mine[1])
+            return self._explains(comparer).compare(natives[0], mine[1])
+        comparer = Comparer(sides, demand, self.config, 1, occasion)
+        return self._explains(comparer).compare(natives[1], mine[1])
+
+    def _explains(self, comparer: Comparer) -> Comparer:
+        """Let Ctrl-C end what a comparer finds out beyond the verdict, for all of this call."""
+        comparer.explainer = _InterruptibleExplainer(notes=comparer.out.notes)
+        if self.is_interrupted:
+            comparer.explainer.left = 0
+        self.explainers.append(comparer.explainer)
+        return comparer
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has ended the diagnosis."""
+        return any(one.is_interrupted for one in self.explainers)
+
+
+@dataclasses.dataclass
+class _InterruptibleExplainer(Explainer):
+    """Ctrl-C ends the diagnosis, not the comparison: the verdict is nearly known."""
+
+    is_interrupted: bool = False
+
+    def explain(self, findings: Iterable[Finding], *about: Any, **more: Any) -> list[Finding]:
+        """Return the findings, explained until Ctrl-C comes."""
+        findings = list(findings)
+        try:
+            return super().explain(findings, *about, **more)
+        except KeyboardInterrupt:
+            self.left, self.is_interrupted = 0, True
+            self.notes.append("the kind of error is not known: the diagnosis was interrupted")
+            return findings
 
 
 def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[Item]:

@@ -384,6 +384,17 @@ def judged(expected, found, wide, times=12, least=0.0):
     return int(any(wrong))
 '''
 
+_EXCEPTIONS = '''
+
+def stop(*error):
+    """An error outside of the candidate is not the fault: Python would exit with 1."""
+    sys.__excepthook__(*error)
+    sys.exit(3)
+
+
+sys.excepthook = stop
+'''
+
 _END = """
 
 if __name__ == "__main__":
@@ -432,6 +443,7 @@ class Script:
             f'"""{heading}\n"""\n\n',
             "\n".join(loading),
             "\n\nimport torch\n",
+            _EXCEPTIONS,
             *(f"\nsys.path.append(str({place}))  # {names}\n" for place, names in folders.items()),
             *(f"{line}\n" for line in self.imports),
             self.function,

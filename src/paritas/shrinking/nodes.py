@@ -24,8 +24,10 @@ from paritas.shrinking.programs import (
     FailingProgram,
     FailureSignature,
     describe_value,
+    finding_signature,
     fresh_copy,
     is_call,
+    same_failure,
 )
 
 if TYPE_CHECKING:
@@ -450,24 +452,24 @@ class _NodeReduction:
             return self._halves(sets) if len(sets) > 1 else []
         if self.wanted.role == EXCEPTION:
             return self._halves(sets) if len(sets) > 1 else sets
-        wrong = {_island(part, f) for f in answer.verdict.failures if self._is_wanted(f)}
-        return [sets[index] for index in sorted(wrong - {-1})]
+        failures = [f for f in answer.verdict.failures if f.aspect == self.wanted.aspect]
+        wrong = {_island(part, finding) for finding in failures}
+        alike = {
+            _island(part, finding)
+            for finding in failures
+            if same_failure(finding_signature(finding), self.wanted)
+        }
+        return [sets[at] for at in sorted(wrong - {-1}, key=lambda at: (at not in alike, at))]
 
     def _halves(self, sets: list[list[Node]]) -> list[list[Node]]:
         middle = len(sets) // 2
         return self._suspects(sets[:middle]) + self._suspects(sets[middle:])
 
-    def _is_wanted(self, finding: Finding) -> bool:
-        is_gradient = finding.item.kind.is_gradient
-        return finding.aspect == self.wanted.aspect and is_gradient == (
-            self.wanted.role == GRADIENT
-        )
-
     def _part(self, kept: Sequence[Node], *, explains: bool = False) -> FailingProgram | None:
         """The part as a program, if it shows the failure; with all its outputs if needed."""
         for all_outputs in (False, True):
             part = extract_part(self.base, self.recorded, kept, all_outputs=all_outputs)
-            if self.oracle.shows(part, self.wanted, explains=explains):
+            if self.oracle.shows_part(part, self.wanted, explains=explains):
                 return part
         return None
 

@@ -199,20 +199,33 @@ def same_failure(
     return same and (not kind or not one.kind or not other.kind or one.kind == other.kind)
 
 
+def is_failure_of_part(signature: FailureSignature | None, whole: FailureSignature) -> bool:
+    """Whether a part of a program is wrong by itself in a way that the whole may be wrong for.
+
+    How wrong values show at the end of a program is up to what comes after them: NaN may be masked
+    or come about, and outputs may be within their limits where only gradients are not.
+    """
+    if signature is None or same_failure(signature, whole):
+        return signature is not None
+    compared = signature.is_mismatch and whole.is_mismatch and signature.role != EXCEPTION
+    return compared and signature.aspect == whole.aspect and signature.status is Status.DIFFERENT
+
+
 def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] | None:
     """The signature and diagnosis of a verdict's first failure, or None if it passed.
 
-    Outputs come before gradients, because a wrong output makes gradients wrong too. A place is not
-    a result: what is wrong there may be a gradient.
+    Outputs come before gradients, because a wrong output makes gradients wrong too, and before
+    what is raised afterwards, as in the backward pass. A place is not a result: what is wrong there
+    may be a gradient.
     """
     if verdict.passed:
         return None
     results = [one for one in verdict.failures if one.origin is None]
-    found = [(_finding_signature(finding), finding) for finding in results or verdict.failures]
+    found = [(finding_signature(finding), finding) for finding in results or verdict.failures]
     if not found:
         nothing = FailureSignature(status=verdict.status, aspect=Aspect.HARNESS, role=EXCEPTION)
         return nothing, None
-    order = [EXCEPTION, OUTPUT, MUTATION, GRADIENT]
+    order = [OUTPUT, MUTATION, GRADIENT, EXCEPTION]
 
     def rank(pair: tuple[FailureSignature, Finding]) -> tuple[bool, int, int]:
         signature = pair[0]
@@ -222,18 +235,8 @@ def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] 
     return best, finding.diagnosis
 
 
-def is_call(node: Node) -> bool:
-    """Whether a node calls an operator."""
-    if node.op not in {"call_function", "call_method", "call_module"}:
-        return False
-    if node.target is operator.getitem:
-        meta = getattr(node.args[0], "meta", {})
-        return isinstance(meta.get("example_value", meta.get("val")), torch.Tensor)
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name not in _SWITCHES
-
-
-def _finding_signature(finding: Finding) -> FailureSignature:
+def finding_signature(finding: Finding) -> FailureSignature:
+    """The signature of one failure."""
     role = OUTPUT
     if finding.item.kind.is_gradient:
         role = GRADIENT
@@ -251,6 +254,19 @@ def _finding_signature(finding: Finding) -> FailureSignature:
         exception=(finding.raised or finding.reason[:120]) if role == EXCEPTION else "",
         kind=best.kind if best is not None else "",
     )
+
+
+def is_call(node: Node) -> bool:
+    """Whether a node calls an operator."""
+    if node.op not in {"call_function", "call_method", "call_module"}:
+        return False
+    if node.target is operator.getitem:
+        if getattr(node.args[0], "op", "") == "placeholder":
+            return True  # inputs are tensors and numbers
+        meta = getattr(node.args[0], "meta", {})
+        return isinstance(meta.get("example_value", meta.get("val")), torch.Tensor)
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name not in _SWITCHES
 
 
 def describe_value(value: Any) -> str:
@@ -326,6 +342,14 @@ class Oracle:
             return False
         answer = self.ask(program, explains=kind or explains)
         return same_failure(answer.signature, wanted, kind=kind)
+
+    def shows_part(
+        self, part: FailingProgram | None, whole: FailureSignature, *, explains: bool = False
+    ) -> bool:
+        """Whether a part of a program that fails is wrong by itself; `explains` as in `shows`."""
+        if part is None:
+            return False
+        return is_failure_of_part(self.ask(part, explains=explains).signature, whole)
 
     def first(self, program: FailingProgram) -> Answer:
         """Judge a program that should fail; later queries use the cheapest way that showed it.

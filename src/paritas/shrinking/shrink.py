@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from paritas._torch.named_operators import is_operator, registering_module
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
 from paritas.execution.time_limit import OutOfTime, TimeLimit
@@ -341,7 +342,7 @@ def program_script(
     ]
     return Script(
         heading=_describe_failure(program, signature, diagnosis, remedies),
-        imports=(*imports, *candidate.setup),
+        imports=(*imports, *_registrations(program), *candidate.setup),
         values=values.stored,
         function="".join(function),
         run=_RUN,
@@ -430,6 +431,17 @@ def _function_text(program: FailingProgram, names: list[str]) -> tuple[list[str]
     imports = [_import_line(name, value) for name, value in code.globals.items() if name in used]
     head = f"def program({', '.join(names)}):"
     return imports, "\n".join([head, *body, ""])
+
+
+def _registrations(program: FailingProgram) -> list[str]:
+    """Statements without which operators that torch does not have cannot be called."""
+    called: list[Any] = [node.target for node in program.calls if is_operator(node.target)]
+    foreign = [one for one in called if not str(one).startswith(("aten.", "prims."))]
+    homes = dict.fromkeys(registering_module(one) for one in foreign)
+    lines = [f"import {home}" for home in homes if home is not None]
+    if None in homes:
+        lines += [f"torch.ops.load_library({str(one)!r})" for one in torch.ops.loaded_libraries]
+    return lines
 
 
 def _import_line(name: str, value: Any) -> str:
@@ -527,9 +539,7 @@ def script_folder(outdir: str | Path | None, seconds: float) -> Path:
 _Reduction = Callable[[Oracle, FailingProgram, FailureSignature], FailingProgram]
 # Failures that single calls are tried for if the failure is not known: the most frequent first.
 _LIKELY = tuple(
-    FailureSignature(Status.DIFFERENT, Aspect.VALUE, role, nonfinite=nonfinite)
-    for role in (OUTPUT, GRADIENT)
-    for nonfinite in (False, True)
+    FailureSignature(Status.DIFFERENT, Aspect.VALUE, role) for role in (OUTPUT, GRADIENT)
 )
 _NOT_SEEN = "the time was over before any graph was seen to fail"
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
-from paritas._torch.named_operators import fits_kernel, operator_named
+from paritas._torch.named_operators import fits_kernel, operator_named, registering_module
 from paritas.errors import UsageError
 
 aten = torch.ops.aten
@@ -106,3 +108,38 @@ def test_kernels_get_what_a_program_would_give_them():
     assert fits_kernel("embedding_dense_backward", {**words, "num_weights": 5})
     assert not fits_kernel("embedding_dense_backward", {**words, "num_weights": 4})
     assert not fits_kernel("embedding_dense_backward", {})
+
+
+REGISTERING = """
+import torch
+
+library = torch.library.Library("{name}", "DEF")
+library.define("of_library(Tensor x) -> Tensor")
+torch.library.define("{name}::with_fake", "(Tensor x) -> Tensor")
+torch.library.register_fake("{name}::with_fake", lambda x: torch.empty_like(x))
+
+
+@torch.library.custom_op("{name}::of_function", mutates_args=())
+def of_function(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+"""
+
+
+def test_the_module_that_registers_an_operator_is_found(tmp_path, monkeypatch):
+    name = "registering_operators"
+    (tmp_path / f"{name}_here.py").write_text(REGISTERING.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(f"{name}_here")
+    operators = getattr(torch.ops, name)
+    for target in (operators.of_library, operators.with_fake, operators.of_function.default):
+        assert registering_module(target) == module.__name__
+
+
+def test_operators_of_torch_and_of_the_main_program_have_no_such_module():
+    def clone(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    clone.__module__ = "__main__"
+    torch.library.custom_op("registering_in_main::cloned", clone, mutates_args=())
+    for target in (aten.add, torch.ops.prims.sin.default, torch.ops.registering_in_main.cloned):
+        assert registering_module(target) is None

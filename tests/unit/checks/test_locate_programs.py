@@ -420,6 +420,42 @@ def test_a_port_is_located_by_values(fault: str, operator: str) -> None:
     assert origin.source.removesuffix(", in forward") in lines
 
 
+@torch.library.custom_op("paritas_tests::normalized", mutates_args=())
+def normalized(x: torch.Tensor) -> torch.Tensor:
+    """A fused kernel in the place of three operators."""
+    return x / (x.abs().sum(-1, keepdim=True) + 0.25)
+
+
+@torch.library.custom_op("paritas_tests::magnitude", mutates_args=())
+def magnitude(x: torch.Tensor) -> torch.Tensor:
+    """A kernel in the place of one operator."""
+    return x.abs() + 0.25
+
+
+def test_a_fused_operator_is_one_place_with_all_that_it_stands_for() -> None:
+    def write_out(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x / x.abs().sum(-1, keepdim=True))
+
+    place = find_place([draw(4, 8)], write_out, lambda x: torch.relu(normalized(x)))
+    (finding,) = place.findings
+    words = (
+        "calls paritas_tests.normalized where the reference calls aten.abs, aten.sum.dim_IntList"
+    )
+    assert f"{words} and aten.div.Tensor" in finding.reason
+
+
+def test_an_operator_for_one_of_several_is_told_of_that_one() -> None:
+    def write_out(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x / x.abs().sum(-1, keepdim=True))
+
+    def port(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x / magnitude(x).sum(-1, keepdim=True))
+
+    (finding,) = find_place([draw(4, 8)], write_out, port).findings
+    words = "starts here: the candidate calls paritas_tests.magnitude where the reference calls"
+    assert finding.reason.startswith(f"{words} aten.abs;")
+
+
 # --- Gradients ------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,6 @@
 import contextlib
+import dataclasses
+import importlib
 import io
 import runpy
 
@@ -185,3 +187,44 @@ def test_sub_graphs_are_refused_by_name(tmp_path):
     program = FailingProgram(fx.GraphModule(Holder(), graph), (torch.ones(1),))
     with pytest.raises(UsageError, match="has nested graphs"):
         write_script(program, Candidate(), WRONG, None, tmp_path / "repro.py")
+
+
+REGISTERING = """
+import torch
+
+
+@torch.library.custom_op("{name}::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+def test_a_script_imports_what_registers_its_operators(tmp_path, monkeypatch):
+    name = "registering_an_operator"
+    (tmp_path / f"{name}.py").write_text(REGISTERING.format(name=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(name)
+    graph = fx.Graph()
+    doubled = graph.call_function(
+        getattr(torch.ops, name).doubled.default, (graph.placeholder("x"),)
+    )
+    graph.output((graph.call_function(torch.sin, (doubled,)),))
+    program = FailingProgram(fx.GraphModule({}, graph), (torch.ones(3),))
+    script = program_script(program, Candidate(backend("sin_as_cos")), WRONG, None)
+    assert f"import {name}" in script.imports
+    assert f"# {name}" in script.text(tmp_path / "bug" / "repro.py")
+
+
+def test_an_error_of_the_script_itself_is_not_its_failure(tmp_path):
+    program = program_of(sin, torch.ones(3))
+    script = program_script(program, Candidate(backend("sin_as_cos")), WRONG, None)
+    missing = dataclasses.replace(script, imports=("import a_module_that_nobody_has",))
+    written = write(missing, tmp_path / "repro.py", 120.0)
+    assert written.exit_code == 3
+    assert not written.shows
+    assert "No module named 'a_module_that_nobody_has'" in written.path.read_text()

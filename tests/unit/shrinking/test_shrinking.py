@@ -1,3 +1,6 @@
+import dataclasses
+import operator
+
 import pytest
 import torch
 from torch import nn
@@ -6,7 +9,12 @@ from torch.utils.checkpoint import checkpoint
 from paritas.errors import UsageError
 from paritas.execution.time_limit import TimeLimit
 from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
-from paritas.shrinking.programs import Candidate, FailureSignature, Oracle
+from paritas.shrinking.programs import (
+    Candidate,
+    FailureSignature,
+    Oracle,
+    is_failure_of_part,
+)
 from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 from quality.faulty_backends import backend
@@ -55,6 +63,35 @@ def test_a_known_failure_does_not_need_the_whole_program_compiled(tmp_path):
     assert targets(result) == [torch.sin]
     assert len(result.original.calls) == 14
     assert result.report.queries <= 4
+
+
+@pytest.mark.parametrize("known", [{"role": "gradient"}, {"role": "output", "nonfinite": True}])
+def test_a_call_that_is_wrong_by_itself_counts_however_the_program_shows_it(tmp_path, known):
+    known = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, **known)
+    model, inputs = Model(), [torch.randn(4, 8)]
+    result = shrunk(model, inputs, "sin_as_cos", tmp_path, signature=known)
+    assert targets(result) == [torch.sin]
+    assert (result.signature.role, result.signature.nonfinite) == ("output", False)
+
+
+def test_another_shape_is_not_shown_by_other_values():
+    values = FailureSignature(status=Status.DIFFERENT, aspect=Aspect.VALUE, role="output")
+    assert is_failure_of_part(values, dataclasses.replace(values, role="gradient"))
+    for aspect, status in (
+        (Aspect.SHAPE, Status.DIFFERENT),
+        (Aspect.VALUE, Status.UNVERIFIED),
+    ):
+        whole = dataclasses.replace(values, aspect=aspect, status=status, role="gradient")
+        assert not is_failure_of_part(values, whole)
+
+
+def test_a_part_of_an_input_is_a_call(tmp_path):
+    def model(x):
+        return torch.sin(x)[:, 1:] * 2
+
+    result = shrunk(model, [torch.randn(4, 8)], "slice_one_early", tmp_path)
+    assert targets(result) == [operator.getitem]
+    assert result.report.after == "1 operator call"
 
 
 def test_a_wrong_gradient_stays_a_wrong_gradient(tmp_path):
