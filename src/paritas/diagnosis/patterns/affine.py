@@ -13,13 +13,11 @@ from paritas.diagnosis.case import (
     Weight,
     exact_share,
     holds_in_block,
-    proportion,
-    refined_proportion,
-    robust_proportion,
     weigh,
     widen,
 )
 from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.proportions import proportion, refined_proportion, robust_proportion
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import PatternKind
 
