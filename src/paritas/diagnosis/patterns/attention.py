@@ -364,7 +364,7 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
     x, dim = step.values["self"], step.values["dim"]
     if not x.dim() or x.shape[dim] < 2:  # noqa: PLR2004
         return
-    for words, normalise in _OTHER_WEIGHTS.items():
+    for words, normalise in _OTHER_WEIGHTS.items() if step.name == "softmax" else ():
         said = f"{words} instead of the softmax".replace("scores", "values")
         change = partial(_weighted, normalise=normalise)
         yield Variation(PatternKind.OTHER_FUNCTION, said, change)
@@ -374,7 +374,8 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
 
 def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     dim = step.values["dim"]
-    return normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+    weights = normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+    return weights.log() if step.name == "log_softmax" else weights
 
 
 # So many parts of a row are tried.

@@ -58,7 +58,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
         name = _name_of_operand(case, call)
         return [] if name is None else _name_patterns(case, name, describe)
     with quietly():
-        for search in (_visible_operands, _solved_weights, _solved_arguments):
+        for search in (_visible_operands, _solved_weights):
             stated = [
                 pattern
                 for operand in search(predictor)
@@ -68,6 +68,11 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
             if stated:
                 is_one = len({pattern.kind for pattern in stated}) == 1
                 return stated[:1] if is_one else []
+        # What is deeper inside of the call comes first, and explains what follows from it.
+        for operand in _solved_arguments(predictor):
+            stated = _state(predictor, operand, describe)[:1]
+            if stated:
+                return stated
     return []
 
 
