@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 20
 # The rounding of a result, in units of the last place.
 _ROUNDINGS = 4.0
+# So many roundings are more than rounding.
+_FAR = 8.0
 # What differs by less than this share of the whole is the same.
 _SAME = 1e-4
 
@@ -278,7 +280,26 @@ def _solved_scores(
         return step.run(self=torch.where(is_seen.to(own.device), value.to(own), own))
 
     hidden = torch.where(is_seen, value, 0.0), torch.where(is_seen, right, 0.0)
-    yield from _Solution(words, *hidden, noise, change).at(predictor, place)
+    if not _is_of_sums(*hidden, noise, step.values["dim"]):
+        yield from _Solution(words, *hidden, noise, change).at(predictor, place)
+
+
+def _is_of_sums(value: Tensor, right: Tensor, noise: Tensor, dim: int) -> bool:
+    """Whether several scores of each row are off by one number, and each row by another.
+
+    Then they are right, and a part of the row was divided by another sum.
+    """
+    error = value - right
+    is_wrong = torch.isfinite(error) & (error.abs() > _FAR * noise)
+    highest = torch.where(is_wrong, error, -math.inf).amax(dim)
+    lowest = torch.where(is_wrong, error, math.inf).amin(dim)
+    several = is_wrong.sum(dim) > 1
+    if 2 * int(several.sum()) < several.numel():
+        return False
+    limit = _FAR * noise.nan_to_num(0.0, 0.0, 0.0).amax(dim)
+    is_one = bool(((highest - lowest) <= limit)[several].all())
+    numbers = highest[several]
+    return is_one and float(numbers.max() - numbers.min()) > _SAME * float(numbers.abs().max())
 
 
 def _logarithms(step: Step, given: Tensor) -> Tensor | None:
@@ -497,4 +518,6 @@ def _scores_of_weights(
         return step.with_first(powers.softmax(-1).nan_to_num(0.0) @ values)
 
     hidden = torch.where(is_seen, value, 0.0), torch.where(is_seen, right, 0.0)
-    yield from _Solution("the matrix of scores", *hidden, noise, change).at(predictor, place)
+    if not _is_of_sums(*hidden, noise, -1):
+        words = "the matrix of scores"
+        yield from _Solution(words, *hidden, noise, change).at(predictor, place)
