@@ -60,6 +60,11 @@ def layer_norm(mean: Tensor = MEAN, variance: Tensor = VARIANCE) -> Tensor:
             "times their deviation",
             layer_norm(variance=VARIANCE.cumsum(1) / torch.arange(1, 9).reshape(1, -1, 1)),
         ),
+        (
+            "wrong statistics",
+            "each of 2 parts of the row",
+            F.layer_norm(X.unflatten(-1, (2, 8)), [8]).flatten(-2) * WEIGHT + BIAS,
+        ),
     ],
 )
 def test_the_statistics_that_a_norm_used_are_named(
@@ -68,6 +73,27 @@ def test_the_statistics_that_a_norm_used_are_named(
     found = stated(diagnosed(candidate, *LAYER))
     assert found[0] == kind
     assert words in found[1]
+
+
+def test_an_input_that_is_added_is_no_statistic() -> None:
+    """Without a weight, a row of the sum is as linear in the input as one of the norm."""
+    plain = F.layer_norm(X, [16])
+    kind, sentence = stated(diagnosed(plain + 0.5 * X, F.layer_norm, X, [16]))
+    assert kind == "residual"
+    assert "0.5 times the input is added to the result" in sentence
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (4, 4, 4, 4)])
+def test_sums_of_parts_of_a_row_are_named(sizes: tuple[int, ...]) -> None:
+    parts = [part.softmax(-1) / len(sizes) for part in X.split(sizes, -1)]
+    kind, sentence = stated(diagnosed(torch.cat(parts, -1), torch.softmax, X, -1))
+    assert kind == "wrong statistics"
+    assert f"each of {len(sizes)} parts of the row is divided by its own sum" in sentence
+
+
+def test_any_other_sums_are_not_those_of_parts() -> None:
+    other = X.softmax(-1) * (1 + 0.2 * normal(3, 8, 1, seed=7).abs())
+    assert "parts" not in stated(diagnosed(other, torch.softmax, X, -1))[1]
 
 
 def test_one_factor_for_all_rows_is_no_statistic_of_them() -> None:

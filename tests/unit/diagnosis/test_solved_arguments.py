@@ -136,6 +136,27 @@ def test_other_scores_of_an_attention_are_named(bend: Any, kind: str) -> None:
     assert stands[1].startswith("the matrix of scores is not the reference's: ")
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda key: key.clamp(-1, 1), "clipped"),
+        (lambda key: key * torch.linspace(0.5, 1.5, 16), "axis scale"),
+        (lambda key: key * torch.tensor([1.0] * 8 + [-1.0] * 8), "sign"),
+    ],
+)
+def test_other_keys_of_an_attention_are_named(change: Any, kind: str) -> None:
+    program = lambda q, k, v: _attend(q, change(k), v, lambda one: one)  # noqa: E731
+    stands = stated(_ATTENTION, (QUERY, KEY, VALUE), program)
+    assert stands[0] == kind
+    assert stands[1].startswith("key is not the reference's: ")
+
+
+def test_other_keys_have_no_name() -> None:
+    noise = 0.3 * torch.randn(KEY.shape, generator=torch.Generator().manual_seed(1))
+    program = lambda q, k, v: _attend(q, k + noise, v, lambda one: one)  # noqa: E731
+    assert stated(_ATTENTION, (QUERY, KEY, VALUE), program) == ("", "")
+
+
 def test_weights_of_an_attention_are_named_if_they_come_from_no_scores() -> None:
     factor = 1 + torch.eye(16)
     program = lambda *operands: _attend(*operands, lambda one: one, factor)  # noqa: E731

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.diagnosis.case import Case, Context, roundoff, widen
-from paritas.diagnosis.patterns.attention import is_attention, scores_of, weights_and_values
+from paritas.diagnosis.patterns.attention import (
+    factor_of,
+    is_attention,
+    scores_of,
+    weights_and_values,
+)
 from paritas.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.diagnosis.patterns.operands import result_of
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 20
 # The rounding of a result, in units of the last place.
 _ROUNDINGS = 4.0
+# So many roundings are more than rounding.
+_FAR = 8.0
 # What differs by less than this share of the whole is the same.
 _SAME = 1e-4
 
@@ -273,7 +280,26 @@ def _solved_scores(
         return step.run(self=torch.where(is_seen.to(own.device), value.to(own), own))
 
     hidden = torch.where(is_seen, value, 0.0), torch.where(is_seen, right, 0.0)
-    yield from _Solution(words, *hidden, noise, change).at(predictor, place)
+    if not _is_of_sums(*hidden, noise, step.values["dim"]):
+        yield from _Solution(words, *hidden, noise, change).at(predictor, place)
+
+
+def _is_of_sums(value: Tensor, right: Tensor, noise: Tensor, dim: int) -> bool:
+    """Whether several scores of each row are off by one number, and each row by another.
+
+    Then they are right, and a part of the row was divided by another sum.
+    """
+    error = value - right
+    is_wrong = torch.isfinite(error) & (error.abs() > _FAR * noise)
+    highest = torch.where(is_wrong, error, -math.inf).amax(dim)
+    lowest = torch.where(is_wrong, error, math.inf).amin(dim)
+    several = is_wrong.sum(dim) > 1
+    if 2 * int(several.sum()) < several.numel():
+        return False
+    limit = _FAR * noise.nan_to_num(0.0, 0.0, 0.0).amax(dim)
+    is_one = bool(((highest - lowest) <= limit)[several].all())
+    numbers = highest[several]
+    return is_one and float(numbers.max() - numbers.min()) > _SAME * float(numbers.abs().max())
 
 
 def _logarithms(step: Step, given: Tensor) -> Tensor | None:
@@ -375,12 +401,20 @@ def _weights_of_attention(predictor: Predictor) -> Iterator[SolvedArgument]:
         return
     anchored = runs.operands[key].clone()
     anchored[..., 0, :] = 0
+    # The first key is zeros, so its score is known.
     for changes in ({key: anchored}, {}):
         asked = predictor if not changes else _ask(predictor, _operands_with(runs, changes))
         shown = None if asked is None else _shown_weights(runs, changes, value, step)
         at = None if asked is None else _same_step(asked, place)
         if asked is None or shown is None or at is None:
             continue
+        query = runs.place_of(step.values["query"])
+        if changes and query is not None:
+
+            def show(queries: Tensor, place: int = query) -> Tensor | None:
+                return _shown_weights(runs, {key: anchored, place: queries}, value, step)
+
+            yield from _keys(asked, place, at, show)
         solve = _scores_of_weights if changes else _plain_weights
         yield from solve(asked, place, at, shown)
 
@@ -405,6 +439,48 @@ def _shown_weights(
             return None
         parts.append(widen(result)[..., :width])
     return torch.cat(parts, -1)
+
+
+_MOST_CALLS = 16
+
+
+def _keys(
+    predictor: Predictor, place: int, step: Step, show: Callable[[Tensor], Tensor | None]
+) -> Iterator[SolvedArgument]:
+    """The keys, as queries with one feature each show them where every query sees every key.
+
+    Args:
+        show: what the candidate multiplies the values by, for other queries.
+    """
+    query, right = step.values["query"], widen(step.values["key"])
+    rows, size = query.shape[-2:]
+    calls = math.ceil(size / rows)
+    is_open = bool((weights_and_values(step)[0] > 0).all())
+    if not is_open or calls * right.shape[-2] > _MOST_CALLS * step.values["value"].shape[-1]:
+        return
+    groups = query.shape[-3] // right.shape[-3]
+    # Large enough to be seen, small enough for no weight to vanish.
+    length = 2.0 / (factor_of(step) * float(right.abs().max().clamp(min=1e-9)))
+    columns = []
+    for start in range(0, size, rows):
+        width = min(rows, size - start)
+        queries = torch.zeros_like(query)
+        places = torch.arange(width)
+        queries[..., places, start + places] = length
+        shown = show(queries)
+        if shown is None or not bool((shown > 0).all()):
+            return
+        columns.append((shown.log() - shown[..., :1].log())[..., :width, :])
+    scores = torch.cat(columns, -2).mT
+    value = scores[..., ::groups, :, :] / (length * factor_of(step))
+    unit = roundoff(predictor.case.candidate)
+    noise = 4 * _ROUNDINGS * unit * (right.abs() + right.abs().max())
+    yield from _Solution("key", value, right, noise, _with_keys).at(predictor, place)
+
+
+def _with_keys(step: Step, value: Tensor) -> Any:
+    # A fused kernel may read memory as it expects it to be.
+    return step.run(key=torch.empty_like(step.values["key"]).copy_(value))
 
 
 def _plain_weights(
@@ -442,4 +518,6 @@ def _scores_of_weights(
         return step.with_first(powers.softmax(-1).nan_to_num(0.0) @ values)
 
     hidden = torch.where(is_seen, value, 0.0), torch.where(is_seen, right, 0.0)
-    yield from _Solution("the matrix of scores", *hidden, noise, change).at(predictor, place)
+    if not _is_of_sums(*hidden, noise, -1):
+        words = "the matrix of scores"
+        yield from _Solution(words, *hidden, noise, change).at(predictor, place)

@@ -12,6 +12,7 @@ from paritas.diagnosis.patterns.places import describe_places
 from paritas.diagnosis.patterns.sums import left_out, tails, words_of
 from paritas.diagnosis.patterns.variations import Variation, mask_changes
 from paritas.results.findings import PatternKind
+from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -364,7 +365,7 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
     x, dim = step.values["self"], step.values["dim"]
     if not x.dim() or x.shape[dim] < 2:  # noqa: PLR2004
         return
-    for words, normalise in _OTHER_WEIGHTS.items():
+    for words, normalise in _OTHER_WEIGHTS.items() if step.name == "softmax" else ():
         said = f"{words} instead of the softmax".replace("scores", "values")
         change = partial(_weighted, normalise=normalise)
         yield Variation(PatternKind.OTHER_FUNCTION, said, change)
@@ -374,7 +375,8 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
 
 def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     dim = step.values["dim"]
-    return normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+    weights: Tensor = normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+    return weights.log() if step.name == "log_softmax" else weights
 
 
 # So many parts of a row are tried.
@@ -383,8 +385,20 @@ _PARTS = (2, 3, 4, 8, 16)
 
 def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """Softmax whose sums are those of parts of the row."""
-    for parts in (one for one in _PARTS if count % one == 0 and one < count):
-        said = f"each of {parts} parts of the row is divided by its own sum"
+    if count < 2:  # noqa: PLR2004
+        return
+    divisions = [(-(-count // parts),) * (count // -(-count // parts)) for parts in _PARTS]
+    for sizes in dict.fromkeys([*divisions, (count // 2,)]):
+        rest = count - sum(sizes)
+        parts = (*sizes, rest) if rest else sizes
+        if not 1 < len(parts) < count:
+            continue
+        words = (
+            f"{len(parts)} parts"
+            if len({*parts}) == 1
+            else f"the parts of {enumerated([*map(str, parts)], 4)}"
+        )
+        said = f"each of {words} of the row is divided by its own sum"
         yield said, partial(_normalised_parts, parts=parts, shared=False)
         said = f"{said}, and the parts count the same"
         yield said, partial(_normalised_parts, parts=parts, shared=True)
@@ -392,13 +406,13 @@ def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
     yield "each element is divided by the sum of the others", _of_others
 
 
-def _normalised_parts(scores: Tensor, parts: int, *, shared: bool) -> Tensor:
-    weights = _softmax(scores.unflatten(-1, (parts, -1))).flatten(-2)
+def _normalised_parts(scores: Tensor, parts: tuple[int, ...], *, shared: bool) -> Tensor:
+    pieces = scores.split(parts, -1)
+    weights = torch.cat([_softmax(piece) for piece in pieces], -1)
     if not shared:
         return weights
-    is_open = (scores.unflatten(-1, (parts, -1)) > -math.inf).any(-1)
-    shares: Tensor = weights / is_open.sum(-1, keepdim=True).clamp(min=1)
-    return shares
+    seen = sum((piece > -math.inf).any(-1, keepdim=True).to(scores) for piece in pieces)
+    return weights / torch.as_tensor(seen).clamp(min=1)
 
 
 def _running(scores: Tensor) -> Tensor:

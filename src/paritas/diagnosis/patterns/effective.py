@@ -72,7 +72,6 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
     searches: list[Callable[[Predictor], Iterator[_Operand]]] = [
         _visible_operands,
         *solved,
-        _solved_arguments,
     ]
     with quietly():
         for search in searches:
@@ -85,6 +84,11 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
             if stated:
                 is_one = len({pattern.kind for pattern in stated}) == 1
                 return stated[:1] if is_one else []
+        # What is deeper inside of the call comes first, and explains what follows from it.
+        for operand in _solved_arguments(predictor):
+            stated = _state(predictor, operand, describe)[:1]
+            if stated:
+                return stated
     return propose_bends(case) if is_linear(call) else []
 
 

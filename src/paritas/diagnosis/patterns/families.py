@@ -42,7 +42,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     name = step.name
     if is_attention(step):
         yield from attention_variations(step)
-    if name == "softmax":
+    if name in ("softmax", "log_softmax"):
         yield from softmax_variations(step)
     yield from sum_variations(step)
     yield from norm_variations(step)
