@@ -223,7 +223,8 @@ def _names_of(call: LiveCall) -> list[str]:
     target: Any = call.target
     if not isinstance(target, Operator):
         packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
-        target = getattr(packet, "default", None)
+        overloads = packet.overloads() if packet is not None else []
+        target = getattr(packet, overloads[0]) if overloads else None
     schema = getattr(target, "_schema", None)
     known = [] if schema is None else [argument.name for argument in schema.arguments]
     names = [*known, *[""] * len(call.args)][: len(call.args)]
