@@ -143,6 +143,9 @@ def _of_a_part(pattern: Pattern, case: Case, where: Region | None) -> Pattern:
     kind = kinds.get(PatternKind(pattern.kind))
     if kind is None or where is None:
         return pattern
+    if where.kind == "diagonal" and pattern.kind == PatternKind.OFFSET:
+        # A factor with more on its diagonal adds the other factor to the result.
+        return msgspec.structs.replace(pattern, kind=PatternKind.RESIDUAL)
     if len(where.axes) == 1:
         return msgspec.structs.replace(pattern, kind=kind)
     side = _one_side(case)
