@@ -73,6 +73,7 @@ NAMED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "steps": (in_steps_at_random, "precision"),
     "powers of two": (powers_of_two, "precision"),
     "zero point": (with_zero_point, "axis offset"),
+    "signs": (lambda weight: weight.sign() * weight.abs().mean(), "precision"),
     "unsigned": (lambda weight: (weight / 0.02).round().clamp(min=0) * 0.02, "clipped"),
     "rank": (of_half_the_rank, "approximation"),
     "scales": (scales_of_the_other_axis, "axis scale"),

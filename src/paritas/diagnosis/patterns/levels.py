@@ -38,6 +38,8 @@ _GROUPS = (2, 4, 8, 16, 32, 64, 128)
 # The share of the values that lies on the levels, and that is nearer than a step to the right one.
 _NEARLY_ALL = 0.98
 _MOSTLY = 0.9
+# Of signs, or of three levels, all large values are far from the last one.
+_FEWEST_CLIPPED = 4
 # Fewer values have some offset, or some factor, by chance.
 _FEWEST_MOVED = 6
 # What was rounded still resembles what it was.
@@ -175,6 +177,8 @@ def _state_moved(
     limits = given.aminmax(dim=1, keepdim=True)
     if steps.are_near(right.clamp(*limits), given):
         least, most = float(given.min()), float(given.max())
+        if steps.most < _FEWEST_CLIPPED:
+            return _state(case, value, words, len(given))
         sentence = f"{words}, and clipped at {least:.4g} and {most:.4g}"
         return _state(case, value, sentence, 2 * len(given), PatternKind.CLIPPED)
     offset = (given - right).median(1, keepdim=True).values
