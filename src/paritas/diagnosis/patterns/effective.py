@@ -161,6 +161,9 @@ def _of_a_part(pattern: Pattern, case: Case, where: Region | None) -> Pattern:
     kind = kinds.get(PatternKind(pattern.kind))
     if kind is None or where is None:
         return pattern
+    if where.kind == "diagonal" and pattern.kind == PatternKind.OFFSET:
+        # A factor with more on its diagonal adds the other factor to the result.
+        return msgspec.structs.replace(pattern, kind=PatternKind.RESIDUAL)
     if len(where.axes) == 1:
         return msgspec.structs.replace(pattern, kind=kind)
     side = _one_side(case)
@@ -241,7 +244,8 @@ def _names_of(call: LiveCall) -> list[str]:
     target: Any = call.target
     if not isinstance(target, Operator):
         packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
-        target = getattr(packet, "default", None)
+        overloads = packet.overloads() if packet is not None else []
+        target = getattr(packet, overloads[0]) if overloads else None
     schema = getattr(target, "_schema", None)
     known = [] if schema is None else [argument.name for argument in schema.arguments]
     names = [*known, *[""] * len(call.args)][: len(call.args)]

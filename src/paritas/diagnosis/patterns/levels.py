@@ -38,6 +38,8 @@ _GROUPS = (2, 4, 8, 16, 32, 64, 128)
 # The share of the values that lies on the levels, and that is nearer than a step to the right one.
 _NEARLY_ALL = 0.98
 _MOSTLY = 0.9
+# Of signs, or of three levels, all large values are far from the last one.
+_FEWEST_CLIPPED = 4
 # Fewer values have some offset, or some factor, by chance.
 _FEWEST_MOVED = 6
 # What was rounded still resembles what it was.
@@ -167,8 +169,18 @@ def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
 def _state_moved(
     case: Case, value: Tensor, words: str, steps: _Steps, groups: tuple[Tensor, Tensor]
 ) -> Pattern | None:
-    """Groups that are rounded, and have another offset or factor: a lost zero point or scale."""
+    """Groups that are rounded, and have another offset or factor: a lost zero point or scale.
+
+    Or too few levels, so that what is outside of them has the last one.
+    """
     right, given = groups
+    limits = given.aminmax(dim=1, keepdim=True)
+    if steps.are_near(right.clamp(*limits), given):
+        least, most = float(given.min()), float(given.max())
+        if steps.most < _FEWEST_CLIPPED:
+            return _state(case, value, words, len(given))
+        sentence = f"{words}, and clipped at {least:.4g} and {most:.4g}"
+        return _state(case, value, sentence, 2 * len(given), PatternKind.CLIPPED)
     offset = (given - right).median(1, keepdim=True).values
     factor = (right * given).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
     is_whole = len(right) == 1

@@ -214,6 +214,10 @@ def _separated(over: Tensor, below: Tensor, first: int, second: int) -> Tensor:
     return left * right
 
 
+# Singular vectors have more noise than the matrix.
+_DECOMPOSED = 3.0
+
+
 def _of_lower_rank(case: Case) -> Iterator[Pattern | None]:
     """A matrix of lower rank than the right one, and near it: some directions are left out."""
     if max(case.shape) > _MOST_ROWS:
@@ -234,8 +238,10 @@ def _of_lower_rank(case: Case) -> Iterator[Pattern | None]:
         ("with only a part of the directions of its columns", free, rows @ rows.T @ right),
     ):
         prediction = value.reshape(case.shape)
-        weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
-        if weight is not None and fits_honestly(case, prediction):
+        weight = weigh(
+            case, prediction, parameters=parameters, extent=Extent.ALL, slack=_DECOMPOSED
+        )
+        if weight is not None and fits_honestly(case, prediction, slack=_DECOMPOSED):
             yield weight.pattern(PatternKind.APPROXIMATION, f"{said}, {words}", {"rank": rank})
 
 
