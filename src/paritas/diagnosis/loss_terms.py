@@ -91,7 +91,8 @@ class _Mean:
         draft = cls(lab, pools, places, (), (torch.empty(0), torch.empty(0)))
         number = max(len(one) for one in pools if one is not None)
         draw = torch.Generator().manual_seed(0)
-        used, pairs = [], []
+        used: list[int] = []
+        pairs: list[tuple[float, float]] = []
         for part in torch.randperm(number, generator=draw).tolist():
             if lab.is_over or len(used) == _MOST_TERMS:
                 break
