@@ -160,6 +160,19 @@ class RepeatedCall(LiveCall):
         return LiveCall(self.target, self.args, self.kwargs)
 
 
+# Numbers are solved for with so many runs.
+_SOLVED_WITH = 3
+
+
+def first_runs(case: Case, call: RepeatedCall) -> tuple[Case, RepeatedCall]:
+    """The first runs of a case that is repeated, to solve for a number."""
+    calls = [call.first, *call.others][:_SOLVED_WITH]
+    noise = None if case.noise is None else case.noise[:_SOLVED_WITH]
+    candidate, reference = (one[:_SOLVED_WITH] for one in (case.candidate, case.reference))
+    few = dataclasses.replace(case, candidate=candidate, reference=reference, noise=noise)
+    return few, _repeated(calls)
+
+
 def _repeated_calls(
     call: LiveCall, runs: PlaceRuns, every: Sequence[Sequence[Tensor]]
 ) -> Iterator[tuple[int, LiveCall]]:

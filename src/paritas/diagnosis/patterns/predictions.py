@@ -42,7 +42,7 @@ from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
-from paritas.diagnosis.repetitions import RepeatedCall, may_give_first
+from paritas.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.numerics.bits import is_inexact
@@ -536,7 +536,9 @@ class Predictor:
 
     def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate."""
-        number = unknown.solve(functools.partial(self._prediction, place), self.case.given)
+        brief = self._of_few_runs
+        predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
+        number = unknown.solve(predict, brief.case.given)
         for short in () if number is None else shortened(number):
             if unknown.whole and short != round(short):
                 continue
@@ -547,6 +549,14 @@ class Predictor:
                 if found is not None:
                     return None if self._may_be_larger(place, unknown, short) else found
         return None
+
+    @functools.cached_property
+    def _of_few_runs(self) -> Predictor:
+        """The same for as many runs as it takes to solve for a number."""
+        if not isinstance(self.call, RepeatedCall):
+            return self
+        case, call = first_runs(self.case, self.call)
+        return dataclasses.replace(self, case=case, call=call)
 
     def _may_be_larger(self, place: int, unknown: Unknown, number: float) -> bool:
         """Whether a large number twice as large would give the same: then it is not that number."""
