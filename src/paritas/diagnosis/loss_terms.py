@@ -92,7 +92,7 @@ class _Mean:
         number = max(len(one) for one in pools if one is not None)
         draw = torch.Generator().manual_seed(0)
         used: list[int] = []
-        pairs = []
+        pairs: list[tuple[float, float]] = []
         for part in torch.randperm(number, generator=draw).tolist():
             if lab.is_over or len(used) == _MOST_TERMS:
                 break

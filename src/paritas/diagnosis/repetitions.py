@@ -47,18 +47,17 @@ def stack_runs(case: Case) -> Case | None:
     if runs is None or call is None or not _can_be_repeated(case, runs):
         return None
     every = [runs.operands, *(_other_operands(runs.operands, seed) for seed in range(1, _RUNS))]
-    pairs = [
-        (operands, right, given)
-        for operands in every
-        for right, given in [(runs.reference(operands), runs.candidate(operands))]
-        if right is not None and given is not None and _are_finite(right, given)
-    ]
+    usable: list[Sequence[Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for operands in every:
+        right, given = runs.reference(operands), runs.candidate(operands)
+        if right is not None and given is not None and _are_finite(right, given):
+            usable.append(operands)
+            pairs.append((right, given))
     if len(pairs) < _FEWEST_RUNS:
         return None
-    right = torch.stack([pair[1] for pair in pairs])
-    given = torch.stack([pair[2] for pair in pairs])
-    operands = [pair[0] for pair in pairs]
-    for number, calls in _repeated_calls(call, runs, operands):
+    right, given = (torch.stack(side) for side in zip(*pairs, strict=True))
+    for number, calls in _repeated_calls(call, runs, usable):
         context = dataclasses.replace(
             case.context, call=calls, inputs=(), arguments={}, named={}, earlier={}, inner=None
         )
@@ -66,6 +65,21 @@ def stack_runs(case: Case) -> Case | None:
         if _gives(calls, repeated):
             return repeated
     return None
+
+
+# The noise of one run may be larger than the mean of several says.
+_SLACK = 100.0
+
+
+def may_give_first(case: Case, value: Tensor) -> bool:
+    """Whether a prediction of the first of several runs is near enough to predict the others."""
+    given, right, allowed = (one[0] for one in (case.given, case.right, case.allowed))
+    if value.numel() != given.numel() or value.is_complex():
+        return False
+    value = widen(value).reshape(given.shape)
+    # What is larger everywhere, as a sum for a mean, has a larger noise.
+    growth = float((value.abs() / right.abs()).nan_to_num(1.0, 1.0).max())
+    return bool(near(given, value, allowed, slack=_SLACK * max(1.0, growth)).any())
 
 
 def _can_be_repeated(case: Case, runs: PlaceRuns) -> bool:
@@ -147,6 +161,19 @@ class RepeatedCall(LiveCall):
     def first(self) -> LiveCall:
         """The call with the operands that are known."""
         return LiveCall(self.target, self.args, self.kwargs)
+
+
+# Numbers are solved for with so many runs.
+_SOLVED_WITH = 3
+
+
+def first_runs(case: Case, call: RepeatedCall) -> tuple[Case, RepeatedCall]:
+    """The first runs of a case that is repeated, to solve for a number."""
+    calls = [call.first, *call.others][:_SOLVED_WITH]
+    noise = None if case.noise is None else case.noise[:_SOLVED_WITH]
+    candidate, reference = (one[:_SOLVED_WITH] for one in (case.candidate, case.reference))
+    few = dataclasses.replace(case, candidate=candidate, reference=reference, noise=noise)
+    return few, _repeated(calls)
 
 
 def _repeated_calls(

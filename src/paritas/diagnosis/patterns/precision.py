@@ -28,6 +28,7 @@ from paritas.diagnosis.patterns.operations import (
     trusted_formula,
 )
 from paritas.diagnosis.patterns.quantising import quantisations
+from paritas.diagnosis.repetitions import RepeatedCall, may_give_first
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern, PatternKind
 
@@ -98,6 +99,15 @@ class Rerun:
         result = call.results(wide=wide)[self.output]
         return None if result.is_complex() else widen(result)
 
+    def may_give_first(self, values: Sequence[Tensor]) -> bool:
+        """Whether such values give the first of several runs; also if there is one only."""
+        if not isinstance(self.call, RepeatedCall):
+            return True
+        call, shape = self.call.first, self.case.shape[1:]
+        first = [one[0] for one in values]
+        result = attempt(lambda: call.with_floating(first).results(wide=True)[self.output], shape)
+        return result is not None and may_give_first(self.case, result)
+
 
 def recomputations(case: Case) -> Iterator[Recomputed]:
     """The results on rounded inputs; none if the operator is unknown or too large."""
@@ -126,7 +136,9 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
             ]
             if not all(_shows_rounding(given[place], changed[place]) for place in chosen):
                 continue
-            value = attempt(functools.partial(rerun.value, changed), case.shape)
+            value = None
+            if rerun.may_give_first(changed):
+                value = attempt(functools.partial(rerun.value, changed), case.shape)
             if value is not None:
                 yield Recomputed(value, name, _name_inputs(chosen, every), how)
             if time.thread_time() > until:

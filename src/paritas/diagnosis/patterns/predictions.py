@@ -21,7 +21,6 @@ import torch
 from paritas._torch.global_state import quietly
 from paritas.diagnosis.calls import WHOLE
 from paritas.diagnosis.case import (
-    Case,
     Extent,
     Weight,
     near,
@@ -43,7 +42,7 @@ from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
-from paritas.diagnosis.repetitions import RepeatedCall
+from paritas.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.diagnosis.second_look import holds_again, says_the_same
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall, Step
+    from paritas.diagnosis.case import Case
     from paritas.diagnosis.patterns.unknowns import Unknown
     from paritas.results.findings import Pattern
 
@@ -69,8 +69,6 @@ _now = time.thread_time
 _LESS_LIKELY = 8.0
 # Smaller scatter than this share of the noise says nothing.
 _LEAST_SCATTER = 1e-3
-# The noise of one run may be larger than the mean of several says.
-_FIRST_SLACK = 100.0
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
 # Mistakes whose freedom differs by no more than this are equally simple.
@@ -432,15 +430,11 @@ class Predictor:
         """Whether a mistake gives the first of several runs, which most of them do not."""
         if not isinstance(self.call, RepeatedCall):
             return True
-        case = self.case
-        first = Case(case.candidate[0], case.reference[0], noise=case.allowed[0])
-        alone = dataclasses.replace(self, case=first, call=self.call.first)
-        value = alone.value(place, variation.change, wide=True)
-        if value is None:
+        try:
+            value = self.call.first.results(place, variation.change, wide=True)[self.output]
+        except UNUSABLE:
             return False
-        slack = _FIRST_SLACK * max(1.0, alone._growth(widen(value)))  # noqa: SLF001  (its own)
-        is_near = near(first.given, widen(value), first.allowed, slack=slack)
-        return bool(is_near.any())
+        return may_give_first(self.case, value)
 
     def _prediction(self, place: int, variation: Variation) -> Tensor | None:
         value = self.value(place, variation.change, wide=True)
@@ -628,7 +622,9 @@ class Predictor:
 
     def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate."""
-        number = unknown.solve(functools.partial(self._prediction, place), self.case.given)
+        brief = self._of_few_runs
+        predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
+        number = unknown.solve(predict, brief.case.given)
         for short in () if number is None else shortened(number):
             if unknown.whole and short != round(short):
                 continue
@@ -639,6 +635,14 @@ class Predictor:
                 if found is not None:
                     return None if self._may_be_larger(place, unknown, short) else found
         return None
+
+    @functools.cached_property
+    def _of_few_runs(self) -> Predictor:
+        """The same for as many runs as it takes to solve for a number."""
+        if not isinstance(self.call, RepeatedCall):
+            return self
+        case, call = first_runs(self.case, self.call)
+        return dataclasses.replace(self, case=case, call=call)
 
     def _may_be_larger(self, place: int, unknown: Unknown, number: float) -> bool:
         """Whether a large number twice as large would give the same: then it is not that number."""
