@@ -236,6 +236,10 @@ class _Pair:
         right, wrong, most = self.right, self.wrong, self.most_terms
         rows = torch.bincount(added_rows, minlength=len(right.counts)) > 0
         is_mean = _have_equal_sums(right, wrong, rows)
+        usual = (_sums(right) / right.counts.clamp(min=1))[added_rows]
+        if most[0] > 1 and keeps and not are_same(self.wrong.factors[self.more], usual):
+            words = f"other elements of {self.name} are added: {self._added_words()}"
+            return TermName(PatternKind.RESIDUAL, words)
         if most[0] > 1 and (keeps or is_mean):
             words = f"up to {most[1]} elements of {self.name} are added up instead of {most[0]}"
             return TermName(PatternKind.WRONG_REDUCTION, f"{words}: {self._added_words()}")

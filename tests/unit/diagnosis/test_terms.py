@@ -114,6 +114,16 @@ def test_a_row_that_is_added_to_a_row_of_a_table_is_a_residual() -> None:
     assert kind == "residual"
 
 
+def test_a_share_of_another_sum_is_a_residual_and_more_of_the_same_another_reduction(
+    rows: Tensor,
+) -> None:
+    def total(x: Tensor) -> Tensor:
+        return x[:, :5].sum(1)
+
+    assert _ask("sum", total, lambda x: total(x) + total(x).roll(1) / 4, rows)[0] == "residual"
+    assert _ask("sum", total, lambda x: x[:, :7].sum(1), rows)[0] == "wrong reduction"
+
+
 def test_a_gradient_that_a_window_shares_is_not_one_that_is_moved(rows: Tensor) -> None:
     def place(gradient: Tensor) -> Tensor:
         return functional.pad(gradient[..., None], (0, 1)).flatten(1)
