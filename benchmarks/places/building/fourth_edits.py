@@ -1,4 +1,4 @@
-"""Edits of the measured half: of Python code, of Inductor's kernels and of kernels in Triton."""
+"""Edits that were measured fourth and have been seen: of Python code, and of kernels."""
 
 from __future__ import annotations
 

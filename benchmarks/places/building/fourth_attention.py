@@ -1,4 +1,4 @@
-"""Faults of the measured half: attention, softmax, masks, rotary positions."""
+"""Faults that were measured fourth and have been seen: attention, softmax, rotary positions."""
 
 from __future__ import annotations
 

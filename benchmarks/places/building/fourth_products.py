@@ -1,4 +1,4 @@
-"""Faults of the measured half: products, convolutions, quantised weights."""
+"""Faults that were measured fourth and have been seen: products, convolutions, quantisers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: what moves values, tables and indices."""
+"""Faults that were measured fourth and have been seen: what moves values, tables, indices."""
 
 from __future__ import annotations
 

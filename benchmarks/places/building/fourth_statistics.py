@@ -1,4 +1,4 @@
-"""Faults of the measured half: norms, statistics, reductions, running sums."""
+"""Faults that were measured fourth and have been seen: norms, statistics and reductions."""
 
 from __future__ import annotations
 
