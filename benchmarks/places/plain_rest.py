@@ -80,14 +80,14 @@ class Summaries(nn.Module):
         hidden = self.mix(x)
         spread, centre = torch.std_mean(hidden, -1, keepdim=True)
         lowest = torch.amin(hidden, -1, keepdim=True)
-        quarter = torch.quantile(hidden, 0.25, -1, keepdim=True)
+        low = torch.quantile(hidden, 0.3, -1, keepdim=True)
         third, _ = torch.kthvalue(hidden, 3, -1, keepdim=True)
         length = torch.linalg.vector_norm(hidden, 3.0, -1, keepdim=True)
         area = torch.trapezoid(hidden, dim=-1)
         least = torch.argmin(hidden, 1)
         falling = torch.cummin(hidden, 1)[0]
         level = torch.logsumexp(hidden - lowest, -1, keepdim=True)
-        scaled = (hidden - centre + quarter) / (spread + level)
+        scaled = (hidden - centre + low) / (spread + level)
         return self.last(scaled * length + third), area, falling + least.unsqueeze(1)
 
     @staticmethod
