@@ -23,7 +23,8 @@ class PairBias(nn.Module):
         self.near = nn.Parameter(torch.randn(1, 3, 8, 8))
         self.out = nn.Linear(24, 24)
         self.image = nn.InstanceNorm1d(24, affine=True)
-        for one in (self.norm, self.image):
+        self.last = nn.LayerNorm(24)
+        for one in (self.norm, self.image, self.last):
             nn.init.uniform_(one.weight, 0.5, 1.5)
             nn.init.uniform_(one.bias, -0.5, 0.5)
 
@@ -33,7 +34,7 @@ class PairBias(nn.Module):
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=self.near)
         joined = self.out(mixed.transpose(1, 2).flatten(2))
         again = self.image((x + joined).transpose(1, 2))
-        return again.movedim(1, 2)
+        return self.last(again.movedim(1, 2))
 
     @staticmethod
     def inputs() -> tuple[Tensor, ...]:
