@@ -196,19 +196,6 @@ def gradient_of_the_values_of_the_next_head(call: Call) -> Any:
     return _at(call, 2, lambda one: one.roll(-1, 1))
 
 
-@_back(_ATTENTION, ["zeros", "uninitialised", "mask"], ["missing operand", "constant"])
-def last_query_has_no_gradient(call: Call) -> Any:
-    """The last block of queries is not full."""
-    fits(call.tensor(1).size(-2) > 1)
-    return _at(call, 0, lambda one: torch.cat([one[..., :-1, :], 0 * one[..., -1:, :]], -2))
-
-
-@_back(_ATTENTION, ["precision"], ["approximation"])
-def gradient_of_the_keys_in_bfloat16(call: Call) -> Any:
-    """Stored in a narrow buffer."""
-    return _at(call, 1, lambda one: one.bfloat16().to(one.dtype))
-
-
 @_back(_ATTENTION, ["wrong factor", "scale", "wrong reduction"], ["missing operand"])
 def gradient_of_the_values_averaged(call: Call) -> Any:
     """Divided by the number of queries."""

@@ -121,16 +121,6 @@ def scale_of_the_next_token(call: Call) -> Any:
     return _product(call, left * scale.roll(-1, -2) / scale, weight, bias)
 
 
-@FAULTS.fault(_WEIGHTED, kinds=["one rank's part", "partial sum", "mask", "missing reduction"],
-              loose=["scale", "missing operand", "zeros"], backward=False)  # fmt: skip
-def odd_columns_of_the_input_on_the_other_rank(call: Call) -> Any:
-    """The input is dealt to two ranks in turn, and their products are not added."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 3)
-    even = (torch.arange(left.size(-1)) % 2 == 0).to(left.dtype)
-    return _product(call, left * even, weight, bias)
-
-
 @FAULTS.fault(_WEIGHTED, kinds=["overflow", "nonfinite"], loose=["clipped", "precision"],
               backward=False)  # fmt: skip
 def product_overflows_in_half(call: Call) -> Any:
@@ -138,15 +128,6 @@ def product_overflows_in_half(call: Call) -> Any:
     value = call.result()
     limit = 0.7 * value.detach().abs().max()
     return call.instead(torch.where(value.abs() > limit, value.sign() * torch.inf, value))
-
-
-@FAULTS.fault(_WEIGHTED, kinds=["wrong index", "permutation"], loose=["shift", "transpose", "copy"],
-              backward=False)  # fmt: skip
-def columns_stored_as_even_and_odd(call: Call) -> Any:
-    """Gate and value are interleaved in the checkpoint: even columns come first."""
-    value = call.result()
-    fits(value.size(-1) % 2 == 0 and value.size(-1) > 2)
-    return call.instead(torch.cat([value[..., 0::2], value[..., 1::2]], -1))
 
 
 @FAULTS.fault(_WEIGHTED, kinds=["mask", "wrong factor", "axis scale", "scale"],
@@ -158,24 +139,6 @@ def adapter_scale_on_the_first_columns(call: Call) -> Any:
     factor = torch.ones(value.size(-1), dtype=value.dtype)
     factor[: value.size(-1) // 4] = 2
     return call.instead(value * factor)
-
-
-@FAULTS.fault("linear addmm", kinds=["wrong factor", "scale", "wrong argument"],
-              loose=["offset", "axis offset"], backward=False)  # fmt: skip
-def product_halved_and_bias_whole(call: Call) -> Any:
-    """Alpha of a half; beta stays one."""
-    left, weight, bias = _parts(call)
-    fits(bias is not None)
-    return _product(call, left / 2, weight, bias)
-
-
-@FAULTS.fault("linear addmm", kinds=["sign", "wrong factor", "wrong argument"],
-              loose=["scale", "offset", "axis offset"], backward=False)  # fmt: skip
-def bias_less_the_product(call: Call) -> Any:
-    """B - x w: the accumulator is subtracted."""
-    left, weight, bias = _parts(call)
-    fits(bias is not None)
-    return _product(call, -left, weight, bias)
 
 
 @FAULTS.fault(

@@ -63,13 +63,6 @@ def eps_times_the_width(call: Call) -> Any:
     return _with_eps(call, lambda eps: eps * width)
 
 
-@FAULTS.fault("group_norm native_group_norm instance_norm", kinds=["eps", "wrong argument"],
-              loose=["wrong statistics", "axis scale", "scale"])  # fmt: skip
-def eps_of_a_fiftieth(call: Call) -> Any:
-    """0.02."""
-    return _with_eps(call, lambda _: 0.02)
-
-
 @FAULTS.fault(_NORMS, kinds=["wrong axis", "wrong statistics", "wrong argument"],
               loose=["axis scale", "axis offset"])  # fmt: skip
 def normalised_along_the_positions(call: Call) -> Any:
@@ -100,15 +93,6 @@ def last_features_of_the_norm_not_written(call: Call) -> Any:
     return call.instead(value)
 
 
-@FAULTS.fault(_NORMS, kinds=["wrong statistics", "other function", "wrong reduction"],
-              loose=["axis scale", "scale", "approximation"])  # fmt: skip
-def mean_magnitude_for_the_deviation(call: Call) -> Any:
-    """Divided by the mean of absolute values."""
-    value, weight, bias, eps = _row(call)
-    centred = value - value.mean(-1, keepdim=True) if call.name == "layer_norm" else value
-    return _affine(call, centred / (centred.abs().mean(-1, keepdim=True) + eps), weight, bias)
-
-
 @FAULTS.fault(_NORMS, kinds=["wrong factor", "scale", "wrong statistics"],
               loose=["axis scale", "missing operand", "other function"])  # fmt: skip
 def deviation_doubled(call: Call) -> Any:
@@ -127,21 +111,6 @@ def mean_of_the_row_divided_by_one_more(call: Call) -> Any:
     centred = value - value.sum(-1, keepdim=True) / (value.size(-1) + 1)
     variance = centred.square().mean(-1, keepdim=True)
     return _affine(call, centred * (variance + eps).rsqrt(), weight, bias)
-
-
-@FAULTS.fault(
-    _NORMS,
-    kinds=["stale", "copy", "wrong index", "wrong statistics", "shift"],
-    loose=["axis scale", "axis offset", "permutation"],
-)
-def statistics_of_the_row_before(call: Call) -> Any:
-    """Mean and deviation are read before they are written: those of the row before."""
-    value, weight, bias, eps = _row(call)
-    fits(value.dim() > 1 and value.size(-2) > 2)
-    mean = value.mean(-1, keepdim=True) if call.name == "layer_norm" else 0 * value[..., :1]
-    variance = (value - mean).square().mean(-1, keepdim=True)
-    normal = (value - mean.roll(1, -2)) * (variance.roll(1, -2) + eps).rsqrt()
-    return _affine(call, normal, weight, bias)
 
 
 @FAULTS.fault(_NORMS, kinds=["missing operand", "copy", "mask"], loose=["other function", "stale"])
@@ -339,13 +308,6 @@ def sum_wraps_around(call: Call) -> Any:
     value = call.result()
     limit = float(0.6 * value.detach().abs().max())
     return call.instead(torch.remainder(value + limit, 2 * limit) - limit)
-
-
-@FAULTS.fault("sum", kinds=["wrong factor", "scale", "doubled reduction"], loose=["axis scale"],
-              backward=False)  # fmt: skip
-def sum_reduced_on_both_ranks(call: Call) -> Any:
-    """Two ranks hold the same parts, and these are added once more."""
-    return call.instead(2 * call.result())
 
 
 @FAULTS.fault("amax max amin", kinds=["off by one reduction", "partial sum", "mask"],

@@ -98,13 +98,6 @@ def tanh_between_zero_and_one(call: Call) -> Any:
     return call.instead((1 + call.result()) / 2)
 
 
-@FAULTS.fault("tanh sigmoid", kinds=["precision"], loose=["approximation"], backward=False)
-def gate_in_steps_of_a_32nd(call: Call) -> Any:
-    """A fixed-point result with five bits behind the point."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, (32 * value.detach()).round() / 32))
-
-
 @FAULTS.fault(
     "hardsigmoid",
     kinds=["other function", "wrong factor", "approximation"],
