@@ -106,7 +106,7 @@ class Slots(nn.Module):
 
     def forward(self, x: Tensor, places: Tensor, words: Tensor) -> Tensor:
         hidden = self.mix(x)
-        cache = torch.zeros(6, 8)
+        cache = hidden.new_zeros(6, 8)
         cache = torch.index_copy(cache, 0, places, hidden)
         filled = torch.index_fill(cache, 0, places[:1], 0.5)
         known = functional.one_hot(words, 6).to(hidden.dtype) @ filled
