@@ -397,7 +397,8 @@ def fraction_of_the_magnitude(call: Call) -> Any:
               backward=False)  # fmt: skip
 def sign_without_a_minus(call: Call) -> Any:
     """1 for positive values, else 0."""
-    return call.instead((call.tensor(0) > 0).to(call.tensor(0).dtype))
+    value = call.result()
+    return call.instead(with_gradient_of(value, (value.detach() > 0).to(value.dtype)))
 
 
 @FAULTS.fault("clamp clip", kinds=["wrong argument", "clipped"], loose=["wrong factor", "scale"],
