@@ -123,7 +123,7 @@ class Slots(nn.Module):
 
     @staticmethod
     def inputs() -> tuple[Tensor, ...]:
-        return torch.randn(4, 8), torch.tensor([4, 0, 3, 1]), torch.tensor([2, 0, 3, 4, 1])
+        return torch.randn(4, 8), torch.tensor([4, 0, 1, 3]), torch.tensor([2, 0, 3, 4, 1])
 
 
 class MarginLosses(nn.Module):
