@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import torch
-from benchmarks.places import plain_parts, plain_ports
+from benchmarks.places import plain_parts, plain_ports, plain_rest
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -606,4 +606,4 @@ MODELS = {
         SmoothedLoss, BoxLoss, Decoder, GraphLayer, Statistics, GroupedQueries, Quantised,
         TrainedNorms, Distillation, Envelope, Pooled,
     )
-} | plain_parts.MODELS | plain_ports.MODELS  # fmt: skip
+} | plain_parts.MODELS | plain_ports.MODELS | plain_rest.MODELS  # fmt: skip

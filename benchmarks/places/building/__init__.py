@@ -8,6 +8,14 @@ from __future__ import annotations
 from benchmarks.places.building import (
     attending,
     edits,
+    fourth_attention,
+    fourth_edits,
+    fourth_gradients,
+    fourth_layout,
+    fourth_losses,
+    fourth_products,
+    fourth_statistics,
+    fourth_values,
     gradients,
     losses,
     moving,
@@ -34,10 +42,13 @@ __all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
 FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients,
             seen_kernels, seen_values, seen_gradients,
             third_attention, third_products, third_statistics, third_values, third_layout,
-            third_losses, third_gradients)  # fmt: skip
+            third_losses, third_gradients,
+            fourth_attention, fourth_products, fourth_statistics, fourth_values, fourth_layout,
+            fourth_losses, fourth_gradients)  # fmt: skip
 FAULTS = Catalogue()
 for _family in FAMILIES:
     FAULTS.update(_family.FAULTS)
-EDITS = {**edits.EDITS, **seen_edits.EDITS, **third_edits.EDITS}
-KERNEL_EDITS = {**edits.KERNEL_EDITS, **seen_edits.KERNEL_EDITS, **third_edits.KERNEL_EDITS}
-TRITON_EDITS = {**edits.TRITON_EDITS, **seen_edits.TRITON_EDITS, **third_edits.TRITON_EDITS}
+_EDITED = (edits, seen_edits, third_edits, fourth_edits)
+EDITS = {name: one for home in _EDITED for name, one in home.EDITS.items()}
+KERNEL_EDITS = {name: one for home in _EDITED for name, one in home.KERNEL_EDITS.items()}
+TRITON_EDITS = {name: one for home in _EDITED for name, one in home.TRITON_EDITS.items()}

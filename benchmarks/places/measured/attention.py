@@ -49,275 +49,314 @@ def _parts(call: Call) -> tuple[Tensor, Tensor | None, Tensor]:
     return scores, _mask(call, *scores.shape[-2:]), value
 
 
+def _seen(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Which keys are seen, as booleans."""
+    if mask is None:
+        return torch.ones(scores.shape[-2:], dtype=torch.bool)
+    return mask if mask.dtype == torch.bool else mask > -1e4
+
+
+def _bias(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, what is added to them (finite numbers), values."""
+    scores, mask, value = _parts(call)
+    fits(mask is not None and mask.is_floating_point())
+    assert mask is not None
+    fits(bool((mask.detach().abs() < 1e3).all()) and bool(mask.detach().any()))
+    return scores, mask, value
+
+
 @FAULTS.fault(
-    _FUSED, kinds=["mask"], loose=["wrong argument", "partial sum", "off by one reduction"]
+    _FUSED,
+    kinds=["wrong factor", "other function"],
+    loose=["scale", "axis scale", "wrong argument"],
 )
-def oldest_key_of_each_query_dropped(call: Call) -> Any:
-    """A window that is one too short at its far end."""
-    scores, mask, value = _parts(call)
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool) if mask is None else mask
-    fits(seen.dtype == torch.bool and scores.size(-1) > 3)
-    oldest = (seen.cumsum(-1) == 1) & seen & (seen.sum(-1, keepdim=True) > 1)
-    return _weigh(call, scores, seen & ~oldest, value)
+def scale_applied_behind_the_softmax(call: Call) -> Any:
+    """The factor of the scores multiplies the result instead."""
+    query, key, value, scale = _operands(call)
+    scores = query @ key.mT
+    weights = _hide(scores, _mask(call, *scores.shape[-2:])).softmax(-1)
+    return call.instead(weights @ value * scale)
 
 
-@FAULTS.fault(_FUSED, kinds=["wrong argument", "wrong factor", "scale"], loose=["other function"])
-def scale_of_the_padded_width(call: Call) -> Any:
-    """The width of a head is padded to the next power of two but one before its root is taken."""
+@FAULTS.fault(_FUSED, kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"])
+def scale_grows_with_the_logarithm_of_the_length(call: Call) -> Any:
+    """Scores times log(n) / log(4), for longer contexts than in training."""
     scores, mask, value = _parts(call)
-    width = call.tensor(0, "query").size(-1)
-    padded = 2 ** (width.bit_length() + 1)
-    return _weigh(call, scores * math.sqrt(width / padded), mask, value)
+    fits(scores.size(-1) not in {1, 4})
+    return _weigh(call, scores * math.log(scores.size(-1)) / math.log(4), mask, value)
 
 
 @FAULTS.fault(
-    _FUSED, kinds=["wrong reduction", "wrong factor", "wrong statistics"],
-    loose=["partial sum", "other function", "scale", "axis scale"],
+    _FUSED,
+    kinds=["other function", "wrong factor", "axis scale"],
+    loose=["scale", "wrong argument", "wrong statistics"],
+)
+def queries_normalised_first(call: Call) -> Any:
+    """A norm of the queries that belongs to another model."""
+    query = call.tensor(0, "query")
+    length = query.square().mean(-1, keepdim=True).sqrt()
+    return call.put(0, query / (length + 1e-6), "query").run()
+
+
+@FAULTS.fault(
+    _FUSED, kinds=["missing operand", "axis offset", "offset"], loose=["residual", "wrong argument"]
+)
+def mean_value_not_added_back(call: Call) -> Any:
+    """Values are centred for a narrow format, and their mean is not restored."""
+    value = call.tensor(2, "value")
+    return call.put(2, value - value.mean(-2, keepdim=True), "value").run()
+
+
+@FAULTS.fault(
+    _FUSED, kinds=["wrong rank's shard", "permutation", "shift", "wrong index"],
+    loose=["swapped operands"],
 )  # fmt: skip
-def splits_merged_with_equal_weights(call: Call) -> Any:
-    """Two splits of the keys: their results are averaged, whatever their sums are."""
+def heads_of_two_ranks_gathered_in_the_wrong_order(call: Call) -> Any:
+    """The second half of the heads comes first."""
+    value = call.result()
+    fits(value.dim() == 4 and value.size(1) % 2 == 0)
+    return call.instead(value.roll(value.size(1) // 2, 1))
+
+
+@FAULTS.fault(_FUSED, kinds=["stale", "copy", "wrong index"], loose=["permutation", "shift"])
+def tile_of_queries_not_loaded_again(call: Call) -> Any:
+    """The second half of the positions asks with the queries of the first."""
+    query = call.tensor(0, "query").clone()
+    half = query.size(-2) // 2
+    fits(half > 0)
+    query[..., half : 2 * half, :] = query[..., :half, :].clone()
+    return call.put(0, query, "query").run()
+
+
+@FAULTS.fault(
+    _FUSED, kinds=["mask", "partial sum", "wrong index"],
+    loose=["wrong argument", "off by one reduction", "missing operand"],
+)  # fmt: skip
+def every_second_key_skipped(call: Call) -> Any:
+    """A stride of two in the loop over the keys."""
     scores, mask, value = _parts(call)
-    hidden = _hide(scores, mask)
-    half = scores.size(-1) // 2
-    fits(half > 0 and mask is None)
-    first = hidden[..., :half].softmax(-1) @ value[..., :half, :]
-    return call.instead((first + hidden[..., half:].softmax(-1) @ value[..., half:, :]) / 2)
+    fits(scores.size(-1) > 3)
+    even = (torch.arange(scores.size(-1)) % 2 == 0).expand(scores.shape[-2:])
+    return _weigh(call, scores.masked_fill(~even, -math.inf), mask, value)
 
 
-@FAULTS.fault(_FUSED, kinds=["scale", "wrong factor"], loose=["wrong argument"])
-def dropout_undone_that_was_not_done(call: Call) -> Any:
-    """Divided by the chance to be kept although nothing is dropped."""
-    return call.instead(call.result() / 0.9)
-
-
-@FAULTS.fault(_FUSED, kinds=["permutation", "wrong index"], loose=["swapped operands", "shift"])
-def values_of_the_heads_from_the_last(call: Call) -> Any:
-    """The pointer to the values counts heads down."""
-    scores, mask, value = _parts(call)
-    fits(value.dim() == 4 and value.size(1) > 1)
-    return _weigh(call, scores, mask, value.flip(1))
-
-
-@FAULTS.fault(_FUSED, kinds=["copy", "wrong index", "stale"], loose=["permutation"])
-def cache_of_the_first_sequence(call: Call) -> Any:
-    """Every sequence of the batch reads keys and values of the first."""
-    key, value = call.tensor(1, "key"), call.tensor(2, "value")
-    fits(key.size(0) > 1)
-    key, value = (one[:1].expand(one.shape).contiguous() for one in (key, value))
-    return call.put(1, key, "key").put(2, value, "value").run()
+@FAULTS.fault(
+    _FUSED, kinds=["permutation", "wrong index"], loose=["shift", "copy", "swapped operands"]
+)
+def last_two_keys_exchanged(call: Call) -> Any:
+    """Two tokens are accepted at once, and their keys are written in the other order."""
+    key = call.tensor(1, "key")
+    fits(key.size(-2) > 2)
+    order = [*range(key.size(-2) - 2), key.size(-2) - 1, key.size(-2) - 2]
+    return call.put(1, key[..., order, :], "key").run()
 
 
 @FAULTS.fault(_FUSED, kinds=["precision"], loose=["approximation"])
-def query_in_float8(call: Call) -> Any:
-    """The query goes through e4m3 with one scale."""
-    query = call.tensor(0, "query")
-    step = query.detach().abs().max() / 448
-    narrow = (query.detach() / step).to(torch.float8_e4m3fn).to(query.dtype) * step
-    return call.put(0, with_gradient_of(query, narrow), "query").run()
+def weights_in_steps_of_a_127th(call: Call) -> Any:
+    """What multiplies the values is an integer of eight bits."""
+    scores, mask, value = _parts(call)
+    weights = _hide(scores, mask).softmax(-1)
+    coarse = with_gradient_of(weights, (weights.detach() * 127).round() / 127)
+    return call.instead(coarse @ value)
+
+
+@FAULTS.fault(_FUSED, kinds=["wrong factor", "scale", "wrong argument"],
+              loose=["missing operand", "other function"])  # fmt: skip
+def scale_of_the_cached_keys_forgotten(call: Call) -> Any:
+    """Keys are stored divided by their largest value, and read as they are stored."""
+    key = call.tensor(1, "key")
+    return call.put(1, key / key.detach().abs().max(), "key").run()
+
+
+@FAULTS.fault(_FUSED, kinds=["axis scale", "wrong factor", "scale", "missing operand"],
+              loose=["wrong argument"])  # fmt: skip
+def scale_of_the_values_of_each_head_forgotten(call: Call) -> Any:
+    """Values are stored divided by the largest of their head, and not multiplied by it."""
+    value = call.tensor(2, "value")
+    fits(value.dim() == 4 and value.size(1) > 1)
+    return call.put(2, value / value.detach().abs().amax((-1, -2), keepdim=True), "value").run()
 
 
 @FAULTS.fault(
-    _FUSED, kinds=["partial sum"],
-    loose=["missing operand", "mask", "wrong factor", "off by one reduction", "zeros"],
-)  # fmt: skip
-def last_features_not_in_the_scores(call: Call) -> Any:
-    """Scores are summed over whole tiles of features only; the factor is the right one."""
-    query, key, value, scale = _operands(call)
-    width = query.size(-1) * 3 // 4
-    fits(0 < width < query.size(-1))
-    scores = query[..., :width] @ key[..., :width].mT * scale
-    return _weigh(call, scores, _mask(call, *scores.shape[-2:]), value)
+    _FUSED,
+    kinds=["mask", "partial sum"],
+    loose=["wrong argument", "missing operand", "wrong index"],
+)
+def attention_within_chunks_of_four(call: Call) -> Any:
+    """Tokens see those of their own chunk only, as some layers of another model."""
+    scores, mask, value = _parts(call)
+    fits(scores.size(-1) == scores.size(-2) > 4)
+    chunk = torch.arange(scores.size(-1)) // 4
+    other = chunk[:, None] != chunk[None, :]
+    return _weigh(call, scores.masked_fill(other, -math.inf), mask, value)
+
+
+@FAULTS.fault(_FUSED, kinds=["mask"], loose=["wrong argument", "missing operand"])
+def prefix_is_seen_from_everywhere(call: Call) -> Any:
+    """The first half of the tokens is taken for a prompt, which is not causal."""
+    scores, mask, value = _parts(call)
+    fits(mask is not None and mask.dtype == torch.bool and scores.size(-1) > 3)
+    prefix = torch.arange(scores.size(-1)) < scores.size(-1) // 2
+    return _weigh(call, scores, mask | prefix, value)
 
 
 @FAULTS.fault(_FUSED, kinds=["mask"], loose=["wrong argument", "missing operand", "wrong index"])
-def mask_of_the_first_head_only(call: Call) -> Any:
-    """The mask is not broadcast: the other heads see everything."""
+def first_token_never_leaves_the_window(call: Call) -> Any:
+    """A window that keeps the first key as a sink."""
     scores, mask, value = _parts(call)
-    fits(mask is not None and scores.dim() == 4 and scores.size(1) > 1)
-    right, free = _hide(scores, mask), scores
-    mixed = torch.cat([right[:, :1], free[:, 1:]], 1)
-    return call.instead(mixed.softmax(-1) @ value)
+    seen = _seen(scores, mask)
+    fits(mask is not None and not bool(seen[..., 0].all()))
+    kept = seen.clone()
+    kept[..., 0] = True
+    return _weigh(call, scores, kept, value)
+
+
+@FAULTS.fault(_FUSED, kinds=["mask", "missing operand"], loose=["wrong argument"])
+def last_query_sees_all(call: Call) -> Any:
+    """The newest token goes through the kernel for decoding, which knows no window."""
+    scores, mask, value = _parts(call)
+    seen = _seen(scores, mask)
+    fits(mask is not None and not bool(seen[..., -1, :].all()))
+    open_ = seen.clone()
+    open_[..., -1, :] = True
+    return _weigh(call, scores, open_, value)
+
+
+@FAULTS.fault(_FUSED, kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"])
+def bias_of_the_positions_scaled_too(call: Call) -> Any:
+    """The bias is added before the factor of the scores is applied."""
+    scores, bias, value = _bias(call)
+    return _weigh(call, scores, bias * _operands(call)[3], value)
+
+
+@FAULTS.fault(_FUSED, kinds=["transpose", "wrong index", "permutation"], loose=["wrong argument"])
+def bias_of_the_positions_transposed(call: Call) -> Any:
+    """The distance from key to query for that from query to key."""
+    scores, bias, value = _bias(call)
+    fits(bias.size(-1) == bias.size(-2))
+    return _weigh(call, scores, bias.mT, value)
 
 
 @FAULTS.fault(
-    _FUSED, kinds=["missing operand", "wrong argument", "wrong factor", "other function"],
-    loose=["wrong reduction", "constant", "scale"],
-)  # fmt: skip
-def all_that_is_seen_weighs_the_same(call: Call) -> Any:
-    """Scores of zero: a mean over the values."""
-    scores, mask, value = _parts(call)
-    return _weigh(call, 0 * scores, mask, value)
-
-
-@FAULTS.fault(_FUSED, kinds=["precision"], loose=["approximation"])
-def attention_stored_in_half(call: Call) -> Any:
-    """The result goes through float16."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().half().to(value.dtype)))
-
-
-@FAULTS.fault(
-    _FUSED, kinds=["other function", "clipped"], loose=["wrong factor", "mask", "approximation"]
+    _FUSED, kinds=["copy", "wrong index", "stale"], loose=["wrong argument", "permutation"]
 )
-def scores_limited(call: Call) -> Any:
-    """Scores beyond half of the largest are cut to it."""
-    scores, mask, value = _parts(call)
-    high = 0.5 * float(scores.detach().abs().max())
-    return _weigh(call, scores.clamp(-high, high), mask, value)
-
-
-@FAULTS.fault(_FUSED, kinds=["copy", "wrong index", "stale", "shift"], loose=["permutation"])
-def key_of_the_last_step_not_appended(call: Call) -> Any:
-    """The newest slot of the cache of keys still holds the key before it; its value is right."""
-    key = call.tensor(1, "key").clone()
-    fits(key.size(-2) > 2)
-    key[..., -1, :] = key[..., -2, :]
-    return call.put(1, key, "key").run()
-
-
-@FAULTS.fault(_FUSED, kinds=["wrong factor", "axis scale"], loose=["scale", "wrong argument"])
-def scale_counts_the_heads(call: Call) -> Any:
-    """Each head has a factor of its own, as if the layer had a temperature for heads."""
-    query = call.tensor(0, "query")
-    fits(query.dim() == 4 and query.size(1) > 1)
-    factor = torch.linspace(1, 2, query.size(1)).view(1, -1, 1, 1)
-    return call.put(0, query * factor, "query").run()
-
-
-@FAULTS.fault(_FUSED, kinds=["shift", "wrong index", "permutation"], loose=["copy"])
-def queries_one_token_late(call: Call) -> Any:
-    """Each token asks with the query of the one before it."""
-    query = call.tensor(0, "query")
-    fits(query.size(-2) > 2)
-    return call.put(0, query.roll(1, -2), "query").run()
+def bias_of_the_first_head_for_all(call: Call) -> Any:
+    """The stride of the heads of the bias is zero."""
+    scores, bias, value = _bias(call)
+    fits(bias.dim() == 4 and bias.size(1) > 1)
+    return _weigh(call, scores, bias[:, :1], value)
 
 
 # --- Softmax --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "softmax _safe_softmax", kinds=["mask", "zeros", "off by one reduction", "partial sum"],
-    loose=["wrong argument", "axis scale", "scale"],
+    "softmax _safe_softmax", kinds=["mask", "zeros", "other function", "partial sum"],
+    loose=["wrong argument", "clipped"],
 )  # fmt: skip
-def first_score_left_out(call: Call) -> Any:
-    """The loop over a row begins at 1: the first chance is zero, and the others are larger."""
+def lower_half_of_the_scores_dropped(call: Call) -> Any:
+    """A filter for sampling is left on: scores below the median of their row get no chance."""
     value = call.tensor(0, "input")
-    fits(value.size(-1) > 2)
-    rest = value[..., 1:].softmax(-1)
-    return call.instead(torch.cat([torch.zeros_like(value[..., :1]), rest], -1))
+    fits(value.size(-1) > 3)
+    low = value < value.median(-1, keepdim=True)[0]
+    return call.instead(value.masked_fill(low, -math.inf).softmax(-1))
 
 
-@FAULTS.fault("softmax log_softmax", kinds=["precision", "approximation"], loose=["other function"])
-def scores_in_steps_of_a_half(call: Call) -> Any:
-    """An integer softmax: scores are rounded to halves first."""
+@FAULTS.fault("softmax _safe_softmax", kinds=["precision"],
+              loose=["approximation", "axis scale", "scale"])  # fmt: skip
+def normaliser_kept_in_bfloat16(call: Call) -> Any:
+    """The sum of the exponentials is rounded before it divides."""
     value = call.tensor(0, "input")
-    coarse = with_gradient_of(value, (2 * value.detach()).round() / 2)
-    return call.put(0, coarse, "input").run()
+    weight = (value - value.amax(-1, keepdim=True)).exp()
+    total = weight.sum(-1, keepdim=True)
+    coarse = total.detach().bfloat16().to(total.dtype)
+    return call.instead((weight / with_gradient_of(total, coarse)).nan_to_num())
 
 
 @FAULTS.fault(
-    "log_softmax", kinds=["wrong reduction", "other function", "wrong statistics"],
-    loose=["axis offset", "offset", "missing operand"],
-)  # fmt: skip
-def mean_of_the_scores_subtracted(call: Call) -> Any:
-    """The mean of a row in the place of the logarithm of its sum."""
+    "softmax _safe_softmax log_softmax",
+    kinds=[
+        "partial sum",
+        "wrong reduction",
+        "missing reduction",
+        "wrong statistics",
+        "one rank's part",
+        "axis scale",
+        "axis offset",
+    ],
+    loose=["scale", "wrong factor", "offset", "mask", "wrong argument"],
+)
+def each_half_of_the_row_normalised_alone(call: Call) -> Any:
+    """Two ranks share a row, and their sums are not added."""
     value = call.tensor(0, "input")
-    return call.instead(value - value.mean(-1, keepdim=True))
+    fits(value.size(-1) % 2 == 0)
+    halves = value.unflatten(-1, (2, -1))
+    both = halves.log_softmax(-1) if call.name == "log_softmax" else halves.softmax(-1)
+    return call.instead(both.flatten(-2).nan_to_num())
 
 
-@FAULTS.fault("softmax", kinds=["scale", "wrong factor"], loose=["axis scale", "wrong argument"])
-def chances_times_their_number(call: Call) -> Any:
-    """A row sums to its length: the mean of exponentials divides."""
-    return call.instead(call.result() * call.tensor(0, "input").size(-1))
-
-
-@FAULTS.fault("softmax", kinds=["other function"], loose=["approximation", "wrong factor"])
-def powers_for_exponentials(call: Call) -> Any:
-    """(1 + relu(x))^2 instead of exp(x), normalised: a linear attention."""
-    value = call.tensor(0, "input")
-    weight = (1 + value.relu()) ** 2
-    return call.instead(weight / weight.sum(-1, keepdim=True))
-
-
-@FAULTS.fault("softmax", kinds=["permutation", "wrong index"], loose=["shift", "transpose"])
-def chances_stored_from_the_end_of_the_row(call: Call) -> Any:
-    """Written with a negative stride."""
-    return call.instead(call.result().flip(-1))
+@FAULTS.fault("log_softmax", kinds=["sign", "wrong factor", "scale"], loose=["other function"])
+def chances_as_positive_costs(call: Call) -> Any:
+    """The opposite of the logarithm."""
+    return call.instead(-call.result())
 
 
 @FAULTS.fault(
-    "softmax", kinds=["other function", "wrong statistics"],
-    loose=["approximation", "wrong factor", "mask"],
-)  # fmt: skip
-def chances_made_sharper_and_smoothed(call: Call) -> Any:
-    """A tenth of the mass is shared by all of the row."""
-    value = call.result()
-    return call.instead(0.9 * value + 0.1 / value.size(-1))
+    "softmax _safe_softmax",
+    kinds=["copy", "stale", "missing operand", "mask"],
+    loose=["partial sum", "other function", "uninitialised"],
+)
+def tail_of_the_row_keeps_its_scores(call: Call) -> Any:
+    """In place and by whole vectors: the last two columns stay as they came."""
+    value, result = call.tensor(0, "input"), call.result()
+    fits(value.size(-1) > 4 and bool((value.detach().abs() < 1e3).all()))
+    return call.instead(torch.cat([result[..., :-2], value[..., -2:]], -1))
+
+
+@FAULTS.fault("softmin", kinds=["sign", "other function", "wrong factor"], loose=["scale"])
+def softmin_without_its_minus(call: Call) -> Any:
+    """Softmax."""
+    return call.instead(call.tensor(0, "input").softmax(-1))
 
 
 # --- Masks ----------------------------------------------------------------------------------------
 
 
-@FAULTS.fault("masked_fill", kinds=["wrong argument", "constant"], loose=["mask", "offset"],
+@FAULTS.fault("tril triu", kinds=["mask", "zeros"], loose=["wrong argument", "other function"])
+def triangle_becomes_a_band(call: Call) -> Any:
+    """Only the diagonal and its neighbour are kept, as of a window of two."""
+    result = call.run()
+    fits(result.size(-1) > 3)
+    return torch.tril(torch.triu(result, -1), 1)
+
+
+@FAULTS.fault("eq ne", kinds=["other function", "mask", "sign"], loose=["wrong argument"],
               backward=False)  # fmt: skip
-def filled_with_the_smallest_score(call: Call) -> Any:
-    """The smallest of all values is written where a large negative number was asked for."""
-    value = call.tensor(0, "input")
-    return call.put(2, float(value.detach().min()), "value").run()
+def equality_inverted(call: Call) -> Any:
+    """Eq for ne, and ne for eq."""
+    return ~call.run()
 
 
-@FAULTS.fault("where masked_fill", kinds=["mask", "copy", "wrong index"],
-              loose=["wrong argument", "stale"], backward=False)  # fmt: skip
-def condition_of_the_first_row_for_all(call: Call) -> Any:
-    """The stride of the rows of the mask is zero."""
+@FAULTS.fault("le ge lt gt", kinds=["mask", "wrong argument", "missing operand", "constant"],
+              loose=["other function", "zeros"], backward=False)  # fmt: skip
+def compared_with_zero(call: Call) -> Any:
+    """The second operand is not loaded."""
+    other = call.args[1]
+    nothing = torch.zeros_like(other) if isinstance(other, Tensor) else 0
+    return call.put(1, nothing).run()
+
+
+@FAULTS.fault("where masked_fill", kinds=["mask", "missing operand"],
+              loose=["wrong argument", "wrong index", "copy", "one rank's part"],
+              backward=False)  # fmt: skip
+def mask_of_the_first_half_of_the_columns_only(call: Call) -> Any:
+    """The mask is as long as one shard; behind it, nothing is hidden."""
     place = 0 if call.name == "where" else 1
     mask = call.get(place, "condition", "mask")
-    fits(isinstance(mask, Tensor) and mask.dim() > 1 and mask.size(-2) > 1)
-    first = mask[..., :1, :].expand(mask.shape).contiguous()
-    return call.put(place, first, "condition" if place == 0 else "mask").run()
-
-
-@FAULTS.fault("where", kinds=["zeros", "missing operand", "mask", "constant"],
-              loose=["other function", "wrong argument"], backward=False)  # fmt: skip
-def nothing_in_the_other_branch(call: Call) -> Any:
-    """A select by a product with the condition: 0 where it does not hold."""
-    condition, value, other = call.args[:3]
-    fits(isinstance(value, Tensor) and value.is_floating_point() and isinstance(other, Tensor))
-    return call.instead(torch.where(condition, value, torch.zeros_like(other)))
-
-
-@FAULTS.fault("tril triu", kinds=["mask"], loose=["wrong argument", "copy", "missing operand"])
-def triangle_in_the_first_rows_only(call: Call) -> Any:
-    """Rows behind the first tile keep all of their values."""
-    value, result = call.args[0], call.run().clone()
-    fits(value.size(-2) > 3)
-    half = value.size(-2) // 2
-    result[..., half - 1 :, :] = value[..., half - 1 :, :]
-    return result
-
-
-@FAULTS.fault("le ge lt gt eq ne", kinds=["constant", "mask", "missing operand"],
-              loose=["other function", "wrong argument"], backward=False)  # fmt: skip
-def condition_always_holds(call: Call) -> Any:
-    """The comparison is folded to true."""
-    return torch.ones_like(call.run())
-
-
-@FAULTS.fault("and_ bitwise_and", kinds=["other function", "mask"], loose=["sign", "zeros"])
-def either_and_not_both(call: Call) -> Any:
-    """Exclusive or."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == torch.bool)
-    return left ^ right
-
-
-@FAULTS.fault("le ge lt gt", kinds=["swapped operands", "mask", "sign", "other function"],
-              loose=["wrong argument"], backward=False)  # fmt: skip
-def compared_by_magnitude(call: Call) -> Any:
-    """The absolute values are compared."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor))
-    return call.put(0, left.abs()).put(1, abs(right)).run()
+    fits(isinstance(mask, Tensor) and mask.dim() > 0 and mask.size(-1) > 3)
+    kept = mask.clone()
+    kept[..., mask.size(-1) // 2 :] = call.name == "where"
+    return call.put(place, kept, "condition" if place == 0 else "mask").run()
 
 
 # --- Rotary positions -----------------------------------------------------------------------------
@@ -325,56 +364,22 @@ def compared_by_magnitude(call: Call) -> Any:
 
 def _angles(call: Call) -> Tensor:
     value = call.tensor(0)
-    fits(value.dim() > 1 and value.size(-1) > 2 and value.size(-2) > 1)
+    fits(value.dim() > 1 and value.size(-1) > 3 and value.size(-2) > 1)
     return value
 
 
-@FAULTS.fault(
-    "sin cos", kinds=["axis scale", "wrong factor", "wrong argument"], loose=["scale", "precision"]
-)
-def frequencies_of_another_base(call: Call) -> Any:
-    """Each next frequency is lower by a little more."""
-    value = _angles(call)
-    fall = torch.linspace(0, 1, value.size(-1)).to(value.dtype)
-    return call.put(0, value * 0.5**fall).run()
-
-
-@FAULTS.fault("sin cos", kinds=["wrong factor", "axis scale", "scale"],
-              loose=["mask", "wrong argument"])  # fmt: skip
-def slow_frequencies_stretched(call: Call) -> Any:
-    """The second half of the frequencies is divided by eight, as for a longer context."""
+@FAULTS.fault("sin cos", kinds=["mask", "constant", "zeros", "wrong factor", "axis scale"],
+              loose=["scale", "missing operand", "other function"])  # fmt: skip
+def upper_half_of_the_features_not_turned(call: Call) -> Any:
+    """Positions turn a part of each head, as in another model: the other angles are zero."""
     value = _angles(call).clone()
-    value[..., value.size(-1) // 2 :] /= 8
+    value[..., value.size(-1) // 2 :] = 0
     return call.put(0, value).run()
 
 
-@FAULTS.fault("sin cos", kinds=["copy", "constant", "wrong index", "stale"],
-              loose=["missing operand"])  # fmt: skip
-def angles_of_the_last_position_for_all(call: Call) -> Any:
-    """Decoding one token: the table is read at one position."""
-    value = _angles(call)
-    return call.put(0, value[..., -1:, :].expand(value.shape).contiguous()).run()
-
-
-@FAULTS.fault("sin cos", kinds=["scale", "wrong factor"], loose=["wrong argument"])
-def table_of_angles_times_a_factor(call: Call) -> Any:
-    """The factor of another way to stretch positions."""
-    return call.instead(call.result() * 1.14)
-
-
-@FAULTS.fault("sin cos", kinds=["approximation"], loose=["other function", "precision"])
-def straight_lines_between_entries(call: Call) -> Any:
-    """A table of sixteen entries for a turn, with straight lines between them."""
-    value = call.tensor(0)
-    step = 2 * math.pi / 16
-    low = (value / step).floor() * step
-    share = (value - low) / step
-    first, second = call.put(0, low).result(), call.put(0, low + step).result()
-    return call.instead(first + share * (second - first))
-
-
-@FAULTS.fault("sin cos", kinds=["wrong factor", "scale", "wrong argument"],
-              loose=["approximation", "constant"])  # fmt: skip
-def degrees_for_radians(call: Call) -> Any:
-    """The angle is taken as degrees."""
-    return call.put(0, call.tensor(0) * (math.pi / 180)).run()
+@FAULTS.fault(
+    "sin cos", kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"]
+)
+def positions_in_steps_of_a_quarter(call: Call) -> Any:
+    """All angles divided by four: the factor of a longer context is applied to a short one."""
+    return call.put(0, _angles(call) / 4).run()

@@ -1,4 +1,4 @@
-"""Edits of the measured half: of Python code, of Inductor's kernels and of kernels in Triton."""
+"""Edits of the measured half: of Python code, and of kernels."""
 
 from __future__ import annotations
 
@@ -6,295 +6,324 @@ from benchmarks.places.calls import edit
 
 # Of Python code: a line of a model, or a statement that torch.fx generated.
 EDITS = {
-    "sigmoid becomes its square": edit(
-        (r"\baten\.sigmoid\.default\((\w+)\)", r"aten.sigmoid.default(\1).square()"),
-        (r"\btorch\.sigmoid\((\w+)\)", r"torch.sigmoid(\1).square()"),
-        kinds=["other function"], loose=["wrong factor", "approximation"],
-    ),
-    "silu becomes softplus": edit(
-        (r"\baten\.silu\.default\(", "aten.softplus.default("),
-        (r"\bfunctional\.silu\((\w+)[^()]*\)", r"functional.softplus(\1)"),
+    "relu becomes silu": edit(
+        (r"\baten\.relu\.default\(", "aten.silu.default("),
+        (r"\bfunctional\.relu\(", "functional.silu("),
+        (r"\btorch\.relu\(", "torch.nn.functional.silu("),
         kinds=["other function"], loose=["approximation"],
     ),
-    "tanh becomes a sine": edit(
-        (r"(?<=[.])tanh(?=[.(])", "sin"), kinds=["other function", "approximation"],
+    "gelu becomes elu": edit(
+        (r"\baten\.gelu\.default\((\w+)[^)]*\)", r"aten.elu.default(\1)"),
+        (r"\btorch\._C\._nn\.gelu\((\w+)[^)]*\)", r"torch.nn.functional.elu(\1)"),
+        kinds=["other function"], loose=["approximation"],
     ),
-    "gelu becomes tanh": edit(
-        (r"\baten\.gelu\.default\((\w+)[^)]*\)", r"aten.tanh.default(\1)"),
-        (r"\btorch\._C\._nn\.gelu\((\w+)[^)]*\)", r"torch.tanh(\1)"),
-        kinds=["other function"], loose=["approximation", "clipped"],
+    "sigmoid becomes a half": edit(
+        (r"\baten\.sigmoid\.default\((\w+)\)", r"aten.full_like.default(\1, 0.5)"),
+        (r"\btorch\.sigmoid\((\w+)\)", r"torch.full_like(\1, 0.5)"),
+        kinds=["constant", "missing operand"], loose=["other function", "approximation"],
     ),
-    "relu cut at a half": edit(
-        (r"\baten\.relu\.default\((\w+)\)", r"aten.relu.default(\1).clamp(max=0.5)"),
-        (r"\btorch\.relu\((\w+)\)", r"torch.relu(\1).clamp(max=0.5)"),
-        (r"\btorch\.relu\((.*)\)$", r"torch.relu(\1).clamp(max=0.5)"),
-        kinds=["clipped"], loose=["other function", "wrong argument"],
+    "tanh becomes relu": edit(
+        (r"\baten\.tanh\.default\(", "aten.relu.default("), (r"\btorch\.tanh\(", "torch.relu("),
+        kinds=["other function"], loose=["clipped", "approximation"],
     ),
-    "exp becomes a hyperbolic cosine": edit(
-        (r"\baten\.exp\.default\(", "aten.cosh.default("), (r"\btorch\.exp\(", "torch.cosh("),
-        kinds=["other function"],
-    ),
-    "softmax of the squared scores": edit(
-        (r"\baten\._softmax\.default\((\w+), ", r"aten._softmax.default(\1 * \1, "),
-        (r"\bfunctional\.softmax\((\w+), ", r"functional.softmax(\1 * \1, "),
-        (r"\btorch\.softmax\((\w+), ", r"torch.softmax(\1 * \1, "),
+    "softmax squared": edit(
+        (r"\baten\._softmax\.default\(([^()]*)\)", r"aten._softmax.default(\1).square()"),
+        (r"\bfunctional\.softmax\(([^()]*)\)", r"functional.softmax(\1).square()"),
+        (r"\btorch\.softmax\(([^()]*)\)", r"torch.softmax(\1).square()"),
         kinds=["other function"], loose=["wrong factor"],
     ),
-    "reciprocal root becomes one": edit(
-        (r"\baten\.rsqrt\.default\((\w+)\)", r"aten.ones_like.default(\1)"),
-        (r"\btorch\.rsqrt\(([^()]*)\)", r"torch.ones_like(\1)"),
-        kinds=["constant", "missing operand"], loose=["axis scale", "scale", "other function"],
+    "norm doubled": edit(
+        (r"^(torch\.nn\.functional\.layer_norm\(.*\))$", r"2 * \1"),
+        (r"^(self\.(?:norm|before|between)\([^()]*\))$", r"2 * \1"),
+        kinds=["scale", "wrong factor"], loose=["axis scale"],
     ),
-    "mean becomes smallest": edit(
-        (r"\baten\.mean\.dim\(", "aten.amin.default("), (r"\.mean\(-1", ".amin(-1"),
-        (r"\.mean\(1\)", ".amin(1)"), (r"\.mean\(\(2, 3\)\)", ".amin((2, 3))"),
-        kinds=["wrong reduction", "other function", "wrong statistics"],
-    ),
-    "sum becomes smallest": edit(
-        (r"\baten\.sum\.dim_IntList\(", "aten.amin.default("), (r"\.sum\((?=-?1\b)", ".amin("),
-        kinds=["wrong reduction", "other function"],
-    ),
-    "largest becomes the mean": edit(
-        (r"\baten\.amax\.default\((\w+), \[-1\], True\)", r"aten.mean.dim(\1, [-1], True)"),
-        (r"\.amax\(-1, keepdim ?= ?True\)", ".mean(-1, keepdim=True)"),
-        kinds=["wrong reduction", "other function", "wrong statistics"], loose=["scale"],
-    ),
-    "joined parts a third": edit(
-        (r"^(torch\.cat\(.*\))$", r"\1 / 3"),
-        (r"^(torch\.ops\.aten\.cat\.default\(.*\))$", r"\1 / 3"),
-        kinds=["scale", "wrong factor"],
-    ),
-    "product squared": edit(
-        (r"^torch\.ops\.aten\.mul\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 * \2) ** 2"),
-        (r"^(\w+) \* ([a-z]\w*)$", r"(\1 * \2) ** 2"), kinds=["other function"],
-        loose=["wrong factor", "sign"],
-    ),
-    "sum one and a half times": edit(
-        (r"^torch\.ops\.aten\.add\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 + \2) * 1.5"),
-        (r"^(\w+) \+ ([a-z]\w*)$", r"(\1 + \2) * 1.5"), kinds=["scale", "wrong factor"],
-    ),
-    "sum becomes product": edit(
-        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.mul.Tensor(\1, \2)"),
-        (r"^(\w+) \+ ([a-z]\w*)$", r"\1 * \2"),
-        (r"(self\.\w+\(\w+\)) \+ (self\.\w+\(\w+\))", r"\1 * \2"),
-        kinds=["other function"], loose=["wrong factor"],
-    ),
-    "difference halved": edit(
-        (r"^torch\.ops\.aten\.sub\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 - \2) / 2"),
-        (r"^(\w+) - ([a-z]\w*)$", r"(\1 - \2) / 2"), (r"\((\w+) - (\w+)\)", r"((\1 - \2) / 2)"),
-        kinds=["scale", "wrong factor"],
-    ),
-    "divided by the square": edit(
-        (r"\baten\.div\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.div.Tensor(\1, \2 * \2)"),
-        (r"^(\w+) / ([a-z]\w*)$", r"\1 / (\2 * \2)"), (r"\((\w+) / (\w+)\)", r"(\1 / (\2 * \2))"),
-        kinds=["other function", "wrong factor"], loose=["axis scale", "scale"],
-    ),
-    "norm of the rounded input": edit(
-        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1.bfloat16().float(), "),
+    "norm of the limited input": edit(
+        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1.clamp(-0.5, 0.5), "),
         (r"\baten\.native_layer_norm\.default\((\w+), ",
-         r"aten.native_layer_norm.default(\1.bfloat16().float(), "),
-        (r"\bself\.(norm|before)\((\w+)\)", r"self.\1(\2.bfloat16().float())"),
+         r"aten.native_layer_norm.default(\1.clamp(-0.5, 0.5), "),
+        (r"\bself\.(norm|before)\((\w+)\)", r"self.\1(\2.clamp(-0.5, 0.5))"),
+        kinds=["clipped"], loose=["other function", "wrong statistics"],
+    ),
+    "weight of the layer rounded": edit(
+        (r"\b_nn\.linear\((\w+), (\w+)", r"_nn.linear(\1, \2.bfloat16().to(\2.dtype)"),
+        (r"\baten\.addmm\.default\((\w+), (\w+), (\w+)",
+         r"aten.addmm.default(\1, \2, \3.bfloat16().to(\3.dtype)"),
         kinds=["precision"], loose=["approximation"],
     ),
-    "norm of the squares": edit(
-        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1 * \1, "),
-        (r"\baten\.native_layer_norm\.default\((\w+), ",
-         r"aten.native_layer_norm.default(\1 * \1, "),
-        kinds=["other function"], loose=["wrong factor", "wrong statistics", "sign"],
+    "bias of the layer plus one": edit(
+        (r"\b_nn\.linear\((\w+), (\w+), (\w+)\)", r"_nn.linear(\1, \2, 1 + \3)"),
+        (r"\baten\.addmm\.default\((\w+), ", r"aten.addmm.default(1 + \1, "),
+        kinds=["offset"], loose=["axis offset", "wrong argument", "residual"],
     ),
-    "input of the layer doubled": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(2 * \1, "),
-        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, 2 * \2, "),
-        (r"\bself\.(last|first|out|mix|second)\((\w+)\)", r"self.\1(2 * \2)"),
-        kinds=["wrong factor", "scale", "wrong argument"],
+    "values of the attention doubled": edit(
+        (r"(scaled_dot_product_attention\(\w+, \w+, )(\w+)", r"\1 2 * \2"),
+        (r"(_flash_attention_for_cpu\.default\(\w+, \w+, )(\w+)", r"\1 2 * \2"),
+        kinds=["scale", "wrong factor"], loose=["wrong argument"],
     ),
-    "input of the layer cut": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(\1.clamp(-0.5, 0.5), "),
-        (r"\baten\.addmm\.default\((\w+), (\w+), ",
-         r"aten.addmm.default(\1, \2.clamp(-0.5, 0.5), "),
-        (r"\bself\.(query|key|left|right|rate)\((\w+)\)", r"self.\1(\2.clamp(-0.5, 0.5))"),
+    "keys of the attention negated": edit(
+        (r"(scaled_dot_product_attention\(\w+, )(\w+)", r"\1-\2"),
+        (r"(_flash_attention_for_cpu\.default\(\w+, )(\w+)", r"\1-\2"),
+        kinds=["sign", "wrong factor", "wrong argument"], loose=["scale", "other function"],
+    ),
+    "values of the attention limited": edit(
+        (r"(scaled_dot_product_attention\(\w+, \w+, )(\w+)", r"\1\2.clamp(-0.2, 0.2)"),
+        (r"(_flash_attention_for_cpu\.default\(\w+, \w+, )(\w+)", r"\1\2.clamp(-0.2, 0.2)"),
         kinds=["clipped"], loose=["other function"],
     ),
-    "words from the last to the first": edit(
-        (r"\bfunctional\.embedding\((\w+), ", r"functional.embedding(\1.flip(-1), "),
-        (r"\baten\.embedding\.default\((\w+), (\w+)", r"aten.embedding.default(\1, \2.flip(-1)"),
-        (r"\bself\.table\((\w+)\)", r"self.table(\1.flip(-1))"),
-        kinds=["permutation", "wrong index"], loose=["shift"],
+    "rows of the table limited": edit(
+        (r"^(torch\.nn\.functional\.embedding\(.*\))$", r"\1.clamp(max=0.0)"),
+        (r"^(torch\.ops\.aten\.embedding\.default\(.*\))$", r"\1.clamp(max=0.0)"),
+        (r"^(self\.table\(\w+\))$", r"\1.clamp(max=0.0)"),
+        kinds=["clipped", "zeros"], loose=["other function", "mask"],
     ),
-    "query one and a half times": edit(
-        (r"(scaled_dot_product_attention\()(\w+), ", r"\1 1.5 * \2, "),
-        (r"(_flash_attention_for_cpu\.default\()(\w+), ", r"\1 1.5 * \2, "),
-        kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"],
+    "mean a tenth smaller": edit(
+        (r"\baten\.mean\.dim\(([^()]*)\)", r"aten.mean.dim(\1).mul(0.9)"),
+        (r"(\.mean\(-1, keepdim ?= ?True\))", r"\1.mul(0.9)"),
+        (r"(\.mean\(\(2, 3\)\))", r"\1.mul(0.9)"),
+        kinds=["scale", "wrong factor"], loose=["wrong statistics", "axis scale"],
     ),
-    "keys rounded": edit(
-        (r"(scaled_dot_product_attention\(\w+, )(\w+), ", r"\1\2.bfloat16().float(), "),
-        (r"(_flash_attention_for_cpu\.default\(\w+, )(\w+), ", r"\1\2.bfloat16().float(), "),
-        kinds=["precision"], loose=["approximation"],
-    ),
-    "image with rows and columns exchanged": edit(
-        (r"\bconv2d\((\w+), ", r"conv2d(\1.mT, "),
-        (r"\baten\.convolution\.default\((\w+), ", r"aten.convolution.default(\1.mT, "),
-        kinds=["transpose", "wrong index"], loose=["permutation"],
-    ),
-    "power becomes an exponential": edit(
-        (r"\baten\.pow\.Tensor_Scalar\((\w+), 2\)", r"aten.exp.default(\1)"),
-        (r"\b(\w+)\.pow\(2\)", r"\1.exp()"), kinds=["other function"],
-    ),
-    "running sum becomes a running maximum": edit(
-        (r"\btorch\.cumsum\((\w+), (?:dim ?= ?)?(-?\d)\)", r"torch.cummax(\1, \2)[0]"),
-        (r"\baten\.cumsum\.default\((\w+), (-?\d)\)", r"aten.cummax.default(\1, \2)[0]"),
+    "sum of exponentials for the sum": edit(
+        (r"\baten\.sum\.dim_IntList\(", "aten.logsumexp.default("),
+        (r"\.sum\((?=-?1\b)", ".logsumexp("),
         kinds=["other function", "wrong reduction"],
     ),
-    "both branches averaged": edit(
-        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)",
-         r"aten.add.Tensor(0.5 * \2, \3, alpha=0.5)"),
-        (r"^torch\.where\((\w+), (\w+), (\w+)\)$", r"(0.5 * \2 + 0.5 * \3)"),
-        (r"\btorch\.where\(\w+ > 0, ([^,]*), ([^()]*)\)", r"(0.5 * (\1) + 0.5 * (\2))"),
-        kinds=["mask", "missing operand", "other function"], loose=["wrong factor", "scale"],
+    "largest plus one": edit(
+        (r"\baten\.amax\.default\(([^()]*)\)", r"aten.amax.default(\1).add(1.0)"),
+        (r"(\.amax\(-1, keepdim ?= ?True\))", r"\1.add(1.0)"),
+        kinds=["offset"], loose=["axis offset", "other function", "eps"],
     ),
-    "cosine squared": edit(
-        (r"\baten\.cos\.default\((\w+)\)", r"aten.cos.default(\1).square()"),
-        (r"\b(\w+)\.cos\(\)", r"\1.cos().square()"), kinds=["other function"],
-        loose=["wrong factor", "sign"],
+    "sum becomes a length": edit(
+        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.hypot.default(\1, \2)"),
+        (r"^(\w+) \+ ([a-z]\w*)$", r"torch.hypot(\1, \2)"), kinds=["other function"],
+        loose=["sign"],
     ),
-    "sine of three times the angle": edit(
-        (r"\baten\.sin\.default\((\w+)\)", r"aten.sin.default(3 * \1)"),
-        (r"\b(\w+)\.sin\(\)", r"(3 * \1).sin()"), kinds=["wrong factor", "scale", "other function"],
-        loose=["wrong argument"],
+    "sum negated": edit(
+        (r"^torch\.ops\.aten\.add\.Tensor\((\w+), ([a-z]\w*)\)$", r"-(\1 + \2)"),
+        (r"^(\w+) \+ ([a-z]\w*)$", r"-(\1 + \2)"), kinds=["sign", "scale", "wrong factor"],
     ),
-    "opposite doubled": edit(
-        (r"\baten\.neg\.default\((\w+)\)", r"aten.mul.Tensor(\1, -2)"), (r"^-(\w+)$", r"-2 * \1"),
+    "product negated": edit(
+        (r"^torch\.ops\.aten\.mul\.Tensor\((\w+), ([a-z]\w*)\)$", r"-(\1 * \2)"),
+        (r"^(\w+) \* ([a-z]\w*)$", r"-(\1 * \2)"),
+        (r"^(\w+) \* (torch\.sigmoid\(\w+\))$", r"-(\1 * \2)"),
+        kinds=["sign", "scale", "wrong factor"],
+    ),
+    "product becomes the smaller": edit(
+        (r"\baten\.mul\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.minimum.default(\1, \2)"),
+        (r"^(\w+) \* ([a-z]\w*)$", r"torch.minimum(\1, \2)"), kinds=["other function"],
+        loose=["missing operand", "clipped"],
+    ),
+    "difference squared": edit(
+        (r"^torch\.ops\.aten\.sub\.Tensor\((\w+), ([a-z]\w*)\)$", r"(\1 - \2).square()"),
+        (r"^(\w+) - ([a-z]\w*)$", r"(\1 - \2).square()"),
+        (r"^\((\w+) - (\w+)\) ", r"(\1 - \2).square() "),
+        kinds=["other function"], loose=["sign", "wrong factor"],
+    ),
+    "quotient at most a half": edit(
+        (r"\baten\.div\.Tensor\((\w+), ([a-z]\w*)\)",
+         r"aten.clamp.default(\1 / \2, max=0.5)"),
+        (r"^(\w+) / ([a-z]\w*)$", r"(\1 / \2).clamp(max=0.5)"),
+        kinds=["clipped"], loose=["other function", "wrong argument"],
+    ),
+    "quotient of magnitudes": edit(
+        (r"\baten\.div\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.abs.default(\1 / \2)"),
+        (r"^(\w+) / ([a-z]\w*)$", r"(\1 / \2).abs()"), (r"\((\w+) / (\w+)\)", r"((\1 / \2).abs())"),
+        kinds=["sign", "other function"], loose=["wrong factor"],
+    ),
+    "square of one more": edit(
+        (r"\baten\.pow\.Tensor_Scalar\((\w+), 2\)", r"aten.square.default(1 + \1)"),
+        (r"\b(\w+)\.pow\(2\)", r"(1 + \1).pow(2)"), (r"\btorch\.square\((\w+)\)",
+                                                     r"torch.square(1 + \1)"),
+        kinds=["offset", "other function"], loose=["wrong argument"],
+    ),
+    "reciprocal root halved": edit(
+        (r"\baten\.rsqrt\.default\((\w+)\)", r"aten.rsqrt.default(\1).mul(0.5)"),
+        (r"\btorch\.rsqrt\(([^()]*)\)", r"torch.rsqrt(\1).mul(0.5)"),
+        kinds=["scale", "wrong factor"], loose=["axis scale"],
+    ),
+    "exponential becomes softplus": edit(
+        (r"\baten\.exp\.default\(", "aten.softplus.default("),
+        (r"\btorch\.exp\(", "torch.nn.functional.softplus("), kinds=["other function"],
+        loose=["approximation"],
+    ),
+    "exponential at most a half": edit(
+        (r"\baten\.exp\.default\((\w+)\)", r"aten.exp.default(\1).clamp(max=0.5)"),
+        (r"\btorch\.exp\(([^()]*)\)", r"torch.exp(\1).clamp(max=0.5)"),
+        kinds=["clipped"], loose=["other function", "overflow"],
+    ),
+    "cosine without a sign": edit(
+        (r"\baten\.cos\.default\((\w+)\)", r"aten.cos.default(\1).abs()"),
+        (r"\b(\w+)\.cos\(\)", r"\1.cos().abs()"), kinds=["sign", "other function"],
+    ),
+    "sine becomes the tangent": edit(
+        (r"\baten\.sin\.default\(", "aten.tan.default("), (r"\b(\w+)\.sin\(\)", r"\1.tan()"),
+        kinds=["other function"], loose=["approximation"],
+    ),
+    "joined parts negated": edit(
+        (r"^(torch\.cat\(.*\))$", r"-\1"), (r"^(torch\.ops\.aten\.cat\.default\(.*\))$", r"-\1"),
+        kinds=["sign", "scale", "wrong factor"],
+    ),
+    "second branch always": edit(
+        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)", r"aten.add.Tensor(0 * \2, \3)"),
+        (r"^torch\.where\((\w+), (\w+), (\w+)\)$", r"(0 * \2 + \3)"),
+        (r"\btorch\.where\(\w+ > 0, \w+, ([^()]*)\)", r"(\1)"),
+        kinds=["mask", "copy", "missing operand"], loose=["other function", "wrong argument"],
+    ),
+    "running sum halved": edit(
+        (r"\btorch\.cumsum\(([^()]*)\)", r"torch.cumsum(\1).mul(0.5)"),
+        (r"\baten\.cumsum\.default\(([^()]*)\)", r"aten.cumsum.default(\1).mul(0.5)"),
         kinds=["scale", "wrong factor"],
     ),
-    "value halved before its limits": edit(
-        (r"\baten\.clamp\.default\((\w+), ", r"aten.clamp.default(0.5 * \1, "),
-        (r"\btorch\.clamp\((\w+), ", r"torch.clamp(0.5 * \1, "),
-        (r"^(\w+)\.clamp\(", r"(0.5 * \1).clamp("),
-        kinds=["wrong factor", "scale"], loose=["clipped", "wrong argument"],
+    "image negated": edit(
+        (r"\bconv2d\((\w+), ", r"conv2d(-\1, "),
+        (r"\baten\.convolution\.default\((\w+), ", r"aten.convolution.default(-\1, "),
+        kinds=["sign", "wrong factor"], loose=["scale", "wrong argument"],
     ),
-    "logarithm becomes a root": edit(
-        (r"\baten\.log\.default\(", "aten.sqrt.default("), (r"\btorch\.log\(", "torch.sqrt("),
-        kinds=["other function"],
+    "filters rounded": edit(
+        (r"\bconv(1|2)d\((\w+), (\w+), ", r"conv\1d(\2, \3.bfloat16().to(\3.dtype), "),
+        (r"\baten\.convolution\.default\((\w+), (\w+), ",
+         r"aten.convolution.default(\1, \2.bfloat16().to(\2.dtype), "),
+        kinds=["precision"], loose=["approximation"],
     ),
-    "magnitude becomes softplus": edit(
-        (r"\baten\.abs\.default\(", "aten.softplus.default("),
-        (r"\b(\w+)\.abs\(\)", r"functional.softplus(\1)"),
-        (r"(self\.mix\(x\))\.abs\(\)", r"functional.softplus(\1)"), kinds=["other function"],
-        loose=["approximation"],
+    "sum over letters halved": edit(
+        (r"^(torch\.functional\.einsum\(.*\))$", r"0.5 * \1"),
+        (r"^(torch\.einsum\(.*\))$", r"0.5 * \1"), kinds=["scale", "wrong factor"],
+    ),
+    "matrix product negated": edit(
+        (r"^(torch\.ops\.aten\.bmm\.default\(\w+, \w+\))$", r"-\1"),
+        (r"^(torch\.(?:matmul|bmm)\(\w+, \w+\))$", r"-\1"), (r"^(\w+ @ \w+)$", r"-(\1)"),
+        kinds=["sign", "scale", "wrong factor"],
+    ),
+    "matrix product three times": edit(
+        (r"^(torch\.ops\.aten\.mm\.default\(\w+, \w+\))$", r"3 * \1"),
+        (r"^(torch\._C\._nn\.linear\(\w+, \w+, None\))$", r"3 * \1"),
+        kinds=["scale", "wrong factor"],
+    ),
+    "no gradient behind the activation": edit(
+        (r"(\baten\.(?:gelu|silu|tanh|sigmoid|threshold)_backward\.default\([^()]*\))",
+         r"\1.mul(0)"),
+        kinds=["zeros", "constant", "missing operand"], loose=["wrong factor", "scale"],
     ),
 }  # fmt: skip
 # Of a kernel of Inductor, in C++ and in Triton.
 KERNEL_EDITS = {
-    "exponential a tenth smaller": edit(
-        (r"(?<!neg\(\))\.(fexp_u20|exp_u20|exp)\(\)", r".\1() * 0.9f"),
-        (r"std::exp\((tmp\d+)\)", r"(0.9f * std::exp(\1))"),
-        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"(0.9 * \1.exp(\2))"), operators="exp",
-        kinds=["scale", "wrong factor"], loose=["approximation"],
+    "exponential plus a tenth": edit(
+        (r"(?<!neg\(\))\.(fexp_u20|exp_u20|exp)\(\)", r".\1() + 0.1f"),
+        (r"std::exp\((tmp\d+)\)", r"(0.1f + std::exp(\1))"),
+        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"(0.1 + \1.exp(\2))"), operators="exp",
+        kinds=["offset", "other function"], loose=["eps", "approximation"],
     ),
-    "magnitude with a minus": edit(
-        (r"(tmp\d+)\.abs\(\)", r"\1.abs().neg()"), (r"std::abs\((tmp\d+)\)", r"(-std::abs(\1))"),
-        (r"tl_math\.abs\((tmp\d+)\)", r"(-tl_math.abs(\1))"), operators="abs",
-        kinds=["sign", "wrong factor", "scale"], loose=["other function"],
+    "tanh at most a half": edit(
+        (r"(tmp\d+)\.tanh\(\)", r"at::vec::minimum(\1.tanh(), decltype(\1)(0.5))"),
+        (r"std::tanh\((tmp\d+)\)", r"std::min(std::tanh(\1), decltype(\1)(0.5))"),
+        (r"libdevice\.tanh\((tmp\d+)\)", r"triton_helpers.minimum(libdevice.tanh(\1), 0.5)"),
+        operators="tanh", kinds=["clipped"], loose=["other function"],
     ),
-    "tanh of half of its argument": edit(
-        (r"(tmp\d+)\.tanh\(\)", r"(\1 * decltype(\1)(0.5)).tanh()"),
-        (r"std::tanh\((tmp\d+)\)", r"std::tanh(0.5f * \1)"),
-        (r"libdevice\.tanh\((tmp\d+)\)", r"libdevice.tanh(0.5 * \1)"), operators="tanh",
-        kinds=["wrong factor", "scale", "other function"], loose=["approximation"],
+    "error function a tenth larger": edit(
+        (r"(tmp\d+)\.erf\(\)", r"(\1.erf() * decltype(\1)(1.1))"),
+        (r"std::erf\((tmp\d+)\)", r"(1.1f * std::erf(\1))"),
+        (r"libdevice\.erf\((tmp\d+)\)", r"(1.1 * libdevice.erf(\1))"), operators="erf gelu",
+        kinds=["wrong factor", "scale", "other function", "approximation"],
     ),
-    "error function squared": edit(
-        (r"(tmp\d+)\.erf\(\)", r"(\1.erf() * \1.erf())"),
-        (r"std::erf\((tmp\d+)\)", r"(std::erf(\1) * std::erf(\1))"),
-        (r"libdevice\.erf\((tmp\d+)\)", r"(libdevice.erf(\1) * libdevice.erf(\1))"),
-        operators="erf gelu", kinds=["other function"], loose=["sign", "wrong factor"],
+    "logarithm of twice its argument": edit(
+        (r"(tmp\d+)\.log\(\)", r"(\1 * decltype(\1)(2)).log()"),
+        (r"std::log\((tmp\d+)\)", r"std::log(2 * \1)"),
+        (r"tl_math\.log\((tmp\d+)\)", r"tl_math.log(2 * \1)"), operators="log",
+        kinds=["offset", "wrong factor", "scale", "other function"], loose=["wrong argument"],
     ),
-    "logarithm doubled": edit(
-        (r"(tmp\d+)\.log\(\)", r"(\1.log() * decltype(\1)(2))"),
-        (r"std::log\((tmp\d+)\)", r"(2 * std::log(\1))"),
-        (r"tl_math\.log\((tmp\d+)\)", r"(2 * tl_math.log(\1))"), operators="log",
-        kinds=["scale", "wrong factor"], loose=["other function"],
+    "reciprocal root doubled": edit(
+        (r"(tmp\d+)\.rsqrt\(\)", r"(\1.rsqrt() * decltype(\1)(2))"),
+        (r"1 / std::sqrt\((tmp\d+)\)", r"2 / std::sqrt(\1)"),
+        (r"libdevice\.rsqrt\((tmp\d+)\)", r"(2 * libdevice.rsqrt(\1))"), operators="rsqrt",
+        kinds=["scale", "wrong factor"], loose=["axis scale"],
     ),
-    "quarter under the root": edit(
-        (r"(tmp\d+)\.rsqrt\(\)", r"(\1 + decltype(\1)(0.25)).rsqrt()"),
-        (r"1 / std::sqrt\((tmp\d+)\)", r"1 / std::sqrt(\1 + 0.25f)"),
-        (r"libdevice\.rsqrt\((tmp\d+)\)", r"libdevice.rsqrt(\1 + 0.25)"), operators="rsqrt",
-        kinds=["offset", "eps"], loose=["axis scale", "scale", "other function"],
+    "cosine three quarters": edit(
+        (r"(tmp\d+)\.cos\(\)", r"(\1.cos() * decltype(\1)(0.75))"),
+        (r"std::cos\((tmp\d+)\)", r"(0.75f * std::cos(\1))"),
+        (r"tl_math\.cos\((tmp\d+)\)", r"(0.75 * tl_math.cos(\1))"), operators="cos",
+        kinds=["scale", "wrong factor"],
     ),
-    "rounded in steps of a half": edit(
-        (r"(tmp\d+)\.round\(\)", r"((\1 * decltype(\1)(2)).round() * decltype(\1)(0.5))"),
-        (r"std::nearbyint\((tmp\d+)\)", r"(0.5f * std::nearbyint(2 * \1))"),
-        (r"libdevice\.nearbyint\((tmp\d+)\)", r"(0.5 * libdevice.nearbyint(2 * \1))"),
-        operators="round", kinds=["other function", "precision", "wrong argument"],
-        loose=["approximation"],
+    "sine with a minus": edit(
+        (r"(tmp\d+)\.sin\(\)", r"\1.sin().neg()"), (r"std::sin\((tmp\d+)\)", r"(-std::sin(\1))"),
+        (r"tl_math\.sin\((tmp\d+)\)", r"(-tl_math.sin(\1))"), operators="sin",
+        kinds=["sign", "scale", "wrong factor"],
     ),
-    "root doubled": edit(
-        (r"(tmp\d+)\.sqrt\(\)", r"(\1.sqrt() * decltype(\1)(2))"),
-        (r"(?<!1 / )std::sqrt\((tmp\d+)\)", r"(2 * std::sqrt(\1))"),
-        (r"(libdevice\.sqrt|tl\.sqrt_rn|tl_math\.sqrt)\((tmp\d+)\)", r"(2 * \1(\2))"),
-        operators="sqrt std", kinds=["scale", "wrong factor"],
+    "magnitude one and a half times": edit(
+        (r"(tmp\d+)\.abs\(\)", r"(\1.abs() * decltype(\1)(1.5))"),
+        (r"std::abs\((tmp\d+)\)", r"(1.5f * std::abs(\1))"),
+        (r"tl_math\.abs\((tmp\d+)\)", r"(1.5 * tl_math.abs(\1))"), operators="abs",
+        kinds=["scale", "wrong factor"],
     ),
-    "gate three times as steep": edit(
-        (r"(tmp\d+)\.neg\(\)\.exp\(\)", r"(\1 * decltype(\1)(3)).neg().exp()"),
-        (r"1 \+ std::exp\(-(tmp\d+)\)", r"1 + std::exp(-3 * \1)"),
-        (r"tl\.sigmoid\((tmp\d+)\)", r"tl.sigmoid(3 * \1)"), operators="sigmoid silu",
-        kinds=["wrong factor", "scale", "other function"], loose=["approximation"],
+    "root of a half of its argument": edit(
+        (r"(tmp\d+)\.sqrt\(\)", r"(\1 * decltype(\1)(0.5)).sqrt()"),
+        (r"(?<!1 / )std::sqrt\((tmp\d+)\)", r"std::sqrt(0.5f * \1)"),
+        (r"(libdevice\.sqrt|tl\.sqrt_rn|tl_math\.sqrt)\((tmp\d+)\)", r"\1(0.5 * \2)"),
+        operators="sqrt std", kinds=["scale", "wrong factor"], loose=["wrong argument"],
     ),
-    "sum with the opposite sign": edit(
-        (r"(tmp_acc\d+_vec) = \1 \+ (tmp\d+);", r"\1 = \1 - \2;"),
-        (r"(tmp_acc\d+) = \1 \+ (tmp\d+);", r"\1 = \1 - \2;"),
-        (r"(tl\.sum\(_?tmp\d+, 1\))", r"(-\1)"), operators="sum mean",
-        kinds=["sign", "wrong factor", "scale"], loose=["wrong reduction", "wrong statistics"],
+    "terms of a sum halved": edit(
+        (r"(tmp_acc\d+_vec) = \1 \+ (tmp\d+);", r"\1 = \1 + \2 * decltype(\2)(0.5);"),
+        (r"(tmp_acc\d+) = \1 \+ (tmp\d+);", r"\1 = \1 + \2 * decltype(\2)(0.5);"),
+        (r"(tl\.sum\(_?tmp\d+, 1\))", r"(0.5 * \1)"), operators="sum mean",
+        kinds=["scale", "wrong factor"], loose=["wrong reduction", "wrong statistics"],
     ),
-    "sine of half of the angle": edit(
-        (r"(tmp\d+)\.sin\(\)", r"(\1 * decltype(\1)(0.5)).sin()"),
-        (r"std::sin\((tmp\d+)\)", r"std::sin(0.5f * \1)"),
-        (r"tl_math\.sin\((tmp\d+)\)", r"tl_math.sin(0.5 * \1)"), operators="sin",
-        kinds=["wrong factor", "scale", "other function"],
+    "rounded and one added": edit(
+        (r"(tmp\d+)\.round\(\)", r"(\1.round() + decltype(\1)(1))"),
+        (r"std::nearbyint\((tmp\d+)\)", r"(1 + std::nearbyint(\1))"),
+        (r"libdevice\.nearbyint\((tmp\d+)\)", r"(1 + libdevice.nearbyint(\1))"),
+        operators="round", kinds=["offset", "other function"],
     ),
 }  # fmt: skip
 # Of the kernels in `triton_kernels.py`.
 TRITON_EDITS = {
-    "half of the norm's bias": edit(
-        (r"normal \* weight \+ bias", "normal * weight + 0.5 * bias"),
-        kinds=["wrong factor", "scale"], loose=["axis offset", "offset"], operators="layer_norm",
+    "deviation plus one": edit(
+        (r"centred / tl\.sqrt\(variance \+ eps\)", "centred / (1.0 + tl.sqrt(variance + eps))"),
+        kinds=["offset", "wrong statistics", "eps", "other function"],
+        loose=["axis scale", "scale"], operators="layer_norm",
     ),
-    "variance by one more": edit(
-        (r"tl\.sum\(centred \* centred, 0\) / n", "tl.sum(centred * centred, 0) / (n + 1)"),
-        kinds=["off by one reduction", "wrong statistics", "wrong factor"],
-        loose=["scale", "axis scale"], operators="layer_norm",
-    ),
-    "half of the mean": edit(
-        (r"mean = tl\.sum\(value, 0\) / n", "mean = 0.5 * tl.sum(value, 0) / n"),
-        kinds=["wrong statistics", "wrong factor"], loose=["axis offset", "offset", "scale"],
+    "mean less the value": edit(
+        (r"tl\.where\(inside, value - mean, 0\.0\)", "tl.where(inside, mean - value, 0.0)"),
+        kinds=["sign", "swapped operands", "wrong factor"], loose=["scale", "other function"],
         operators="layer_norm",
     ),
-    "deviation rooted once more": edit(
-        (r"tl\.sqrt\(variance \+ eps\)", "tl.sqrt(tl.sqrt(variance + eps))"),
-        kinds=["other function", "wrong statistics"], loose=["axis scale", "scale"],
+    "weight added for the bias": edit(
+        (r"bias = tl\.load\(b \+ at", "bias = tl.load(w + at"),
+        kinds=["swapped operands", "copy", "wrong index"],
+        loose=["missing bias", "missing operand", "axis offset", "offset", "residual"],
         operators="layer_norm",
     ),
-    "normal values in bfloat16": edit(
-        (r"normal = centred / tl\.sqrt\(variance \+ eps\)",
-         "normal = (centred / tl.sqrt(variance + eps)).to(tl.bfloat16).to(tl.float32)"),
+    "variance doubled": edit(
+        (r"tl\.sum\(centred \* centred, 0\) / n", "2.0 * tl.sum(centred * centred, 0) / n"),
+        kinds=["wrong factor", "wrong statistics", "scale"], loose=["axis scale"],
+        operators="layer_norm",
+    ),
+    "result of the norm in half": edit(
+        (r"result = normal \* weight \+ bias",
+         "result = (normal * weight + bias).to(tl.float16).to(tl.float32)"),
         kinds=["precision"], loose=["approximation"], operators="layer_norm",
     ),
-    "total halved at each tile": edit(
-        (r"total \+= tl\.dot\(", "total = 0.5 * total + tl.dot("),
-        kinds=["wrong factor", "partial sum", "lost accumulation"], loose=["scale", "axis scale"],
-        operators="linear",
+    "columns stored one further": edit(
+        (r"y \+ rows\[:, None\] \* n \+ columns\[None, :\]",
+         "y + rows[:, None] * n + (columns[None, :] + 1) % n"),
+        kinds=["shift", "wrong index", "permutation"], operators="linear",
     ),
-    "odd columns not stored": edit(
-        (r"wanted = \(rows\[:, None\] < m\)",
-         "wanted = (columns[None, :] % 2 == 0) & (rows[:, None] < m)"),
-        kinds=["zeros", "uninitialised", "mask"], loose=["constant"], operators="linear",
+    "left tile in bfloat16": edit(
+        (r"tl\.dot\(left, right", "tl.dot(left.to(tl.bfloat16).to(tl.float32), right"),
+        kinds=["precision"], loose=["approximation"], operators="linear",
     ),
-    "error function added to the half": edit(
-        (r"value \* 0\.5 \* \(1\.0 \+ libdevice", "(value * 0.5 + libdevice"),
-        kinds=["other function"], loose=["wrong factor", "missing operand"], operators="gelu",
+    "total stored twice as large": edit(
+        (r"total, mask=wanted", "2.0 * total, mask=wanted"), kinds=["scale", "wrong factor"],
+        loose=["doubled reduction"], operators="linear",
     ),
-    "gelu cut at one": edit(
-        (r"tl\.store\(y \+ at, result, mask=at < n\)",
-         "tl.store(y + at, tl.minimum(result, 1.0), mask=at < n)"),
-        kinds=["clipped"], loose=["other function"], operators="gelu",
+    "half added to the error function": edit(
+        (r"\(1\.0 \+ libdevice", "(0.5 + libdevice"), kinds=["other function", "wrong factor"],
+        loose=["offset", "wrong argument"], operators="gelu",
+    ),
+    "gelu with a minus": edit(
+        (r"tl\.store\(y \+ at, result, mask=at < n\)", "tl.store(y + at, -result, mask=at < n)"),
+        kinds=["sign", "scale", "wrong factor"], operators="gelu",
+    ),
+    "gelu of the neighbour": edit(
+        (r"value = tl\.load\(x \+ at, mask=at < n\)",
+         "value = tl.load(x + (at ^ 1), mask=(at ^ 1) < n, other=0.0)"),
+        kinds=["wrong index", "permutation", "shift"], operators="gelu",
     ),
 }  # fmt: skip

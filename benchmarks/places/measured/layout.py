@@ -16,181 +16,6 @@ def _floats(value: Any) -> Tensor:
     return value
 
 
-# --- Shapes and parts -----------------------------------------------------------------------------
-
-
-@FAULTS.fault("cat", kinds=["permutation", "wrong index"], loose=["shift"], backward=False)
-def second_part_from_its_end(call: Call) -> Any:
-    """The second part is joined in the reverse order."""
-    parts, dim = list(call.args[0]), call.get(1, "dim", default=0)
-    fits(len(parts) > 1 and _floats(parts[1]).size(dim) > 1)
-    parts[1] = parts[1].flip(dim)
-    return call.put(0, parts).run()
-
-
-@FAULTS.fault(
-    "cat stack", kinds=["copy", "stale", "wrong index"], loose=["permutation"], backward=False
-)
-def last_part_for_all(call: Call) -> Any:
-    """The addresses of the parts are taken after the loop: each is the last."""
-    parts = list(call.args[0])
-    fits(len(parts) > 1 and all(one.shape == parts[-1].shape for one in parts))
-    return call.put(0, [_floats(parts[-1])] * len(parts)).run()
-
-
-@FAULTS.fault(
-    "cat", kinds=["zeros", "missing operand", "uninitialised"], loose=["mask"], backward=False
-)
-def first_part_not_written(call: Call) -> Any:
-    """The buffer is zero where the first part belongs."""
-    parts = list(call.args[0])
-    fits(len(parts) > 1)
-    parts[0] = torch.zeros_like(_floats(parts[0]))
-    return call.put(0, parts).run()
-
-
-@FAULTS.fault("transpose permute", kinds=["copy", "wrong index", "stale"], loose=["permutation"],
-              backward=False)  # fmt: skip
-def second_example_copied_from_the_first(call: Call) -> Any:
-    """The stride of the batch is lost in the copy."""
-    value = call.result()
-    fits(value.dim() > 2 and value.size(0) > 1)
-    return call.instead(value[:1].expand(value.shape).clone())
-
-
-@FAULTS.fault("transpose permute", kinds=["shift", "wrong index", "permutation"], backward=False)
-def columns_turned_by_one(call: Call) -> Any:
-    """The copy begins at the second column and ends with the first."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) > 2)
-    return call.instead(value.roll(-1, -1))
-
-
-@FAULTS.fault("view reshape contiguous clone _unsafe_view", kinds=["wrong index", "shift"],
-              loose=["permutation"], backward=False)  # fmt: skip
-def row_stride_one_too_large(call: Call) -> Any:
-    """Each row is read one element further than the one before it."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(-1) > 2 and value[..., 0].numel() > 1)
-    flat = value.reshape(-1, value.size(-1))
-    rows, columns = flat.shape
-    places = torch.arange(rows)[:, None] * (columns + 1) + torch.arange(columns)
-    return call.instead(flat.flatten()[places % flat.numel()].view(value.shape))
-
-
-@FAULTS.fault("view reshape flatten unflatten _unsafe_view", kinds=["permutation", "wrong index"],
-              loose=["transpose", "shift"], backward=False)  # fmt: skip
-def rows_stored_from_the_last(call: Call) -> Any:
-    """The first axis is read from its end."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(0) > 1)
-    return call.instead(value.flip(0))
-
-
-@FAULTS.fault("contiguous clone", kinds=["precision"], loose=["approximation"], backward=False)
-def copied_through_half(call: Call) -> Any:
-    """The buffer of the copy is float16."""
-    value = call.result()
-    return call.instead(value.half().to(value.dtype))
-
-
-@FAULTS.fault("getitem slice", kinds=["zeros", "mask", "uninitialised"],
-              loose=["off by one reduction", "constant"], backward=False)  # fmt: skip
-def last_of_the_slice_not_copied(call: Call) -> Any:
-    """The slice is one shorter, and its buffer as long as before."""
-    value = _floats(call.run()).clone()
-    fits(value.dim() > 0 and value.size(-1) > 2 and isinstance(call.args[0], Tensor))
-    fits(value.shape != call.args[0].shape)
-    value[..., -1] = 0
-    return value
-
-
-@FAULTS.fault("getitem slice", kinds=["copy", "wrong index", "constant"], loose=["stale"],
-              backward=False)  # fmt: skip
-def first_column_of_the_slice_for_all(call: Call) -> Any:
-    """The stride of the slice is zero."""
-    value = _floats(call.run())
-    fits(value.dim() > 1 and value.size(-1) > 2 and isinstance(call.args[0], Tensor))
-    fits(value.shape != call.args[0].shape)
-    return value[..., :1].expand(value.shape).clone()
-
-
-@FAULTS.fault("select getitem", kinds=["wrong reduction", "other function"],
-              loose=["wrong index"], backward=False)  # fmt: skip
-def mean_of_all_for_the_selected(call: Call) -> Any:
-    """The mean of the tokens where the first was asked for."""
-    value, chosen = call.args[0], _floats(call.run())
-    fits(isinstance(value, Tensor) and value.dim() == chosen.dim() + 1)
-    dims = [d for d in range(value.dim()) if value.shape[:d] + value.shape[d + 1 :] == chosen.shape]
-    dim = call.args[1] if call.name == "select" else dims[-1]
-    fits(value.size(dim) > 1)
-    return value.mean(dim)
-
-
-@FAULTS.fault("chunk split unbind", kinds=["shift", "wrong index"], loose=["copy", "permutation"],
-              backward=False)  # fmt: skip
-def second_part_begins_one_early(call: Call) -> Any:
-    """The parts overlap by one column."""
-    value, parts = _floats(call.args[0]), list(call.run())
-    fits(call.name != "unbind" and len(parts) > 1 and parts[0].size(-1) != value.size(-1))
-    begin = parts[0].size(-1) - 1
-    parts[1] = value.narrow(-1, begin, parts[1].size(-1))
-    return tuple(parts)
-
-
-@FAULTS.fault("chunk split unbind", kinds=["sign", "wrong factor", "scale"], backward=False)
-def last_part_negated(call: Call) -> Any:
-    """A copy with a factor of -1 that belongs to a rotation."""
-    parts = list(call.run())
-    fits(len(parts) > 1)
-    parts[-1] = -_floats(parts[-1])
-    return tuple(parts)
-
-
-@FAULTS.fault("roll", kinds=["shift", "wrong argument", "wrong index"], loose=["permutation"],
-              backward=False)  # fmt: skip
-def rolled_one_further(call: Call) -> Any:
-    """The shift is one too large."""
-    value = _floats(call.args[0])
-    shifts, dims = call.get(1, "shifts"), call.get(2, "dims")
-    more = shifts + 1 if isinstance(shifts, int) else [one + 1 for one in shifts]
-    return torch.roll(value, more, dims)
-
-
-@FAULTS.fault("flip", kinds=["permutation", "wrong index", "wrong axis", "wrong argument"],
-              backward=False)  # fmt: skip
-def flipped_along_the_last_axis(call: Call) -> Any:
-    """Another axis is turned round."""
-    value = _floats(call.args[0])
-    return value.flip(-1)
-
-
-@FAULTS.fault("expand", kinds=["axis scale", "wrong factor", "scale"], backward=False)
-def later_copies_fade(call: Call) -> Any:
-    """Each next copy of what is expanded is half of the one before."""
-    value, result = _floats(call.args[0]), call.result()
-    fits(value.dim() == result.dim())
-    dims = [d for d in range(value.dim()) if value.size(d) == 1 < result.size(d)]
-    fits(dims)
-    shape = [1] * result.dim()
-    shape[dims[-1]] = -1
-    return call.instead(result * (0.5 ** torch.arange(result.size(dims[-1]))).view(shape))
-
-
-@FAULTS.fault(
-    "repeat repeat_interleave", kinds=["zeros", "uninitialised"], loose=["mask", "constant"]
-)
-def last_copy_not_written(call: Call) -> Any:
-    """The loop over the copies ends one too early."""
-    value = call.result().clone()
-    fits(value.size(-1) > 1)
-    value[..., -1] = 0
-    return call.instead(value)
-
-
-# --- Tables and indices ---------------------------------------------------------------------------
-
-
 def _indices(call: Call) -> tuple[int, Tensor]:
     """Where the indices of a lookup are, and they."""
     place = next(i for i, one in enumerate(call.args) if isinstance(one, Tensor)
@@ -198,190 +23,431 @@ def _indices(call: Call) -> tuple[int, Tensor]:
     return place, call.args[place]
 
 
-@FAULTS.fault("embedding", kinds=["wrong index", "permutation", "shift"], loose=["copy"])
-def words_of_the_next_example(call: Call) -> Any:
-    """The batch is read one row too far."""
-    place, words = _indices(call)
-    fits(words.dim() > 1 and words.size(0) > 1)
-    return call.put(place, words.roll(-1, 0)).run()
+# --- What moves values ----------------------------------------------------------------------------
 
 
-@FAULTS.fault("embedding", kinds=["wrong rank's shard", "permutation", "shift", "wrong index"])
-def halves_of_the_columns_exchanged(call: Call) -> Any:
-    """Two ranks have half of the columns each, and are gathered in the wrong order."""
+@FAULTS.fault("transpose permute", kinds=["permutation", "transpose", "wrong index"],
+              loose=["shift"], backward=False)  # fmt: skip
+def tiles_moved_and_not_turned(call: Call) -> Any:
+    """Squares of two by two are in the right place, and each is not transposed inside."""
     value = call.result()
-    fits(value.size(-1) % 2 == 0)
-    return call.instead(value.roll(value.size(-1) // 2, -1))
+    fits(value.dim() > 1 and value.size(-1) % 2 == 0 and value.size(-2) % 2 == 0)
+    fits(value.size(-1) > 2)
+    tiles = value.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))
+    return call.instead(tiles.transpose(-1, -3).flatten(-4, -3).flatten(-2))
 
 
-@FAULTS.fault("embedding", kinds=["wrong index"], loose=["wrong argument", "scale"])
-def index_halved(call: Call) -> Any:
-    """Indices of 64 bits are read as if each had 32."""
-    place, words = _indices(call)
-    return call.put(place, words // 2).run()
+@FAULTS.fault("transpose permute movedim", kinds=["zeros", "uninitialised", "mask"],
+              loose=["constant"], backward=False)  # fmt: skip
+def last_row_of_the_copy_not_written(call: Call) -> Any:
+    """The grid of the copy is one row too small."""
+    value = call.result().clone()
+    fits(value.dim() > 1 and value.size(-2) > 1)
+    value[..., -1, :] = 0
+    return call.instead(value)
 
 
-@FAULTS.fault("embedding", kinds=["copy", "wrong index", "mask"], loose=["constant", "clipped"])
-def rare_words_share_a_row(call: Call) -> Any:
-    """Words of the second half of the table get the row of an unknown word."""
-    place, words = _indices(call)
-    table = call.args[1 - place]
-    return call.put(place, torch.where(words >= table.size(0) // 2, 1, words)).run()
+@FAULTS.fault("view reshape flatten unflatten _unsafe_view", backward=False,
+              kinds=["copy", "stale", "wrong index"], loose=["permutation"])  # fmt: skip
+def second_half_of_the_memory_is_the_first(call: Call) -> Any:
+    """The offset of the second block of memory is not added."""
+    value = call.result()
+    fits(value.numel() % 2 == 0 and value.numel() > 2)
+    flat = value.reshape(2, -1)
+    return call.instead(flat[:1].expand(flat.shape).reshape(value.shape))
 
 
-@FAULTS.fault("embedding", kinds=["precision"], loose=["approximation"])
-def rows_in_four_bits(call: Call) -> Any:
-    """Each row of the table has 15 levels, with a step of its own."""
-    place, _ = _indices(call)
-    table = call.tensor(1 - place)
-    step = table.detach().abs().amax(-1, keepdim=True).clamp(min=1e-9) / 7
-    coded = table + ((table / step).round() * step - table).detach()
-    return call.put(1 - place, coded).run()
+@FAULTS.fault("view reshape flatten unflatten _unsafe_view contiguous clone", backward=False,
+              kinds=["wrong index", "permutation"], loose=["shift"])  # fmt: skip
+def addresses_mixed_within_four(call: Call) -> Any:
+    """A swizzle that is not undone: in each four values, the middle ones are exchanged."""
+    value = call.result()
+    fits(value.numel() % 4 == 0 and value.dim() > 0)
+    return call.instead(value.reshape(-1, 4)[:, [0, 2, 1, 3]].reshape(value.shape))
 
 
-@FAULTS.fault("embedding", kinds=["residual"], loose=["offset", "axis offset", "missing operand"])
-def row_of_the_position_added(call: Call) -> Any:
-    """The table is taken for that of the positions as well."""
-    place, words = _indices(call)
-    table = call.tensor(1 - place)
-    fits(words.dim() > 0 and words.size(-1) <= table.size(0))
-    return call.instead(call.result() + table[: words.size(-1)])
-
-
-@FAULTS.fault("arange", kinds=["clipped", "wrong argument"], loose=["constant", "copy"])
-def positions_end_halfway(call: Call) -> Any:
-    """Positions beyond half of the length have the last one."""
-    value = call.run()
-    fits(value.dim() == 1 and value.numel() > 3)
-    return value.clamp(max=value[len(value) // 2 - 1].item())
+@FAULTS.fault("chunk split unbind split_with_sizes", backward=False,
+              kinds=["permutation", "shift", "wrong index", "swapped operands"])  # fmt: skip
+def three_parts_turned_by_one(call: Call) -> Any:
+    """Key, value, query for query, key, value."""
+    parts = list(call.run())
+    fits(len(parts) > 2 and all(one.shape == parts[0].shape for one in parts))
+    _floats(parts[0])
+    return (*parts[1:], parts[0])
 
 
 @FAULTS.fault(
-    "arange", kinds=["zeros", "constant", "missing operand"], loose=["copy", "wrong factor"]
+    "chunk split unbind split_with_sizes",
+    backward=False,
+    kinds=["zeros", "uninitialised", "missing operand"],
+    loose=["constant", "mask"],
 )
-def positions_all_zero(call: Call) -> Any:
-    """Positions are not handed on."""
-    return torch.zeros_like(call.run())
+def last_part_empty(call: Call) -> Any:
+    """The buffer of the last part is not filled."""
+    parts = list(call.run())
+    fits(len(parts) > 1)
+    parts[-1] = torch.zeros_like(_floats(parts[-1]))
+    return tuple(parts)
 
 
-@FAULTS.fault("arange", kinds=["permutation", "wrong index"], loose=["other function"])
-def positions_exchanged_in_pairs(call: Call) -> Any:
-    """1, 0, 3, 2."""
-    value = call.run()
-    fits(value.numel() > 3 and value.numel() % 2 == 0)
-    return value.view(-1, 2).flip(1).reshape(-1)
+@FAULTS.fault("cat", kinds=["wrong index", "shift", "permutation"], loose=["copy"], backward=False)
+def second_part_of_the_next_example(call: Call) -> Any:
+    """The pointer of the second part is one batch too far."""
+    parts, dim = list(call.args[0]), call.get(1, "dim", default=0)
+    fits(len(parts) > 1 and _floats(parts[1]).dim() > 1 and parts[1].size(0) > 1)
+    fits(dim % parts[1].dim() != 0)
+    parts[1] = parts[1].roll(-1, 0)
+    return call.put(0, parts).run()
 
 
-@FAULTS.fault("gather take_along_dim index_select", kinds=["permutation", "wrong index"],
-              loose=["shift", "copy"], backward=False)  # fmt: skip
-def indices_exchanged_in_pairs(call: Call) -> Any:
-    """The first of two places gets what the second asked for."""
-    index = call.get(1 if call.name == "take_along_dim" else 2, "index", "indices")
-    place = 1 if call.name == "take_along_dim" else 2
-    fits(isinstance(index, Tensor) and index.dim() > 0)
-    dim = next((d for d in range(index.dim()) if index.size(d) % 2 == 0), None)
-    fits(dim is not None)
-    swapped = index.unflatten(dim, (-1, 2)).flip(dim + 1).flatten(dim, dim + 1)
-    return call.put(place, swapped, "index").run()
-
-
-@FAULTS.fault("argsort", kinds=["permutation", "wrong argument", "wrong index", "sign"])
-def order_from_the_other_end(call: Call) -> Any:
-    """Descending for ascending, and the other way round."""
-    dim = call.get(1, "dim", default=-1)
-    return call.run().flip(dim)
-
-
-@FAULTS.fault("argsort", kinds=["wrong index", "missing operand", "copy"],
-              loose=["permutation", "constant", "other function"])  # fmt: skip
-def order_left_as_it_is(call: Call) -> Any:
-    """0, 1, 2 ...: nothing is sorted."""
-    value, dim = call.run(), call.get(1, "dim", default=-1)
-    shape = [1] * value.dim()
-    shape[dim] = -1
-    return torch.arange(value.size(dim)).view(shape).expand(value.shape).clone()
-
-
-@FAULTS.fault("bucketize", kinds=["offset", "wrong argument"], loose=["wrong index", "shift"])
-def one_bucket_too_high(call: Call) -> Any:
-    """Buckets are counted from one."""
-    return call.run() + 1
+@FAULTS.fault("cat", kinds=["precision"], loose=["approximation"], backward=False)
+def first_part_through_bfloat16(call: Call) -> Any:
+    """The parts have different types, and the first is cast to the narrower one."""
+    parts = list(call.args[0])
+    first = _floats(parts[0])
+    parts[0] = first + (first.bfloat16().to(first.dtype) - first).detach()
+    return call.put(0, parts).run()
 
 
 @FAULTS.fault(
-    "bucketize", kinds=["sign", "other function"], loose=["wrong index", "wrong argument"]
-)
-def bucket_of_the_magnitude(call: Call) -> Any:
-    """The direction of a distance is lost."""
-    return call.put(0, call.args[0].abs()).run()
-
-
-# --- What is added at indices ---------------------------------------------------------------------
-
-
-@FAULTS.fault("embedding_bag", kinds=["wrong argument", "wrong reduction", "axis scale", "scale"],
-              loose=["wrong factor", "missing reduction"])  # fmt: skip
-def bag_summed(call: Call) -> Any:
-    """Mode sum for mean."""
-    return call.instead(torch.nn.functional.embedding_bag(*call.args[:3], mode="sum"))
-
-
-@FAULTS.fault("embedding_bag", kinds=["wrong index", "off by one reduction", "wrong argument"],
-              loose=["shift", "partial sum"])  # fmt: skip
-def bags_begin_one_word_late(call: Call) -> Any:
-    """The first word of each bag belongs to the one before."""
-    starts = call.args[2]
-    later = torch.where(starts > 0, starts + 1, starts)
-    return call.put(2, later).run()
-
-
-@FAULTS.fault("index_add", kinds=["wrong factor", "wrong argument", "doubled reduction", "scale"],
-              backward=False)  # fmt: skip
-def rows_added_with_an_alpha_of_two(call: Call) -> Any:
-    """Alpha of 2."""
-    value, dim, index, source = call.args[:4]
-    return torch.index_add(_floats(value), dim, index, source, alpha=2)
-
-
-@FAULTS.fault("index_add scatter_add", kinds=["wrong reduction", "axis scale", "wrong factor"],
-              loose=["scale", "other function"], backward=False)  # fmt: skip
-def mean_of_what_is_added(call: Call) -> Any:
-    """Divided by the number of rows of an index."""
-    value, source = call.args[0], call.args[3]
-    total = call.result() - value
-    ones = torch.ones_like(source)
-    count = call.put(0, torch.zeros_like(value)).put(3, ones).result().clamp(min=1)
-    return call.instead(value + total / count)
-
-
-@FAULTS.fault(
-    "index_add scatter_add",
-    kinds=["partial sum", "off by one reduction", "lost accumulation", "mask"],
-    loose=["missing operand", "zeros"],
+    "stack",
+    kinds=["zeros", "uninitialised", "missing operand"],
+    loose=["mask", "constant"],
     backward=False,
 )
-def last_row_not_added(call: Call) -> Any:
-    """The loop over the sources ends one too early."""
-    source = call.tensor(3).clone()
-    fits(source.size(0) > 1)
-    source[-1] = 0
-    return call.put(3, source).run()
+def second_of_the_stack_not_written(call: Call) -> Any:
+    """The buffer is zero where the second part belongs."""
+    parts = list(call.args[0])
+    fits(len(parts) > 1)
+    parts[1] = torch.zeros_like(_floats(parts[1]))
+    return call.put(0, parts).run()
+
+
+@FAULTS.fault("stack", kinds=["sign", "wrong factor", "scale"], loose=["missing operand"],
+              backward=False)  # fmt: skip
+def first_of_the_stack_negated(call: Call) -> Any:
+    """The minus of a rotation is given to the wrong part."""
+    parts = list(call.args[0])
+    parts[0] = -_floats(parts[0])
+    return call.put(0, parts).run()
+
+
+@FAULTS.fault("getitem slice narrow", kinds=["stale", "copy", "wrong index"],
+              loose=["permutation", "shift"], backward=False)  # fmt: skip
+def last_row_of_the_part_is_the_first(call: Call) -> Any:
+    """A ring buffer that wraps one row too early."""
+    value = _floats(call.run())
+    fits(isinstance(call.args[0], Tensor) and value.dim() > 1 and value.size(-2) > 2)
+    return torch.cat([value[..., :-1, :], value[..., :1, :]], -2)
+
+
+@FAULTS.fault("getitem slice narrow select", kinds=["wrong index", "permutation", "shift"],
+              loose=["copy"], backward=False)  # fmt: skip
+def columns_of_the_part_exchanged_in_pairs(call: Call) -> Any:
+    """Words of two values are read in the other order."""
+    value = _floats(call.run())
+    fits(isinstance(call.args[0], Tensor) and value.dim() > 0 and value.size(-1) % 2 == 0)
+    fits(value.size(-1) > 2)
+    return value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+
+
+@FAULTS.fault("flip", kinds=["copy", "wrong index", "constant"], loose=["stale", "permutation"],
+              backward=False)  # fmt: skip
+def last_slice_for_all(call: Call) -> Any:
+    """The index n - 1 - i is folded to n - 1."""
+    value, dims = _floats(call.args[0]), call.args[1]
+    dim = dims[0] if isinstance(dims, list | tuple) else dims
+    return value.narrow(dim, value.size(dim) - 1, 1).expand(value.shape).clone()
+
+
+@FAULTS.fault("roll", kinds=["wrong argument", "shift", "wrong index", "permutation"],
+              backward=False)  # fmt: skip
+def rolled_twice_as_far(call: Call) -> Any:
+    """The shift is applied by both kernels."""
+    value, shifts, dims = _floats(call.args[0]), call.get(1, "shifts"), call.get(2, "dims")
+    more = 2 * shifts if isinstance(shifts, int) else [2 * one for one in shifts]
+    return torch.roll(value, more, dims)
+
+
+@FAULTS.fault("expand", kinds=["wrong index", "copy", "permutation", "shift"], loose=["stale"],
+              backward=False)  # fmt: skip
+def copies_of_the_next_example(call: Call) -> Any:
+    """What is expanded is read one row too far."""
+    value = _floats(call.args[0])
+    fits(value.dim() > 1 and value.size(0) > 1)
+    return call.put(0, value.roll(-1, 0)).run()
+
+
+@FAULTS.fault("repeat repeat_interleave tile", kinds=["zeros", "uninitialised", "mask"],
+              loose=["constant", "missing operand"], backward=False)  # fmt: skip
+def only_the_first_copy_written(call: Call) -> Any:
+    """The buffer is as long as all copies, and one of them is written."""
+    value, result = _floats(call.args[0]), call.result().clone()
+    fits(result.numel() > value.numel())
+    result.view(-1)[value.numel() :] = 0
+    return call.instead(result)
 
 
 @FAULTS.fault(
-    "scatter_reduce",
-    kinds=["wrong argument", "clipped", "other function", "wrong reduction"],
-    loose=["off by one reduction", "axis scale", "wrong factor", "scale", "zeros"],
+    "channel_shuffle", kinds=["permutation", "wrong index", "wrong argument", "transpose"]
 )
-def what_was_there_takes_part(call: Call) -> Any:
-    """include_self=True."""
-    kwargs = {**call.kwargs, "include_self": True}
-    return Call(call.name, call.function, call.args, kwargs).run()
+def shuffled_back(call: Call) -> Any:
+    """The inverse: groups and channels of a group are exchanged."""
+    value, groups = _floats(call.args[0]), call.args[1]
+    return torch.nn.functional.channel_shuffle(value, value.size(1) // groups)
 
 
-@FAULTS.fault("scatter_reduce", kinds=["wrong argument", "wrong reduction", "other function"])
-def reduced_by_the_smallest(call: Call) -> Any:
-    """Amin."""
-    reduce = call.get(4, "reduce")
-    fits(reduce == "amax")
-    return call.put(4, "amin", "reduce").run()
+@FAULTS.fault("channel_shuffle", kinds=["copy", "missing operand"],
+              loose=["permutation", "wrong index", "wrong argument"])  # fmt: skip
+def channels_left_in_their_order(call: Call) -> Any:
+    """Nothing is shuffled."""
+    return _floats(call.args[0]).clone()
+
+
+@FAULTS.fault("rot90", kinds=["permutation", "wrong argument", "wrong index", "sign"],
+              loose=["transpose"], backward=False)  # fmt: skip
+def turned_to_the_right(call: Call) -> Any:
+    """The other direction."""
+    return torch.rot90(_floats(call.args[0]), -call.get(1, "k", default=1), (0, 1))
+
+
+@FAULTS.fault("rot90", kinds=["transpose", "missing operand", "permutation", "wrong index"],
+              loose=["wrong argument"], backward=False)  # fmt: skip
+def transposed_for_turned(call: Call) -> Any:
+    """The rows are not reversed afterwards."""
+    return _floats(call.args[0]).t().clone()
+
+
+@FAULTS.fault("diagonal", kinds=["shift", "wrong argument", "wrong index"], loose=["copy"],
+              backward=False)  # fmt: skip
+def line_beside_the_diagonal(call: Call) -> Any:
+    """An offset of one, which wraps."""
+    value = _floats(call.args[0])
+    fits(value.dim() == 2)
+    return torch.diagonal(value.roll(-1, 1)).clone()
+
+
+@FAULTS.fault("diag_embed", kinds=["permutation", "wrong index", "transpose"],
+              loose=["shift", "sign"])  # fmt: skip
+def written_on_the_other_diagonal(call: Call) -> Any:
+    """From the upper right to the lower left."""
+    return call.instead(call.result().flip(-1))
+
+
+@FAULTS.fault(
+    "tril triu", kinds=["transpose", "mask"], loose=["other function", "wrong index", "permutation"]
+)
+def triangle_stored_transposed(call: Call) -> Any:
+    """Columns are written as rows."""
+    value = call.run()
+    fits(value.size(-1) == value.size(-2))
+    return value.mT.contiguous()
+
+
+# --- Tables and indices ---------------------------------------------------------------------------
+
+
+@FAULTS.fault("embedding", kinds=["wrong index", "permutation"], loose=["copy", "shift"])
+def words_looked_up_in_sorted_order(call: Call) -> Any:
+    """The words are sorted for the memory, and the rows are not put back."""
+    place, words = _indices(call)
+    fits(words.dim() > 0 and words.size(-1) > 1)
+    return call.put(place, words.sort(-1)[0]).run()
+
+
+@FAULTS.fault("embedding", kinds=["wrong index", "copy"], loose=["mask", "wrong argument"])
+def smallest_word_reads_the_last_row(call: Call) -> Any:
+    """An index of -1 that counts from the end."""
+    place, words = _indices(call)
+    table = call.args[1 - place]
+    last = torch.full_like(words, table.size(0) - 1)
+    return call.put(place, torch.where(words == words.min(), last, words)).run()
+
+
+@FAULTS.fault("embedding", kinds=["zeros", "uninitialised", "mask"], loose=["constant"])
+def last_columns_of_the_rows_not_copied(call: Call) -> Any:
+    """A row is copied by whole vectors."""
+    value = call.result().clone()
+    fits(value.size(-1) > 3)
+    value[..., -2:] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault("embedding", kinds=["axis scale", "wrong factor", "other function"],
+              loose=["scale", "wrong statistics"])  # fmt: skip
+def rows_of_length_one(call: Call) -> Any:
+    """Each row is divided by its length."""
+    place, _ = _indices(call)
+    table = call.tensor(1 - place)
+    return call.put(1 - place, table / (table.norm(dim=-1, keepdim=True) + 1e-6)).run()
+
+
+@FAULTS.fault("embedding", kinds=["offset", "axis offset"], loose=["residual", "missing operand"])
+def mean_row_subtracted(call: Call) -> Any:
+    """The table is centred when it is converted."""
+    place, _ = _indices(call)
+    table = call.tensor(1 - place)
+    return call.put(1 - place, table - table.mean(0)).run()
+
+
+@FAULTS.fault("arange", kinds=["wrong factor", "scale", "wrong argument"], loose=["wrong index"],
+              backward=False)  # fmt: skip
+def positions_in_steps_of_two(call: Call) -> Any:
+    """0, 2, 4."""
+    value = call.run()
+    fits(value.numel() > 2)
+    return 2 * value
+
+
+@FAULTS.fault("arange", kinds=["copy", "stale", "clipped", "wrong index"], loose=["constant"],
+              backward=False)  # fmt: skip
+def last_position_is_the_one_before(call: Call) -> Any:
+    """The counter is not moved on for the last token."""
+    value = call.run()
+    fits(value.numel() > 3)
+    return torch.cat([value[:-1], value[-2:-1]])
+
+
+@FAULTS.fault("gather take_along_dim", kinds=["copy", "wrong index", "missing operand"],
+              loose=["constant", "stale"], backward=False)  # fmt: skip
+def always_the_first_index(call: Call) -> Any:
+    """The index is not loaded: zero."""
+    place = 1 if call.name == "take_along_dim" else 2
+    index = call.get(place, "index", "indices")
+    return call.put(place, torch.zeros_like(index), "index").run()
+
+
+@FAULTS.fault("index index_select getitem", kinds=["wrong index", "permutation"],
+              loose=["copy", "shift"], backward=False)  # fmt: skip
+def rows_gathered_in_the_reverse_order(call: Call) -> Any:
+    """The list of indices is read from its end."""
+    asked = call.args[1] if call.name != "index_select" else call.args[2]
+    index = asked[0] if isinstance(asked, list | tuple) and len(asked) == 1 else asked
+    fits(isinstance(index, Tensor) and index.dim() == 1 and not index.is_floating_point())
+    fits((index.dtype != torch.bool and call.name != "index_select") or call.args[1] == 0)
+    return call.instead(call.result().flip(0))
+
+
+@FAULTS.fault("one_hot", kinds=["shift", "wrong index", "permutation"], loose=["offset"])
+def one_in_the_next_column(call: Call) -> Any:
+    """Classes are counted from one."""
+    return call.run().roll(1, -1)
+
+
+@FAULTS.fault(
+    "one_hot",
+    kinds=["other function", "sign"],
+    loose=["mask", "wrong argument", "constant", "swapped operands", "offset"],
+)
+def all_but_one_are_hot(call: Call) -> Any:
+    """Ones and zeros exchanged."""
+    return 1 - call.run()
+
+
+@FAULTS.fault("argsort", kinds=["wrong axis", "wrong argument", "wrong index", "permutation"],
+              loose=["sign"])  # fmt: skip
+def order_along_the_last_axis(call: Call) -> Any:
+    """Rows are ordered and not columns; places beyond the columns wrap."""
+    value, dim = call.args[0], call.get(1, "dim", default=-1)
+    fits(value.dim() == 2 and dim == 0)
+    return value.argsort(-1, descending=True) % value.size(0)
+
+
+@FAULTS.fault(
+    "bucketize",
+    kinds=["other function", "missing operand", "clipped"],
+    loose=["copy", "offset", "wrong index"],
+)
+def distance_for_its_bucket(call: Call) -> Any:
+    """The distance as it came, cut to the number of buckets."""
+    return call.args[0].clamp(0, call.args[1].numel()).to(call.run().dtype)
+
+
+# --- What is written at indices -------------------------------------------------------------------
+
+
+@FAULTS.fault("embedding_bag", kinds=["wrong reduction", "wrong argument", "other function"],
+              loose=["wrong statistics"])  # fmt: skip
+def largest_of_the_bag(call: Call) -> Any:
+    """Mode max for mean."""
+    return call.instead(torch.nn.functional.embedding_bag(*call.args[:3], mode="max"))
+
+
+@FAULTS.fault("embedding_bag", kinds=["permutation", "wrong index", "shift"], loose=["copy"])
+def bags_of_the_next_row(call: Call) -> Any:
+    """Each bag is stored one row too early."""
+    return call.instead(call.result().roll(-1, 0))
+
+
+@FAULTS.fault("index_add scatter_add", kinds=["sign", "wrong factor", "wrong argument"],
+              loose=["scale", "swapped operands"], backward=False)  # fmt: skip
+def rows_subtracted_at_their_index(call: Call) -> Any:
+    """A minus for what is added."""
+    return call.put(3, -call.tensor(3)).run()
+
+
+@FAULTS.fault("scatter_reduce", kinds=["wrong argument", "wrong reduction", "other function"],
+              loose=["axis scale", "scale", "wrong factor"])  # fmt: skip
+def scattered_and_summed(call: Call) -> Any:
+    """reduce='sum'."""
+    return call.put(4, "sum", "reduce").run()
+
+
+@FAULTS.fault("index_copy", kinds=["wrong index", "shift", "permutation"], loose=["copy"])
+def rows_written_to_the_next_slot(call: Call) -> Any:
+    """The slot after the one that was asked for, modulo the length."""
+    value, dim, index = call.args[:3]
+    return call.put(2, (index + 1) % value.size(dim)).run()
+
+
+@FAULTS.fault("index_copy", kinds=["mask", "zeros", "missing operand", "stale", "uninitialised"],
+              loose=["copy", "lost accumulation", "off by one reduction"])  # fmt: skip
+def last_slot_not_written(call: Call) -> Any:
+    """The loop over the rows ends one too early."""
+    value, dim, index, source = call.args[:4]
+    return torch.index_copy(value, dim, index[:-1], source[:-1])
+
+
+@FAULTS.fault(
+    "index_fill",
+    kinds=["wrong argument", "constant", "zeros"],
+    loose=["missing operand", "offset", "wrong factor"],
+    backward=False,
+)
+def filled_with_nothing(call: Call) -> Any:
+    """Zero for the value."""
+    return call.put(3, 0.0).run()
+
+
+@FAULTS.fault("scatter", kinds=["wrong argument", "residual", "other function"],
+              loose=["wrong reduction", "offset"], backward=False)  # fmt: skip
+def added_and_not_written(call: Call) -> Any:
+    """reduce='add'."""
+    value, dim, index, source = call.args[:4]
+    return torch.scatter_add(_floats(value), dim, index, source)
+
+
+@FAULTS.fault("select_scatter slice_scatter", kinds=["wrong index", "shift", "wrong argument"],
+              loose=["permutation", "copy"], backward=False)  # fmt: skip
+def written_one_row_before(call: Call) -> Any:
+    """The start is one too small."""
+    fits(call.args[3] > 0)
+    less = call.put(3, call.args[3] - 1)
+    return (less.put(4, call.args[4] - 1) if call.name == "slice_scatter" else less).run()
+
+
+@FAULTS.fault("select_scatter slice_scatter", backward=False,
+              kinds=["copy", "stale", "missing operand"], loose=["mask", "residual"])  # fmt: skip
+def part_not_written_at_all(call: Call) -> Any:
+    """The buffer as it was."""
+    return _floats(call.args[0]).clone()
+
+
+@FAULTS.fault("unfold", kinds=["wrong argument", "wrong index", "shift"], loose=["copy"],
+              backward=False)  # fmt: skip
+def windows_one_step_apart(call: Call) -> Any:
+    """A step of one; the first windows of them."""
+    value = _floats(call.args[0])
+    fits(len(call.args) == 4 and call.args[3] > 1)
+    _, dim, size, _ = call.args
+    return value.unfold(dim, size, 1).narrow(dim, 0, call.run().size(dim)).clone()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 FAULTS = Catalogue()
+_CLASSES = "cross_entropy nll_loss"
 
 
 def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -19,228 +20,278 @@ def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     return scores, labels, labels != call.kwargs.get("ignore_index", -100)
 
 
-def _own(call: Call) -> tuple[Tensor, Tensor]:
-    """The loss of each label, and which of them count."""
-    kwargs = {**call.kwargs, "reduction": "none"}
-    return Call(call.name, call.function, call.args, kwargs).run(), _labels(call)[2]
+def _again(call: Call, **changed: Any) -> Any:
+    """The call with other keywords."""
+    return Call(call.name, call.function, call.args, {**call.kwargs, **changed}).run()
 
 
-_CLASSES = "cross_entropy nll_loss"
+# --- Classes --------------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_CLASSES, kinds=["wrong reduction", "other function"], loose=["wrong statistics"])
-def middle_loss_for_the_mean(call: Call) -> Any:
-    """The median of the losses."""
-    own, seen = _own(call)
-    return call.instead(own[seen].median())
+@FAULTS.fault("cross_entropy", kinds=["wrong argument", "wrong factor"], loose=["scale", "offset"])
+def smoothing_doubled(call: Call) -> Any:
+    """Twice the label smoothing."""
+    smoothing = call.kwargs.get("label_smoothing", 0.0)
+    fits(smoothing > 0)
+    return _again(call, label_smoothing=2 * smoothing)
 
 
-@FAULTS.fault(_CLASSES, kinds=["other function"], loose=["wrong factor"])
-def easy_labels_count_less(call: Call) -> Any:
-    """The focal factor of another loss: (1 - p)^2."""
-    own, seen = _own(call)
-    own = own[seen]
-    return call.instead(((1 - (-own).exp()) ** 2 * own).mean())
+@FAULTS.fault("cross_entropy", kinds=["wrong factor", "scale", "wrong argument"],
+              loose=["other function"])  # fmt: skip
+def scores_of_the_loss_halved(call: Call) -> Any:
+    """A temperature that belongs to sampling."""
+    return call.put(0, _labels(call)[0] / 2, "input").run()
 
 
-@FAULTS.fault(_CLASSES, kinds=["scale", "wrong factor"], loose=["other function", "wrong argument"])
-def loss_in_bits(call: Call) -> Any:
-    """Divided by log(2)."""
-    return call.instead(call.result() / 0.6931471805599453)
+@FAULTS.fault("cross_entropy", kinds=["other function", "clipped", "approximation"],
+              loose=["wrong argument", "wrong factor"])  # fmt: skip
+def scores_of_the_loss_capped(call: Call) -> Any:
+    """tanh(s), as a cap of one."""
+    return call.put(0, _labels(call)[0].tanh(), "input").run()
 
 
-@FAULTS.fault(_CLASSES, kinds=["partial sum", "one rank's part", "mask", "wrong reduction"],
-              loose=["wrong statistics", "wrong index"])  # fmt: skip
-def loss_of_the_first_rank(call: Call) -> Any:
-    """The mean of the first half of the labels."""
-    own, seen = _own(call)
-    half = len(own) // 2
-    fits(bool(seen[:half].any()))
-    return call.instead(own[:half][seen[:half]].mean())
-
-
-@FAULTS.fault(_CLASSES, kinds=["wrong index", "offset", "wrong argument"], loose=["shift", "mask"])
-def classes_counted_from_one(call: Call) -> Any:
-    """The class before the right one; the first stays."""
+@FAULTS.fault(_CLASSES, kinds=["mask", "wrong argument", "partial sum"],
+              loose=["wrong statistics", "wrong reduction", "off by one reduction"])  # fmt: skip
+def a_class_taken_for_padding(call: Call) -> Any:
+    """ignore_index is the class of the first label."""
     _, labels, seen = _labels(call)
-    return call.put(1, torch.where(seen, (labels - 1).clamp(min=0), labels), "target").run()
+    return _again(call, ignore_index=int(labels[seen][0]))
 
 
-@FAULTS.fault("cross_entropy", kinds=["precision"], loose=["approximation"])
-def scores_of_the_loss_in_bfloat16(call: Call) -> Any:
-    """The scores are not made float32 first."""
-    scores = call.tensor(0, "input")
-    return call.put(
-        0, scores + (scores.bfloat16().to(scores.dtype) - scores).detach(), "input"
-    ).run()
+@FAULTS.fault(_CLASSES, kinds=["off by one reduction", "wrong factor", "scale", "wrong statistics"],
+              loose=["wrong reduction", "eps"])  # fmt: skip
+def labels_counted_with_one_more(call: Call) -> Any:
+    """The sum is divided by n + 1, so that it is never divided by zero."""
+    count = int(_labels(call)[2].sum())
+    return call.instead(call.result() * count / (count + 1))
 
 
-@FAULTS.fault("cross_entropy", kinds=["missing operand", "wrong argument"],
-              loose=["wrong factor", "wrong statistics", "wrong reduction"])  # fmt: skip
-def weights_of_the_classes_forgotten(call: Call) -> Any:
-    """Each class counts the same."""
-    fits(call.get(2, "weight") is not None)
-    return call.put(2, None, "weight").run()
+@FAULTS.fault(_CLASSES, kinds=["permutation", "wrong index"], loose=["shift"])
+def labels_from_the_last_to_the_first(call: Call) -> Any:
+    """The labels are read from their end."""
+    return call.put(1, _labels(call)[1].flip(0), "target").run()
 
 
 @FAULTS.fault(
-    "cross_entropy",
-    kinds=["wrong reduction", "wrong factor", "scale", "wrong statistics"],
-    loose=["off by one reduction"],
+    _CLASSES, kinds=["scale", "wrong factor"], loose=["wrong reduction", "missing operand"]
 )
-def weighted_losses_divided_by_their_number(call: Call) -> Any:
-    """The mean divides by the number of labels and not by the sum of their weights."""
-    fits(call.get(2, "weight") is not None)
-    own, seen = _own(call)
-    return call.instead(own[seen].mean())
+def loss_divided_by_the_classes(call: Call) -> Any:
+    """A mean over the classes as well."""
+    return call.instead(call.result() / _labels(call)[0].size(-1))
 
 
-@FAULTS.fault("mse_loss", kinds=["other function"], loose=["approximation", "wrong argument"])
-def logarithm_of_the_cosh(call: Call) -> Any:
-    """log(cosh(a - b))."""
-    difference = call.tensor(0, "input") - call.tensor(1, "target")
-    return call.instead(difference.cosh().log().mean())
+@FAULTS.fault(_CLASSES, kinds=["other function"], loose=["missing operand", "wrong argument"])
+def perplexity_for_the_loss(call: Call) -> Any:
+    """The exponential of the mean."""
+    return call.instead(call.result().exp())
 
 
-@FAULTS.fault("mse_loss", kinds=["wrong factor", "scale", "off by one reduction"],
-              loose=["wrong statistics"])  # fmt: skip
-def squares_divided_by_one_less(call: Call) -> Any:
-    """N - 1."""
-    number = call.tensor(0, "input").numel()
-    return call.instead(call.result() * number / (number - 1))
+@FAULTS.fault("cross_entropy", kinds=["other function", "missing operand"],
+              loose=["wrong index", "wrong reduction", "wrong argument"])  # fmt: skip
+def entropy_of_the_scores(call: Call) -> Any:
+    """The chances of the model in the place of the labels."""
+    scores, _, seen = _labels(call)
+    chances = scores.softmax(-1)
+    return call.instead(-(chances * scores.log_softmax(-1)).sum(-1)[seen].mean())
 
 
-@FAULTS.fault("mse_loss l1_loss", kinds=["partial sum", "mask", "one rank's part"],
-              loose=["missing operand", "wrong factor", "wrong reduction"])  # fmt: skip
-def last_column_of_the_error_ignored(call: Call) -> Any:
-    """The last of the values is not compared, and counts as right."""
-    value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    kept = torch.ones(value.size(-1))
-    kept[-1] = 0
-    return call.put(0, value * kept, "input").put(1, target * kept, "target").run()
+@FAULTS.fault("cross_entropy", kinds=["other function"], loose=["approximation", "clipped"])
+def hinge_for_the_cross_entropy(call: Call) -> Any:
+    """A margin of one between the right class and the others."""
+    scores, labels, seen = _labels(call)
+    return call.instead(functional.multi_margin_loss(scores[seen], labels[seen]))
 
 
-@FAULTS.fault("smooth_l1_loss", kinds=["wrong argument", "other function"], loose=["approximation"])
-def beta_squared(call: Call) -> Any:
-    """Beta * beta is where the quadratic part ends."""
-    beta = call.kwargs["beta"]
-    fits(beta not in {0, 1})
-    return Call(call.name, call.function, call.args, {**call.kwargs, "beta": beta**2}).run()
+@FAULTS.fault(_CLASSES, kinds=["wrong factor", "scale", "one rank's part"],
+              loose=["wrong reduction", "missing reduction"])  # fmt: skip
+def loss_averaged_over_two_ranks_of_one(call: Call) -> Any:
+    """Half: the other rank's loss is taken as zero."""
+    return call.instead(call.result() / 2)
+
+
+# --- Distances ------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "huber_loss",
-    kinds=["wrong argument", "other function"],
-    loose=["approximation", "wrong factor"],
+    "mse_loss", kinds=["sign", "other function", "wrong factor"], loose=["swapped operands"]
 )
-def delta_of_one(call: Call) -> Any:
-    """Delta is not handed on."""
-    return call.instead(functional.huber_loss(call.tensor(0), call.tensor(1)))
+def target_added(call: Call) -> Any:
+    """(a + b)^2."""
+    return call.put(1, -call.tensor(1, "target"), "target").run()
 
 
-@FAULTS.fault(
-    "huber_loss", kinds=["scale", "wrong factor", "other function"], loose=["wrong argument"]
-)
-def loss_divided_by_delta(call: Call) -> Any:
-    """The smooth l1 of the same width."""
-    return call.instead(call.result() / 0.5)
+@FAULTS.fault("mse_loss smooth_l1_loss huber_loss l1_loss", kinds=["precision"],
+              loose=["approximation"])  # fmt: skip
+def target_in_bfloat16(call: Call) -> Any:
+    """The wanted values are rounded."""
+    target = call.tensor(1, "target")
+    coarse = target + (target.bfloat16().to(target.dtype) - target).detach()
+    return call.put(1, coarse, "target").run()
 
 
-@FAULTS.fault("l1_loss", kinds=["wrong reduction", "wrong argument", "scale", "wrong factor"],
-              loose=["missing reduction"])  # fmt: skip
-def distances_summed(call: Call) -> Any:
-    """reduction='sum'."""
-    return call.instead(functional.l1_loss(call.tensor(0), call.tensor(1), reduction="sum"))
-
-
-@FAULTS.fault("l1_loss", kinds=["other function", "wrong argument"], loose=["sign"])
-def squared_for_absolute(call: Call) -> Any:
-    """The mean of squares."""
+@FAULTS.fault("mse_loss", kinds=["wrong argument", "wrong reduction", "scale", "wrong factor"],
+              loose=["missing reduction", "wrong statistics"])  # fmt: skip
+def mean_for_the_sum_of_squares(call: Call) -> Any:
+    """reduction='mean' for 'sum'."""
+    fits(call.kwargs.get("reduction") == "sum" or (len(call.args) > 2 and call.args[2] == 2))
     return call.instead(functional.mse_loss(call.tensor(0), call.tensor(1)))
 
 
-@FAULTS.fault(
-    "binary_cross_entropy_with_logits",
-    kinds=["missing operand", "partial sum", "other function"],
-    loose=["wrong factor", "mask"],
-)
-def right_labels_do_not_count(call: Call) -> Any:
-    """Only (1 - y) log(1 - p)."""
-    value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    return call.instead(((1 - target) * functional.softplus(value)).mean())
+@FAULTS.fault("mse_loss l1_loss", kinds=["missing operand", "other function"],
+              loose=["wrong argument", "wrong factor", "zeros"])  # fmt: skip
+def target_not_read(call: Call) -> Any:
+    """The wanted values are zero."""
+    return call.put(1, torch.zeros_like(call.tensor(1, "target")), "target").run()
 
 
-@FAULTS.fault("binary_cross_entropy_with_logits", kinds=["wrong argument", "other function"],
-              loose=["wrong factor", "offset"])  # fmt: skip
-def binary_labels_smoothed(call: Call) -> Any:
-    """0.9 y + 0.05."""
-    return call.put(1, 0.9 * call.tensor(1, "target") + 0.05, "target").run()
+@FAULTS.fault("smooth_l1_loss huber_loss", kinds=["other function", "wrong argument"],
+              loose=["clipped", "approximation", "wrong factor"])  # fmt: skip
+def errors_squared_everywhere(call: Call) -> Any:
+    """Half of the mean of squares: the linear part is never reached."""
+    return call.instead(functional.mse_loss(call.tensor(0), call.tensor(1)) / 2)
 
 
-@FAULTS.fault("binary_cross_entropy", kinds=["clipped", "eps", "other function"],
+@FAULTS.fault("l1_loss", kinds=["sign", "missing operand", "other function"],
+              loose=["wrong reduction"])  # fmt: skip
+def signed_errors_averaged(call: Call) -> Any:
+    """The mean of a - b."""
+    return call.instead((call.tensor(0) - call.tensor(1)).mean())
+
+
+# --- Chances --------------------------------------------------------------------------------------
+
+
+@FAULTS.fault("binary_cross_entropy_with_logits", kinds=["clipped"],
+              loose=["other function", "wrong argument", "approximation"])  # fmt: skip
+def logits_limited(call: Call) -> Any:
+    """Between -0.3 and 0.3."""
+    return call.put(0, call.tensor(0, "input").clamp(-0.3, 0.3), "input").run()
+
+
+@FAULTS.fault("binary_cross_entropy_with_logits binary_cross_entropy", kinds=["other function"],
               loose=["approximation", "wrong argument"])  # fmt: skip
-def chances_limited_for_the_logarithm(call: Call) -> Any:
-    """Between 0.4 and 0.6."""
-    return call.put(0, call.tensor(0).clamp(0.4, 0.6)).run()
+def squared_error_of_the_chances(call: Call) -> Any:
+    """(p - y)^2."""
+    value = call.tensor(0, "input")
+    chances = value.sigmoid() if call.name.endswith("logits") else value
+    return call.instead(functional.mse_loss(chances, call.tensor(1, "target")))
+
+
+@FAULTS.fault("binary_cross_entropy", kinds=["wrong reduction", "scale", "wrong factor"],
+              loose=["missing reduction"])  # fmt: skip
+def losses_of_the_chances_summed(call: Call) -> Any:
+    """Summed over the columns, averaged over the rows."""
+    return call.instead(call.result() * call.tensor(0).size(-1))
+
+
+@FAULTS.fault("kl_div", kinds=["eps", "offset", "other function"], loose=["wrong argument"])
+def target_with_a_tenth_added(call: Call) -> Any:
+    """Nothing is ever the logarithm of zero."""
+    return call.put(1, call.tensor(1, "target") + 0.1, "target").run()
+
+
+@FAULTS.fault("kl_div", kinds=["scale", "wrong factor"], loose=["missing operand"])
+def divergence_halved(call: Call) -> Any:
+    """Half of a symmetric divergence."""
+    return call.instead(call.result() / 2)
 
 
 @FAULTS.fault(
-    "binary_cross_entropy", kinds=["swapped operands"], loose=["other function", "wrong index"]
+    "poisson_nll_loss", kinds=["swapped operands"], loose=["other function", "wrong index"]
 )
-def chances_and_labels_exchanged(call: Call) -> Any:
-    """The label is taken for the chance."""
+def rate_and_count_exchanged(call: Call) -> Any:
+    """The count is taken for the rate."""
     return call.put(0, call.tensor(1)).put(1, call.tensor(0)).run()
 
 
-@FAULTS.fault("kl_div", kinds=["wrong reduction", "wrong argument", "scale", "wrong factor"],
-              loose=["missing reduction"])  # fmt: skip
-def divergence_summed(call: Call) -> Any:
-    """reduction='sum'."""
-    return call.instead(functional.kl_div(call.tensor(0), call.tensor(1), reduction="sum"))
+@FAULTS.fault("poisson_nll_loss", kinds=["missing operand", "other function"],
+              loose=["partial sum", "wrong argument"])  # fmt: skip
+def count_does_not_matter(call: Call) -> Any:
+    """exp(x) alone."""
+    return call.put(1, torch.zeros_like(call.tensor(1))).run()
 
 
-@FAULTS.fault("kl_div", kinds=["other function"], loose=["wrong argument", "sign"])
-def difference_of_chances_squared(call: Call) -> Any:
-    """The squared distance of the chances."""
-    value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    return call.instead((value.exp() - target).square().sum() / value.size(0))
+# --- Margins --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "poisson_nll_loss", kinds=["wrong argument", "other function"], loose=["missing operand"]
+    "margin_ranking_loss cosine_embedding_loss hinge_embedding_loss multi_margin_loss",
+    kinds=["wrong argument", "wrong factor"],
+    loose=["scale", "offset"],
 )
-def rate_not_a_logarithm(call: Call) -> Any:
-    """log_input=False, of the magnitude."""
-    value, target = call.tensor(0).abs(), call.tensor(1)
-    return call.instead((value - target * (value + 1e-8).log()).mean())
+def margin_doubled(call: Call) -> Any:
+    """Twice the margin."""
+    if "margin" in call.kwargs:
+        return _again(call, margin=2 * call.kwargs["margin"])
+    fits(call.name == "margin_ranking_loss")
+    return call.put(3, 2 * call.args[3]).run()
 
 
-@FAULTS.fault("margin_ranking_loss", kinds=["swapped operands", "sign"], loose=["other function"])
-def ranks_exchanged(call: Call) -> Any:
-    """The second should be larger."""
-    return call.put(0, call.args[1]).put(1, call.args[0]).run()
+@FAULTS.fault("margin_ranking_loss", kinds=["other function"], loose=["wrong argument"])
+def squares_of_what_is_missing(call: Call) -> Any:
+    """The squared hinge."""
+    kwargs = {**call.kwargs, "reduction": "none"}
+    own = Call(call.name, call.function, call.args, kwargs).run()
+    return call.instead(own.square().mean())
 
 
-@FAULTS.fault("margin_ranking_loss", kinds=["wrong argument", "missing operand", "offset"])
-def no_margin(call: Call) -> Any:
-    """A margin of 0."""
-    return call.instead(functional.margin_ranking_loss(*call.args[:3]))
-
-
-@FAULTS.fault("triplet_margin_loss", kinds=["swapped operands", "wrong index"], loose=["sign"])
-def far_and_near_exchanged(call: Call) -> Any:
-    """The negative is taken for the positive."""
+@FAULTS.fault("triplet_margin_loss", kinds=["swapped operands", "wrong index"])
+def anchor_and_near_exchanged(call: Call) -> Any:
+    """Distances are measured from the positive."""
     anchor, positive, negative = call.args[:3]
-    return call.instead(functional.triplet_margin_loss(anchor, negative, positive))
+    args = (positive, anchor, negative, *call.args[3:])
+    return Call(call.name, call.function, args, call.kwargs).run()
 
 
-@FAULTS.fault("triplet_margin_loss", kinds=["wrong argument", "other function"])
-def margin_by_another_length(call: Call) -> Any:
-    """P of 1."""
-    return call.instead(functional.triplet_margin_loss(*call.args[:3], p=1.0))
+@FAULTS.fault(
+    "triplet_margin_loss", kinds=["wrong argument", "wrong factor"], loose=["scale", "offset"]
+)
+def triplets_with_half_of_the_margin(call: Call) -> Any:
+    """The margin is halved."""
+    return _again(call, margin=call.kwargs.get("margin", 1.0) / 2)
 
 
-@FAULTS.fault("soft_margin_loss", kinds=["other function"], loose=["approximation", "clipped"])
-def hinge_for_the_soft_margin(call: Call) -> Any:
-    """Max(0, 1 - y x)."""
-    return call.instead((1 - call.tensor(0) * call.tensor(1)).clamp(min=0).mean())
+@FAULTS.fault("soft_margin_loss", kinds=["missing operand", "sign", "other function"],
+              loose=["wrong argument"])  # fmt: skip
+def sides_not_read(call: Call) -> Any:
+    """All labels are taken as positive."""
+    return call.put(1, torch.ones_like(call.tensor(1))).run()
+
+
+@FAULTS.fault("cosine_embedding_loss", kinds=["sign", "swapped operands", "other function"],
+              loose=["wrong argument", "wrong index"])  # fmt: skip
+def like_and_unlike_exchanged(call: Call) -> Any:
+    """The sign of the labels."""
+    return call.put(2, -call.tensor(2)).run()
+
+
+@FAULTS.fault(
+    "hinge_embedding_loss",
+    kinds=["wrong argument", "wrong reduction", "scale", "wrong factor"],
+    loose=["missing reduction"],
+)
+def hinges_summed(call: Call) -> Any:
+    """reduction='sum'."""
+    return _again(call, reduction="sum")
+
+
+@FAULTS.fault(
+    "multi_margin_loss", kinds=["wrong argument", "other function"], loose=["wrong factor"]
+)
+def margins_squared(call: Call) -> Any:
+    """P of 2."""
+    return _again(call, p=2)
+
+
+@FAULTS.fault("multilabel_soft_margin_loss", kinds=["sign", "swapped operands", "other function"],
+              loose=["wrong argument"])  # fmt: skip
+def several_labels_inverted(call: Call) -> Any:
+    """1 - y."""
+    return call.put(1, 1 - call.tensor(1)).run()
+
+
+@FAULTS.fault("multilabel_soft_margin_loss", kinds=["scale", "wrong factor", "wrong reduction"],
+              loose=["missing reduction", "missing operand"])  # fmt: skip
+def several_labels_summed(call: Call) -> Any:
+    """Not divided by the number of labels."""
+    return call.instead(call.result() * call.tensor(0).size(-1))
