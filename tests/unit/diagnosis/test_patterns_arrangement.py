@@ -142,17 +142,18 @@ def test_channels_that_a_convolution_lacks_are_counted():
     assert pattern.sentence == "the last 4 of the 8 terms of each sum are missing"
 
 
-def test_a_product_there_twice_with_its_bias_once_is_a_doubled_reduction():
+def test_a_product_there_twice_with_its_bias_once_has_a_wrong_factor():
+    # Nobody can tell a sum that is made twice from an operand that is doubled.
     context, (x, weight, bias) = convolution()
     right = torch.conv2d(x, weight, bias, 1, 1)
     pattern = only(
         propose_partial_sums, Case(torch.conv2d(2 * x, weight, bias, 1, 1), right, context=context)
     )
-    assert pattern.kind == "doubled reduction"
+    assert pattern.kind == "wrong factor"
     a, b, c = noise(8, 12), noise(12, 9, seed=1), noise(9, seed=2)
     context = Context("aten.addmm.default", (c, a, b))
     pattern = only(propose_partial_sums, Case(c + 2 * (a @ b), c + a @ b, context=context))
-    assert pattern.kind == "doubled reduction"
+    assert pattern.kind == "wrong factor"
 
 
 @pytest.mark.parametrize(("way", "words"), [(1, "one index too late"), (-2, "2 indices too early")])

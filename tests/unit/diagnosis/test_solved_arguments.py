@@ -69,7 +69,7 @@ def test_another_base_of_rotary_frequencies_is_a_factor_for_each_index(function:
 def test_stretched_frequencies_are_a_factor_in_a_part() -> None:
     stretch = torch.tensor([1.0] * 4 + [0.125] * 4)
     kind, sentence = stated(torch.sin, (ANGLES,), lambda x: torch.sin(x * stretch))
-    assert kind == "scale"
+    assert kind == "axis scale"
     assert "in the last 4 of 8 columns" in sentence
 
 

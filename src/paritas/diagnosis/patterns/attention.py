@@ -701,7 +701,10 @@ def _slot_variations(step: Step) -> Iterator[Variation]:
                     what = " and ".join(f"{name}s" for name in names)
                     said = f"the {what} at place {some} of {count} are those from {source} on"
                     change = partial(_with_page, names=names, start=start, size=size, source=source)
-                    yield Variation(PatternKind.WRONG_INDEX, said, change)
+                    # Keys of another tile than the values: the tile was not read again.
+                    is_stale = names == ("key",)
+                    kind = PatternKind.STALE if is_stale else PatternKind.WRONG_INDEX
+                    yield Variation(kind, said, change)
 
 
 def _with_page(

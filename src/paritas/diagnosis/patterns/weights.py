@@ -36,7 +36,7 @@ def propose_weights(case: Case) -> list[Pattern]:
     if not case.is_beyond_noise or not case.shape or not case.is_finite:
         return []
     if len(case.shape) == 1:
-        return first_supported(propose_levels(case))
+        return first_supported(propose_levels(case)) or first_supported(_bent(case))
     return (
         first_supported(_in_few_bits(case))
         or first_supported(propose_levels(case))
