@@ -439,4 +439,6 @@ def _is_alike(value: Any, other: Any) -> bool:
         return len(set(kinds)) == 1 and is_within(value, other)
     if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
-    return isinstance(other, bool | float) or (other is None and isinstance(value, float))
+    # A flag may change which memory is read: `transposed` of a convolution's gradient.
+    is_number = isinstance(other, float) or (isinstance(other, bool) and other == value)
+    return is_number or (other is None and isinstance(value, float))

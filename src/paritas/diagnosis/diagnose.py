@@ -164,7 +164,7 @@ def rank_patterns(
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
         ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)
-    if not ranked and proposers is PROPOSERS:
+    if not ranked and proposers is PROPOSERS and several is case:
         ranked = _rank_repeated(case)
     if case.repeated:
         held = {"held with other operands": float(len(case.repeated))}

@@ -55,6 +55,7 @@ _OF_LINES = re.compile("^(var|std|logsumexp|softmax|log_softmax|safe_softmax|sof
                        "|linalg_vector_norm|norm|normalize|cosine_similarity)$")  # fmt: skip
 # A window that is moved, or the other half of a line, has other elements.
 _WINDOW = re.compile(r"_pool\dd|^cum")
+_WRITING = re.compile(r"^(index_copy|index_put|scatter|select_scatter|slice_scatter|copy)$")
 _PICKING = re.compile("embedding|gather|index|take|slice|select|getitem")
 _LINEAR = re.compile(
     r"^(linear|mm|bmm|addmm|baddbmm|matmul|einsum|conv.*|sum|mean|dot|mv)$|backward$"
@@ -342,6 +343,8 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
         return None
     if bool(reading.blind.any()) and reading.axis is not None:
         return _unread_in_part(lab, reading)
+    if _WRITING.match(operator):
+        return _unwritten(lab, reading)
     kind = None
     is_exchanged = reading.lacks and reading.has_more
     # Which elements of a line matter depends on the values.
@@ -355,10 +358,19 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
         kind = _kind_of_lost(lab, reading, operator)
     elif (is_exchanged or _picks_others(reading, operator)) and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
-    elif reading.is_of_one and is_of_lines:
+    elif reading.is_of_one and is_of_lines and is_inexact(lab.runs.expected):
         is_reduction = _REDUCING.match(operator)
         kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
     return None if kind is None else _state(kind, reading.words(), lab)
+
+
+def _unwritten(lab: Laboratory, reading: Reading) -> Pattern | None:
+    """Places that should be written keep what was there."""
+    target = lab.names.index("self") if "self" in lab.names else None
+    is_kept = reading.number == target and reading.has_more and not reading.lacks
+    if not is_kept or not reading.is_of_one_in_candidate:
+        return None
+    return _state(PatternKind.STALE, f"what was there is kept: {reading.words()}", lab)
 
 
 def _picks_others(reading: Reading, operator: str) -> bool:

@@ -248,10 +248,14 @@ def _name_reduction(mean: _Mean, factor: float) -> tuple[PatternKind, str] | Non
     if abs(factor - 1) > _SAME:
         return None
     parts = torch.tensor(mean.used)
+    draw = torch.Generator().manual_seed(0)
     for mixture in mean.mixtures:
-        again = mean.results(parts[mixture.numbers.flip(0)])
-        if again is None or not mean.is_same(again[1], mixture.results[1]):
-            return None
+        order = torch.randperm(mean.places, generator=draw)
+        # Terms that are paired from the other end are the same in the reverse order.
+        for numbers in (mixture.numbers.flip(0), mixture.numbers[order], mixture.numbers.roll(1)):
+            again = mean.results(parts[numbers])
+            if again is None or not mean.is_same(again[1], mixture.results[1]):
+                return None
     right, given = mean.mixtures[0].results
     words = f"it gives {given:.4g} instead of {right:.4g}, whichever order they have"
     return PatternKind.WRONG_REDUCTION, f"another reduction of the same terms: {words}"

@@ -100,12 +100,16 @@ def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
     What holds by chance for the values of one run (a maximum that one operand always has, a factor
     that is 1 everywhere) does not hold for these. Integers, masks and what is not finite stay:
     they say which elements are read.
+
+    Args:
+        seed: the first keeps the size of the values, and tensors of two values, such as masks. With
+            others, each operand is also larger or smaller as a whole, where a limit has no effect.
     """
     draw = torch.Generator().manual_seed(seed)
-    return tuple(_vary(one, draw) for one in operands)
+    return tuple(_vary(one, draw, is_wide=seed > 1) for one in operands)
 
 
-def _vary(operand: Tensor, draw: torch.Generator) -> Tensor:
+def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:
     if not operand.is_floating_point() or not operand.numel():
         return operand
     every = operand.detach().to("cpu", torch.float64).flatten()
@@ -118,13 +122,15 @@ def _vary(operand: Tensor, draw: torch.Generator) -> Tensor:
     if count == 1:  # a weight of ones, a bias of zeros
         centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
         varied = values + centred
-    elif count <= _FEW_VALUES < len(values):
+    elif count <= _FEW_VALUES < len(values) and not is_wide:
         return operand
     else:
         first, second = (values[torch.randperm(len(values), generator=draw)] for _ in range(2))
         is_share = float(values.min()) >= 0 and float(values.max()) <= 1
         between = first + spread * (second - first)
         varied = between if is_share else torch.where(spread < 0.5, between, first * 4**spread / 2)  # noqa: PLR2004
+        if is_wide:
+            varied = varied * 8 ** -torch.rand((), generator=draw, dtype=torch.float64)
     return every.masked_scatter(is_usual, varied).reshape(operand.shape).to(operand)
 
 

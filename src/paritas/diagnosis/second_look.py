@@ -9,8 +9,7 @@ from.
 from __future__ import annotations
 
 import dataclasses
-import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +17,6 @@ from paritas.diagnosis.calls import is_same_tensor
 from paritas.diagnosis.case import Case, near, noise_of_prediction
 from paritas.diagnosis.place_runs import vary_operands
 from paritas.execution.scouting import is_scout
-from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +35,6 @@ _MOST = 0.9
 _LEFT = 0.05
 # The noise of sums is larger than that of one rounding.
 _SLACK = 8.0
-# What names a number that the candidate is made with.
-_OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
 # Two different second looks: one of them may not show the fault.
 _SEEDS = (1, 2)
 
@@ -59,15 +55,13 @@ def repeat_case(case: Case) -> tuple[Case, ...]:
 
 def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]:
     """Operands to ask again with; what the reference's call does not show stays as it is."""
-    if runs.earlier is not None:
-        return [runs.earlier]
     is_shown = [
         runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating)
         for operand in runs.operands
     ]
     if not any(is_shown):
         return []
-    return [
+    varied = [
         tuple(
             other if shown else operand
             for operand, other, shown in zip(
@@ -76,6 +70,7 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
         )
         for seed in _SEEDS
     ]
+    return varied if runs.earlier is None else [runs.earlier, varied[-1]]
 
 
 def _repeat(
@@ -127,36 +122,29 @@ def holds_again(case: Case, prediction: Tensor) -> bool:
 def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
     """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
     for other in case.repeated[:1]:
-        if other.is_beyond_noise and not any(says_the_same(one, pattern) for one in propose(other)):
+        if other.is_beyond_noise and not any(
+            _says_the_same(one, pattern) for one in propose(other)
+        ):
             return False
     return True
 
 
-# A decimal number; whole ones count elements or name places, which differ.
-_DECIMAL = re.compile(r"-?\d+(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+)")
+# What of a pattern's evidence is a number that the candidate was made with.
+_NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus")
 _SAME_NUMBER = 0.02
 
 
-class Statement(Protocol):
-    """What says a kind of mistake in a sentence."""
-
-    @property
-    def kind(self) -> str: ...  # noqa: D102
-    @property
-    def sentence(self) -> str: ...  # noqa: D102
-
-
-def says_the_same(one: Statement, other: Statement) -> bool:
-    """Whether two statements are of one kind, with the same numbers.
+def _says_the_same(one: Pattern, other: Pattern) -> bool:
+    """Whether two patterns are of one kind, with the same numbers.
 
     A limit that is another number for other operands is no limit, but follows from them.
     """
     if one.kind != other.kind:
         return False
-    if other.kind not in _OF_A_NUMBER:
-        return True
-    numbers = [list(map(float, _DECIMAL.findall(said.sentence))) for said in (one, other)]
-    return len(numbers[0]) == len(numbers[1]) and all(
-        abs(first - second) <= _SAME_NUMBER * max(abs(first), abs(second))
-        for first, second in zip(*numbers, strict=True)
-    )
+    for name in _NUMBERS:
+        first, second = (pattern.evidence.get(name, 0.0) for pattern in (one, other))
+        if isinstance(first, str) or isinstance(second, str):
+            continue
+        if abs(first - second) > _SAME_NUMBER * max(abs(first), abs(second)):
+            return False
+    return True

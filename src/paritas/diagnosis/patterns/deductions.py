@@ -140,7 +140,9 @@ def _slices_read(
                 if not is_moved and not torch.equal(source, torch.arange(size)):
                     said = f"other slices of {name} are read along axis {axis}"
                     change = partial(_with_slices, name=name, axis=axis, source=source)
-                    yield Variation(PatternKind.WRONG_INDEX, said, change)
+                    is_mask = name in ("attn_mask", "attn_bias", "mask")
+                    kind = PatternKind.MASK if is_mask else PatternKind.WRONG_INDEX
+                    yield Variation(kind, said, change)
 
 
 def _axes_of_size(shape: torch.Size, size: int) -> list[tuple[int, int]]:

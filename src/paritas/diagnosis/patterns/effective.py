@@ -135,7 +135,11 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     patterns = describe(alone) or propose_weights(alone)
     where = find_region(alone)
     stated = []
+    # Of one value everywhere, many mistakes make another one.
+    is_one_value = len(case.right.unique()) == 1
     for found in patterns:
+        if is_one_value and found.kind == PatternKind.CONSTANT:
+            continue
         pattern = _of_a_part(found, alone, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
         if where is not None and where.sentence:

@@ -43,7 +43,7 @@ from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
-from paritas.diagnosis.second_look import holds_again, says_the_same
+from paritas.diagnosis.second_look import holds_again
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.numerics.bits import is_inexact
@@ -94,6 +94,17 @@ _OF_ALL = frozenset(
         PatternKind.WRONG_INDEX,
     }
 )
+# Mistakes that hand an operand on where they are made in a part only: the last element of a
+# product from the other end is itself.
+_GIVE_A_COPY = {
+    PatternKind.OTHER_FUNCTION,
+    PatternKind.ARGUMENT,
+    PatternKind.WRONG_REDUCTION,
+    PatternKind.PARTIAL_SUM,
+    PatternKind.OFF_BY_ONE,
+}
+# Mistakes that are a number, which does not follow from the operands.
+_OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
 # Fewer numbers than this, of a part, may be those of some mistake by chance.
 _FEWEST_IN_PART = 4
 # What an operator raises for arguments that it does not take.
@@ -172,11 +183,13 @@ def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[
     """The kind and the sentence of a mistake, with the operator and the part that it is in."""
     kind, sentence = chosen.variation.kind, chosen.variation.sentence
     steps = dict(prediction.steps)
+    if len(steps) > 1 and prediction.gives_opposite(chosen):
+        return PatternKind.SIGN, "the result has the opposite sign"
     if len(steps) > 1 and not chosen.of_call and chosen.place in steps:
         sentence = f"in {steps[chosen.place].operator}: {sentence}"
     if chosen.in_part:
         copied = _copied_operand(case, steps.get(chosen.place))
-        if kind is PatternKind.OTHER_FUNCTION and copied:
+        if kind in _GIVE_A_COPY and copied:
             kind, sentence = PatternKind.COPY, f"{copied} is handed on as it is"
         sentence = f"{sentence}, but only in a part of the result"
     return kind, sentence
@@ -540,13 +553,20 @@ class Predictor:
         return False
 
     def _finds(self, found: Reproduction, search: _Search | None) -> bool:
-        """Whether a search finds the same mistake."""
-        if search is None:
+        """Whether a search finds the same kind of mistake; a number must be the same one."""
+        kind = found.variation.kind
+        if search is None or kind in _OF_A_NUMBER:
             return False
         with contextlib.suppress(*UNUSABLE):
-            variations = (one.variation for one in search(self) if one is not None)
-            return any(says_the_same(one, found.variation) for one in variations)
+            return any(one.variation.kind is kind for one in search(self) if one is not None)
         return False
+
+    def gives_opposite(self, found: Reproduction) -> bool:
+        """Whether a mistake gives the right values with the opposite sign."""
+        prediction, right = self._prediction(found.place, found.variation), self.case.right
+        if prediction is None or found.in_part or not float(right.abs().max()) > 0:
+            return False
+        return torch.allclose(prediction, -right, rtol=_CLOSE, atol=0.0)
 
     @functools.cached_property
     def _again(self) -> list[Predictor]:
