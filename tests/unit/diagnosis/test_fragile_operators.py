@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import paritas
+from paritas._torch.operators import bind_arguments
 from paritas.checks.failures import call_context
 from paritas.diagnosis import diagnose as diagnosing
 from paritas.diagnosis.calls import Step
@@ -167,3 +168,16 @@ def test_indices_beside_a_mask_stay_within_the_bounds_of_their_own_axis() -> Non
     step = Step(aten.index.Tensor, {"self": normal(2, 9, 4), "indices": [mask, index]})
     for variation in argument_variations(step):
         assert variation.change(step).shape == (18,)
+
+
+def test_a_flag_of_a_kernel_that_checks_nothing_is_changed_in_another_process_only() -> None:
+    """On some machines, the gradient of a transposed convolution reads beyond its memory."""
+    kernel = torch.ops.aten.convolution_backward.default
+    image, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    gradient = torch.randn(2, 4, 6, 6)
+    pairs = [[1, 1], [0, 0], [1, 1]]
+    args = (gradient, image, weight, [4], *pairs, False, [0, 0], 1, [True, True, True])
+    step = Step(kernel, bind_arguments(kernel, args, {}))
+    with pytest.raises(ValueError, match="does not check its transposed"):
+        step.run(transposed=True)
+    assert len(step.run(transposed=False)) == 3

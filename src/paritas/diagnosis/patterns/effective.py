@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 # Larger operands are not compared.
 _MOST_ELEMENTS = 1 << 20
+_FEW_VALUES = 2
 # So many values of the candidate are tried in the place of an operand.
 _MOST_VALUES = 64
 
@@ -135,11 +136,9 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     patterns = describe(alone) or propose_weights(alone)
     where = find_region(alone)
     stated = []
-    # Of one value everywhere, many mistakes make another one.
-    is_one_value = len(case.right.unique()) == 1
-    for found in patterns:
-        if is_one_value and found.kind == PatternKind.CONSTANT:
-            continue
+    # Of one value everywhere, many mistakes make another one, or two.
+    few = len(case.right.unique()) == 1 and len(case.given[case.wrong].unique()) <= _FEW_VALUES
+    for found in () if few else patterns:
         pattern = _of_a_part(found, alone, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
         if where is not None and where.sentence:
