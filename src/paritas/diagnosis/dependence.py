@@ -130,6 +130,12 @@ class Reading:
         """The outputs of the candidate that depend on none of the indices that they should."""
         return self.reference.any(0) & ~self.candidate.any(0)
 
+    @property
+    def reads_as_much(self) -> bool:
+        """Whether nearly all outputs change in both: which do not is a matter of rounding."""
+        shares = (one.double().mean() for one in (self.reference, self.candidate))
+        return min(map(float, shares)) >= _MOSTLY
+
     def words(self) -> str:
         """One index for which the two differ, with the outputs that change."""
         differs = (self.reference != self.candidate).flatten(1).sum(1)

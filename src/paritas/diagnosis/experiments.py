@@ -361,7 +361,9 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
     elif reading.is_of_one and is_of_lines and is_inexact(lab.runs.expected):
         is_reduction = _REDUCING.match(operator)
         kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
-    return None if kind is None else _state(kind, reading.words(), lab)
+    if kind is None or reading.reads_as_much:
+        return None
+    return _state(kind, reading.words(), lab)
 
 
 def _unwritten(lab: Laboratory, reading: Reading) -> Pattern | None:
@@ -370,6 +372,12 @@ def _unwritten(lab: Laboratory, reading: Reading) -> Pattern | None:
     is_kept = reading.number == target and reading.has_more and not reading.lacks
     if not is_kept or not reading.is_of_one_in_candidate:
         return None
+    kept = (reading.candidate & ~reading.reference).any(0)
+    for number in range(len(lab.operands)):
+        effect = lab.effect_of_whole(number)
+        is_written = effect is None or bool((effect.candidate & kept).any())
+        if number != target and is_written:
+            return None  # something is made of both
     return _state(PatternKind.STALE, f"what was there is kept: {reading.words()}", lab)
 
 

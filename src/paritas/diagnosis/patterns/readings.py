@@ -33,7 +33,8 @@ def propose_lanes(case: Case) -> list[Pattern]:
     """`copy`: one lane for many."""
     if case.is_exact:
         # Of whole numbers, only a slice of several values for all: groups may be rounded numbers.
-        may_be = case.is_beyond_noise and len(torch.unique(case.given)) > 1
+        # Of two values, any slice is like many others.
+        may_be = case.is_beyond_noise and len(torch.unique(case.given)) > 2  # noqa: PLR2004
         return first_supported(_repeated_lanes(case, Probe(case), groups=False)) if may_be else []
     return first_supported(_repeated_lanes(case, Probe(case))) if _is_readable(case) else []
 

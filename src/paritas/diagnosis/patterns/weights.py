@@ -54,6 +54,8 @@ def propose_weights(case: Case) -> list[Pattern]:
 # Fewer elements are some function by chance.
 _FEWEST_BENT = 64
 _MOST_BENT = 1 << 17
+# Of fewer wrong ones, the others tell nothing.
+_LEAST_BENT = 0.2
 # What neighbours do not tell of an element, as a share of what it is bent by.
 _UNTOLD = 0.02
 _MOST_UNTOLD = 0.2
@@ -68,6 +70,8 @@ def propose_bends(case: Case) -> list[Pattern]:
     """
     count = case.right.numel()
     if not _FEWEST_BENT <= count <= _MOST_BENT or not case.is_finite:
+        return []
+    if float(case.wrong.double().mean()) < _LEAST_BENT:
         return []
     right, order = case.right.flatten().sort()
     given = case.given.flatten()[order]
