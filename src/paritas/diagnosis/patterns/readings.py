@@ -33,8 +33,9 @@ def propose_lanes(case: Case) -> list[Pattern]:
     """`copy`: one lane for many."""
     if case.is_exact:
         # Of whole numbers, only a slice of several values for all: groups may be rounded numbers.
-        # Of two values, any slice is like many others.
-        may_be = case.is_beyond_noise and len(torch.unique(case.given)) > 2  # noqa: PLR2004
+        # Of true and false, any slice is like many others.
+        is_number = case.reference.dtype != torch.bool
+        may_be = case.is_beyond_noise and is_number and len(torch.unique(case.given)) > 1
         return first_supported(_repeated_lanes(case, Probe(case), groups=False)) if may_be else []
     return first_supported(_repeated_lanes(case, Probe(case))) if _is_readable(case) else []
 
