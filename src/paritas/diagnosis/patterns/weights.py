@@ -92,10 +92,16 @@ def propose_bends(case: Case) -> list[Pattern]:
     off = float((given - right).norm() / right.norm())
     kind = PatternKind.APPROXIMATION if off < _CLOSE else PatternKind.OTHER_FUNCTION
     places = [round(share * (count - 1)) for share in (0.05, 0.5, 0.95)]
-    said = ", ".join(f"{float(right[at]):.4g} becomes {float(given[at]):.4g}" for at in places)
+    said = ", ".join(_becomes(float(right[at]), float(given[at])) for at in places)
     sentence = f"another function of each element: {said}"
     untold = round(float(left.median()) / size, 4)
     return [Pattern(kind=kind, confidence=0.9, sentence=sentence, evidence={"untold": untold})]
+
+
+def _becomes(right: float, given: float) -> str:
+    """Both numbers, with so many digits that they differ."""
+    digits = next((one for one in range(4, 12) if f"{right:.{one}g}" != f"{given:.{one}g}"), 4)
+    return f"{right:.{digits}g} becomes {given:.{digits}g}"
 
 
 def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
