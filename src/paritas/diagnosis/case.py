@@ -38,8 +38,8 @@ _OVERLOADED = ("aten", "prims")
 # How many wrong elements are looked at first.
 _SAMPLED = 1 << 14
 _STRIDE = 1_000_003
-# What programs compute is smaller; the lowest numbers of float32 and bfloat16 are larger.
-_LARGEST_COMPUTED = 1e37
+# A value beyond this is what a mask writes, such as the lowest float32, and as good as infinite.
+HUGE = 1e30
 
 
 class InnerValues(Protocol):
@@ -199,13 +199,13 @@ class Case:
 
     @functools.cached_property
     def filled(self) -> Tensor:
-        """Which elements are infinite or about the lowest number, and equal in all runs.
+        """Which elements are infinite or as good as that, and equal in all runs.
 
         They are those of a mask, and have no noise. That of so large a number would allow anything
         in its place.
         """
         right = self.right.real if self.right.is_complex() else self.right
-        return (right.abs() >= _LARGEST_COMPUTED) & (self.right == widen(self.reference))
+        return (right.abs() >= HUGE) & (self.right == widen(self.reference))
 
     @property
     def magnitude(self) -> Tensor:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import unravel
-from paritas.diagnosis.place_runs import HUGE
+from paritas.diagnosis.case import HUGE, unravel
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.metrics import bitwise_equal

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from paritas._torch.global_state import quietly
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
 from paritas.diagnosis.case import Case, Context
@@ -166,9 +164,6 @@ def rank_patterns(
         ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)
     if not ranked and proposers is PROPOSERS and several is case:
         ranked = _rank_repeated(case)
-    if case.repeated:
-        held = {"held with other operands": float(len(case.repeated))}
-        ranked = [msgspec.structs.replace(one, evidence={**one.evidence, **held}) for one in ranked]
     return with_confidence(ranked, at_output=at_output)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.case import same
+from paritas.diagnosis.calls import is_same_tensor
+from paritas.diagnosis.case import HUGE, same
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
@@ -74,9 +75,7 @@ class PlaceRuns:
     def place_of(self, tensor: Tensor) -> int | None:
         """Where a value is among the operands; None if it is not clear."""
         places = [
-            place
-            for place, one in enumerate(self.operands)
-            if one.shape == tensor.shape and one.dtype == tensor.dtype and torch.equal(one, tensor)
+            place for place, operand in enumerate(self.operands) if is_same_tensor(operand, tensor)
         ]
         return places[0] if len(places) == 1 else None
 
@@ -90,8 +89,6 @@ class PlaceRuns:
 
 # A tensor of at most this many different values is a choice, such as a mask, not a measurement.
 _FEW_VALUES = 2
-# A value beyond this is what a mask writes, and as good as infinite.
-HUGE = 1e30
 
 
 def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:

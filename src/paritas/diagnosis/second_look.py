@@ -121,12 +121,8 @@ def holds_again(case: Case, prediction: Tensor) -> bool:
 
 def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
     """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
-    for other in case.repeated[:1]:
-        if other.is_beyond_noise and not any(
-            _says_the_same(one, pattern) for one in propose(other)
-        ):
-            return False
-    return True
+    other = next((one for one in case.repeated if one.is_beyond_noise), None)
+    return other is None or any(_says_the_same(one, pattern) for one in propose(other))
 
 
 # What of a pattern's evidence is a number that the candidate was made with.

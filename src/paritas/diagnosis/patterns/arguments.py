@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.diagnosis.case import Case, Context, roundoff, widen
+from paritas.diagnosis.case import HUGE, Case, Context, roundoff, widen
 from paritas.diagnosis.patterns.attention import (
     factor_of,
     is_attention,
@@ -26,7 +26,7 @@ from paritas.diagnosis.patterns.attention import (
 from paritas.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.diagnosis.patterns.operands import result_of
 from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
-from paritas.diagnosis.place_runs import HUGE, vary_operands
+from paritas.diagnosis.place_runs import vary_operands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -184,7 +184,7 @@ def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[
     kind, sentence = chosen.variation.kind, chosen.variation.sentence
     steps = dict(prediction.steps)
     if len(steps) > 1 and prediction.gives_opposite(chosen):
-        return PatternKind.SIGN, "the result has the opposite sign"
+        return PatternKind.SIGN, "the sign is flipped"
     if len(steps) > 1 and not chosen.of_call and chosen.place in steps:
         sentence = f"in {steps[chosen.place].operator}: {sentence}"
     if chosen.in_part:
