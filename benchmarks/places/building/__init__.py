@@ -8,6 +8,14 @@ from __future__ import annotations
 from benchmarks.places.building import (
     attending,
     edits,
+    fifth_attention,
+    fifth_edits,
+    fifth_gradients,
+    fifth_layout,
+    fifth_losses,
+    fifth_products,
+    fifth_statistics,
+    fifth_values,
     fourth_attention,
     fourth_edits,
     fourth_gradients,
@@ -44,11 +52,13 @@ FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients,
             third_attention, third_products, third_statistics, third_values, third_layout,
             third_losses, third_gradients,
             fourth_attention, fourth_products, fourth_statistics, fourth_values, fourth_layout,
-            fourth_losses, fourth_gradients)  # fmt: skip
+            fourth_losses, fourth_gradients,
+            fifth_attention, fifth_products, fifth_statistics, fifth_values, fifth_layout,
+            fifth_losses, fifth_gradients)  # fmt: skip
 FAULTS = Catalogue()
 for _family in FAMILIES:
     FAULTS.update(_family.FAULTS)
-_EDITED = (edits, seen_edits, third_edits, fourth_edits)
+_EDITED = (edits, seen_edits, third_edits, fourth_edits, fifth_edits)
 EDITS = {name: one for home in _EDITED for name, one in home.EDITS.items()}
 KERNEL_EDITS = {name: one for home in _EDITED for name, one in home.KERNEL_EDITS.items()}
 TRITON_EDITS = {name: one for home in _EDITED for name, one in home.TRITON_EDITS.items()}

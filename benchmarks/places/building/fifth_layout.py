@@ -1,4 +1,4 @@
-"""Faults of the measured half: what moves values, tables and indices."""
+"""Faults that were measured fifth and have been seen: what moves values, tables and indices."""
 
 from __future__ import annotations
 

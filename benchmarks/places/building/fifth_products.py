@@ -1,4 +1,4 @@
-"""Faults of the measured half: products, convolutions, pooling, quantised weights."""
+"""Faults that were measured fifth and have been seen: products, pooling, quantised weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: norms, statistics, reductions, running sums."""
+"""Faults that were measured fifth and have been seen: norms, statistics, running sums."""
 
 from __future__ import annotations
 

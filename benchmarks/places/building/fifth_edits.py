@@ -1,4 +1,4 @@
-"""Edits of the measured half: of Python code, and of kernels."""
+"""Edits that were measured fifth and have been seen: of Python code, and of kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: backward operators."""
+"""Faults that were measured fifth and have been seen: backward operators."""
 
 from __future__ import annotations
 

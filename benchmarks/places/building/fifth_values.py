@@ -1,4 +1,4 @@
-"""Faults of the measured half: functions of single elements, of one operand and of several."""
+"""Faults that were measured fifth and have been seen: functions of single elements."""
 
 from __future__ import annotations
 

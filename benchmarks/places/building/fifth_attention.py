@@ -1,4 +1,4 @@
-"""Faults of the measured half: attention, softmax, masks, rotary positions."""
+"""Faults that were measured fifth and have been seen: attention, softmax, masks, positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the measured half: losses."""
+"""Faults that were measured fifth and have been seen: losses."""
 
 from __future__ import annotations
 
