@@ -6,11 +6,21 @@ real compilers, kernels and ports. None of them is in `building/`, under this na
 
 from __future__ import annotations
 
-from benchmarks.places.calls import Catalogue, Edit
+from benchmarks.places.calls import Catalogue
+from benchmarks.places.measured import (
+    attention,
+    gradients,
+    layout,
+    losses,
+    products,
+    statistics,
+    values,
+)
+from benchmarks.places.measured.edits import EDITS, KERNEL_EDITS, TRITON_EDITS
 
 __all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
 
+FAMILIES = (attention, products, statistics, values, layout, losses, gradients)
 FAULTS = Catalogue()
-EDITS: dict[str, Edit] = {}
-KERNEL_EDITS: dict[str, Edit] = {}
-TRITON_EDITS: dict[str, Edit] = {}
+for _family in FAMILIES:
+    FAULTS.update(_family.FAULTS)
