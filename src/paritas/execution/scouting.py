@@ -158,17 +158,17 @@ class _Child:
 
     @classmethod
     def fork(cls, compute: Callable[[], Any], outcomes: dict[int, bytes], until: float) -> _Child:
-        read, write = os.pipe()
-        messages = os.memfd_create("paritas-scout")
-        try:
+        with contextlib.ExitStack() as stack:
+            messages = os.memfd_create("paritas-scout")
+            stack.callback(os.close, messages)
+            read, write = os.pipe()
+            stack.callback(os.close, read)
+            stack.callback(os.close, write)
             with quietly():  # Python warns of forks of a process with threads
                 pid = os.fork()
-        except BaseException:
-            for one in (read, write, messages):
-                os.close(one)
-            raise
-        if not pid:
-            _be_scout(compute, outcomes, (messages, write), until - time.monotonic())
+            if not pid:
+                _be_scout(compute, outcomes, (messages, write), until - time.monotonic())
+            stack.pop_all()
         os.close(write)
         return cls(pid, messages, read)
 
