@@ -48,14 +48,21 @@ case "$*" in
 *) exec '{0}' -I'{1}' "$@" ;;
 esac
 """
-# Of torch's headers, what no kernel of a test needs: the blocking of products that are tuned, and
-# vectors of complex and quantized numbers. GCC makes all their templates anew for each kernel,
-# which takes a third of its time.
+# Of the headers, what no kernel of a test needs: the blocking of products that are tuned, vectors
+# of complex and quantized numbers, and the special functions of the standard library. GCC makes all
+# their templates anew for each kernel, which takes more than a third of its time.
 PREFIX = "torch/csrc/inductor/cpp_prefix.h"
 BLOCKING = re.compile(
     r"^// NOLINTBEGIN.*\ninline std::tuple<.*> _get_factors\((?s:.)*?(?=^#else$)", re.MULTILINE
 )
-UNUSED_VECTORS = ["qint", "complex_float", "complex_double"]
+UNUSED = [
+    "bits/specfun.h",
+    *(
+        f"ATen/cpu/vec/vec{size}/vec{size}_{kind}.h"
+        for size in ("256", "512")
+        for kind in ("qint", "complex_float", "complex_double")
+    ),
+]
 # What the bindings of each kernel include is compiled beforehand with the others.
 BINDINGS = """#if __has_include(<Python.h>)
 #define PY_SSIZE_T_CLEAN
@@ -298,7 +305,7 @@ def _build_quickly(config: pytest.Config) -> None:
 
 
 def _lean_headers() -> Path:
-    """Write those of torch's headers that are read in place of its own, without what is unused.
+    """Write the headers that are read in place of the installed ones, without what is unused.
 
     They are always in the same place, which is a part of what Inductor names them by, so that they
     are compiled beforehand once and not in every session.
@@ -308,15 +315,13 @@ def _lean_headers() -> Path:
     assert torch.origin is not None
     proper = Path(torch.origin).with_name("include")
     source = BINDINGS + BLOCKING.sub("", (proper / PREFIX).read_text())
-    key = hashlib.sha256(f"{proper}\n{source}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{proper}\n{UNUSED}\n{source}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir(), f"paritas-headers-{os.getuid()}-{key}")
     if not folder.exists():
         made = Path(tempfile.mkdtemp(prefix=f"{folder.name}-"))
-        for size in ("256", "512"):
-            vectors = made / f"ATen/cpu/vec/vec{size}"
-            vectors.mkdir(parents=True)
-            for kind in UNUSED_VECTORS:
-                (vectors / f"vec{size}_{kind}.h").touch()
+        for name in UNUSED:
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).touch()
         prefix = made / PREFIX
         prefix.parent.mkdir(parents=True)
         prefix.write_text(source)

@@ -348,8 +348,12 @@ class LiveCall:
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
-        """In float64; made once, unless an operator writes to them."""
-        if any(step.traits.mutates for _, step in self.steps):
+        """In float64; made once, unless an operator writes to them.
+
+        A call that is run once, with other values, is not recorded to find that out.
+        """
+        is_recorded = "_recorded" in vars(self)
+        if not is_recorded or any(step.traits.mutates for _, step in self.steps):
             return self._copies(wide=True)
         return self._kept_wide
 

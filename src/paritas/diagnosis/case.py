@@ -264,6 +264,12 @@ class Case:
         return places[:: max(1, places.numel() // _SAMPLED)]
 
     @functools.cached_property
+    def at_some_wrong(self) -> tuple[Tensor, Tensor]:
+        """The candidate's values of those, and the noise allowed for them."""
+        allowed = self.allowed.expand(self.given.shape)
+        return self.given.reshape(-1)[self.some_wrong], allowed.reshape(-1)[self.some_wrong]
+
+    @functools.cached_property
     def unit(self) -> Tensor:
         """The noise of each element as a divisor, never zero."""
         if self.is_exact:
@@ -486,10 +492,10 @@ def weigh(
     """
     if case.is_exact:
         prediction = prediction.round()
+    if not _may_hold(case, prediction, noise, slack):
+        return None  # most predictions fail here, after a look at some elements
     noise = noise_of_prediction(case, prediction, noise)
     places = case.some_wrong
-    if not _mostly(near(*_at(places, case.given, prediction, noise), slack=slack), _HOPEFUL):
-        return None  # most predictions fail here, after a look at some elements
     wrong = case.wrong
     fits = near(case.given, prediction, noise, slack=slack)
     bad, good = int(wrong.sum()), int((~wrong).sum())
@@ -525,6 +531,16 @@ def weigh(
     return found.charged(parameters=parameters, cost=cost)
 
 
+def _may_hold(case: Case, prediction: Tensor, noise: Tensor | None, slack: float) -> bool:
+    """Whether it holds for most of some wrong elements."""
+    given, allowed = case.at_some_wrong
+    predicted = prediction.reshape(-1)[case.some_wrong]
+    if noise is not None:
+        noise = noise.expand_as(prediction).reshape(-1)[case.some_wrong]
+    noise = _noise_of(case, predicted, allowed, noise)
+    return _mostly(near(given, predicted, noise, slack=slack), _HOPEFUL)
+
+
 def exact_share(case: Case, prediction: Tensor, extent: Extent = Extent.WRONG) -> float:
     """The share that a prediction reproduces bit for bit, in the candidate's dtype."""
     if not case.is_exact:
@@ -549,8 +565,12 @@ def _mostly(held: Tensor, share: float) -> bool:
 
 def noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
     """The noise of a prediction, which may be larger than that of the right value."""
+    return _noise_of(case, prediction, case.allowed, noise)
+
+
+def _noise_of(case: Case, prediction: Tensor, allowed: Tensor, noise: Tensor | None) -> Tensor:
     own = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
-    own = torch.maximum(case.allowed, own)
+    own = torch.maximum(allowed, own)
     return own if noise is None else torch.maximum(own, noise)
 
 

@@ -43,11 +43,11 @@ MOST_SILENT = 8.0
 _LONGER = 10.0
 # The first one has nothing to be compared with.
 _FIRST_SILENT = 10.0
-# How often to look whether a scout is still there that says nothing.
+# How often to look what a scout says, and whether it is still there.
 _LOOK_SECONDS = 0.1
 
-# What a scout says: the kind, the number of the attempt, the length of the content.
-_HEAD = struct.Struct("<cIQ")
+# What a scout says: the kind, the number of the attempt, when it is, the length of the content.
+_HEAD = struct.Struct("<cIdQ")
 _BEGINS, _ENDS, _GOES_ON, _RETURNS, _FAILS = b"b", b"e", b"g", b"r", b"f"
 # The outcome of an attempt that ended a scout, and of one whose outcome cannot be handed on.
 _FATAL, _NOT_KEPT = b"fatal", b""
@@ -144,25 +144,40 @@ def run_apart(compute: Callable[[], T], *, seconds: float) -> Report[T]:
 
 @dataclasses.dataclass(frozen=True)
 class _Child:
-    """A forked process, and the end of the pipe that it writes to."""
+    """A forked process.
+
+    Attributes:
+        messages: the file in memory that it writes to. Thousands of messages through a pipe would
+            each wake this process, and the scout would wait for it.
+        end_of_it: a pipe that has something to read when nothing is written any more.
+    """
 
     pid: int
     messages: int
+    end_of_it: int
 
     @classmethod
     def fork(cls, compute: Callable[[], Any], outcomes: dict[int, bytes], until: float) -> _Child:
-        read, write = os.pipe()
-        try:
+        with contextlib.ExitStack() as stack:
+            messages = os.memfd_create("paritas-scout")
+            stack.callback(os.close, messages)
+            read, write = os.pipe()
+            stack.callback(os.close, read)
+            stack.callback(os.close, write)
             with quietly():  # Python warns of forks of a process with threads
                 pid = os.fork()
-        except BaseException:
-            os.close(read)
-            os.close(write)
-            raise
-        if not pid:
-            _be_scout(compute, outcomes, write, until - time.monotonic())
+            if not pid:
+                _be_scout(compute, outcomes, (messages, write), until - time.monotonic())
+            stack.pop_all()
         os.close(write)
-        return cls(pid, read)
+        return cls(pid, messages, read)
+
+    def has_finished(self, seconds: float) -> bool:
+        """Wait until it has written all, or has ended, but not longer than this."""
+        if select.select([self.end_of_it], [], [], seconds)[0]:
+            return True
+        # Another process may have inherited the other end of the pipe.
+        return self.has_ended()
 
     def has_ended(self) -> bool:
         """Whether it has; its status is left for `end`."""
@@ -175,6 +190,7 @@ class _Child:
     def end(self) -> str:
         """End it, and say how it ended."""
         os.close(self.messages)
+        os.close(self.end_of_it)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         try:
@@ -204,34 +220,27 @@ class _Watch:
         self._until = until
         self._heard = time.monotonic()
         self._longest: float | None = None
+        self._read = 0
+        self._left = b""
 
     def listen(self) -> None:
         """Follow it to its end."""
-        hung = False
+        is_over = False
         try:
-            buffer = b""
-            while self.result is None and not self.failure:
-                content = self._read()
-                if content is None:
-                    hung = True
+            while not is_over:
+                is_over = self._child.has_finished(_LOOK_SECONDS)
+                self._take_all()
+                if time.monotonic() >= min(self._until, self._heard + self._patience):
                     break
-                if not content:
-                    break
-                buffer = self._take(buffer + content)
         finally:
             self.end = self._child.end()
-        self.end = _HUNG if hung else self.end
+        self.end = self.end if is_over else _HUNG
 
-    def _read(self) -> bytes | None:
-        """What it says next; empty at its end, None if it says nothing for too long."""
-        while time.monotonic() < min(self._until, self._heard + self._patience):
-            if select.select([self._child.messages], [], [], _LOOK_SECONDS)[0]:
-                return os.read(self._child.messages, 1 << 16)
-            # Another process may have inherited the other end of the pipe.
-            if self._child.has_ended():
-                is_left = select.select([self._child.messages], [], [], 0)[0]
-                return os.read(self._child.messages, 1 << 16) if is_left else b""
-        return None
+    def _take_all(self) -> None:
+        """Note what it has written since the last look."""
+        while content := os.pread(self._child.messages, 1 << 20, self._read):
+            self._read += len(content)
+            self._left = self._take(self._left + content)
 
     @property
     def _patience(self) -> float:
@@ -241,17 +250,17 @@ class _Watch:
 
     def _take(self, buffer: bytes) -> bytes:
         """Note all complete messages, and return the rest."""
-        while len(buffer) >= _HEAD.size:
-            kind, number, length = _HEAD.unpack_from(buffer)
-            end = _HEAD.size + length
-            if len(buffer) < end:
+        start = 0
+        while len(buffer) >= start + _HEAD.size:
+            kind, number, now, length = _HEAD.unpack_from(buffer, start)
+            content = start + _HEAD.size
+            if len(buffer) < content + length:
                 break
-            self._note(kind, number, buffer[_HEAD.size : end])
-            buffer = buffer[end:]
-        return buffer
+            start = content + length
+            self._note(kind, number, now, buffer[content:start])
+        return buffer[start:]
 
-    def _note(self, kind: bytes, number: int, content: bytes) -> None:
-        now = time.monotonic()
+    def _note(self, kind: bytes, number: int, now: float, content: bytes) -> None:
         if kind == _ENDS or (kind == _GOES_ON and self.current is not None):
             self._longest = max(self._longest or 0.0, now - self._heard)
         self._heard = now
@@ -305,7 +314,8 @@ class _Scout:
         return result
 
     def say(self, kind: bytes, number: int = 0, content: bytes = b"") -> None:
-        left = memoryview(_HEAD.pack(kind, number, len(content)) + content)
+        head = _HEAD.pack(kind, number, time.monotonic(), len(content))
+        left = memoryview(head + content)
         while left:
             left = left[os.write(self._messages, left) :]
 
@@ -315,19 +325,24 @@ _streams: list[Any] = []
 
 
 def _be_scout(
-    compute: Callable[[], Any], outcomes: dict[int, bytes], messages: int, seconds: float
+    compute: Callable[[], Any], outcomes: dict[int, bytes], ends: tuple[int, int], seconds: float
 ) -> NoReturn:
-    """Compute, say what it gives, and end without a word of the program whose copy this is."""
+    """Compute, say what it gives, and end without a word of the program whose copy this is.
+
+    Args:
+        ends: where messages are written, and what is written to when all are.
+    """
     global _this  # noqa: PLW0603  (of this process only)
     try:
         _leave_the_program(seconds)
-        _this = _Scout(messages, outcomes)
+        _this = _Scout(ends[0], outcomes)
         try:
             content = pickle.dumps(compute())
         except BaseException as error:  # noqa: BLE001  (it is reported)
             _this.say(_FAILS, content=in_one_line(error).encode())
         else:
             _this.say(_RETURNS, content=content)
+        os.write(ends[1], b"!")
     finally:
         os._exit(0)
 

@@ -128,21 +128,21 @@ def _pool_samples(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
     totals = torch.bincount(classes, noise.abs() / truth.numel(), minlength=CLASSES)
     totals *= truth.numel()
     means, is_known = _mean_around(totals, counts.double())
-    for below, mean in _group_noise(totals, counts, magnitudes):
+    groups = list(_group_octaves(counts))
+    for below, mean in _group_noise(totals, counts, groups, magnitudes):
         few = below[~is_known[below]]
         means[few] = means[few].clamp(min=mean)
-    by_population = _rms_by_population(noise.abs(), classes, counts)[1]
+    by_population = _rms_by_population(noise.abs(), classes, groups)[1]
     return Pooled(whole, means * _MEAN_TO_RMS, by_population)
 
 
 def _group_noise(
-    totals: Tensor, counts: Tensor, magnitudes: Magnitudes
+    totals: Tensor, counts: Tensor, groups: list[list[int]], magnitudes: Magnitudes
 ) -> Iterator[tuple[Tensor, float]]:
     """The classes of each population whose values are smaller than their noise, and its mean.
 
     Zeros belong to the smallest population.
     """
-    groups = list(_group_octaves(counts))
     for group in groups:
         below = torch.tensor(group[::-1] if group is not groups[-1] else [0, *group[::-1]])
         # For each class, the mean over it and those below it: one large error is not typical.
@@ -158,21 +158,21 @@ def _mean_around(totals: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
     Also whether there are enough in the farthest of these.
     """
+    used, far = counts.nonzero(), _REACHES[-1]
+    # Most classes are far from all elements.
+    near = slice(max(0, int(used[0]) - far), int(used[-1]) + far + 1)
+    both = torch.nn.functional.pad(torch.stack([totals[near], counts[near]]), (far, far))
+    # Not as differences of running sums, which lose what is next to far larger numbers.
+    windows = both.unfold(1, 2 * far + 1, 1)
+    sums = [windows[..., far - reach : far + reach + 1].sum(-1) for reach in _REACHES]
+    *closer, (total, around) = sums
+    mean = total / around.clamp(min=1)
+    for total, closely in reversed(closer):
+        mean = torch.where(closely >= _ENOUGH, total / closely.clamp(min=1), mean)
     means = torch.zeros_like(totals)
     is_known = torch.zeros_like(totals, dtype=torch.bool)
-    for reach in _REACHES:
-        around = _sum_around(counts, reach)
-        mean = _sum_around(totals, reach) / around.clamp(min=1)
-        is_new = ~is_known & (around >= _ENOUGH)
-        means[is_new] = mean[is_new]
-        is_known |= is_new
-    return torch.where(is_known | (around == 0), means, mean), is_known
-
-
-def _sum_around(numbers: Tensor, reach: int) -> Tensor:
-    """Sums over neighbours; running sums would lose those next to far larger ones."""
-    padded = torch.nn.functional.pad(numbers, (reach, reach))
-    return padded.unfold(0, 2 * reach + 1, 1).sum(dim=1)
+    means[near], is_known[near] = mean, around >= _ENOUGH
+    return means, is_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,17 +212,17 @@ def populations(tensor: Tensor) -> Populations:
     values = values[torch.isfinite(values)].abs()
     magnitudes = Magnitudes.of(values)
     classes = magnitudes.classes(values)
-    counts = torch.bincount(classes, minlength=CLASSES)
-    return Populations(magnitudes, *_rms_by_population(values, classes, counts), is_whole)
+    groups = list(_group_octaves(torch.bincount(classes, minlength=CLASSES)))
+    return Populations(magnitudes, *_rms_by_population(values, classes, groups), is_whole)
 
 
 def _rms_by_population(
-    values: Tensor, classes: Tensor, counts: Tensor
+    values: Tensor, classes: Tensor, groups: list[list[int]]
 ) -> tuple[tuple[float, ...], Tensor]:
     """The root mean square of the values of each population, the largest first, and by class."""
     by_class = torch.zeros(CLASSES, dtype=torch.float64)
     found = []
-    for group in _group_octaves(counts):
+    for group in groups:
         low, high = group[-1], group[0]
         members = values[(classes >= low) & (classes <= high)]
         top = float(members.max())
@@ -235,8 +235,9 @@ def _rms_by_population(
 
 def _group_octaves(counts: Tensor) -> Iterator[list[int]]:
     """The octaves of each population, from the largest."""
-    octaves = counts[1:].nonzero().flatten().add_(1).tolist()[::-1]
-    numbers = counts.tolist()
+    used = counts[1:].nonzero().flatten().add_(1)
+    octaves = used.tolist()[::-1]
+    numbers = dict(zip(octaves, counts[used].tolist()[::-1], strict=True))
     group: list[int] = []
     for octave in octaves:
         is_apart = group and group[-1] - octave > _GAP

@@ -46,6 +46,9 @@ _FEWEST_MOVED = 6
 _RESEMBLES = 0.7
 # So many groups, and elements of each, are looked at first.
 _FIRST = 24
+# So many numbers of steps are tried at once, and on so many elements of a group first.
+_AT_ONCE = 64
+_FEW = 6
 
 
 def propose_levels(case: Case) -> Iterator[Pattern | None]:
@@ -240,16 +243,8 @@ def _steps(given: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
     noise = MAX_Z * (unit + apart.abs() / most.clamp(min=1e-300) * at_most)
     # Zeros, and the largest value, are multiples of any step.
     tells = (apart.abs() > noise).scatter(1, largest, value=False)
-    step = torch.zeros_like(most)
-    count = torch.zeros(len(given), 1, dtype=torch.long)
-    for number in range(1, _MOST_STEPS + 1):
-        each = most / number
-        fits = ((apart - (apart / each).round() * each).abs() <= noise) | ~tells
-        is_new = fits.all(1, keepdim=True) & (step == 0) & (most > 0)
-        step = torch.where(is_new, each, step)
-        count = torch.where(is_new, number, count)
-        if bool(((step > 0) | (most == 0)).all()):
-            break
+    count = _fewest_steps(apart, noise, tells).unsqueeze(1)
+    step = torch.where(count > 0, most / count, 0.0)
     has_step = (step > 0) | (most == 0)
     if float(has_step.double().mean()) < _NEARLY_ALL or not bool((step > 0).any()):
         return None
@@ -258,6 +253,29 @@ def _steps(given: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
     # A step is one of so many; those that begin at the least value have that to choose as well.
     cost = 2 * (1.0 + count).log2()
     return _Steps(step, start, int(count.max()), float((bits - cost).sum()))
+
+
+def _fewest_steps(apart: Tensor, noise: Tensor, tells: Tensor) -> Tensor:
+    """For each group, the fewest steps to its largest value that all its values fit; 0 if none.
+
+    Most numbers of steps are ruled out by a few values, so that all are tried on few values first.
+    """
+    most = apart.abs().amax(1)
+    count = torch.zeros(len(apart), dtype=torch.long)
+    for first in range(1, _MOST_STEPS + 1, _AT_ONCE):
+        is_open = (count == 0) & (most > 0)
+        if not bool(is_open.any()):
+            break
+        numbers = torch.arange(first, min(first + _AT_ONCE, _MOST_STEPS + 1))
+        fits = is_open.unsqueeze(1).repeat(1, len(numbers))
+        for columns in (slice(None, _FEW), slice(_FEW, None)):
+            group, place = fits.nonzero(as_tuple=True)
+            each = (most[group] / numbers[place]).unsqueeze(1)
+            value = apart[group, columns]
+            is_level = (value - (value / each).round() * each).abs() <= noise[group, columns]
+            fits[group, place] = (is_level | ~tells[group, columns]).all(1)
+        count = torch.where(fits.any(1), numbers[fits.long().argmax(1)], count)
+    return count
 
 
 def _state(

@@ -633,12 +633,20 @@ class Predictor:
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
-        right = self.case.right.abs()
-        ratios = (prediction.abs() / right)[right > 0]
-        least = float(ratios.min()) if ratios.numel() else 1.0
+        size, told, is_finite = self._right_sizes
         # A prediction or a right value that is infinite says nothing about noise.
-        is_finite = bool(torch.isfinite(prediction).all() & torch.isfinite(right).all())
-        return max(1.0, least) if is_finite else 1.0
+        if not (is_finite and bool(torch.isfinite(prediction).all())):
+            return 1.0
+        ratios = prediction.abs() / size if told is None else prediction.abs()[told] / size
+        return max(1.0, float(ratios.min())) if ratios.numel() else 1.0
+
+    @functools.cached_property
+    def _right_sizes(self) -> tuple[Tensor, Tensor | None, bool]:
+        """Of the right values that are not zero; where these are, None for everywhere."""
+        size = self.case.right.abs()
+        told = size > 0
+        is_finite = bool(torch.isfinite(size).all())
+        return (size, None, is_finite) if bool(told.all()) else (size[told], told, is_finite)
 
     def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate."""
