@@ -469,6 +469,8 @@ def watching() -> None:
 def unseen_kernels() -> None:
     """Calls of an autograd function, and its backward pass, are observed until the watch ends."""
     from paritas._torch import unseen_kernels as unseen
+    from paritas._torch.operators import traits
+    from paritas.precision.unwritten import UnwrittenMemory
 
     class Double(torch.autograd.Function):
         @staticmethod
@@ -489,11 +491,15 @@ def unseen_kernels() -> None:
     plain = torch.autograd.Function.__dict__["apply"], Double.__dict__["backward"]
     end = unseen.watch_autograd_functions(around, around, set())
     x = torch.ones(2, requires_grad=True)
-    Double.apply(x).sum().backward()
+    Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
     end()
     now = torch.autograd.Function.__dict__["apply"], Double.__dict__["backward"]
     expect("calls of the function and of its backward pass", seen, [1, 2])
     expect("whether the classes are restored", plain == now)
+    memory, y = UnwrittenMemory(), torch.ones(2)
+    memory.note(traits(ATEN.empty.memory_format), (), {}, y)
+    memory.note(traits(ATEN.add.Tensor), (y, y), {}, y + y)
+    expect("whether a read of unwritten memory is noticed", memory.is_read)
     kernel = unseen.unseen_kernel(Double, unseen.Launch.APPLY)
     expect("the call as an operator", (str(kernel), kernel(x).tolist()), ("unseen.Double", [2, 2]))
 
