@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
+from torch.utils._pytree import tree_leaves
 
 from paritas.errors import UnsupportedTorchError
 
@@ -227,6 +228,11 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     if isinstance(tree, list | tuple):
         return type(tree)(map_tensors(item, function) for item in tree)
     return tree
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors of what a program returns, also in dicts and registered classes."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 # --- The default dtype ----------------------------------------------------------------------------

@@ -51,8 +51,9 @@ from paritas.diagnosis.calls import LiveCall
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
+from paritas.recording.figures import figures_of
 from paritas.recording.module_calls import NOWHERE, format_line, is_user_file
-from paritas.recording.traces import OutOfTimeError, figures_of
+from paritas.recording.traces import OutOfTimeError
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
 from paritas.results.items import Item, ItemKind
 

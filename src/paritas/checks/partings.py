@@ -7,6 +7,7 @@ import difflib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from paritas._torch import unseen_kernels
 from paritas._torch.operators import traits
 from paritas.checks.trace_calls import (
     function_of,
@@ -533,6 +534,9 @@ def call_name(operation: Operation) -> str:
     """An operator, as sentences name it."""
     if operation.function:
         return f"{operation.function}.backward"
+    kind = traits(operation.func)
+    if kind.namespace == unseen_kernels.NAMESPACE:
+        return f"{kind.name} (a kernel that torch does not see)"
     name = operation.name.removesuffix(".default")
     return f"{name} of the backward pass" if operation.is_backward else name
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas._torch import unseen_kernels
 from paritas._torch.operators import own_default, traits
 from paritas.checks.failures import Explainer, call_context
 from paritas.execution.evidence import Evidence
 from paritas.execution.graph_runs import copy_argument
 from paritas.execution.item_evidence import GivenLift, ItemEvidence
 from paritas.execution.program import VALUE, ValueProgram
+from paritas.execution.responses import computes_in_float64, nudge_tensor, responds_smoothly
 from paritas.execution.saved_state import Copier
 from paritas.numerics.criterion import unit_roundoff
 from paritas.numerics.judge import Checks, check_pair
@@ -163,7 +165,8 @@ def judge_regions(
     right, wrong = (one.native[0].outputs.get(VALUE) for one in (known, mine))
     if not isinstance(right, torch.Tensor) or not isinstance(wrong, torch.Tensor):
         return []
-    evidence = ItemEvidence(known, VALUE, lifted=GivenLift(mine.arbiter))
+    rounded = () if _computes_in_float64(reference, candidate, tensors, seed) else (torch.float32,)
+    evidence = ItemEvidence(known, VALUE, lifted=GivenLift(mine.arbiter, rounded))
     pair = right.detach(), wrong.detach()
     findings, _ = check_pair(item, *pair, Checks(), evidence)
     context = reference.context(tensors) if reference.operations else None
@@ -189,6 +192,23 @@ def judge_regions(
         else msgspec.structs.replace(finding, diagnosis=diagnosis)
         for finding in findings
     ]
+
+
+def _computes_in_float64(
+    reference: Region, candidate: Region, tensors: Sequence[Tensor], seed: int
+) -> bool:
+    """Whether the candidate computes in float64 if it is given that; see `responses`."""
+    kinds = (traits(operation.func) for operation in candidate.operations)
+    if not any(kind.namespace == unseen_kernels.NAMESPACE for kind in kinds):
+        return True
+
+    def value(side: Region, direction: int) -> Any:
+        nudged = [nudge_tensor(one, seed, direction) for one in tensors]
+        return side.evidence(nudged, seed).native[0].outputs.get(VALUE)
+
+    before, middle, after = (value(candidate, direction) for direction in (-1, 0, 1))
+    right = value(reference, 1), value(reference, 0)
+    return computes_in_float64([responds_smoothly(before, middle, after, right)])
 
 
 def _runs_of(

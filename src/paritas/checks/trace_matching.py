@@ -18,7 +18,8 @@ from paritas.recording.traces import ValueRef
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from paritas.recording.traces import Figures, Operation, Trace, TracedValue
+    from paritas.recording.figures import Figures
+    from paritas.recording.traces import Operation, Trace, TracedValue
 
 # --- Classes of equal values ----------------------------------------------------------------------
 

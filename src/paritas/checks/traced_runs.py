@@ -16,7 +16,8 @@ from paritas.execution.observation import RunOptions, named_like
 from paritas.execution.program import Program
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.precision.lifting import is_rounding
-from paritas.recording.traces import OutOfTimeError, Trace, TraceRecorder, figures_of
+from paritas.recording.figures import figures_of
+from paritas.recording.traces import OutOfTimeError, Trace, TraceRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from paritas.checks.places import FailedCall
     from paritas.execution.observation import Observation
     from paritas.execution.subjects import Subject
-    from paritas.recording.traces import Figures
+    from paritas.recording.figures import Figures
     from paritas.results.items import Item
 
 Instead = dict[int, dict[int, "Tensor"]]

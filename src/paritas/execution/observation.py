@@ -7,7 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -216,6 +216,13 @@ class Contexts(contextlib.AbstractContextManager[None]):
             manager.__exit__(*error)
 
 
+class RunListener(contextlib.AbstractContextManager[Any], Protocol):
+    """What follows a run of a program."""
+
+    def note_result(self, result: Any) -> None:
+        """What the program returns."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
     """Options of one run of a program.
@@ -235,7 +242,7 @@ class RunOptions:
     wide: bool = False
     mode: LiftMode | None = None
     watch: contextlib.AbstractContextManager[Any] | None = None
-    listener: contextlib.AbstractContextManager[Any] | None = None
+    listener: RunListener | None = None
     wanted: frozenset[Item] | None = None
     second: bool = True
     forward_once: bool = False
@@ -244,6 +251,13 @@ class RunOptions:
     def around(self) -> contextlib.AbstractContextManager[None]:
         """The context for each run of the program's own code."""
         return Contexts(self.watch, self.mode, self.listener)
+
+    def note_result(self, result: Any) -> None:
+        """Tell those who follow the operators what the program returns."""
+        if self.mode is not None:
+            self.mode.note_result(result)
+        if self.listener is not None:
+            self.listener.note_result(result)
 
 
 @dataclasses.dataclass(frozen=True)

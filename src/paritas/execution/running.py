@@ -140,6 +140,7 @@ def _observe_call(
     try:
         with conditions.options.around(), undoing_leftovers(seen.process):
             result = subject.call(*inputs.args, **inputs.kwargs)
+            conditions.options.note_result(result)
     except Exception as error:
         if is_out_of_memory(error):  # it says nothing about the program
             raise

@@ -38,6 +38,11 @@ from paritas.execution.observation import (
     same_value,
 )
 from paritas.execution.program import Program, count_dtypes
+from paritas.execution.responses import (
+    computes_in_float64,
+    nudge_inputs,
+    responds_smoothly,
+)
 from paritas.execution.running import running_subject
 from paritas.execution.subjects import ForeignProgram
 from paritas.numerics import criterion
@@ -298,9 +303,36 @@ class SubjectLift:
             mode = evidence.lift_mode(lifts=functools.partial(is_rounding, used=used))
             seen = self._run_wide(mode)
             leaks = {f"{name} may compute in any precision inside" for name in mode.foreign}
+            if mode.unwritten.is_read and not self._computes_in_float64(seen):
+                leaks.add("a kernel that torch does not see computes in float32 inside")
         if leaks or not self.candidate.is_faithful:
             self._judge_at_float32(leaks or {"the candidate may compute in float32 inside"})
         return seen
+
+    def _computes_in_float64(self, seen: list[Observation]) -> bool:
+        """Whether the candidate's run in float64 is one: see `responses`."""
+        arbiter = self.evidence.arbiter()
+        if arbiter is None:
+            return False
+        reference = self.evidence.program
+        before, after, right = (
+            self._nudged(program, direction)
+            for program, direction in ((self.program, -1), (self.program, 1), (reference, 1))
+        )
+        return computes_in_float64(
+            responds_smoothly(
+                before.value(item),
+                value,
+                after.value(item),
+                (right.value(item), arbiter[0].value(item)),
+            )
+            for item, value in seen[0].items()
+        )
+
+    def _nudged(self, program: SubjectProgram, direction: int) -> Observation:
+        inputs = nudge_inputs(program.inputs, self.evidence.seed, direction)
+        options = RunOptions(wide=True, mode=self.evidence.lift_mode())
+        return run_quietly(dataclasses.replace(program, inputs=inputs), options, WideDefault())[0]
 
     def _rounds_between_graphs(self, used: frozenset[torch.dtype]) -> bool:
         """Whether a cast that no graph contains still rounds in the lifted run.

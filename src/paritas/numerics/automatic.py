@@ -145,7 +145,7 @@ def judge_floats(
         if not above.passed:
             return Judgement(
                 status=Status.DIFFERENT,
-                reason=_lifted_reason(above, same_bits=same),
+                reason=_lifted_reason(above, evidence.lift_unit, same_bits=same),
                 metrics=metrics,
                 lifted=above.scored.score,
             )
@@ -342,7 +342,7 @@ def fault_in_float64(evidence: JudgeEvidence) -> str | None:
         return None
     case = _FloatCase(arbiter, lifted, arbiter, NO_NOISE, evidence, ())
     outcome = _judge_lifted(case, arbiter, lifted)
-    return "" if outcome.passed else _lifted_reason(outcome, same_bits=False)
+    return "" if outcome.passed else _lifted_reason(outcome, evidence.lift_unit, same_bits=False)
 
 
 def _native_slack(case: _FloatCase, above: _RunOutcome | None) -> float:
@@ -719,11 +719,12 @@ def _describe_open(decisions: dict[str, tuple[int, int]]) -> str:
     )
 
 
-def _lifted_reason(outcome: _RunOutcome, *, same_bits: bool) -> str:
+def _lifted_reason(outcome: _RunOutcome, unit: float, *, same_bits: bool) -> str:
     if outcome.reason:
         return f"{outcome.reason}, also in float64"
     excess = outcome.scored.score.excess
-    reason = f"in float64, where rounding is negligible, it is {excess:.2g} times over its limit"
+    how = "where rounding is negligible" if unit <= UNIT_F64 else "judged at float32 noise"
+    reason = f"in float64, {how}, it is {excess:.2g} times over its limit"
     return f"{reason} (the bits of the native results agree on this input)" if same_bits else reason
 
 

@@ -32,6 +32,7 @@ from paritas._torch.operators import (
 )
 from paritas.precision.composites import Inside, ListeningMode
 from paritas.precision.summing import LastSums
+from paritas.precision.unwritten import UnwrittenMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,6 +175,7 @@ class LiftMode(DispatchMode):
         foreign: names of operators outside aten, which may compute in any precision inside.
         asked_default: whether torch's default dtype may have decided something no mode can see.
         narrow: the narrow dtypes of values from outside this run, which were rounded before it.
+        unwritten: what shows kernels that torch does not see.
     """
 
     def __init__(
@@ -200,6 +202,7 @@ class LiftMode(DispatchMode):
         self.casts: set[torch.dtype] = set()
         self.foreign: set[str] = set()
         self.narrow: set[torch.dtype] = set()
+        self.unwritten = UnwrittenMemory()
         self._kept: set[torch.dtype] = set()
         self.asked_default = False
         self._decisions = Decisions() if remember_decisions else None
@@ -234,7 +237,9 @@ class LiftMode(DispatchMode):
             return self._draw(func, kind, args, kwargs)
         if self.widths and kind.random and kind.name == "native_dropout":
             return self._dropout(func, *args, **kwargs)
-        return self._run(func, kind, args, kwargs)
+        result = self._run(func, kind, args, kwargs)
+        self.unwritten.note(kind, args, kwargs, result)
+        return result
 
     def start_over(self) -> None:
         """Reset the mode for a repetition of the same run."""
@@ -242,11 +247,16 @@ class LiftMode(DispatchMode):
         self.casts.clear()
         self.foreign.clear()
         self.narrow.clear()
+        self.unwritten = UnwrittenMemory()
         self._kept.clear()
         if self._decisions is not None:
             self._decisions = Decisions()
         if self._sums is not None:
             self._sums = LastSums()
+
+    def note_result(self, result: Any) -> None:
+        """Note what the program returns: that is read as well."""
+        self.unwritten.note_result(result)
 
     def decision_for(self, result: Tensor) -> Decision | None:
         """The decision that gave a discrete result of this run, if one operator made it."""

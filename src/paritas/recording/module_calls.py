@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from paritas.numerics.contents import children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from types import FrameType
 
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
@@ -90,6 +92,34 @@ def user_frames(above: int = 1, within: Collection[str] = ()) -> tuple[tuple[str
             frames.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(reversed(frames))
+
+
+def user_frame(above: int = 1) -> FrameType | None:
+    """The innermost running function that belongs neither to torch nor to paritas."""
+    frame: FrameType | None = sys._getframe(above)  # noqa: SLF001  (as `user_frames`)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def function_of(frame: FrameType) -> FunctionType | None:
+    """The function that runs in a frame, if its module or one of its callers has it by name."""
+    value: Any = frame.f_globals
+    for part in frame.f_code.co_qualname.split("."):
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+    callers: list[FrameType] = []
+    caller = frame.f_back
+    while caller is not None and len(callers) < _MOST_CALLERS:
+        callers.append(caller)
+        caller = caller.f_back
+    nested = (one for each in callers for one in each.f_locals.values())
+    for one in (value, *nested):
+        if isinstance(one, FunctionType) and one.__code__ is frame.f_code:
+            return one
+    return None
+
+
+_MOST_CALLERS = 4
 
 
 @functools.cache

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +20,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paritas._torch.operators import map_tensors, traits
+from paritas._torch.unseen_kernels import (
+    Launch,
+    module_state,
+    unseen_kernel,
+    watch_autograd_functions,
+)
 from paritas._torch.watching import (
     OperatorWatch,
     has_values,
@@ -29,125 +37,26 @@ from paritas._torch.watching import (
     watch_module_calls,
 )
 from paritas.execution.observation import storage_address as _address
-from paritas.numerics.sketch import signs_from
+from paritas.recording.figures import Figures, figures_of
 from paritas.recording.module_calls import (
     NOWHERE,
     ModuleNames,
     UserLine,
     format_line,
+    function_of,
     result_values,
+    user_frame,
     user_frames,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+    from types import CodeType, FrameType, FunctionType
 
     from torch import Tensor
 
     from paritas._torch.operators import Operator
-
-
-# --- Figures of a value ---------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Figures:
-    """A few sums by which a tensor is recognized.
-
-    The sums are taken of log(1 + |x|), with the sign of x: the huge numbers of masks would hide all
-    others. They are as exact as float64, and an error of each element moves them by no more than
-    its share of the norm.
-
-    Attributes:
-        shape: the shape.
-        dtype: the dtype.
-        signed: two sums with pseudo-random signs, which depend on the order of the elements.
-        plain: the sum of the values and of their cubes, which do not depend on it.
-        norm: the root of the sum of the squares.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    signed: tuple[float, float]
-    plain: tuple[float, float]
-    norm: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether it has integers or truth values."""
-        return not (self.dtype.is_floating_point or self.dtype.is_complex)
-
-    def distance(self, other: Figures, *, ordered: bool = True) -> float:
-        """How far two values are apart, as a share of their norm; infinite for other kinds."""
-        if self.is_exact is not other.is_exact:
-            return float("inf")
-        pairs = zip(
-            self.signed if ordered else self.plain,
-            other.signed if ordered else other.plain,
-            strict=True,
-        )
-        size = max(self.norm, other.norm)
-        apart = max(abs(self.norm - other.norm), *(abs(a - b) for a, b in pairs))
-        return apart / size if size else apart
-
-
-# NaN and infinities, as numbers that no logarithm of a finite number gives.
-_NOT_FINITE = {"nan": 1537.25, "posinf": 1021.5, "neginf": -1021.5}
-_SECOND_SIGNS = 1 << 40
-
-
-@torch.no_grad()
-def figures_of(tensor: Tensor) -> Figures | None:
-    """The figures of a tensor; None if it holds no plain values."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or not has_values(tensor):
-        return None
-    if tensor.is_nested:
-        return None
-    plain = tensor.detach()
-    if plain.is_complex():
-        plain = torch.view_as_real(plain.resolve_conj())
-    if plain.dtype.is_floating_point and plain.dtype.itemsize == 1:
-        plain = plain.float()
-    flat = plain.reshape(-1)
-    sums, largest = [0.0] * 5, 0.0
-    for start in range(0, flat.numel(), _BLOCK):
-        values = flat[start : start + _BLOCK].to(torch.float64)
-        if flat.dtype.is_floating_point:
-            values = (values.sign() * values.abs().log1p()).nan_to_num(**_NOT_FINITE)
-        count, device = values.numel(), values.device
-        squares = values * values
-        block = torch.stack(
-            [
-                torch.dot(values, _signs(start, count, device)),
-                torch.dot(values, _signs(_SECOND_SIGNS + start, count, device)),
-                values.sum(),
-                torch.dot(squares, values),
-                squares.sum(),
-                squares.max(),
-            ]
-        ).tolist()
-        sums = [one + other for one, other in zip(sums, block[:5], strict=True)]
-        largest = max(largest, block[5])
-    # Cubes are compared with the norm like the others.
-    cubes = sums[3] / largest if largest else 0.0
-    shape, norm = tuple(tensor.shape), sums[4] ** 0.5
-    return Figures(shape, tensor.dtype, (sums[0], sums[1]), (sums[2], cubes), norm)
-
-
-# How many elements are summed at a time, and how many signs are kept.
-_BLOCK = 1 << 22
-_MOST_CACHED = 1 << 20
-
-
-def _signs(start: int, count: int, device: torch.device) -> Tensor:
-    if count > _MOST_CACHED:
-        return signs_from(start, count, device).to(torch.float64)
-    return _cached_signs(start, count, device)
-
-
-@functools.lru_cache(maxsize=128)
-def _cached_signs(start: int, count: int, device: torch.device) -> Tensor:
-    return signs_from(start, count, device).to(torch.float64)
+    from paritas._torch.unseen_kernels import UnseenKernel
 
 
 # --- Traces ---------------------------------------------------------------------------------------
@@ -180,6 +89,7 @@ class ValueRef:
 
 
 _UNSET = ("empty", "new_empty")
+_ZEROS = ("zeros", "new_zeros")
 _COPIES = {"_to_copy", "clone", "copy", "lift_fresh", "_unsafe_view"}
 
 
@@ -202,7 +112,7 @@ class Operation:
     """
 
     index: int
-    func: Operator
+    func: Operator | UnseenKernel
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: tuple[int, ...]
@@ -311,6 +221,41 @@ class _RunningCall:
     traced: TracedCall | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _KernelCall:
+    """A call that may launch a kernel: as an operator, with its arguments and what it reads."""
+
+    kernel: UnseenKernel
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Allocation:
+    """The user's function that made some memory, with its arguments at that time."""
+
+    code: CodeType
+    function: FunctionType | None
+    args: tuple[Any, ...]
+    inputs: tuple[int, ...]
+
+    def kernel_call(self) -> _KernelCall:
+        """The function as a kernel; only as a part of it while it has not returned."""
+        if self.function is None or self.code in _running_code():
+            kernel = unseen_kernel(self.code, Launch.PART)
+        else:
+            kernel = unseen_kernel(self.function, Launch.FUNCTION)
+        return _KernelCall(kernel, self.args, {}, self.inputs)
+
+
+def _running_code() -> Iterator[CodeType]:
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (as `user_frames`)
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
 class _FunctionWatch(TorchFunctionMode):
     """Routes the program's calls of torch's functions through another function."""
 
@@ -367,6 +312,11 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         self._modules: list[str] = []
         # The calls that are running; they are part of the trace from their first operator on.
         self._running: list[_RunningCall] = []
+        # What may write to memory without torch's knowledge: autograd functions that are running,
+        # and the functions that allocated it.
+        self._autograd_functions: set[Any] = set()
+        self._launching: list[_KernelCall] = []
+        self._allocations: dict[int, _Allocation] = {}
         self._nodes: dict[int, int] = {}
         # A tensor is known by its place in memory; what is written there makes it another value.
         self._known: dict[tuple[Any, ...], int] = {}
@@ -380,6 +330,11 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         self._stack.callback(watch_module_calls(self._around))
+        self._stack.callback(
+            watch_autograd_functions(
+                self._around_apply, self._around_backward, self._autograd_functions
+            )
+        )
         self._stack.enter_context(_FunctionWatch(self._around_function))
         self._stack.enter_context(OperatorWatch(self))
         return self
@@ -408,6 +363,51 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     ) -> Any:
         return self._call(_RunningCall(function, None, args, kwargs), function)
 
+    def _around_apply(
+        self,
+        function: type[torch.autograd.Function],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[..., Any],
+    ) -> Any:
+        if in_backward():
+            return call(*args, **kwargs)
+        read: list[int] = []
+        with unseen():
+            noted = map_tensors(args, functools.partial(self._refer, read))
+        launch = _KernelCall(unseen_kernel(function, Launch.APPLY), noted, kwargs, tuple(read))
+        return self._launch(function, launch, functools.partial(call, *args, **kwargs))
+
+    def _around_backward(
+        self,
+        function: type[torch.autograd.Function],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Callable[..., Any],
+    ) -> Any:
+        context, *gradients = args
+        read: list[int] = []
+        with unseen():
+            refer = functools.partial(self._refer, read)
+            saved = list(map_tensors(context.saved_tensors, refer))
+            noted = (saved, context, *map_tensors(gradients, refer))
+        launch = _KernelCall(unseen_kernel(function, Launch.BACKWARD), noted, {}, tuple(read))
+        return self._launch(function, launch, functools.partial(call, *args, **kwargs))
+
+    def _launch(self, launcher: Any, launch: _KernelCall, call: Callable[[], Any]) -> Any:
+        """Make a call that may launch kernels, and note one that wrote to its results."""
+        part = unseen_kernel(launcher, Launch.PART)
+        self._launching.append(dataclasses.replace(launch, kernel=part))
+        try:
+            result = call()
+        finally:
+            self._launching.pop()
+        with unseen():
+            tensors = _tensors_in(result)
+            if any(map(self._is_written_unseen, tensors)):
+                self._note_kernel(launch, tensors)
+        return result
+
     def _call(self, running: _RunningCall, call: Callable[..., Any]) -> Any:
         """Make a call, and note what it returns if it has operators."""
         if in_backward():
@@ -420,10 +420,94 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         traced = running.traced
         if traced is not None:
             with unseen():
-                tensors = [one for _, one in result_values(result) if isinstance(one, torch.Tensor)]
+                tensors = _tensors_in(result)
+                if running.path is not None:
+                    self._note_module_kernel(traced, tensors)
                 traced.outputs = tuple(map(self._value_of, tensors))
             traced.stop = len(self.trace.operations)
         return result
+
+    def _note_module_kernel(self, call: TracedCall, tensors: list[Tensor]) -> None:
+        """Note the kernel of a module that gave its results, if no operator did."""
+        if not any(map(self._is_written_unseen, tensors)):
+            return
+        read = list(call.inputs)
+        refer = functools.partial(self._refer, read)
+        state = [(name, refer(tensor)) for name, tensor in module_state(call.target)]
+        kernel = unseen_kernel(type(call.target), Launch.MODULE)
+        args = (state, call.target, *call.args)
+        self._note_kernel(_KernelCall(kernel, args, call.kwargs, tuple(read)), tensors)
+
+    def _note_kernel(
+        self, call: _KernelCall, tensors: list[Tensor], site: Operation | None = None
+    ) -> None:
+        """Note a kernel that wrote to some tensors, as the operator that gave them.
+
+        Args:
+            site: an operator in the place where it was launched; None if that is here.
+        """
+        operations = self.trace.operations
+        operation = Operation(len(operations), call.kernel, call.args, call.kwargs, call.inputs)
+        if site is None:
+            operation.module = self._modules[-1] if self._modules else ""
+            self._note_place(operation)
+        else:
+            for name in ("module", "line", "frames", "is_backward", "forward", "function"):
+                setattr(operation, name, getattr(site, name))
+        operations.append(operation)
+        wanted = self._instead.get(operation.index, {})
+        outputs: list[int] = []
+        for slot, tensor in enumerate(tensors):
+            if not self._is_written_unseen(tensor):
+                outputs.append(self._value_of(tensor))
+                continue
+            if slot in wanted:  # not as a write that autograd counts
+                tensor.data.copy_(wanted[slot])
+            self._writes[_address(tensor)].append(operation.index)
+            figures = self._figures_of(tensor, (operation.index,))
+            outputs.append(self._add(tensor, figures, (operation.index,)))
+        operation.outputs = tuple(outputs)
+        operation.is_finished = True
+
+    def _note_allocation(self, tensor: Tensor) -> None:
+        """Note which function of the user allocates a tensor."""
+        frame = user_frame(above=2)
+        if frame is None or frame.f_code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+            return
+        code, read = frame.f_code, list[int]()
+        names = code.co_varnames[: code.co_argcount]
+        values = [frame.f_locals.get(name) for name in names]
+        args = tuple(map_tensors(values, functools.partial(self._refer, read)))
+        self._allocations[_address(tensor)] = _Allocation(
+            code, function_of(frame), args, tuple(read)
+        )
+
+    def _note_read(self, tensor: Tensor) -> None:
+        """Note the kernel that wrote to what an operator is going to read, if one did."""
+        if not self._is_written_unseen(tensor):
+            return
+        allocation = self._allocations.get(_address(tensor))
+        if self._launching:
+            call = self._launching[-1]
+        elif allocation is not None:
+            call = allocation.kernel_call()
+        else:
+            return
+        self._note_kernel(call, [tensor], self.trace.operations[self._writes[_address(tensor)][-1]])
+
+    def _is_written_unseen(self, tensor: Tensor) -> bool:
+        """Whether a tensor has values that no operator gave it."""
+        writers = self._writes.get(_address(tensor))
+        if not writers or not tensor.numel() or not has_values(tensor):
+            return False
+        name = traits(self.trace.operations[writers[-1]].func).name
+        if name.startswith(_UNSET):
+            return True
+        return name.startswith(_ZEROS) and bool(tensor.detach().any())
+
+    def _refer(self, read: list[int], tensor: Tensor) -> ValueRef:
+        read.append(self._value_of(tensor))
+        return ValueRef(read[-1])
 
     def _note_calls(self) -> None:
         """Note what the running calls read, before their first operator can write to it."""
@@ -431,11 +515,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             if running.traced is not None:
                 continue
             read: list[int] = []
-
-            def refer(tensor: Tensor, read: list[int] = read) -> ValueRef:
-                read.append(self._value_of(tensor))
-                return ValueRef(read[-1])
-
+            refer = functools.partial(self._refer, read)
             running.traced = TracedCall(
                 running.target,
                 running.path,
@@ -445,6 +525,12 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
                 len(self.trace.operations),
             )
             self.trace.calls.append(running.traced)
+
+    def note_result(self, result: Any) -> None:
+        """Note what the program returns: a kernel that torch does not see may have given it."""
+        with unseen():
+            for tensor in _tensors_in(result):
+                self._note_read(tensor)
 
     def listens(self) -> bool:
         """Every operator is recorded."""
@@ -460,25 +546,32 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
                 self._note_calls()
         self._read, self._written = {}, written_tensors(func, args, kwargs)
         read: list[int] = []
-
-        def refer(tensor: Tensor) -> ValueRef:
-            read.append(self._value_of(tensor))
-            return ValueRef(read[-1])
-
+        refer = functools.partial(self._refer, read)
         with unseen():
             if traits(func).name == "lift_fresh":  # new memory that no operator allocated
                 self._renew(args[0], [])
-            operation = Operation(
-                len(operations),
-                func,
-                map_tensors(args, refer),
-                {name: map_tensors(value, refer) for name, value in kwargs.items()},
-                tuple(read),
-                module=self._modules[-1] if self._modules else "",
-            )
+            self._note_kernels_before(func, args, kwargs)
+            noted = map_tensors(args, refer)
+            named = {name: map_tensors(value, refer) for name, value in kwargs.items()}
+        module = self._modules[-1] if self._modules else ""
+        operation = Operation(len(operations), func, noted, named, tuple(read), module=module)
         self._note_place(operation)
         operations.append(operation)
         return operation
+
+    def _note_kernels_before(
+        self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Note the kernels that wrote to what an operator reads; a view reads nothing yet."""
+        if traits(func).view:
+            return
+        written = {_address(tensor) for tensor in self._written}
+
+        def note(tensor: Tensor) -> None:
+            if _address(tensor) not in written:
+                self._note_read(tensor)
+
+        map_tensors([*args, *kwargs.values()], note)
 
     def after(self, token: Operation, result: Any) -> Any:
         """Record what an operator gave; returns the value to continue with, if it is another."""
@@ -546,9 +639,15 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             if _address(tensor) not in self._read:
                 self._renew(tensor, [operation.index])
         results += self._only_written(result)
-        unset = traits(operation.func).name.startswith(_UNSET)
+        kind = traits(operation.func)
+        if kind.name.startswith((*_UNSET, *_ZEROS)):
+            for tensor in results:
+                self._note_allocation(tensor)
         for tensor in results:
-            figures = None if unset else self._figures_of(tensor, (operation.index,))
+            is_unset = kind.name.startswith(_UNSET) or (
+                kind.view and self._is_written_unseen(tensor)
+            )
+            figures = None if is_unset else self._figures_of(tensor, (operation.index,))
             yield self._add(tensor, figures, (operation.index,))
         self._read, self._written = {}, []
 
@@ -610,6 +709,10 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             tensor.is_conj(),
             tensor.is_neg(),
         )
+
+
+def _tensors_in(result: Any) -> list[Tensor]:
+    return [one for _, one in result_values(result) if isinstance(one, torch.Tensor)]
 
 
 def written_tensors(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

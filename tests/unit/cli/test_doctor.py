@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import paritas._torch
 import paritas.precision
 from paritas.cli import main
-from paritas.doctor import examination, probes, self_test
+from paritas.doctor import compiler_probes, examination, probes, self_test
 from paritas.doctor.examination import GROUPS, Check, run_check
 
 WELL = Check("self-test", "right candidate", "ok", "identical, 5 compared")
@@ -49,7 +49,7 @@ def child(monkeypatch, tmp_path):
 
 
 def test_every_module_that_touches_torch_s_insides_has_a_probe_that_says_what_it_asks():
-    text = inspect.getsource(probes)
+    text = inspect.getsource(probes) + inspect.getsource(compiler_probes)
     silent = [
         f"{package.__name__}.{module.name}"
         for package in (paritas._torch, paritas.precision)
