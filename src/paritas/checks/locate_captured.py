@@ -208,7 +208,7 @@ class _Search:
                 continue
             with self._showing_nothing_if_it_fails():
                 part = self._part_alone(node)
-                if part is not None and _overwrites(part):
+                if part is not None and _overwrites(part, node, values):
                     origin = self._origin(node)
                     reason = f"starts here: {origin.operator} writes to what it should only read"
                     return self._about(reason, Aspect.VALUE, origin)
@@ -234,14 +234,16 @@ class _Search:
 
     def _find_changed(self, given: Sequence[Any]) -> list[str]:
         """The inputs of the graph that the backend's code has changed and the reference has not."""
-        names = [node.name for node in placeholders(self.graph)]
-        return [
-            name
-            for name, before, after in zip(names, self.program.kept, given, strict=True)
-            if name not in self.run.overwritten
-            and isinstance(before, torch.Tensor)
-            and not _are_same(before, after)
-        ]
+        changed = []
+        for node, before, after in zip(
+            placeholders(self.graph), self.program.kept, given, strict=True
+        ):
+            # Some operators write to an input without a trace, such as the statistics of a norm.
+            right = self.run.nodes[node.name].value
+            is_read = node.name not in self.run.overwritten and isinstance(before, torch.Tensor)
+            if is_read and _are_same(before, right) and not _are_same(before, after):
+                changed.append(node.name)
+        return changed
 
     def _shows(self, given: list[Any], results: Sequence[Any]) -> bool:
         seen = Observation(rng_before=self.program.rng)
@@ -689,14 +691,15 @@ class _Search:
         )
 
 
-def _overwrites(part: CompiledPart) -> bool:
-    """Whether code for a graph that only reads its arguments changes one of them."""
+def _overwrites(part: CompiledPart, node: Node, names: Collection[str]) -> bool:
+    """Whether the code for a node changes an argument that is one of these values."""
     # Nothing may be written to a leaf that autograd follows.
     args = [one.detach() if isinstance(one, torch.Tensor) else one for one in part.args]
     given, _ = dataclasses.replace(part, args=args).run()
+    sources = [one.name for one in node.all_input_nodes if one.op != "get_attr"]
     return any(
-        isinstance(before, torch.Tensor) and not _are_same(before, after)
-        for before, after in zip(args, given, strict=True)
+        name in names and isinstance(before, torch.Tensor) and not _are_same(before, after)
+        for name, before, after in zip(sources, args, given, strict=True)
     )
 
 
