@@ -68,7 +68,7 @@ def exchanged_parts(parting: Parting, *, alike: bool = False) -> Iterator[Exchan
     """
     theirs, mine = parting.theirs.trace, parting.mine.trace
     right, wrong = _readers(theirs), _readers(mine)
-    known = {
+    known: dict[tuple[int | None, ...], Operation] = {
         tuple(parting.known.classes[index] for index in one.outputs): one
         for one in theirs.operations
         if len(one.outputs) > 1 and not one.is_backward
