@@ -38,8 +38,8 @@ def main() -> int:
     parser.add_argument("--half", choices=["building", "measured"])
     parser.add_argument(
         "--what",
-        choices=["verify", "guard", "shrink", "plant"],
-        help="plant: only look whether the faults change results",
+        choices=["verify", "guard", "shrink", "search", "plant"],
+        help="search: shrink without a place; plant: only look whether the faults change results",
     )
     parser.add_argument("--number", type=int, default=200, help="faults that count")
     parser.add_argument("--jobs", type=int, default=1)

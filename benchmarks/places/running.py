@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import faulthandler
 import fcntl
 import importlib
 import json
@@ -39,6 +40,7 @@ SCHEDULE = {
     "shrink": ("pass captured first", "pass lowered first", "pass captured every",
                "pass captured first"),
 }  # fmt: skip
+SCHEDULE["search"] = SCHEDULE["shrink"]
 SCHEDULE["plant"] = tuple(dict.fromkeys(SCHEDULE["verify"] + SCHEDULE["guard"]))
 ON_GPU = {"verify": ("kernel", "triton kernel"), "guard": ("kernel",)}
 # Only plain models: their source is here, and Inductor compiles them in seconds.
@@ -157,13 +159,18 @@ def _start(unit: dict[str, Any], asked: Namespace, claims: Claims) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         began = time.monotonic()
+        last_words = _last_words(asked.out, os.getpid())
+        file = last_words.open("w")  # as long as this process
+        faulthandler.enable(file)
         try:
             subject = Subject(unit["model"], unit["half"], claims)
-            row = try_unit(subject, unit["what"], unit["source"], 0, asked.shrink_seconds)
+            row = try_unit(subject, unit["what"], unit["source"], 0, asked.shrink_seconds,
+                           lambda fault: print(fault, file=file, flush=True))  # fmt: skip
         except Exception as error:  # noqa: BLE001  (a fault that cannot be tried is a row)
             row = {"outcome": "error", "reason": f"{type(error).__name__}: {error!s:.300}",
                    "trace": traceback.format_exc()[-1500:]}  # fmt: skip
         write(asked.out, {**unit, **row, "wall": time.monotonic() - began})
+        last_words.unlink()
         code = 0
     finally:
         os._exit(code)
@@ -192,11 +199,26 @@ def _ended(running: dict[int, tuple[dict[str, Any], float]], out: Path) -> list[
         unit, _ = running.pop(child)
         if child in died:
             outcome = "out of time" if died[child] == "out of time" else "died"
-            write(out, {**unit, "outcome": outcome, "reason": died[child], "wall": 0.0})
+            row = {"outcome": outcome, "reason": died[child], "wall": 0.0}
+            write(out, {**unit, **_read_last_words(_last_words(out, child)), **row})
         lines = out.read_text().splitlines()
         rows = (json.loads(line) for line in reversed(lines))
         found.append(next(row for row in rows if key(row) == key(unit)))
     return found
+
+
+def _last_words(out: Path, child: int) -> Path:
+    """The file in which a process says which fault it tries, and where it dies."""
+    return out.with_name(f"{out.name}.{child}")
+
+
+def _read_last_words(path: Path) -> dict[str, str]:
+    """The fault that a process was trying, and the stack of one that died."""
+    if not path.exists():
+        return {}
+    fault, _, trace = path.read_text().partition("\n")
+    path.unlink()
+    return {"trace": trace[-1500:]} | ({"fault": fault} if fault else {})
 
 
 def write(out: Path, row: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ def show(rows: list[Row], *, details: bool) -> None:
                 if row["outcome"] not in {"planted", "no fault fits"}:
                     print(f"  {row['outcome']}: {_name(row)} {row.get('reason')} {row.get('size')}")
         else:
-            (_show_shrink if what == "shrink" else _show_places)(own, details=details)
+            (_show_shrink if what in {"shrink", "search"} else _show_places)(own, details=details)
 
 
 def figures(rows: list[Row]) -> list[Figure]:
@@ -74,15 +74,17 @@ def figures(rows: list[Row]) -> list[Figure]:
             found.append(
                 _percent("verify: a wrong kind at an output", false, len(own), 1.0, "lower")
             )
-    own = [row for row in rows if row["what"] == "shrink" and row["outcome"] in COUNTED]
-    if own:
+    for what, name in (("shrink", "shrink"), ("search", "shrink without a place")):
+        own = [row for row in rows if row["what"] == what and row["outcome"] in COUNTED]
+        if not own:
+            continue
         # The call of a method that only reads a part counts as no operator.
         small = sum(row.get("left") is not None and row["left"] <= 3 for row in own)
-        found.append(_percent("shrink: at most 3 operators", small, len(own), 97.0))
+        found.append(_percent(f"{name}: at most 3 operators", small, len(own), 97.0))
         for key, words in (("kept", "the limit is kept"), ("written", "the script is written"),
                            ("fails", "the script fails by itself")):  # fmt: skip
             good = sum(bool(row.get(key)) for row in own)
-            found.append(_percent(f"shrink: {words}", good, len(own), 100.0))
+            found.append(_percent(f"{name}: {words}", good, len(own), 100.0))
     return found
 
 

@@ -25,13 +25,18 @@ from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpro
 
 import paritas
 from paritas.errors import UsageError
+from paritas.execution.time_limit import TimeLimit
 from paritas.reports.scripts import SHOWN
 from paritas.results.findings import Finding, OriginKind, Status
+from paritas.shrinking.programs import Candidate
+from paritas.shrinking.shrink import NothingFailsError, shrink
+from paritas.shrinking.sources import capture_programs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from paritas.results.findings import Origin, Verdict
+    from paritas.shrinking.shrink import ShrinkReport
 
 # Of a share of a tensor's largest value: what is smaller may be rounding.
 ROUNDING = 1e-5
@@ -39,8 +44,19 @@ ROUNDING = 1e-5
 GRACE = 3.0
 
 
-def try_unit(subject: Subject, what: str, source: str, number: int, seconds: float) -> dict:
-    """The row of one fault; the faults of a source that may be planted are numbered."""
+def try_unit(
+    subject: Subject,
+    what: str,
+    source: str,
+    number: int,
+    seconds: float,
+    begin: Callable[[str], None] = lambda _: None,
+) -> dict:
+    """The row of one fault; the faults of a source that may be planted are numbered.
+
+    Args:
+        begin: called with the name of the fault before it is tried.
+    """
     found = (one for one in SOURCES[source](subject) if subject.take(one.fault))
     planted = next(itertools.islice(found, number, None), None)
     if planted is None:
@@ -49,6 +65,7 @@ def try_unit(subject: Subject, what: str, source: str, number: int, seconds: flo
         "fault": planted.fault, "planted": planted.source, "truth": planted.truth.__dict__,
         "kinds": planted.kinds, "loose": planted.loose,
     }  # fmt: skip
+    begin(planted.fault)
     torch.compiler.reset()
     with planted.active():
         try:
@@ -241,15 +258,38 @@ def _line(source: str) -> str:
 
 
 def try_shrink(subject: Subject, planted: Planted, seconds: float) -> dict:
-    """`Verdict.shrink` within a limit, after `verify`; the script is run once more, by itself."""
+    """`Verdict.shrink` within a limit, after `verify`."""
     config = paritas.VerifyConfig(raise_on_mismatch=False)
     verdict = paritas.verify(subject.inputs, subject.model, planted.candidate(), config)
     if verdict.passed:
         return {"outcome": "passes", "status": str(verdict.status)}
+    return _shrink_by(lambda folder: verdict.shrink(seconds=seconds, outdir=folder), seconds)
+
+
+def try_search(subject: Subject, planted: Planted, seconds: float) -> dict:
+    """`paritas shrink` without `--at`: it is not known where the fault is."""
+    backend = planted.backend
+    if backend is None:
+        return {"outcome": "no fault fits"}
+    name = backend if isinstance(backend, str) else f"{backend.__module__}:{backend.__name__}"
+    candidate = Candidate(name)
+
+    def run(folder: str) -> ShrinkReport:
+        limit = TimeLimit(seconds)
+        programs = capture_programs(subject.model, [subject.inputs], candidate)
+        return shrink(programs, candidate, limit=limit, outdir=folder).report
+
+    return _shrink_by(run, seconds)
+
+
+def _shrink_by(run: Callable[[str], ShrinkReport], seconds: float) -> dict:
+    """What became of a fault; the script is run once more, by itself."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         try:
-            report = verdict.shrink(seconds=seconds, outdir=folder)
+            report = run(folder)
+        except NothingFailsError:
+            return {"outcome": "passes", "status": ""}
         except UsageError as error:
             took = time.monotonic() - began
             return {"outcome": "no script", "seconds": took, "reason": str(error)[:300]}
@@ -283,4 +323,7 @@ def try_plant(subject: Subject, planted: Planted, seconds: float) -> dict:
     return {"outcome": "planted" if size > ROUNDING else "changes nothing", "size": size}
 
 
-_TRIES = {"plant": try_plant, "verify": try_verify, "guard": try_guard, "shrink": try_shrink}
+_TRIES = {
+    "plant": try_plant, "verify": try_verify, "guard": try_guard, "shrink": try_shrink,
+    "search": try_search,
+}  # fmt: skip

@@ -222,6 +222,34 @@ def test_other_random_numbers_are_no_matter_of_memory() -> None:
     assert (found.origin.operator, found.aspect) == ("dropout", Aspect.VALUE)
 
 
+def test_a_node_that_draws_random_numbers_is_named_though_its_result_is_right() -> None:
+    def draw(value: Tensor) -> Tensor:
+        torch.rand(3)
+        return value
+
+    def program(x: Tensor) -> Tensor:
+        return torch.sigmoid(torch.tanh(x)) + 1
+
+    edit = edited_by(lambda graph: spoil(calls(graph, "sigmoid")[0], draw))
+    assert named(program, edit, torch.rand(4, 8)) == ("node", "sigmoid")
+
+
+@pytest.mark.parametrize("source", ["value", "view", "input"])
+def test_a_node_that_writes_to_what_it_reads_is_named_and_not_the_maker_of_that(
+    source: str,
+) -> None:
+    def program(x: Tensor) -> Tensor:
+        value = x if source == "input" else torch.relu(x * 2)
+        read = value.view(-1) if source == "view" else value
+        return torch.sigmoid(read).sum() + value
+
+    def edit(graph: fx.GraphModule) -> None:
+        (node,) = calls(graph, "sigmoid")
+        node.target = torch.sigmoid_
+
+    assert named(program, edited_by(edit), torch.randn(4, 4)) == ("node", "sigmoid")
+
+
 def test_a_fusion_that_other_uses_prevent_is_named_at_its_end() -> None:
     def fuse(graph: fx.GraphModule) -> None:
         for node in calls(graph, "cos"):
@@ -400,6 +428,15 @@ def test_a_gradient_that_is_cut_off_is_named_where_it_is() -> None:
 
     edit = edited_by(lambda graph: spoil(calls(graph, "mul")[0], lambda value: value.detach()))
     assert named(program, edit, torch.rand(4, requires_grad=True)) == ("node", "mul")
+
+
+def test_a_gradient_that_is_cut_off_before_another_one_is_named_where_it_is() -> None:
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.relu(torch.tanh(x.sin()) @ weight).exp()
+
+    edit = edited_by(lambda graph: spoil(calls(graph, "tanh")[0], lambda value: value.detach()))
+    args = torch.rand(4, 4, requires_grad=True), torch.rand(4, 4, requires_grad=True)
+    assert named(program, edit, *args) == ("node", "tanh")
 
 
 # --- in words -------------------------------------------------------------------------------------

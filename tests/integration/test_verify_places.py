@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
@@ -12,7 +13,7 @@ from torch import nn
 import paritas
 from paritas import Inputs, VerifyConfig
 from paritas._torch.dynamo import count_compiled_frames
-from paritas.checks import failures, locate_compiled, places
+from paritas.checks import blocks, failures, locate_compiled, places
 from paritas.checks.places import Place
 from paritas.cli import main
 from paritas.results.findings import OriginKind, PatternKind, Status, Verdict
@@ -21,8 +22,6 @@ from spying import Spy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
     from paritas.checks.places import FailedCall
     from paritas.results.findings import Finding
@@ -369,6 +368,25 @@ def test_by_blocks_the_place_is_inside_of_the_wrong_block() -> None:
     assert place.item.graph.startswith("layers.1: ")
     assert place.origin.module.startswith("layers.1")
     assert next(f for f in verdict.findings if f.path == "output").cause == place.path
+
+
+def test_an_interrupt_by_blocks_leaves_what_has_failed_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    tower, wrong = Tower(), Tower()
+    with torch.no_grad():
+        wrong.layers[1][0].bias += 1
+    monkeypatch.setattr(blocks._WholeVerification, "compare", interrupt)
+    verdict = paritas.verify([X], tower, wrong, FORWARD, by="blocks")
+    assert verdict.status is Status.DIFFERENT
+    assert located(verdict)[0].item.graph == "layers.1"
+    last = "interrupted: the pieces after the last one that is listed were not compared"
+    assert last in verdict.notes
+    with pytest.raises(KeyboardInterrupt):
+        paritas.verify([X], tower, Tower(), FORWARD, by="blocks")
 
 
 def test_the_command_takes_a_function_as_backend_and_prints_the_place(

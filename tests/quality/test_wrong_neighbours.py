@@ -6,13 +6,12 @@ import os
 from typing import Any
 
 import pytest
-
-from quality.wrong_neighbours import NOT_VISIBLE, RIGHT, answers, entries
+from benchmarks.places.neighbours import NOT_VISIBLE, RIGHT, answers, entries
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
-# Operators with several results, views, writes, random numbers, results that are no floats, and
-# shapes that depend on values.
-USUAL = ("topk", "T", "index_put", "bernoulli", "nonzero")
+# Operators with several results, views, writes, random numbers, results that are no floats, shapes
+# that depend on values, statistics that are updated, and results that are conjugated later.
+USUAL = ("topk", "T", "index_put", "bernoulli", "nonzero", "nn.functional.batch_norm", "fft.ifft")
 MOST_WRONG = 0.03
 # The workers of xdist share these.
 PARTS = 32

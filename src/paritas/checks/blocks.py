@@ -24,7 +24,7 @@ from paritas.checks.approximations import settle_and_locate
 from paritas.checks.comparer import CollectedFindings, Comparer
 from paritas.checks.cut_models import Rest, Side
 from paritas.checks.failures import Explainer, FailedPair
-from paritas.checks.places import add_place
+from paritas.checks.places import add_place, wrong_findings
 from paritas.checks.verify import Verification, same_observation
 from paritas.errors import UsageError, in_one_line
 from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, Shaken, bring_back
@@ -345,20 +345,30 @@ class _OneCheck:
             return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
         if self._report_changed(prints):
             return self._verdict(recorder)
+        try:
+            self._check_all(whole, recorder)
+        except KeyboardInterrupt:
+            if not wrong_findings(self.out.verdict(strict=self.config.strict)):
+                raise
+            note = "interrupted: the pieces after the last one that is listed were not compared"
+            self.out.notes.append(note)
+        self._report_changed(prints)
+        return self._verdict(recorder)
+
+    def _check_all(self, whole: _WholeVerification, recorder: Recorder) -> None:
+        """Check the pieces, then the whole model at the noise that the pieces have."""
         if whole.natives[0].error is None:
             self._check_pieces(whole, recorder)
 
         def shaken(seed: int) -> Observation:
-            watch = Shaken(check.reference.blocks, self.errors, seed)
+            watch = Shaken(self.check.reference.blocks, self.errors, seed)
             return whole.once.run(RunOptions(watch=watch))[0]
 
-        noise = ComposedNoise(shaken, whole.natives[0], self.config.seed, check.tell)
+        noise = ComposedNoise(shaken, whole.natives[0], self.config.seed, self.check.tell)
         collected = whole.compare(noise)
         if whole.natives[0].error is None and whole.natives[0].gradient_error is None:
             self._check_sums(whole, noise)
         self.out.take(collected)
-        self._report_changed(prints)
-        return self._verdict(recorder)
 
     # --- The pieces -------------------------------------------------------------------------------
 
@@ -476,6 +486,9 @@ class _OneCheck:
             self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
         if one.evidence is not None:
             self._add_gradients(reference, one.evidence.native[0])
+        is_search_over = place is not None and place.is_interrupted
+        if one.is_interrupted or settled.is_interrupted or is_search_over:
+            raise KeyboardInterrupt  # after the findings about this piece
         return one
 
     def _check_rest(self, rest: Rest, whole: _WholeVerification) -> None:

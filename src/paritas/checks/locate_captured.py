@@ -24,7 +24,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from paritas._torch.global_state import quietly
-from paritas._torch.graphs import UNINITIALISED, copy_graph, returned
+from paritas._torch.graphs import UNINITIALISED, copy_graph, placeholders, returned
 from paritas.checks.failures import Explainer, call_context, node_origin
 from paritas.checks.locate import clear_findings, first_clear_finding, origin_item
 from paritas.errors import in_one_line
@@ -144,6 +144,7 @@ class _Search:
         self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
         self.outputs = len(returned(self.graph))
         self.errors: list[str] = []
+        self.changed_inputs: list[str] = []
 
     @contextlib.contextmanager
     def _showing_nothing_if_it_fails(self) -> Iterator[None]:
@@ -183,10 +184,35 @@ class _Search:
             return None
         judged = list(itertools.islice(self._judge_all(own), MOST_WRONG))
         first = first_clear_finding([one.finding for one in judged], changed=False)
+        writer = self._overwriting_node(() if first is None else (first.item.name,))
+        if writer is not None:
+            return writer
         for one in judged:
             if first is not None and one.finding.item == first.item:
                 return one.explained(first)
         return first
+
+    def _overwriting_node(self, names: Collection[str]) -> Finding | None:
+        """A node that writes to what it should only read: a value that looks wrong, or an input."""
+        values = {*names, *self.changed_inputs}
+        readers: list[Node] = []
+        for node in self.calls:
+            if not values.isdisjoint(one.name for one in node.all_input_nodes):
+                readers.append(node)
+                values |= {node.name} & self.run.shared  # the same memory
+        ends = values.intersection(one.name for one in returned(self.graph) if one is not None)
+        if len(readers) + len(ends) < 2:  # noqa: PLR2004  (nobody reads it after that)
+            return None
+        for node in readers:
+            if self.run.nodes[node.name].wrote or time.monotonic() > self.deadline:
+                continue
+            with self._showing_nothing_if_it_fails():
+                part = self._part_alone(node)
+                if part is not None and _overwrites(part, node, values):
+                    origin = self._origin(node)
+                    reason = f"starts here: {origin.operator} writes to what it should only read"
+                    return self._about(reason, Aspect.VALUE, origin)
+        return None
 
     @functools.cached_property
     def own_values(self) -> dict[Tap, Tensor] | None:
@@ -202,8 +228,22 @@ class _Search:
                 if len(results) != self.outputs + len(self.taps):
                     return None
                 if self.suspect.gradients or self._shows(given, results[: self.outputs]):
+                    self.changed_inputs = self._find_changed(given)
                     return dict(zip(self.taps, results[self.outputs :], strict=True))
         return None
+
+    def _find_changed(self, given: Sequence[Any]) -> list[str]:
+        """The inputs of the graph that the backend's code has changed and the reference has not."""
+        changed = []
+        for node, before, after in zip(
+            placeholders(self.graph), self.program.kept, given, strict=True
+        ):
+            # Some operators write to an input without a trace, such as the statistics of a norm.
+            right = self.run.nodes[node.name].value
+            is_read = node.name not in self.run.overwritten and isinstance(before, torch.Tensor)
+            if is_read and _are_same(before, right) and not _are_same(before, after):
+                changed.append(node.name)
+        return changed
 
     def _shows(self, given: list[Any], results: Sequence[Any]) -> bool:
         seen = Observation(rng_before=self.program.rng)
@@ -392,6 +432,12 @@ class _Search:
 
         Nodes are added to the graph to look at gradients, so such a node must be wrong alone, too.
         """
+        if self.suspect.gradients and self.own_values is not None:
+            for tap, own in self.own_values.items():
+                for cut in self._judge_requires_grad(tap, own):
+                    node = next(one for one in self.calls if one.name == tap.node)
+                    wrong = msgspec.structs.replace(cut.finding, aspect=Aspect.VALUE)
+                    return self._finding(node, "does not flow back", wrong)
         return self._first_wrong_alone([self.calls[number] for number in self.suspicious])
 
     @functools.cached_property
@@ -536,6 +582,7 @@ class _Search:
                 verdict = part.check(ends if gradients else None, diagnosed=diagnosed)
                 for finding in _wrong(verdict.failures):
                     is_asked = gradients or finding.item.in_graph("") in names
+                    is_asked |= finding.aspect is Aspect.RNG  # of the call, not of an output
                     if is_asked and self.suspect.explains(finding):
                         return finding
         return None
@@ -565,6 +612,12 @@ class _Search:
 
     def _failure_alone(self, node: Node) -> Finding | None:
         """The failure of the backend's code for one node on the reference's values."""
+        part = self._part_alone(node)
+        ends = range(len(self.run.nodes[node.name].tensors()) or 1)
+        return self._failure_of(part, ends, diagnosed=True)
+
+    def _part_alone(self, node: Node) -> CompiledPart | None:
+        """The backend's code for one node; None if it needs its surroundings."""
         run = self.run.nodes[node.name]
         if run.level is not None or run.is_hidden:
             return None
@@ -576,8 +629,7 @@ class _Search:
         with self._showing_nothing_if_it_fails():
             if self.suspect.gradients and _gives_views(run.value, values):
                 _copy_results(module)
-            code = self.suspect.compile_part(module, values, run.surroundings, rng)
-            return self._failure_of(code, range(len(returned(module))), diagnosed=True)
+            return self.suspect.compile_part(module, values, run.surroundings, rng)
         return None
 
     # --- Findings ---
@@ -605,7 +657,7 @@ class _Search:
             f"starts between {first.name} and {last.name}: the search stopped after "
             f"{SECONDS_FOR_PARTS:g} s; {worst.reason}"
         )
-        return self._about_whole_graph(reason, worst.aspect, origin)
+        return self._about(reason, worst.aspect, origin)
 
     def _whole_graph(self) -> Finding:
         again = None
@@ -617,7 +669,7 @@ class _Search:
         if self.errors:
             why += f"; {self._what_was_raised()}"
         origin = Origin(kind=OriginKind.GRAPH, name=self.suspect.label)
-        return self._about_whole_graph(why, Aspect.VALUE, origin)
+        return self._about(why, Aspect.VALUE, origin)
 
     def _what_was_raised(self) -> str:
         count, first = len(self.errors), self.errors[0]
@@ -625,7 +677,7 @@ class _Search:
             return f"one part of the graph could not be run: {first}"
         return f"{count} parts of the graph could not be run, the first: {first}"
 
-    def _about_whole_graph(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
+    def _about(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
         about = _wrong(self.suspect.failures)[0]
         return Finding(
             item=origin_item(self.suspect.label, origin),
@@ -637,6 +689,18 @@ class _Search:
             source=origin.source or None,
             origin=origin,
         )
+
+
+def _overwrites(part: CompiledPart, node: Node, names: Collection[str]) -> bool:
+    """Whether the code for a node changes an argument that is one of these values."""
+    # Nothing may be written to a leaf that autograd follows.
+    args = [one.detach() if isinstance(one, torch.Tensor) else one for one in part.args]
+    given, _ = dataclasses.replace(part, args=args).run()
+    sources = [one.name for one in node.all_input_nodes if one.op != "get_attr"]
+    return any(
+        name in names and isinstance(before, torch.Tensor) and not _are_same(before, after)
+        for name, before, after in zip(sources, args, given, strict=True)
+    )
 
 
 def _has_no_value(node: Node) -> bool:

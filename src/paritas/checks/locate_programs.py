@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from paritas._torch.operators import traits
+from paritas.checks.exchanged_parts import exchanged_parts
 from paritas.checks.failures import FailedPair
 from paritas.checks.locate_properties import find_property
 from paritas.checks.partings import (
@@ -51,6 +52,7 @@ from paritas.diagnosis.calls import LiveCall
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
+from paritas.execution.time_limit import OutOfTime
 from paritas.recording.figures import figures_of
 from paritas.recording.module_calls import NOWHERE, format_line, is_user_file
 from paritas.recording.traces import OutOfTimeError
@@ -201,7 +203,7 @@ class _Search:
         """The places of independent faults, each found with the ones before it removed."""
         spots: list[Spot] = []
         instead: Instead = {}
-        parting = self._part(theirs, mine, known, rounding)
+        parting = whole = self._part(theirs, mine, known, rounding)
         for _ in range(_MOST_ROUNDS):
             if parting is None or len(spots) == _MOST_PLACES:
                 break
@@ -211,7 +213,10 @@ class _Search:
             # A value that several operators read may have to be replaced for each of them.
             if not any(spot.is_same_as(other) for other in spots):
                 spots.append(spot)
-        return spots
+        if whole is None or len(spots) == 1:
+            return spots
+        exchanged = self._find_exchanged(whole, {}, rounding, alike=True)
+        return [exchanged[0]] if exchanged is not None and exchanged[1] is None else spots
 
     def _find_spot(
         self, parting: Parting, instead: Instead, rounding: float
@@ -221,6 +226,9 @@ class _Search:
         cut = spot_of_cut(parting, theirs)
         if cut is not None:
             return cut, None
+        exchanged = self._find_exchanged(parting, instead, rounding)
+        if exchanged is not None:
+            return exchanged
         joints = [
             one
             for one in find_joints(ours, theirs, parting.classes, parting.known)
@@ -234,6 +242,30 @@ class _Search:
         # What is written through a view does not reach the value that stands for it.
         is_lost = _is_written_later(parting.mine.trace, found.joint)
         return spot, None if is_lost else found.left
+
+    def _find_exchanged(
+        self, parting: Parting, instead: Instead, rounding: float, *, alike: bool = False
+    ) -> tuple[Spot, Parting | None] | None:
+        """The operator whose parts the candidate reads in another order, and what is left."""
+        if all(_is_of_backward(one.item) for one in parting.wrong):
+            return None
+        for parts in itertools.islice(exchanged_parts(parting, alike=alike), _MOST_TRIES):
+            outputs = parts.reference.outputs
+            kept = kept_tensors(self.sides, self.call.reference, parting.theirs, set(outputs))
+            if len(kept) < len(outputs):
+                continue
+            values = {slot: kept[outputs[part]] for slot, part in enumerate(parts.order)}
+            changed = {**instead, parts.candidate.index: values}
+            run = self._continue_with(parting, parts.candidate, changed)
+            left = None if run is None else self._part(parting.theirs, run, parting.known, rounding)
+            if run is None or (left is not None and len(left.wrong) >= len(parting.wrong)):
+                continue
+            if left is not None and all(_is_of_backward(one.item) for one in left.wrong):
+                left = None  # gradients still flow back to the parts that were read
+            else:
+                instead.update(changed)
+            return parts.spot(parting), left
+        return None
 
     def _find_called(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
@@ -307,13 +339,8 @@ class _Search:
                 continue
             slots = {**instead.get(joint.candidate.index, {}), **values}
             changed = {**instead, joint.candidate.index: slots}
-            run = self.sides.run(
-                self.call.candidate,
-                wide=parting.mine.wide,
-                instead=changed,
-                like=(parting.mine.trace, joint.candidate.index),
-            )
-            if run.seen.error is not None or run.seen.gradient_error is not None:
+            run = self._continue_with(parting, joint.candidate, changed)
+            if run is None:
                 continue
             left = self._part(parting.theirs, run, parting.known, rounding)
             if left is not None and not _results_change(parting, left, rounding):
@@ -322,6 +349,18 @@ class _Search:
             if left is None or fewer or _has_moved_on(parting, left, joint):
                 return _Joined(joint, changed, left)
         return None
+
+    def _continue_with(
+        self, parting: Parting, operation: Operation, instead: Instead
+    ) -> TracedRun | None:
+        """A run of the candidate with other values from an operator on; None if it raises."""
+        run = self.sides.run(
+            self.call.candidate,
+            wide=parting.mine.wide,
+            instead=instead,
+            like=(parting.mine.trace, operation.index),
+        )
+        return None if run.seen.error or run.seen.gradient_error else run
 
     def _values_at(self, parting: Parting, joint: Joint) -> dict[int, Tensor]:
         """The reference's values for the results of an operator."""
@@ -360,13 +399,21 @@ class _Search:
             self.call.tell(f"judging {origin.operator or origin.name} alone")
             try:
                 judged, pair = self._judge(spot, item)
+            except OutOfTime:
+                obstacle = "; the time was over before it was judged alone"
             except Exception as error:  # noqa: BLE001  (the place stands; its reason reports it)
                 obstacle = f"; it cannot be judged alone: {in_one_line(error, 160)}"
         reason = f"starts here: {spot.words}{obstacle}"
         if spot.leaf is not None:
             reason = f"{reason}: {self._name_of_leaf(spot)}"
         if judged is None:
-            finding = Finding(item=item, aspect=about.aspect, status=about.status, reason=reason)
+            finding = Finding(
+                item=item,
+                aspect=about.aspect,
+                status=about.status,
+                reason=reason,
+                diagnosis=spot.diagnosis,
+            )
         else:
             reason = f"{reason}; {judged.reason}" if judged.reason else reason
             finding = msgspec.structs.replace(judged, reason=reason)

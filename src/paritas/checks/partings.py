@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from paritas.checks.traced_runs import TracedRun, WrongItem
     from paritas.recording.traces import Trace
+    from paritas.results.findings import Diagnosis
 
 # --- Two runs that part ---------------------------------------------------------------------------
 
@@ -112,6 +113,7 @@ class Spot:
         is_missing: whether the candidate does not call the reference's operator at all.
         leaf: a value of the candidate from outside, such as a parameter, that causes it.
         call: the reference's call of a function of torch that is wrong as a whole, if it is one.
+        diagnosis: what kind of wrong it is, if that follows from the runs.
     """
 
     words: str
@@ -123,6 +125,7 @@ class Spot:
     is_missing: bool = False
     leaf: int | None = None
     call: TracedCall | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def is_random(self) -> bool:

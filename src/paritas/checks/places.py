@@ -69,6 +69,7 @@ class Place:
             if none of them explains it. All other failures result from the first.
         reason: why no place was found for some of the failures, in one sentence.
         command: the command that can find it, or "".
+        is_interrupted: Ctrl-C has ended the search.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -76,6 +77,7 @@ class Place:
     causes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reason: str = ""
     command: str = ""
+    is_interrupted: bool = False
 
 
 # --- Who answers ----------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ def find_place(call: FailedCall) -> Place | None:
     if seconds <= 0 or not call.failures:
         return None
     if call.is_interrupted:
-        return Place(reason="the search was interrupted")
+        return Place(reason="the search was interrupted", is_interrupted=True)
     call = dataclasses.replace(call, deadline=time.monotonic() + seconds)
     call.tell(Progress(f"looking for where it starts (at most {seconds:g} s)", at_most=seconds))
     try:
@@ -143,7 +145,7 @@ def find_place(call: FailedCall) -> Place | None:
     except OutOfTime:
         return Place(reason=f"the {seconds:g} seconds for the search were over", command=LONGER)
     except KeyboardInterrupt:
-        return Place(reason="the search was interrupted")
+        return Place(reason="the search was interrupted", is_interrupted=True)
     except Exception as error:  # noqa: BLE001  (the verdict stands; a note reports it)
         return Place(reason=f"the search failed: {in_one_line(error, 200)}")
 

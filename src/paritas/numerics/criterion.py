@@ -610,7 +610,7 @@ def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, 
     if not (candidate.is_complex() or arbiter.is_complex()):
         return candidate, arbiter, noise
     wide = torch.complex128
-    pair = torch.view_as_real(candidate.to(wide)), torch.view_as_real(arbiter.to(wide))
+    pair = real_view(candidate.to(wide)), real_view(arbiter.to(wide))
 
     def for_both(part: Tensor) -> Tensor:
         # The spread of a complex value is one number for both parts.
@@ -620,5 +620,5 @@ def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, 
     jumps = None if noise.jumps is None else noise.jumps.map(for_both)
     own = noise.reference
     if own is not None:
-        own = torch.view_as_real(own.to(wide))
+        own = real_view(own.to(wide))
     return *pair, dataclasses.replace(noise, spread=spread, jumps=jumps, reference=own)

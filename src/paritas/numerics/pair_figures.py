@@ -560,7 +560,7 @@ def _as_reals(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
     """Both chunks in float64; two columns for complex numbers."""
     if not (reference.is_complex() or candidate.is_complex()):
         return reference.double(), candidate.double()
-    wide = [chunk.to(torch.complex128) for chunk in (reference, candidate)]
+    wide = [chunk.to(torch.complex128).resolve_conj() for chunk in (reference, candidate)]
     return torch.view_as_real(wide[0]), torch.view_as_real(wide[1])
 
 

@@ -727,7 +727,7 @@ def _needs_no_rounding(tensor: Tensor, unit: float) -> Tensor | None:
     the noise of another program. In a float64 program, values that fit float32 count as such.
     """
     narrow = next((dtype for dtype, u in _UNITS.items() if unit >= u), torch.float32)
-    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     if not parts.numel():
         return None
     if parts.device.type != "cpu":

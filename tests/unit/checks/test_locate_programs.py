@@ -80,6 +80,36 @@ def draw(*shape: int) -> torch.Tensor:
 # --- Functions ------------------------------------------------------------------------------------
 
 
+def gated(x: torch.Tensor) -> torch.Tensor:
+    gate, up = x.chunk(2, -1)
+    return functional.silu(gate).cos() * up.exp()
+
+
+def test_parts_that_are_read_in_another_order_are_one_place_and_a_kind() -> None:
+    def exchanged(x: torch.Tensor) -> torch.Tensor:
+        up, gate = x.chunk(2, -1)  # the other way round
+        return functional.silu(gate).cos() * up.exp()
+
+    (finding,) = find_place([draw(4, 6)], gated, exchanged).findings
+    assert origin_of(finding).source.startswith(line_with("# the other way round"))
+    assert finding.reason == (
+        "starts here: the candidate reads the parts of aten.split.Tensor in another order"
+    )
+    assert finding.diagnosis is not None
+    assert finding.diagnosis.best is not None
+    assert finding.diagnosis.best.kind == "permutation"
+    assert "in the order 2, 1" in finding.diagnosis.sentence
+
+
+def test_one_part_that_is_read_twice_is_named_where_it_is_read() -> None:
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        gate, _ = x.chunk(2, -1)
+        return functional.silu(gate).cos() * gate.exp()
+
+    (finding,) = find_place([draw(4, 6)], gated, twice).findings
+    assert origin_of(finding).operator == "aten.exp.default"
+
+
 @dataclasses.dataclass(frozen=True)
 class Attention:
     """Attention without parameters, right or with a fault."""

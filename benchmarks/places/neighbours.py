@@ -3,10 +3,11 @@
 A graph is `before -> operator -> after`, where `before` and `after` are functions of this module.
 The backend makes one of the three wrong, and the question is which node guard() names.
 
-    PYTHONPATH=src:tests python -m quality.wrong_neighbours --jobs 16
+    python -m benchmarks.places.neighbours OUT.jsonl --jobs 16
 
-asks that for all operators, or with `--part 2/5` for the second fifth of them, each in a process of
-its own with a limit. It ends with 1 if a wrong node was named or an operator could not be tried.
+asks that for all operators, each in a process of its own with a limit, and adds the answers to OUT.
+Operators that OUT has already are not tried again, so a run can be continued. What kind of wrong it
+is, is not asked. It ends with 1 if a wrong node was named or an operator could not be tried.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import json
 import multiprocessing
 import operator
 import os
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +34,7 @@ from torch import Tensor, fx
 import paritas
 from paritas._torch.global_state import quietly
 from paritas._torch.named_operators import operator_database
+from paritas.checks.failures import Explainer
 from paritas.results.findings import OriginKind
 
 BEFORE, OPERATOR, AFTER = "before", "operator", "after"
@@ -80,7 +85,7 @@ def entries(wanted: Callable[[str], bool] = lambda _: True) -> list[Any]:
 
 def cases(entry: Any, most: int = 1) -> Iterator[Case]:
     """Some samples of an entry, each with one of the three nodes wrong."""
-    name = entry.name + ("." + entry.variant_test_name if entry.variant_test_name else "")
+    name = title(entry)
     forms = {name: entry.op}
     if entry.inplace_variant is not None and not entry.variant_test_name:
         forms[f"{name}_"] = entry.inplace_variant
@@ -115,7 +120,10 @@ def make_graph(case: Case) -> tuple[fx.GraphModule, list[Tensor]] | None:
     start = graph.create_node("call_function", before, (first,), name=BEFORE)
     function = _Called(case.function)
     called = graph.create_node("call_function", function, (start, *args), kwargs, OPERATOR)
-    result = case.function(case.sample.input.clone(), *case.sample.args, **case.sample.kwargs)
+    try:
+        result = case.function(case.sample.input.clone(), *case.sample.args, **case.sample.kwargs)
+    except RuntimeError as error:  # in place, a result may have a dtype that does not fit
+        raise _NoGraphError from error
     ends = []
     if isinstance(result, Tensor):
         ends.append(graph.create_node("call_function", after, (called,), name=AFTER))
@@ -206,13 +214,16 @@ def _send_answers(entry: Any, to: Connection) -> None:
     os.dup2(null, 2)
     torch.set_num_threads(1)
     try:
-        to.send(list(answers(entry)))
+        with unittest.mock.patch.object(Explainer, "_explained", lambda _, finding, *__: finding):
+            to.send(list(answers(entry)))
     except Exception as error:  # noqa: BLE001  (it becomes a line)
         to.send([(FAILED, f"{entry.name}: {type(error).__name__}: {error!s:.200}")])
 
 
-def answers_in_parallel(chosen: list[Any], jobs: int, seconds: float) -> Iterator[tuple[str, str]]:
-    """The answers about entries, each in a forked process; a process that dies is one of them."""
+def answers_in_parallel(
+    chosen: list[Any], jobs: int, seconds: float
+) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The answers about each entry, from a forked process; a process that dies is one of them."""
     context = multiprocessing.get_context("fork")
     todo = collections.deque(chosen)
     running: dict[Connection, tuple[Any, Any, float]] = {}
@@ -234,26 +245,41 @@ def answers_in_parallel(chosen: list[Any], jobs: int, seconds: float) -> Iterato
                     found = one.recv()  # type: ignore[union-attr]
             process.kill()
             process.join()
-            yield from found
+            yield title(entry), found
+
+
+def title(entry: Any) -> str:
+    """The name of an entry, with its variant."""
+    return entry.name + ("." + entry.variant_test_name if entry.variant_test_name else "")
 
 
 def main() -> int:
     """Print what is not right, and how many are."""
-    parser = argparse.ArgumentParser(prog="quality.wrong_neighbours")
+    parser = argparse.ArgumentParser(prog="benchmarks.places.neighbours", description=__doc__)
+    parser.add_argument("out", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--part", default="1/1", help="2/5: the second fifth of the operators")
+    parser.add_argument("--minutes", type=float, default=600.0, help="limit of all")
     parser.add_argument("--seconds", type=float, default=120.0, help="limit of one operator")
     asked = parser.parse_args()
-    number, parts = map(int, asked.part.split("/"))
-    chosen = entries()[number - 1 :: parts]
-    print(f"{len(chosen)} operators", flush=True)  # noqa: T201
-    counts: collections.Counter[str] = collections.Counter()
-    for answer, words in answers_in_parallel(chosen, asked.jobs, asked.seconds):
-        counts[answer] += 1
+    lines = asked.out.read_text().splitlines() if asked.out.exists() else []
+    rows: dict[str, list[tuple[str, str]]] = dict(map(json.loads, lines))
+    end = time.monotonic() + 60 * asked.minutes
+    left = [entry for entry in entries() if title(entry) not in rows]
+    print(f"{len(rows)} operators tried, {len(left)} left", flush=True)
+    with asked.out.open("a", buffering=1) as out:
+        for start in range(0, len(left), asked.jobs):
+            if time.monotonic() > end:
+                break
+            part = left[start : start + asked.jobs]
+            for name, found in answers_in_parallel(part, asked.jobs, asked.seconds):
+                rows[name] = found
+                out.write(json.dumps([name, found]) + "\n")
+    told = [answer for found in rows.values() for answer in found]
+    for answer, words in told:
         if answer in {WRONG, FAILED}:
-            print(f"{answer}: {words}", flush=True)  # noqa: T201
-    total = ", ".join(f"{counts[one]} {one}" for one in (RIGHT, WRONG, NOT_VISIBLE, FAILED))
-    print(total)  # noqa: T201
+            print(f"{answer}: {words}")
+    counts = collections.Counter(answer for answer, _ in told)
+    print(", ".join(f"{counts[one]} {one}" for one in (RIGHT, WRONG, NOT_VISIBLE, FAILED)))
     return 1 if counts[WRONG] or counts[FAILED] else 0
 
 
