@@ -128,8 +128,9 @@ def propose_all(
         # The mistakes of an operator were compared with a second run already.
         is_tried = propose is propose_predictions
         found += [one for one in proposed if is_tried or is_found_again(case, one, propose)]
-    if not found and proposers is PROPOSERS:
-        found += propose_readings(case) or propose_curves(case)
+    for propose in (propose_readings, propose_curves) if proposers is PROPOSERS else ():
+        if not found:
+            found += [one for one in propose(case) if is_found_again(case, one, propose)]
     return found
 
 
@@ -173,10 +174,16 @@ def rank_patterns(
     ranked = _statable(several, rank_raw(several, proposers), at_output=at_output)
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
-        ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)
+        solved = _propose_solved(case)
+        solved = [one for one in solved if is_found_again(case, one, _propose_solved)]
+        ranked = _statable(case, solved, at_output=at_output)
     if not ranked and proposers is PROPOSERS and several is case:
         ranked = _rank_repeated(case)
     return with_confidence(ranked, at_output=at_output)
+
+
+def _propose_solved(case: Case) -> list[Pattern]:
+    return propose_effective(case, rank_raw)
 
 
 def _rank_repeated(case: Case) -> list[Pattern]:

@@ -16,6 +16,7 @@ import torch
 from paritas.diagnosis.calls import is_same_tensor
 from paritas.diagnosis.case import Case, near, noise_of_prediction
 from paritas.diagnosis.place_runs import vary_operands
+from paritas.diagnosis.stating import OPERAND
 from paritas.execution.scouting import is_scout
 
 if TYPE_CHECKING:
@@ -126,17 +127,20 @@ def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[
 
 
 # What of a pattern's evidence is a number that the candidate was made with.
-_NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus")
+_NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus", "value")
 _SAME_NUMBER = 0.02
 
 
 def _says_the_same(one: Pattern, other: Pattern) -> bool:
     """Whether two patterns are of one kind, with the same numbers.
 
-    A limit that is another number for other operands is no limit, but follows from them.
+    A limit that is another number for other operands is no limit, but follows from them; that of
+    an operand that is solved for may follow from the operand.
     """
     if one.kind != other.kind:
         return False
+    if OPERAND in one.evidence:
+        return True
     for name in _NUMBERS:
         first, second = (pattern.evidence.get(name, 0.0) for pattern in (one, other))
         if isinstance(first, str) or isinstance(second, str):

@@ -71,11 +71,25 @@ def test_values_that_depend_on_their_place_are_no_function_of_the_element(rows: 
 
 def test_an_operand_without_effect_is_missing(rows: Tensor, weight: Tensor) -> None:
     bias = torch.arange(1.0, 6.0)
-    kind, sentence = _ask(
-        functional.linear, lambda x, w, b: (x @ w.t()).abs() + 0 * b, rows, weight, bias
-    )
+    kind, sentence = _ask(functional.linear, lambda x, w, b: x @ w.t() + 0 * b, rows, weight, bias)
     assert kind == "missing operand"
     assert sentence.endswith("has no effect: the candidate does not depend on it")
+    # What does something else as well is not explained by the operand that it does not read.
+    kind, _ = _ask(functional.linear, lambda x, w, b: (x @ w.t()).abs() + 0 * b, rows, weight, bias)
+    assert kind == ""
+
+
+def test_a_limit_that_follows_from_all_rows_is_no_other_reduction(rows: Tensor) -> None:
+    def add_up(x: Tensor) -> Tensor:
+        return x.sum(-1)
+
+    def wrapped(x: Tensor) -> Tensor:
+        total = add_up(x)
+        return torch.remainder(total, total.abs().max() / 2)
+
+    add_up.__name__ = "sum"
+    kind, _ = _ask(add_up, wrapped, rows)
+    assert kind == ""
 
 
 def test_an_operand_that_is_only_clipped_away_is_not_missing(rows: Tensor) -> None:
