@@ -274,20 +274,27 @@ class Laboratory:
         runs = dataclasses.replace(self.runs, operands=operands, expected=pair[0], given=pair[1])
         return Laboratory(runs, self.names, deadline)
 
-    def gives_without(self, numbers: Sequence[int]) -> bool:
+    def gives_without(self, numbers: Sequence[int], part: Tensor | None = None) -> bool:
         """Whether the reference gives the candidate's result if some operands are one number each.
 
         Only asked of floating-point tensors: which number an index would be is not known.
+
+        Args:
+            part: which outputs do not depend on them; there, another operand may be handed on.
         """
         chosen = [number for number in numbers if self.operands[number].is_floating_point()]
+        expected, given = self.runs.expected, self.runs.given
+        results = [] if part is None else [one for one in self.operands if one.shape == given.shape]
         for values in itertools.product(_NEUTRAL, repeat=min(len(chosen), _MOST_UNREAD)):
             changed = list(self.operands)
             for number, value in zip(chosen, values, strict=False):
                 changed[number] = torch.full_like(changed[number], value)
             right = self.runs.reference(changed)
-            if right is not None and are_close(right, self.runs.given):
-                return True
-        return len(chosen) < len(numbers)
+            results += [] if right is None else [right]
+        if part is not None:
+            results = [torch.where(part.to(one.device), one, expected) for one in results]
+        is_given = any(one.dtype is given.dtype and are_close(one, given) for one in results)
+        return is_given or len(chosen) < len(numbers)
 
     def has_effect(self, number: int) -> bool:
         """Whether an operand has an effect on one of the results."""

@@ -298,8 +298,12 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
         return None
     if len(wrong.unique()) < len(right) // 2 or smoothness(wrong - right) < _LEAST_SMOOTH:
         return None
-    at = len(right) // 2, int(0.9 * len(right))
-    words = "; ".join(f"where it is {right[one]:.4g} it gives {wrong[one]:.4g}" for one in at)
+    differs = (right != wrong).nonzero().flatten()
+    at = differs[len(differs) // 2], differs[int(0.9 * len(differs))]
+    pairs = [(f"{right[one]:.4g}", f"{wrong[one]:.4g}") for one in at]
+    if any(expected == given for expected, given in pairs):
+        return None  # nobody would see it
+    words = "; ".join(f"where it is {expected} it gives {given}" for expected, given in pairs)
     return _state(PatternKind.OTHER_FUNCTION, f"a function of the right result: {words}", lab)
 
 
@@ -419,6 +423,8 @@ def _unread_in_part(lab: Laboratory, reading: Reading) -> Pattern | None:
     effect = lab.effect_of_whole(reading.number)
     if effect is None or bool((effect.candidate & blind).any()) or not is_of_slices(blind):
         return None
+    if not lab.gives_without([reading.number], blind):
+        return None  # it may hold what it does not read, or something else is wrong as well
     others = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
     known = [one.candidate for one in others if one is not None]
     if not known or not bool((functools.reduce(torch.logical_or, known) | ~blind).all()):

@@ -37,6 +37,7 @@ from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.expressions import expressed_variations
 from paritas.diagnosis.patterns.families import family_variations
+from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
@@ -194,6 +195,9 @@ def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[
     """The kind and the sentence of a mistake, with the operator and the part that it is in."""
     kind, sentence = chosen.variation.kind, chosen.variation.sentence
     steps = dict(prediction.steps)
+    function = prediction.function_of_right(chosen) if chosen.of_formula else ""
+    if function:
+        return PatternKind.OTHER_FUNCTION, f"{function} of the right result"
     if len(steps) > 1 and not chosen.of_call and chosen.place in steps:
         sentence = f"in {steps[chosen.place].operator}: {sentence}"
     if chosen.in_part:
@@ -569,6 +573,16 @@ class Predictor:
         with contextlib.suppress(*UNUSABLE):
             return any(one.variation.kind is kind for one in search(self) if one is not None)
         return False
+
+    def function_of_right(self, found: Reproduction) -> str:
+        """The function of the right values that a mistake gives, if it is one that has a name."""
+        prediction, right = self._prediction(found.place, found.variation), self.case.right
+        if prediction is None or found.in_part or len(right.unique()) <= _FEW_CHOICES:
+            return ""
+        for name, function in UNARY.items():
+            if torch.allclose(prediction, function(right), rtol=_CLOSE, atol=0.0):
+                return name
+        return ""
 
     @functools.cached_property
     def _again(self) -> list[Predictor]:
