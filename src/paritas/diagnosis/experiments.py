@@ -300,10 +300,10 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
         return None
     differs = (right != wrong).nonzero().flatten()
     at = differs[len(differs) // 2], differs[int(0.9 * len(differs))]
-    pairs = [(f"{right[one]:.4g}", f"{wrong[one]:.4g}") for one in at]
-    if any(expected == given for expected, given in pairs):
+    examples = [(f"{right[one]:.4g}", f"{wrong[one]:.4g}") for one in at]
+    if any(expected == given for expected, given in examples):
         return None  # nobody would see it
-    words = "; ".join(f"where it is {expected} it gives {given}" for expected, given in pairs)
+    words = "; ".join(f"where it is {expected} it gives {given}" for expected, given in examples)
     return _state(PatternKind.OTHER_FUNCTION, f"a function of the right result: {words}", lab)
 
 

@@ -177,3 +177,10 @@ def test_what_differs_only_among_its_surroundings_is_not_asked(rows: Tensor) -> 
     )  # fmt: skip
     context = call_context(torch.sin, (rows,), {})
     assert experiment(dataclasses.replace(context, runs=runs)) == ()
+
+
+def test_other_factors_of_an_operand_do_not_explain_an_operand_that_is_lost(rows: Tensor) -> None:
+    doubled = lambda x, y: torch.cat([x[:3] + y[:3], x[3:] + 2 * y[3:]])  # noqa: E731
+    assert _ask(torch.add, doubled, rows, rows.flip(0))[0] == "axis scale"
+    mixed = lambda x, y: torch.cat([x[:3], 2 * x[3:] + y[3:]])  # noqa: E731
+    assert _ask(torch.add, mixed, rows, rows.flip(0))[0] == ""
