@@ -296,7 +296,9 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
     right, wrong = right[use][order][:_MOST_RESULTS], wrong[use][order][:_MOST_RESULTS]
     if len(right) < _FEWEST_RESULTS or len(right.unique()) < 0.9 * len(right):
         return None
-    if len(wrong.unique()) < len(right) // 2 or smoothness(wrong - right) < _LEAST_SMOOTH:
+    # A factor that depends on the place leaves errors that grow with the result, in no order.
+    smooth = min(map(smoothness, (wrong - right, wrong / right)))
+    if len(wrong.unique()) < len(right) // 2 or smooth < _LEAST_SMOOTH:
         return None
     differs = (right != wrong).nonzero().flatten()
     at = differs[len(differs) // 2], differs[int(0.9 * len(differs))]

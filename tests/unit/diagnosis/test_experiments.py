@@ -184,3 +184,11 @@ def test_other_factors_of_an_operand_do_not_explain_an_operand_that_is_lost(rows
     assert _ask(torch.add, doubled, rows, rows.flip(0))[0] == "axis scale"
     mixed = lambda x, y: torch.cat([x[:3], 2 * x[3:] + y[3:]])  # noqa: E731
     assert _ask(torch.add, mixed, rows, rows.flip(0))[0] == ""
+
+
+def test_factors_by_place_are_no_function_of_the_result() -> None:
+    torch.manual_seed(0)
+    shares = torch.rand(12, 6)
+    together = lambda x: x.flip(1).cumprod(1)  # noqa: E731
+    assert _ask(together, lambda x: together(x / 3), shares)[0] != "other function"
+    assert _ask(together, lambda x: together(x).sqrt(), shares)[0] == "other function"
