@@ -579,10 +579,8 @@ class Predictor:
         prediction, right = self._prediction(found.place, found.variation), self.case.right
         if prediction is None or found.in_part or len(right.unique()) <= _FEW_CHOICES:
             return ""
-        for name, function in UNARY.items():
-            if torch.allclose(prediction, function(right), rtol=_CLOSE, atol=0.0):
-                return name
-        return ""
+        is_given = functools.partial(torch.allclose, prediction, rtol=_CLOSE, atol=0.0)
+        return next((name for name, function in UNARY.items() if is_given(function(right))), "")
 
     @functools.cached_property
     def _again(self) -> list[Predictor]:
