@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import time
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,9 @@ _ROUNDINGS = 1000.0
 # Two slopes are the same up to this.
 _SAME_SLOPE = 0.01
 _MOSTLY = 0.98
+# What an operand may be taken for that is not read.
+_NEUTRAL = (0.0, 1.0, 0.5, 0.25, 2.0, -1.0)
+_MOST_UNREAD = 2
 
 
 # --- What a change of an operand changes ----------------------------------------------------------
@@ -136,7 +140,7 @@ class Reading:
         return min(map(float, shares)) >= _MOSTLY
 
     def words(self) -> str:
-        """One index for which the two differ, with the outputs that change."""
+        """One index for which the two differ, with the outputs that change; empty if none does."""
         differs = (self.reference != self.candidate).flatten(1).sum(1)
         number = int(differs.argmax())
         index = list(self.effects)[number]
@@ -154,7 +158,26 @@ class Reading:
             return f"{changed} do not change {describe_mask(lost)}"
         if not bool(lost.any()):
             return f"{changed} also change {describe_mask(more)}"
-        return f"{changed} change {describe_mask(wrong)} instead of {describe_mask(right)}"
+        sides = describe_mask(wrong), describe_mask(right)
+        return (
+            self._words_of_output()
+            if sides[0] == sides[1]
+            else f"{changed} change {sides[0]} instead of {sides[1]}"
+        )
+
+    def _words_of_output(self) -> str:
+        """One output that depends on one index instead of another; empty if there is none."""
+        sides = [side.flatten(1) for side in (self.candidate, self.reference)]
+        is_of_one = (sides[0].sum(0) == 1) & (sides[1].sum(0) == 1) & (sides[0] != sides[1]).any(0)
+        if self.axis is None or not bool(is_of_one.any()):
+            return ""
+        place = int(is_of_one.nonzero()[0])
+        wrong, right = (list(self.effects)[int(side[:, place].int().argmax())] for side in sides)
+        at = ", ".join(
+            str(int(one)) for one in unravel(torch.tensor(place), self.reference.shape[1:])
+        )
+        which = f"index {wrong} along axis {self.axis} of {self.name} instead of index {right}"
+        return f"the output at ({at}) depends on {which}"
 
 
 def is_of_slices(mask: Tensor) -> bool:
@@ -242,6 +265,36 @@ class Laboratory:
         changed = list(self.operands)
         changed[number] = value
         return changed
+
+    def with_operands(self, operands: tuple[Tensor, ...], deadline: float) -> Laboratory | None:
+        """The same with other operands; None if nothing is wrong with these."""
+        pair = self.both(operands)
+        if pair is None or are_close(*pair):
+            return None
+        runs = dataclasses.replace(self.runs, operands=operands, expected=pair[0], given=pair[1])
+        return Laboratory(runs, self.names, deadline)
+
+    def gives_without(self, numbers: Sequence[int], part: Tensor | None = None) -> bool:
+        """Whether the reference gives the candidate's result if some operands are one number each.
+
+        Only asked of floating-point tensors: which number an index would be is not known.
+
+        Args:
+            part: which outputs do not depend on them; there, another operand may be handed on.
+        """
+        chosen = [number for number in numbers if self.operands[number].is_floating_point()]
+        expected, given = self.runs.expected, self.runs.given
+        results = [] if part is None else [one for one in self.operands if one.shape == given.shape]
+        for values in itertools.product(_NEUTRAL, repeat=min(len(chosen), _MOST_UNREAD)):
+            changed = list(self.operands)
+            for number, value in zip(chosen, values, strict=False):
+                changed[number] = torch.full_like(changed[number], value)
+            right = self.runs.reference(changed)
+            results += [] if right is None else [right]
+        if part is not None:
+            results = [torch.where(part.to(one.device), one, expected) for one in results]
+        is_given = any(one.dtype is given.dtype and are_close(one, given) for one in results)
+        return is_given or len(chosen) < len(numbers)
 
     def has_effect(self, number: int) -> bool:
         """Whether an operand has an effect on one of the results."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paritas._torch.global_state import quietly
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
-from paritas.diagnosis.case import Case, Context
+from paritas.diagnosis.case import Case, Context, wrong_block
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.approximations import propose_approximations, propose_curves
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
@@ -37,7 +37,7 @@ from paritas.diagnosis.patterns.reductions import (
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
 from paritas.diagnosis.repetitions import stack_runs
 from paritas.diagnosis.second_look import is_found_again
-from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
+from paritas.diagnosis.stating import GUESS, INSIDE, is_plain, may_be_stated, with_confidence
 from paritas.execution.scouting import run_apart
 from paritas.results.findings import Diagnosis, PatternKind
 
@@ -90,6 +90,8 @@ PROPOSERS: Proposers = (
     (propose_precision, PatternKind.PRECISION),
     (propose_random_streams, PatternKind.RANDOM_STREAM),
 )
+# They say what happened to the result as a whole, which comes before a step inside of its operator.
+_OF_RESULTS = (propose_constants, propose_signs, propose_scales, propose_shifts)
 # From the simplest to what fits almost anything.
 ORDER = tuple(PatternKind)
 # What is seen in the values alone, and is the result of a mistake that reproduces them.
@@ -109,14 +111,16 @@ def propose_all(
     """
     found: list[Pattern] = []
     for propose, simplest in proposers:
-        settled = (
-            one.confidence >= GUESS
+        settled = [
+            one
+            for one in found
+            if one.confidence >= GUESS
             and _explained_share(one) + _MORE >= 1
             and _simplicity(one) < ORDER.index(simplest)
-            for one in found
-        )
-        if enough and any(settled):
-            break
+        ]
+        is_inside = all(INSIDE in one.evidence for one in settled) and propose in _OF_RESULTS
+        if enough and settled and not is_inside:
+            continue
         try:
             proposed = propose(case)
         except UndecidedError:
@@ -124,8 +128,9 @@ def propose_all(
         # The mistakes of an operator were compared with a second run already.
         is_tried = propose is propose_predictions
         found += [one for one in proposed if is_tried or is_found_again(case, one, propose)]
-    if not found and proposers is PROPOSERS:
-        found += propose_readings(case) or propose_curves(case)
+    for propose in (propose_readings, propose_curves) if proposers is PROPOSERS else ():
+        if not found:
+            found += [one for one in propose(case) if is_found_again(case, one, propose)]
     return found
 
 
@@ -140,12 +145,20 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
             for pattern in found
             if pattern.kind not in _SEEN_IN_VALUES or _reproduces_all(pattern)
         ]
+    if any(is_plain(pattern) and _is_of_blocks(case, pattern) for pattern in found):
+        found = [pattern for pattern in found if INSIDE not in pattern.evidence]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
     return kept
+
+
+def _is_of_blocks(case: Case, pattern: Pattern) -> bool:
+    """Whether whole slices have it: wrong elements among right ones have a reason inside."""
+    is_whole = pattern.evidence.get("extent") == "whole tensor"
+    return is_whole or bool(wrong_block(case).case.wrong.all())
 
 
 def rank_patterns(
@@ -161,10 +174,16 @@ def rank_patterns(
     ranked = _statable(several, rank_raw(several, proposers), at_output=at_output)
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
-        ranked = _statable(case, propose_effective(case, rank_raw), at_output=at_output)
+        solved = _propose_solved(case)
+        solved = [one for one in solved if is_found_again(case, one, _propose_solved)]
+        ranked = _statable(case, solved, at_output=at_output)
     if not ranked and proposers is PROPOSERS and several is case:
         ranked = _rank_repeated(case)
     return with_confidence(ranked, at_output=at_output)
+
+
+def _propose_solved(case: Case) -> list[Pattern]:
+    return propose_effective(case, rank_raw)
 
 
 def _rank_repeated(case: Case) -> list[Pattern]:

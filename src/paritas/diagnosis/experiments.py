@@ -36,12 +36,14 @@ from paritas.results.findings import Pattern, PatternKind
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from paritas.diagnosis.case import Context
     from paritas.diagnosis.place_runs import PlaceRuns
+
+    Experiment = Callable[[Laboratory, str], Pattern | None]
 
 # Larger places take too long to be called a hundred times.
 MOST_ELEMENTS = 1 << 20
@@ -81,7 +83,12 @@ def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
     def find_pattern() -> Pattern | None:
         names = name_operands(context, runs.operands)
         lab = Laboratory(runs, names, time.monotonic() + SECONDS)
-        return next(filter(None, _experiments(lab, _operator_name(context))), None)
+        operator = _operator_name(context)
+        for ask in _experiments(lab, operator):
+            pattern = ask(lab, operator)
+            if pattern is not None:
+                return pattern if _is_shown_again(lab, operator, ask, pattern) else None
+        return None
 
     if context.call is not None and context.call.is_safe_here:
         return find_pattern()
@@ -104,25 +111,39 @@ def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
     return 1 <= sum(numbers) <= MOST_ELEMENTS
 
 
-def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
+def _experiments(lab: Laboratory, operator: str) -> Iterator[Experiment]:
+    """What is asked, in this order."""
     if not lab.runs.reads_all:
         # What it computes by itself may follow from what is changed; indices do not follow from
         # an operand that it is linear in.
         if lab.reads_all_numbers():
-            yield _other_terms(lab, operator)
+            yield _other_terms
         return
     if operator.endswith("backward"):
         # Linear in the gradient: what an unread operand selects is seen in the terms.
-        yield _other_terms(lab, operator)
-    yield _unread_operand(lab, operator)
+        yield _other_terms
+    yield _unread_operand
     if not operator.endswith("backward"):
-        yield _other_terms(lab, operator)
-    yield _other_mean(lab)
-    yield _other_function_of_elements(lab)
+        yield _other_terms
+    yield _other_mean
+    yield _other_function_of_elements
     if not _LOSS.search(operator):
-        yield _other_function_of_lines(lab, operator)
-    yield _other_places(lab, operator)
-    yield _other_function_of_results(lab)
+        yield _other_function_of_lines
+    yield _other_places
+    yield _other_function_of_results
+
+
+_SEED = 1
+
+
+def _is_shown_again(lab: Laboratory, operator: str, ask: Experiment, pattern: Pattern) -> bool:
+    """Whether the same follows for other operands; also if nothing is wrong with these."""
+    if ask not in _OF_ONE_RUN:
+        return True  # it was asked with many operands
+    other = lab.with_operands(vary_operands(lab.operands, _SEED), time.monotonic() + SECONDS)
+    again = None if other is None else ask(other, operator)
+    is_unknown = other is None or (again is None and other.is_over)
+    return is_unknown or (again is not None and again.kind == pattern.kind)
 
 
 def _state(kind: PatternKind, sentence: str, lab: Laboratory) -> Pattern:
@@ -139,15 +160,17 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
     known = [one for one in effects if one is not None]
     if not any(bool(one.candidate.any()) for one in known):
         return _fixed_result(lab)
-    unread = [
-        lab.names[number]
+    numbers = [
+        number
         for number, one in enumerate(effects)
         if one is not None
         and bool(one.reference.any())
         and not bool(one.candidate.any())
         and lab.is_unread(number)
     ]
-    if unread:
+    unread = [lab.names[number] for number in numbers]
+    # What computes something else altogether does not read all of it either.
+    if unread and lab.gives_without(numbers):
         is_mask = _ATTENTION.search(operator) is not None and unread[0] == "attn_mask"
         kind = PatternKind.MASK if is_mask else PatternKind.MISSING_OPERAND
         verb = "has" if len(unread) == 1 else "have"
@@ -159,7 +182,7 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 # --- A mean of other terms ------------------------------------------------------------------------
 
 
-def _other_mean(lab: Laboratory) -> Pattern | None:
+def _other_mean(lab: Laboratory, _operator: str) -> Pattern | None:
     """One number that is a mean of other terms, or of the same terms with other weights."""
     named = name_terms(lab)
     return None if named is None else _state(*named, lab)
@@ -205,7 +228,7 @@ _ROUGH = 0.1
 _EXAMPLES = 2
 
 
-def _other_function_of_elements(lab: Laboratory) -> Pattern | None:
+def _other_function_of_elements(lab: Laboratory, _operator: str) -> Pattern | None:
     """Each element of the result follows from the same element of the operands, but otherwise."""
     is_number = is_inexact(lab.runs.expected)
     if (is_number and lab.is_affine()) or not lab.is_elementwise():
@@ -253,7 +276,7 @@ _MOST_RESULTS = 4096
 _LEAST_SMOOTH = 0.9
 
 
-def _other_function_of_results(lab: Laboratory) -> Pattern | None:
+def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | None:
     """Each element follows from what it should be: its root, its square, its logarithm."""
     if not is_inexact(lab.runs.expected) or lab.is_affine():
         return None
@@ -273,10 +296,16 @@ def _other_function_of_results(lab: Laboratory) -> Pattern | None:
     right, wrong = right[use][order][:_MOST_RESULTS], wrong[use][order][:_MOST_RESULTS]
     if len(right) < _FEWEST_RESULTS or len(right.unique()) < 0.9 * len(right):
         return None
-    if len(wrong.unique()) < len(right) // 2 or smoothness(wrong - right) < _LEAST_SMOOTH:
+    # A factor that depends on the place leaves errors that grow with the result, in no order.
+    smooth = min(map(smoothness, (wrong - right, wrong / right)))
+    if len(wrong.unique()) < len(right) // 2 or smooth < _LEAST_SMOOTH:
         return None
-    at = len(right) // 2, int(0.9 * len(right))
-    words = "; ".join(f"where it is {right[one]:.4g} it gives {wrong[one]:.4g}" for one in at)
+    differs = (right != wrong).nonzero().flatten()
+    at = differs[len(differs) // 2], differs[int(0.9 * len(differs))]
+    examples = [(f"{right[one]:.4g}", f"{wrong[one]:.4g}") for one in at]
+    if any(expected == given for expected, given in examples):
+        return None  # nobody would see it
+    words = "; ".join(f"where it is {expected} it gives {given}" for expected, given in examples)
     return _state(PatternKind.OTHER_FUNCTION, f"a function of the right result: {words}", lab)
 
 
@@ -350,6 +379,7 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
     # Which elements of a line matter depends on the values.
     is_of_lines = (_REDUCING.match(operator) or _OF_LINES.match(operator)) is not None
     is_of_lines &= not _WINDOW.search(operator)
+    is_of_sums = _LINEAR.search(operator) is not None or not is_inexact(lab.runs.expected)
     if reading.is_of_one and is_exchanged and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
     elif _ATTENTION.search(operator):
@@ -358,12 +388,14 @@ def _name_reading(lab: Laboratory, reading: Reading, operator: str) -> Pattern |
         kind = _kind_of_lost(lab, reading, operator)
     elif (is_exchanged or _picks_others(reading, operator)) and not is_of_lines:
         kind = PatternKind.WRONG_INDEX
-    elif reading.is_of_one and is_of_lines and is_inexact(lab.runs.expected):
+    elif reading.is_of_one and is_of_lines and not is_of_sums:
+        # More terms of a sum are seen in its terms; a limit or a wrap may follow from all values.
         is_reduction = _REDUCING.match(operator)
         kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.STATISTICS
-    if kind is None or reading.reads_as_much:
+    words = reading.words()
+    if kind is None or reading.reads_as_much or not words:
         return None
-    return _state(kind, reading.words(), lab)
+    return _state(kind, words, lab)
 
 
 def _unwritten(lab: Laboratory, reading: Reading) -> Pattern | None:
@@ -393,6 +425,8 @@ def _unread_in_part(lab: Laboratory, reading: Reading) -> Pattern | None:
     effect = lab.effect_of_whole(reading.number)
     if effect is None or bool((effect.candidate & blind).any()) or not is_of_slices(blind):
         return None
+    if not lab.gives_without([reading.number], blind):
+        return None  # it may hold what it does not read, or something else is wrong as well
     others = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
     known = [one.candidate for one in others if one is not None]
     if not known or not bool((functools.reduce(torch.logical_or, known) | ~blind).all()):
@@ -425,3 +459,7 @@ def _kind_of_lost(lab: Laboratory, reading: Reading, operator: str) -> PatternKi
     if reading.axis is not None and lab.takes_as_zeros(reading):
         return PatternKind.ZEROS
     return None
+
+
+# What is concluded from one set of operands.
+_OF_ONE_RUN = (_other_function_of_elements, _other_function_of_lines, _other_places)

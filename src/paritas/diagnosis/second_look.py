@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.diagnosis.calls import is_same_tensor
-from paritas.diagnosis.case import Case, near, noise_of_prediction
+from paritas.diagnosis.case import Case, near, noise_of_prediction, same
+from paritas.diagnosis.dependence import is_of_slices
 from paritas.diagnosis.place_runs import vary_operands
+from paritas.diagnosis.stating import OPERAND
 from paritas.execution.scouting import is_scout
 
 if TYPE_CHECKING:
@@ -54,10 +56,15 @@ def repeat_case(case: Case) -> tuple[Case, ...]:
 
 
 def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]:
-    """Operands to ask again with; what the reference's call does not show stays as it is."""
+    """Operands to ask again with.
+
+    What the reference's call does not show stays as it is, and what the candidate may hold itself:
+    a module that replaces another one has copies of its parameters.
+    """
     is_shown = [
-        runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating)
-        for operand in runs.operands
+        (runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating))
+        and not _is_held(runs, number)
+        for number, operand in enumerate(runs.operands)
     ]
     if not any(is_shown):
         return []
@@ -71,6 +78,18 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
         for seed in _SEEDS
     ]
     return varied if runs.earlier is None else [runs.earlier, varied[-1]]
+
+
+def _is_held(runs: PlaceRuns, number: int) -> bool:
+    """Whether whole slices of the candidate do not follow an operand that the reference follows."""
+    varied = list(runs.operands)
+    varied[number] = vary_operands(runs.operands, _SEEDS[0])[number]
+    right, given = runs.reference(varied), runs.candidate(varied)
+    if right is None or given is None:
+        return False
+    moves, follows = ~same(right, runs.expected), ~same(given, runs.given)
+    kept = (moves & ~follows).cpu()
+    return bool(kept.any()) and (is_of_slices(kept) or bool((kept == moves.cpu()).all()))
 
 
 def _repeat(
@@ -126,17 +145,20 @@ def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[
 
 
 # What of a pattern's evidence is a number that the candidate was made with.
-_NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus")
+_NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus", "value")
 _SAME_NUMBER = 0.02
 
 
 def _says_the_same(one: Pattern, other: Pattern) -> bool:
     """Whether two patterns are of one kind, with the same numbers.
 
-    A limit that is another number for other operands is no limit, but follows from them.
+    A limit that is another number for other operands is no limit, but follows from them; that of
+    an operand that is solved for may follow from the operand.
     """
     if one.kind != other.kind:
         return False
+    if OPERAND in one.evidence:
+        return True
     for name in _NUMBERS:
         first, second = (pattern.evidence.get(name, 0.0) for pattern in (one, other))
         if isinstance(first, str) or isinstance(second, str):

@@ -96,6 +96,9 @@ _MOST = 0.98
 _FLEXIBLE = {PatternKind.AXIS_OFFSET, PatternKind.AXIS_SCALE}
 # The evidence that names the operand that a pattern is about, if it is not about the result.
 OPERAND = "operand"
+# The evidence that names the operator in which a mistake was made, if it is one of several that the
+# result is made of, or written out in its own steps.
+INSIDE = "inside"
 
 
 # Any fault in the statistic of a row leaves a factor or an offset for that row.
@@ -131,6 +134,21 @@ def may_be_stated(
     if pattern.kind in _OF_ROWS and _fitted_numbers(pattern) > 0:
         return False
     return grade(pattern) is not Grade.LOOSE
+
+
+# What a reader of the program says first, if it holds for the whole result: no step inside of it
+# has to be known.
+_PLAIN = {
+    *(PatternKind.ZEROS, PatternKind.SIGN, PatternKind.COPY, PatternKind.SCALE),
+    *(PatternKind.SHIFT, PatternKind.TRANSPOSE),
+}
+
+
+def is_plain(pattern: Pattern) -> bool:
+    """Whether it says what happened to the result as a whole, with nothing fitted."""
+    is_of_result = pattern.kind in _PLAIN and "tried" not in pattern.evidence
+    is_fitted = pattern.kind == PatternKind.SCALE and _fitted_numbers(pattern) > 0
+    return is_of_result and not is_fitted and grade(pattern) is not Grade.LOOSE
 
 
 # --- How sure it is -------------------------------------------------------------------------------

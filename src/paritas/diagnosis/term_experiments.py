@@ -40,6 +40,7 @@ def find_other_terms(
     if _PRODUCTS.match(operator):
         return None
     end = time.thread_time() + _SECONDS
+    findings: list[TermName | None] = []  # of the operands whose terms differ
     for number, name in enumerate(names):
         right, wrong = _both_terms(runs, number, runs.operands, end)
         finding = None
@@ -49,9 +50,15 @@ def find_other_terms(
             finding = _linear_instead(wrong, name, operator, len(names))
         elif right is None:
             finding = _other_members(runs, number, name, operator)
-        if finding is not None:
+        if finding is not None and finding.ratios is None and not findings:
             return finding.kind, finding.words
-    return None
+        is_same = right is None or wrong is None or right.is_same_as(wrong)
+        if finding is not None or not is_same:
+            findings.append(finding)
+    # Another factor of one operand explains nothing if another one differs in another way.
+    kinds = {None if one is None else one.kind for one in findings}
+    first = findings[0] if len(kinds) == 1 else None
+    return None if first is None else (first.kind, first.words)
 
 
 def _both_terms(

@@ -71,11 +71,25 @@ def test_values_that_depend_on_their_place_are_no_function_of_the_element(rows: 
 
 def test_an_operand_without_effect_is_missing(rows: Tensor, weight: Tensor) -> None:
     bias = torch.arange(1.0, 6.0)
-    kind, sentence = _ask(
-        functional.linear, lambda x, w, b: (x @ w.t()).abs() + 0 * b, rows, weight, bias
-    )
+    kind, sentence = _ask(functional.linear, lambda x, w, b: x @ w.t() + 0 * b, rows, weight, bias)
     assert kind == "missing operand"
     assert sentence.endswith("has no effect: the candidate does not depend on it")
+    # What does something else as well is not explained by the operand that it does not read.
+    kind, _ = _ask(functional.linear, lambda x, w, b: (x @ w.t()).abs() + 0 * b, rows, weight, bias)
+    assert kind == ""
+
+
+def test_a_limit_that_follows_from_all_rows_is_no_other_reduction(rows: Tensor) -> None:
+    def add_up(x: Tensor) -> Tensor:
+        return x.sum(-1)
+
+    def wrapped(x: Tensor) -> Tensor:
+        total = add_up(x)
+        return torch.remainder(total, total.abs().max() / 2)
+
+    add_up.__name__ = "sum"
+    kind, _ = _ask(add_up, wrapped, rows)
+    assert kind == ""
 
 
 def test_an_operand_that_is_only_clipped_away_is_not_missing(rows: Tensor) -> None:
@@ -163,3 +177,18 @@ def test_what_differs_only_among_its_surroundings_is_not_asked(rows: Tensor) -> 
     )  # fmt: skip
     context = call_context(torch.sin, (rows,), {})
     assert experiment(dataclasses.replace(context, runs=runs)) == ()
+
+
+def test_other_factors_of_an_operand_do_not_explain_an_operand_that_is_lost(rows: Tensor) -> None:
+    doubled = lambda x, y: torch.cat([x[:3] + y[:3], x[3:] + 2 * y[3:]])  # noqa: E731
+    assert _ask(torch.add, doubled, rows, rows.flip(0))[0] == "axis scale"
+    mixed = lambda x, y: torch.cat([x[:3], 2 * x[3:] + y[3:]])  # noqa: E731
+    assert _ask(torch.add, mixed, rows, rows.flip(0))[0] == ""
+
+
+def test_factors_by_place_are_no_function_of_the_result() -> None:
+    torch.manual_seed(0)
+    shares = torch.rand(12, 6)
+    together = lambda x: x.flip(1).cumprod(1)  # noqa: E731
+    assert _ask(together, lambda x: together(x / 3), shares)[0] != "other function"
+    assert _ask(together, lambda x: together(x).sqrt(), shares)[0] == "other function"

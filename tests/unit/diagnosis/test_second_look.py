@@ -111,3 +111,50 @@ def test_other_operands_keep_shapes_dtypes_masks_and_signs() -> None:
     assert len(varied[3].unique()) == 7
     assert bool((varied[4] > 0).all())
     assert not torch.equal(varied[4], operands[4])
+
+
+# --- What is true of the whole result comes before a step inside ----------------------------------
+
+
+def test_the_sign_of_a_loss_comes_before_a_step_of_it() -> None:
+    torch.manual_seed(0)
+    scores, labels = torch.randn(6, 10), torch.randint(0, 10, (6,))
+    loss = functional.cross_entropy
+    kind, sentence = _diagnose(loss, lambda x, y: -loss(x, y), scores, labels)
+    assert kind == "sign"
+    assert "aten" not in sentence
+
+
+def test_a_factor_comes_before_terms_that_count_twice(rows: Tensor) -> None:
+    weight = torch.randn(5, 8)
+    twice = lambda x, w: 2 * functional.linear(x, w)  # noqa: E731
+    assert _diagnose(functional.linear, twice, rows, weight)[0] in {"scale", "wrong factor"}
+    # Of every second term only, it is no factor of the result.
+    some = lambda x, w: functional.linear(x * torch.tensor([2.0, 1.0] * 4), w)  # noqa: E731
+    assert _diagnose(functional.linear, some, rows, weight)[0] != "scale"
+
+
+def test_the_square_of_a_softmax_is_a_function_of_it(rows: Tensor) -> None:
+    softmax = lambda x: torch.softmax(x, -1)  # noqa: E731
+    assert _diagnose(softmax, lambda x: softmax(x).square(), rows)[0] == "other function"
+    assert _diagnose(softmax, lambda x: softmax(2 * x), rows)[0] == "wrong factor"
+
+
+# --- What is solved for is looked at twice --------------------------------------------------------
+
+
+def test_a_weight_that_is_limited_is_stated_if_it_is_limited_again(rows: Tensor) -> None:
+    weight = torch.randn(5, 8)
+    limited = lambda x, w: functional.linear(x, w.clamp(-0.5, 0.5))  # noqa: E731
+    assert _diagnose(functional.linear, limited, rows, weight)[0] == "clipped"
+
+
+def test_a_weight_that_the_candidate_holds_itself_keeps_its_values(rows: Tensor) -> None:
+    weight = torch.randn(4, 8)
+    copied = torch.cat([weight[:2], weight[2:] / 2])
+
+    def held(x: Tensor, w: Tensor) -> Tensor:
+        return functional.linear(x, torch.cat([w[:2], copied[2:]]))
+
+    kind, _ = _diagnose(functional.linear, held, rows, weight)
+    assert kind in {"axis scale", "scale", "wrong factor"}

@@ -138,8 +138,9 @@ def _argument_factors(case: Case) -> Iterator[NamedFactor]:
             )
             yield NamedFactor(1 - number, f"1 - {name}, the share that is kept")
         if isinstance(value, float):
-            yield NamedFactor(number, f"the argument {name}")
-            yield NamedFactor(1 / number, f"one over the argument {name}")
+            words = f"{number:g}, an argument" if name.isdigit() else f"the argument {name}"
+            yield NamedFactor(number, words)
+            yield NamedFactor(1 / number, f"one over {words}")
 
 
 def _usual_factors() -> Iterator[NamedFactor]:

@@ -37,6 +37,7 @@ from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.expressions import expressed_variations
 from paritas.diagnosis.patterns.families import family_variations
+from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
@@ -44,6 +45,7 @@ from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
 from paritas.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.diagnosis.second_look import holds_again
+from paritas.diagnosis.stating import INSIDE
 from paritas.diagnosis.tapes import tensors_of
 from paritas.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.numerics.bits import is_inexact
@@ -125,6 +127,7 @@ class Reproduction:
         scatter: the mean square of what is left, in units of the noise.
         in_part: the mistake was made only in the block that is wrong.
         of_call: it is a mistake of the whole call, not of one of its operators.
+        of_formula: it is a mistake between two steps of the operator's own formula.
     """
 
     variation: Variation
@@ -133,6 +136,7 @@ class Reproduction:
     scatter: float
     in_part: bool = False
     of_call: bool = False
+    of_formula: bool = False
 
     @property
     def freedom(self) -> int:
@@ -175,16 +179,25 @@ def propose_predictions(case: Case) -> list[Pattern]:
     equal = prediction.share_equal(chosen)
     if equal is not None:
         weight = dataclasses.replace(weight, exact=equal)
+    if _is_inside(prediction, chosen):
+        evidence[INSIDE] = dict(prediction.steps)[chosen.place].name
     kind, sentence = _describe(case, prediction, chosen)
     return [weight.pattern(kind, sentence, evidence)]
+
+
+def _is_inside(prediction: Predictor, chosen: Reproduction) -> bool:
+    """Whether a mistake says less than a plain word about the whole result, if there is one."""
+    is_of_one = len(prediction.steps) > 1 and not chosen.of_call and chosen.place != WHOLE
+    return is_of_one or chosen.of_formula or chosen.variation.chosen > 0
 
 
 def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[PatternKind, str]:
     """The kind and the sentence of a mistake, with the operator and the part that it is in."""
     kind, sentence = chosen.variation.kind, chosen.variation.sentence
     steps = dict(prediction.steps)
-    if len(steps) > 1 and prediction.gives_opposite(chosen):
-        return PatternKind.SIGN, "the sign is flipped"
+    function = prediction.function_of_right(chosen) if chosen.of_formula else ""
+    if function:
+        return PatternKind.OTHER_FUNCTION, f"{function} of the right result"
     if len(steps) > 1 and not chosen.of_call and chosen.place in steps:
         sentence = f"in {steps[chosen.place].operator}: {sentence}"
     if chosen.in_part:
@@ -344,7 +357,7 @@ class Predictor:
         more, found = self._try_all(inner_mistakes(self.steps), until)
         tried += more
         if found:
-            return tried, found
+            return tried, [dataclasses.replace(one, of_formula=True) for one in found]
         for place, unknown in inner_numbers(self.steps):
             if _now() > until:
                 break
@@ -352,7 +365,7 @@ class Predictor:
             with contextlib.suppress(FatalAttemptError):
                 solution = attempt_apart(functools.partial(self._solution, place, unknown))
                 found += [] if solution is None else [solution]
-        return tried, found
+        return tried, [dataclasses.replace(one, of_formula=True) for one in found]
 
     def _found_expressions(self) -> list[Reproduction]:
         return self._expressions[1]
@@ -561,12 +574,13 @@ class Predictor:
             return any(one.variation.kind is kind for one in search(self) if one is not None)
         return False
 
-    def gives_opposite(self, found: Reproduction) -> bool:
-        """Whether a mistake gives the right values with the opposite sign."""
+    def function_of_right(self, found: Reproduction) -> str:
+        """The function of the right values that a mistake gives, if it is one that has a name."""
         prediction, right = self._prediction(found.place, found.variation), self.case.right
-        if prediction is None or found.in_part or not float(right.abs().max()) > 0:
-            return False
-        return torch.allclose(prediction, -right, rtol=_CLOSE, atol=0.0)
+        if prediction is None or found.in_part or len(right.unique()) <= _FEW_CHOICES:
+            return ""
+        is_given = functools.partial(torch.allclose, prediction, rtol=_CLOSE, atol=0.0)
+        return next((name for name, function in UNARY.items() if is_given(function(right))), "")
 
     @functools.cached_property
     def _again(self) -> list[Predictor]:

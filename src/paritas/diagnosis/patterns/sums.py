@@ -374,7 +374,7 @@ def _divisor_variations(x: Tensor, dims: tuple[int, ...]) -> Iterator[Variation]
     for kind, counts in (
         (PatternKind.OFF_BY_ONE, others),
         (
-            PatternKind.WRONG_REDUCTION,
+            PatternKind.FACTOR,
             [one for one in {*x.shape, x.numel()} if one not in (1, length)],
         ),
     ):

@@ -210,7 +210,7 @@ def _divided_by(count: int, number: float) -> Variation:
         return step.run() * (count / number)
 
     off_by_one = abs(number - count) == 1
-    kind = PatternKind.OFF_BY_ONE if off_by_one else PatternKind.WRONG_REDUCTION
+    kind = PatternKind.OFF_BY_ONE if off_by_one else PatternKind.FACTOR
     return Variation(kind, f"the sum of {count} elements is divided by {number:.7g}", run)
 
 
