@@ -35,6 +35,7 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.diagnosis.patterns.sources import propose_sources
 from paritas.diagnosis.repetitions import stack_runs
 from paritas.diagnosis.second_look import is_found_again
 from paritas.diagnosis.stating import GUESS, may_be_stated, with_confidence
@@ -125,7 +126,7 @@ def propose_all(
         is_tried = propose is propose_predictions
         found += [one for one in proposed if is_tried or is_found_again(case, one, propose)]
     if not found and proposers is PROPOSERS:
-        found += propose_readings(case) or propose_curves(case)
+        found += propose_readings(case) or propose_sources(case) or propose_curves(case)
     return found
 
 
@@ -138,7 +139,7 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
         found = [
             pattern
             for pattern in found
-            if pattern.kind not in _SEEN_IN_VALUES or _reproduces_all(pattern)
+            if not _is_seen_in_values(pattern) or _reproduces_all(pattern)
         ]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
@@ -183,6 +184,12 @@ def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[P
         for pattern in patterns
         if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
     ]
+
+
+def _is_seen_in_values(pattern: Pattern) -> bool:
+    """Whether it may be the result of a mistake: zeros that are no region were chosen by it."""
+    is_scattered = pattern.evidence.get("in a region") == 0
+    return pattern.kind in _SEEN_IN_VALUES or is_scattered
 
 
 def _reproduces_all(pattern: Pattern) -> bool:
