@@ -24,8 +24,11 @@ def selection_variations(step: Step) -> Iterator[Variation]:
     name = step.name
     if name in _EXTREMES or name in ("median", "nanmedian", "kthvalue"):
         yield from _other_ranks(step)
-    elif name in ("topk", "sort"):
+    elif name in ("topk", "sort", "argsort"):
         yield from _other_choices(step)
+    elif name == "max_pool2d_with_indices" and any(step.values["padding"]):
+        said = "the padding takes part in the maximum, as 0"
+        yield Variation(PatternKind.ARGUMENT, said, _pooled_with_zeros)
     elif name in ("grid_sampler_2d", "grid_sampler_3d"):
         yield from _other_grids(step)
     elif name in ("embedding_bag", "embedding_bag_forward_only"):
@@ -103,11 +106,15 @@ def _other_choices(step: Step) -> Iterator[Variation]:
     if step.name == "topk":
         yield Variation(PatternKind.SHIFT, "the largest is skipped", _without_first)
         yield Variation(PatternKind.WRONG_INDEX, "the first of each line are chosen", _first_ones)
-    for said, order in (
-        ("the chosen elements are in the reverse order", _reversed),
-        ("the chosen elements are in the order of their places", _in_place_order),
-    ):
-        yield Variation(PatternKind.PERMUTATION, said, order)
+    else:
+        said = "the rank of each element, not the place of each rank"
+        yield Variation(PatternKind.WRONG_INDEX, said, _inverse_order)
+    if step.name != "argsort":
+        for said, order in (
+            ("the chosen elements are in the reverse order", _reversed),
+            ("the chosen elements are in the order of their places", _in_place_order),
+        ):
+            yield Variation(PatternKind.PERMUTATION, said, order)
 
 
 def _without_first(step: Step) -> Any:
@@ -124,6 +131,13 @@ def _first_ones(step: Step) -> Any:
     return x.gather(dim, first), first
 
 
+def _inverse_order(step: Step) -> Any:
+    right, dim = step.run(), step.values["dim"]
+    if isinstance(right, torch.Tensor):
+        return right.argsort(dim)
+    return right[0], right[1].argsort(dim)
+
+
 def _reversed(step: Step) -> Any:
     return tuple(one.flip(step.values["dim"]) for one in step.run())
 
@@ -132,6 +146,12 @@ def _in_place_order(step: Step) -> Any:
     x, dim = step.values["self"], step.values["dim"]
     places = step.run()[1].sort(dim).values
     return x.gather(dim, places), places
+
+
+def _pooled_with_zeros(step: Step) -> Any:
+    sides = [side for size in reversed(step.values["padding"]) for side in (size, size)]
+    padded = torch.nn.functional.pad(step.values["self"], sides)
+    return step.with_first(step.run(self=padded, padding=[0] * len(step.values["padding"]))[0])
 
 
 # --- Places between pixels ------------------------------------------------------------------------
