@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import first_supported, supported_pattern, unravel, widen
+from paritas.diagnosis.case import first_supported, near, supported_pattern, unravel, widen
 from paritas.diagnosis.dependence import name_operands
 from paritas.diagnosis.repetitions import RepeatedCall, split_runs
 from paritas.diagnosis.second_look import holds_again
+from paritas.numerics.criterion import MAX_Z
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 1 << 18
 # Fewer different values than this may be those of some element by chance.
 _FEWEST_VALUES = 2
-# Values that occur more than once do not say where they come from.
+# Values that occur more than once, or are this much of the noise apart, do not say where they come
+# from.
 _DISTINCT = 0.9
+_APART = 4.0
 # The place of what is no element of an operand, such as padding.
 _NOWHERE = -1
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError)
@@ -107,7 +110,8 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
         which = [
             number
             for number, one in enumerate(outputs)
-            if tuple(one.shape) == case.shape and torch.equal(widen(one), case.right)
+            if tuple(one.shape) == case.shape
+            and bool(near(widen(one), case.right, case.allowed).all())
         ]
         more = len(pool.values)
         first, second = (
@@ -129,7 +133,8 @@ def _taken_elsewhere(
 ) -> Iterator[Pattern | None]:
     """The prediction that elements come from where their values are found."""
     values, wrong = pool.values, case.wrong.reshape(-1)
-    taken = _search(case.given.reshape(-1)[wrong], values)
+    given, noise = (one.reshape(-1)[wrong] for one in (case.given, MAX_Z * case.allowed))
+    taken = _search(given, noise, values)
     if taken is None:
         return
     source = places.clone()
@@ -152,20 +157,25 @@ def _with_taken(right: Tensor, values: Tensor, source: Tensor, wrong: Tensor) ->
     return result.reshape(right.shape)
 
 
-def _search(wanted: Tensor, values: Tensor) -> Tensor | None:
+def _search(wanted: Tensor, noise: Tensor, values: Tensor) -> Tensor | None:
     """The place of each value among others, or `_NOWHERE` for 0; None if it is not clear."""
-    ordered, order = values.sort()
-    at = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(ordered) - 1)
-    next_one = torch.searchsorted(ordered, wanted.contiguous(), right=True)
-    is_hit = ordered[at] == wanted
+    order = values.argsort()
+    ordered = values[order]
+    above = torch.searchsorted(ordered, wanted.contiguous())
+    around = torch.stack([above + by for by in (-2, -1, 0, 1)]).clamp(0, len(values) - 1)
+    apart = (ordered[around] - wanted).abs()
+    nearest = apart.argmin(0, keepdim=True)
+    at = around.gather(0, nearest)
+    is_hit = (apart.gather(0, nearest)[0] <= noise) & (wanted != 0)
     if not bool((is_hit | (wanted == 0)).all()):
         return None
-    is_hit &= wanted != 0  # zeros are padding, or were not written
-    is_clear = is_hit & (next_one - at == 1)
+    # Zeros are padding, or were not written.
+    others = apart.masked_fill(around == at, torch.inf).amin(0)
+    is_clear = is_hit & (others > _APART * noise)
     enough = float(is_clear.sum()) >= _DISTINCT * float(is_hit.sum())
-    if not enough or len(wanted[is_hit].unique()) < _FEWEST_VALUES:
+    if not enough or len(at[0, is_hit].unique()) < _FEWEST_VALUES:
         return None
-    return torch.where(is_hit, order[at], _NOWHERE)
+    return torch.where(is_hit, order[at[0]], _NOWHERE)
 
 
 def _describe(
