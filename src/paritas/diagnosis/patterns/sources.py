@@ -32,6 +32,8 @@ _FEWEST_VALUES = 2
 # from.
 _DISTINCT = 0.9
 _APART = 4.0
+# So many places on either side are tried along an axis.
+_FARTHEST = 8
 # The place of what is no element of an operand, such as padding.
 _NOWHERE = -1
 _UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError)
@@ -134,7 +136,9 @@ def _taken_elsewhere(
     """The prediction that elements come from where their values are found."""
     values, wrong = pool.values, case.wrong.reshape(-1)
     given, noise = (one.reshape(-1)[wrong] for one in (case.given, MAX_Z * case.allowed))
-    taken = _search(given, noise, values)
+    taken = _move_regularly(pool, places[wrong], given, noise)
+    if taken is None:
+        taken = _search(given, noise, values)
     if taken is None:
         return
     source = places.clone()
@@ -155,6 +159,23 @@ def _with_taken(right: Tensor, values: Tensor, source: Tensor, wrong: Tensor) ->
     result = right.reshape(-1).clone()
     result[wrong] = torch.where(source >= 0, values[source.clamp(min=0)], 0.0)[wrong]
     return result.reshape(right.shape)
+
+
+def _move_regularly(pool: _Pool, right: Tensor, given: Tensor, noise: Tensor) -> Tensor | None:
+    """The places that are as far from the right ones along one axis, if they have the values."""
+    owner = pool.owner_of(right)
+    if owner is None or len(given.unique()) < _FEWEST_VALUES:
+        return None
+    start, shape, values = pool.starts[owner], pool.operands[owner].shape, pool.values
+    for axis, size in enumerate(shape):
+        farthest = min(size // 2, _FARTHEST)
+        stride = math.prod(shape[axis + 1 :])
+        at = (right - start) // stride % size
+        for by in sorted((one for one in range(-farthest, farthest + 1) if one), key=abs):
+            moved = right + ((at + by) % size - at) * stride
+            if bool(near(values[moved], given, noise).all()):
+                return moved
+    return None
 
 
 def _search(wanted: Tensor, noise: Tensor, values: Tensor) -> Tensor | None:
