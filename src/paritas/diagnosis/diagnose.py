@@ -35,6 +35,7 @@ from paritas.diagnosis.patterns.reductions import (
     propose_reductions,
 )
 from paritas.diagnosis.patterns.replacements import propose_constants, propose_random_streams
+from paritas.diagnosis.patterns.sources import propose_sources
 from paritas.diagnosis.repetitions import stack_runs
 from paritas.diagnosis.second_look import is_found_again
 from paritas.diagnosis.stating import GUESS, INSIDE, is_plain, may_be_stated, with_confidence
@@ -92,6 +93,8 @@ PROPOSERS: Proposers = (
 )
 # They say what happened to the result as a whole, which comes before a step inside of its operator.
 _OF_RESULTS = (propose_constants, propose_signs, propose_scales, propose_shifts)
+# What is looked for if nothing else fits.
+_LAST_RESORTS = (propose_readings, propose_sources, propose_curves)
 # From the simplest to what fits almost anything.
 ORDER = tuple(PatternKind)
 # What is seen in the values alone, and is the result of a mistake that reproduces them.
@@ -128,7 +131,7 @@ def propose_all(
         # The mistakes of an operator were compared with a second run already.
         is_tried = propose is propose_predictions
         found += [one for one in proposed if is_tried or is_found_again(case, one, propose)]
-    for propose in (propose_readings, propose_curves) if proposers is PROPOSERS else ():
+    for propose in _LAST_RESORTS if proposers is PROPOSERS else ():
         if not found:
             found += [one for one in propose(case) if is_found_again(case, one, propose)]
     return found
@@ -143,7 +146,7 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
         found = [
             pattern
             for pattern in found
-            if pattern.kind not in _SEEN_IN_VALUES or _reproduces_all(pattern)
+            if not _is_seen_in_values(pattern) or _reproduces_all(pattern)
         ]
     if any(is_plain(pattern) and _is_of_blocks(case, pattern) for pattern in found):
         found = [pattern for pattern in found if INSIDE not in pattern.evidence]
@@ -202,6 +205,12 @@ def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[P
         for pattern in patterns
         if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
     ]
+
+
+def _is_seen_in_values(pattern: Pattern) -> bool:
+    """Whether it may be the result of a mistake: zeros that are no region were chosen by it."""
+    is_scattered = pattern.evidence.get("in a region") == 0
+    return pattern.kind in _SEEN_IN_VALUES or is_scattered
 
 
 def _reproduces_all(pattern: Pattern) -> bool:

@@ -176,6 +176,16 @@ def first_runs(case: Case, call: RepeatedCall) -> tuple[Case, RepeatedCall]:
     return few, _repeated(calls)
 
 
+def split_runs(case: Case, call: RepeatedCall) -> list[Case]:
+    """The runs of a case that is repeated, each by itself."""
+    return [
+        Case(candidate, reference, context=dataclasses.replace(case.context, call=one))
+        for candidate, reference, one in zip(
+            case.candidate, case.reference, (call.first, *call.others), strict=True
+        )
+    ]
+
+
 def _repeated_calls(
     call: LiveCall, runs: PlaceRuns, every: Sequence[Sequence[Tensor]]
 ) -> Iterator[tuple[int, LiveCall]]:

@@ -99,6 +99,8 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
             yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode=mode))
         said = "the padding is ones, not zeros"
         yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode="constant", value=1.0))
+        said = "windows that reach into the padding are scaled by what they miss"
+        yield Variation(PatternKind.FACTOR, said, _scaled_at_the_border)
     axes = range(len(padding))
     for by in dict.fromkeys((1, -1, max(padding), -max(padding), max(stride) - 1, 1 - max(stride))):
         for chosen in (*([axis] for axis in axes), list(axes)):
@@ -112,9 +114,27 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
 
 
 def _padded(step: Step, mode: str, value: float | None = None) -> Any:
-    sides = [side for size in reversed(step.values["padding"]) for side in (size, size)]
-    x = torch.nn.functional.pad(step.values["input"], sides, mode=mode, value=value)
+    x = torch.nn.functional.pad(step.values["input"], _sides_of(step), mode=mode, value=value)
     return step.run(input=x, padding=[0] * len(step.values["padding"]))
+
+
+def _scaled_at_the_border(step: Step) -> Any:
+    x, weight = step.values["input"], step.values["weight"]
+    ones = torch.ones_like(weight)
+    counts = [
+        step.run(input=torch.ones_like(one), weight=ones, bias=None, padding=padding)
+        for one, padding in (
+            (x, step.values["padding"]),
+            (torch.nn.functional.pad(x, _sides_of(step)), [0] * len(step.values["padding"])),
+        )
+    ]
+    result = step.run(bias=None) * (counts[1] / counts[0].clamp(min=1))
+    bias = step.values["bias"]
+    return result if bias is None else result + bias.view(-1, *[1] * (x.dim() - 2))
+
+
+def _sides_of(step: Step) -> list[int]:
+    return [side for size in reversed(step.values["padding"]) for side in (size, size)]
 
 
 def _padded_unevenly(step: Step, axes: list[int], by: int) -> Any:

@@ -20,6 +20,7 @@ from paritas.diagnosis.patterns.letters import letter_variations
 from paritas.diagnosis.patterns.losses import loss_variations
 from paritas.diagnosis.patterns.norms import norm_variations
 from paritas.diagnosis.patterns.roundings import reciprocal_variations
+from paritas.diagnosis.patterns.selections import selection_variations
 from paritas.diagnosis.patterns.substitutions import (
     limit_variations,
     result_variations,
@@ -50,8 +51,9 @@ def family_variations(step: Step) -> Iterator[Variation]:
         yield from _weight_norm_variations(step)
     if name in ("convolution", "convolution_backward"):
         yield from convolution_variations(step)
-    if name in ("topk", "constant_pad_nd", "glu") or name.startswith("upsample"):
+    if name in ("constant_pad_nd", "glu") or name.startswith("upsample"):
         yield from layout_variations(step)
+    yield from selection_variations(step)
     if name == "einsum":
         yield from letter_variations(step)
     yield from loss_variations(step)

@@ -1,4 +1,4 @@
-"""Padding, resizing and selecting with a mistake that no argument can express."""
+"""Padding and resizing with a mistake that no argument can express."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODES = {1: ("nearest", "linear"), 2: ("nearest", "bilinear", "bicubic", "area"
 
 
 def layout_variations(step: Step) -> Iterator[Variation]:
-    """The mistakes that are known of operators that pad, resize or select."""
+    """The mistakes that are known of operators that pad or resize."""
     if step.name == "glu":
         size = step.values["self"].shape[step.values["dim"]]
         half = torch.arange(size) % (size // 2)
@@ -33,9 +33,6 @@ def layout_variations(step: Step) -> Iterator[Variation]:
             (PatternKind.COPY, "the second half is used for both", half + size // 2),
         ):
             yield Variation(kind, said, partial(_with_order, order=order))
-    elif step.name == "topk":
-        said = "the largest is skipped"
-        yield Variation(PatternKind.SHIFT, said, _without_first)
     elif step.name == "constant_pad_nd":
         for mode in ("reflect", "replicate", "circular"):
             said = f"the padding is {mode!r}, not a constant"
@@ -57,12 +54,6 @@ def layout_variations(step: Step) -> Iterator[Variation]:
 def _with_order(step: Step, order: torch.Tensor) -> Any:
     x = step.values["self"]
     return step.run(self=x.index_select(step.values["dim"], order.to(x.device)))
-
-
-def _without_first(step: Step) -> Any:
-    count, dim = step.values["k"], step.values["dim"]
-    more = step.run(k=count + 1)
-    return tuple(one.narrow(dim, 1, count) for one in more)
 
 
 def _padded(step: Step, mode: str) -> Any:

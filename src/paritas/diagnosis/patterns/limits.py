@@ -523,12 +523,12 @@ _WIDTHS = (4, 8, 16, 32)
 
 
 def propose_wrapped(case: Case) -> list[Pattern]:
-    """`wrapped`: modulo a power of two, signed or not; also integers stored as floats."""
+    """`wrapped`: modulo a power of two, signed or not; also floats beyond a range."""
     if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
     some = case.given.reshape(-1)[case.some_wrong]
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
-        return _wrapped_levels(case)
+        return _wrapped_levels(case) or _begun_below(case)
     # Floats were rounded to integers before.
     whole = case.right if case.is_exact else case.right.round()
     for bits in _WIDTHS:
@@ -559,6 +559,28 @@ def _begun_again(case: Case) -> list[Pattern]:
         return []
     sentence = f"begins again at 0 after {modulus - 1}: the right value modulo {modulus}"
     return [weight.pattern(PatternKind.WRAPPED, sentence, {"modulus": float(modulus)})]
+
+
+# Fewer values that wrapped, or that did not, show no range.
+_FEWEST_WRAPPED = 3
+
+
+def _begun_below(case: Case) -> list[Pattern]:
+    """`wrapped`: what is beyond a range, which is solved for, begins again at its other end."""
+    error = case.error[case.wrong]
+    is_enough = _FEWEST_WRAPPED <= len(error) <= case.reference.numel() - _FEWEST_WRAPPED
+    if not case.is_finite or not is_enough:
+        return []
+    turns = (error / error.abs().min()).round()
+    width = float((error * turns).sum() / turns.square().sum())
+    for low in (-width / 2, 0.0, float(case.given.min())):
+        wrapped = case.right - width * ((case.right - low) / width).floor()
+        weight = weigh(case, wrapped, parameters=2.0, extent=Extent.ALL)
+        if weight is not None and _shows_wrapping(case, case.right, wrapped):
+            ends = f"{low:.4g} and {low + width:.4g}"
+            sentence = f"wrapped around: what is beyond {ends} begins again at the other end"
+            return [weight.pattern(PatternKind.WRAPPED, sentence)]
+    return []
 
 
 # How many times the range a value may be beyond it.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Probe, axis_name, first_supported, near, supported_pattern, widen
+from paritas.diagnosis.case import Probe, axis_name, first_supported, near, supported_pattern
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 # So many places are tried for the second element of an axis.
 _MOST_PLACES = 3
 _FEWEST = 8
-_MOST_ELEMENTS = 1 << 20
-# Operators that move values and are no views.
-_MOVING = frozenset({"clone", "copy", "cat", "stack", "index", "index_select", "repeat", "roll"})
-# Values that occur more than once do not say where they come from.
-_DISTINCT = 0.9
 
 
 def propose_lanes(case: Case) -> list[Pattern]:
@@ -41,14 +36,13 @@ def propose_lanes(case: Case) -> list[Pattern]:
 
 
 def propose_readings(case: Case) -> list[Pattern]:
-    """`wrong index`: rows that are longer or shorter in memory, other elements of an input.
+    """`wrong index`: rows that are longer or shorter in memory.
 
     A shift or a transpose is one, too: only for what has no other name.
     """
     if not _is_readable(case):
         return []
-    searches = (_other_strides(case, Probe(case)), _other_elements(case))
-    return first_supported(itertools.chain(*searches))
+    return first_supported(_other_strides(case, Probe(case)))
 
 
 def _is_readable(case: Case) -> bool:
@@ -111,38 +105,6 @@ def _other_strides(case: Case, probe: Probe) -> Iterator[Pattern | None]:
             noise=allowed[source],
             evidence={"strides": str(strides)},
         )
-
-
-def _other_elements(case: Case) -> Iterator[Pattern | None]:
-    """Other elements of the input of operators that only move values."""
-    call = case.context.call
-    steps = () if call is None else call.steps
-    if not steps or not all(one.traits.view or one.name in _MOVING for _, one in steps):
-        return
-    for number, value in enumerate(case.context.inputs):
-        pool = widen(value).reshape(-1)
-        if not value.is_floating_point() or not 1 < len(pool) <= _MOST_ELEMENTS:
-            continue
-        ordered, places = pool.sort()
-        if len(torch.unique(ordered)) < _DISTINCT * len(ordered):
-            continue
-        taken = [_found(one.reshape(-1), ordered) for one in (case.right, case.given)]
-        if taken[0] is None or taken[1] is None:
-            continue
-        yield supported_pattern(
-            case,
-            ordered[taken[1]].reshape(case.shape),
-            PatternKind.WRONG_INDEX,
-            f"other elements of input {number} are taken, the first from place "
-            f"{int(places[taken[1][0]])} of its memory instead of {int(places[taken[0][0]])}",
-            cost=math.log2(1 + len(case.context.inputs)),
-        )
-
-
-def _found(values: Tensor, ordered: Tensor) -> Tensor | None:
-    """Where each value is among others, bit for bit; None if some are not."""
-    at = torch.searchsorted(ordered, values.contiguous()).clamp(max=len(ordered) - 1)
-    return at if bool((ordered[at] == values).all()) else None
 
 
 def _steps_along(case: Case, axis: int, flat: Tensor, allowed: Tensor) -> list[int]:

@@ -82,11 +82,13 @@ def _gives_for_zeros(context: Context) -> float | None:
 
 
 def _zeros(case: Case) -> list[Pattern]:
-    weight = weigh(case, torch.zeros_like(case.right))
+    zeros = torch.zeros_like(case.right)
+    weight = weigh(case, zeros)
     if weight is None:
         return []
     trust = 0.8 if _looks_cut_off(case) else 1.0
-    return [weight.pattern(PatternKind.ZEROS, "zero instead of a value", trust=trust)]
+    region: dict[str, float | str] = {"in a region": float(holds_in_block(case, zeros))}
+    return [weight.pattern(PatternKind.ZEROS, "zero instead of a value", region, trust=trust)]
 
 
 def _looks_cut_off(case: Case) -> bool:
@@ -115,6 +117,15 @@ def _stale(case: Case) -> list[Pattern]:
     return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
 
 
+# Operators that write into their first operand.
+_WRITING = frozenset(
+    """
+    scatter index_copy index_put index_fill select_scatter slice_scatter diagonal_scatter
+    masked_scatter copy put
+    """.split()  # noqa: SIM905  (quoted names are harder to read)
+)
+
+
 def _copies(case: Case) -> list[Pattern]:
     """`copy`: another tensor, or an input that was passed through."""
     known = {name: (tensor, f"it is {name} instead") for name, tensor in case.context.named.items()}
@@ -130,6 +141,9 @@ def _copies(case: Case) -> list[Pattern]:
             continue  # one value everywhere: zeros or a constant, which many tensors hold
         weight = weigh(case, value, cost=math.log2(len(known)))
         if weight is not None and holds_in_block(case, value):
+            if name == "input 0" and case.context.operator_name in _WRITING:
+                said = "what was there is kept: nothing is written"
+                return [weight.pattern(PatternKind.STALE, said, {"equals": name})]
             return [weight.pattern(PatternKind.COPY, text, {"equals": name})]
     return []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -426,12 +427,13 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
         said = f"nothing is {'added' if adds else 'written'}"
         yield Variation(PatternKind.MISSING_OPERAND, said, _unchanged)
     if step.name in _WRITES:
+        yield from _written_otherwise(step)
         return  # whether they add up, a flag says
-    for said, last in (
-        ("rows with the same index are not added up: the last one wins", True),
-        ("rows with the same index are not added up: the first one wins", False),
-    ):
-        change = partial(_overwritten, last=last)
+    for is_last, is_added in itertools.product((True, False), (False, True)):
+        ending = "is added" if is_added else "wins"
+        which = "last" if is_last else "first"
+        said = f"rows with the same index are not added up: the {which} one {ending}"
+        change = partial(_overwritten, last=is_last, added=is_added)
         yield Variation(PatternKind.LOST_ACCUMULATION, said, change)
     if step.name == "embedding_dense_backward":
         indices = step.values["indices"]
@@ -449,6 +451,28 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
     for ending, average in averages:
         said = f"rows with the same index are averaged{ending}, not added up"
         yield Variation(PatternKind.WRONG_REDUCTION, said, average)
+
+
+def _written_otherwise(step: Step) -> Iterator[Variation]:
+    """What is written is added to what was there, or joined with it in another way."""
+    name = next((one for one in ("src", "source", "values") if one in step.values), "")
+    source = step.values.get(name)
+    if not isinstance(source, torch.Tensor) or step.values.get("accumulate"):
+        return
+    for kind, words, combine in (
+        (PatternKind.RESIDUAL, "added to what was there, not written", torch.add),
+        (PatternKind.FACTOR, "multiplied by what was there, not written", torch.mul),
+        (PatternKind.OTHER_FUNCTION, "written only where it is larger", torch.maximum),
+        (PatternKind.OTHER_FUNCTION, "written only where it is smaller", torch.minimum),
+    ):
+        change = partial(_joined, name=name, join=combine)
+        yield Variation(kind, f"{name} is {words}", change)
+
+
+def _joined(step: Step, name: str, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    into, source = step.values["self"], step.values[name]
+    marked = step.run(**{"self": torch.zeros_like(into), name: torch.ones_like(source)})
+    return torch.where(marked != 0, join(into, step.run()), into)
 
 
 def _unchanged(step: Step) -> Any:
@@ -473,23 +497,27 @@ def _parts(step: Step) -> tuple[Tensor, Tensor, Tensor, int]:
     return values["self"], rows, values["index"], values["dim"]
 
 
-def _overwritten(step: Step, *, last: bool) -> Tensor:
-    """Later rows overwrite earlier ones, in order, one at a time."""
+def _overwritten(step: Step, *, last: bool, added: bool) -> Tensor:
+    """Later rows overwrite earlier ones, in order, one at a time.
+
+    Args:
+        added: what remains is added to what was there.
+    """
     into, rows, index, dim = _parts(step)
-    value = into.clone()
+    value = torch.zeros_like(into) if added else into.clone()
     if step.name == "scatter_add":
         order = range(index.shape[dim])
         for place in order if last else reversed(order):
             chosen = index.narrow(dim, place, 1)
             value.scatter_(dim, chosen, rows.narrow(dim, place, 1))
-        return value
+        return into + value if added else value
     winner = torch.full((into.shape[dim],), -1, dtype=torch.long, device=index.device)
     places = torch.arange(len(index), device=index.device)
     amount = "amax" if last else "amin"
     winner = winner.scatter_reduce(0, index.long(), places, amount, include_self=False)
     hit = winner >= 0
     value.index_copy_(dim, hit.nonzero().flatten(), rows.index_select(dim, winner[hit]))
-    return value
+    return into + value if added else value
 
 
 def _averaged(step: Step, *, with_self: bool = False) -> Tensor:
