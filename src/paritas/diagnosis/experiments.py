@@ -81,7 +81,7 @@ def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
     def find_pattern() -> Pattern | None:
         names = name_operands(context, runs.operands)
         lab = Laboratory(runs, names, time.monotonic() + SECONDS)
-        return next(filter(None, _experiments(lab, _operator_name(context))), None)
+        return next(filter(None, _experiments(lab, context)), None)
 
     if context.call is not None and context.call.is_safe_here:
         return find_pattern()
@@ -104,7 +104,8 @@ def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
     return 1 <= sum(numbers) <= MOST_ELEMENTS
 
 
-def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
+def _experiments(lab: Laboratory, context: Context) -> Iterator[Pattern | None]:
+    operator = _operator_name(context)
     if not lab.runs.reads_all:
         # What it computes by itself may follow from what is changed; indices do not follow from
         # an operand that it is linear in.
@@ -117,7 +118,7 @@ def _experiments(lab: Laboratory, operator: str) -> Iterator[Pattern | None]:
     yield _unread_operand(lab, operator)
     if not operator.endswith("backward"):
         yield _other_terms(lab, operator)
-    yield _other_mean(lab)
+    yield _other_mean(lab, context)
     yield _other_function_of_elements(lab)
     if not _LOSS.search(operator):
         yield _other_function_of_lines(lab, operator)
@@ -159,9 +160,9 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 # --- A mean of other terms ------------------------------------------------------------------------
 
 
-def _other_mean(lab: Laboratory) -> Pattern | None:
+def _other_mean(lab: Laboratory, context: Context) -> Pattern | None:
     """One number that is a mean of other terms, or of the same terms with other weights."""
-    named = name_terms(lab)
+    named = name_terms(lab, context.call)
     return None if named is None else _state(*named, lab)
 
 

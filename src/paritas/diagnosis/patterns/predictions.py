@@ -278,7 +278,7 @@ class Predictor:
             fits = tuple(value.shape) == case.shape and not value.is_complex()
             if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
                 found = cls(case, call, output)
-                return found if found.steps else None
+                return found if found.steps or call.function_step is not None else None
         return None
 
     @functools.cached_property
