@@ -404,6 +404,8 @@ class Predictor:
     @functools.cached_property
     def _is_followed(self) -> bool:
         """Whether the last operator's result is not the value in question as it is."""
+        if not self.steps:
+            return True
         _, step = self.steps[-1]
         result = step.run()
         first = result if isinstance(result, torch.Tensor) else result[0]

@@ -291,7 +291,9 @@ def _sliced(start: int, stop: int, step: Step) -> Any:
     return step.run(start=start, end=stop)
 
 
-def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[PatternKind, str, int]]:
+def _other_integers(  # noqa: C901  (a branch for each kind of argument)
+    step: Step, name: str, value: int
+) -> Iterator[tuple[PatternKind, str, int]]:
     if name == "reduction":
         right = _REDUCTIONS.get(value, "another reduction")
         # To a gradient it is a factor.
@@ -303,6 +305,8 @@ def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[Pattern
     elif name in ("ignore_index", "padding_idx") and _has_no_negative_target(step):
         for other in (-1, -100):
             yield PatternKind.ARGUMENT, f"{name} is ignored", other
+        for other in _other_classes(step, value):
+            yield PatternKind.ARGUMENT, f"{name} is {other} instead of {value}", other
     elif name in _OF_LEVELS:
         for other in dict.fromkeys(
             (0, -value, value + 1, value - 1, value // 2, *_OF_LEVELS[name])
@@ -319,6 +323,16 @@ def _has_no_negative_target(step: Step) -> bool:
     """A target that is no longer ignored must be a class: GPUs do not survive other indices."""
     target = step.values.get("target")
     return not isinstance(target, torch.Tensor) or bool((target >= 0).all())
+
+
+# So many classes may be the one that is ignored.
+_MOST_CLASSES = 32
+
+
+def _other_classes(step: Step, value: int) -> list[int]:
+    target = step.values.get("target")
+    classes: list[int] = [] if not isinstance(target, torch.Tensor) else target.unique().tolist()
+    return [int(one) for one in classes[:_MOST_CLASSES] if one != value]
 
 
 def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Variation]:
