@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Pattern
 
     _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
+    _Expressing = Callable[[], tuple[int, Sequence[tuple[float, int, Variation]]]]
 
 # Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
 # on what else the machine does.
@@ -360,23 +361,28 @@ class Predictor:
     @functools.cached_property
     def _expressions(self) -> tuple[int, list[Reproduction]]:
         """How many expressions were tried, and the shortest ones that reproduce the candidate."""
-        if not self.steps or self._is_followed:
-            return 0, []
-        place, step = self.steps[-1]
         part = torch.ones(self.case.shape, dtype=torch.bool)
         part = self._limited(part, torch.zeros_like(part))
         tried = 0
-        for of_call, search in (
-            (False, functools.partial(altered_variations, step, self.case)),
-            (False, functools.partial(expressed_variations, step, self.case, part)),
-            (True, functools.partial(aggregate_variations, self.case, self.call.floating)),
-        ):
+        for of_call, place, search in self._expression_searches(part):
             more, expressions = search()
             tried += more
             found = self._shortest(place, expressions)
             if found:
                 return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
         return tried, []
+
+    def _expression_searches(self, part: Tensor) -> Iterator[tuple[bool, int, _Expressing]]:
+        """What is searched for expressions: the last operator, and a function as a whole."""
+        if self.steps and not self._is_followed:
+            place, step = self.steps[-1]
+            yield False, place, functools.partial(altered_variations, step, self.case)
+            yield False, place, functools.partial(expressed_variations, step, self.case, part)
+            aggregates = functools.partial(aggregate_variations, self.case, self.call.floating)
+            yield True, place, aggregates
+        whole = self.call.function_step
+        if whole is not None:
+            yield True, WHOLE, functools.partial(expressed_variations, whole, self.case, part)
 
     def _shortest(
         self, place: int, expressions: Sequence[tuple[float, int, Variation]]
