@@ -186,6 +186,17 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
             yield Variation(kind, words, change)
     for said, (kind, choose) in _CHOICES.items():
         yield Variation(kind, said, partial(_chosen, choose=choose))
+    for factor in _LABEL_FACTORS if step.values.get("pos_weight", step) is None else ():
+        said = f"pos_weight is {factor:g} instead of None"
+        yield Variation(PatternKind.ARGUMENT, said, partial(_with_raised_labels, factor=factor))
+
+
+# What positive labels are often weighed with.
+_LABEL_FACTORS = (2.0, 0.5, 3.0, 4.0, 5.0, 10.0)
+
+
+def _with_raised_labels(step: Step, factor: float) -> Any:
+    return step.run(pos_weight=step.values["target"].new_tensor(factor))
 
 
 def _ranks(terms: Tensor, _: Tensor) -> Tensor:
@@ -226,7 +237,7 @@ _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
             PatternKind.FACTOR,
             partial(_raised_labels, factor=factor),
         )
-        for factor in (2.0, 0.5, 3.0, 4.0, 5.0, 10.0)
+        for factor in _LABEL_FACTORS
     },
     "terms of positive labels count as often as there are more negative ones": (
         PatternKind.FACTOR,
@@ -357,9 +368,9 @@ def _target_variations(step: Step) -> Iterator[Variation]:
         for by, where in ((1, "after"), (-1, "before")):
             said = f"each target is the one {where} the right one, and one row is left out"
             yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_next_target, by=by))
-    for kind, said, alter in _OTHER_LABELS if target.is_floating_point() else _OTHER_CLASSES:
-        yield Variation(kind, said, partial(_with_target, alter=alter))
     if target.is_floating_point():
+        for kind, said, alter in _OTHER_LABELS:
+            yield Variation(kind, said, partial(_with_target, alter=alter))
         for number in SMOOTHING:
             said = f"the targets are smoothed by {number:g}"
             change = partial(_with_smoothed_target, number=number)
@@ -371,36 +382,16 @@ def _target_variations(step: Step) -> Iterator[Variation]:
             yield Variation(PatternKind.WRONG_INDEX, said, change)
 
 
-_OTHER_CLASSES: tuple[tuple[PatternKind, str, Callable[[Tensor], Tensor]], ...] = (
-    (
-        PatternKind.PERMUTATION,
-        "the targets are read from the last to the first",
-        lambda y: y.flip(0),
-    ),
-    (
-        PatternKind.WRONG_INDEX,
-        "each target is the one after the right one",
-        lambda y: y.roll(-1, 0),
-    ),
-    (
-        PatternKind.WRONG_INDEX,
-        "each target is the one before the right one",
-        lambda y: y.roll(1, 0),
-    ),
-    (PatternKind.WRONG_INDEX, "the first target is used for all", lambda y: y[:1].expand_as(y)),
-    (PatternKind.WRONG_INDEX, "all targets are class 0", torch.zeros_like),
-)
 _OTHER_LABELS: tuple[tuple[PatternKind, str, Callable[[Tensor], Tensor]], ...] = (
-    *_OTHER_CLASSES[:-1],
     (PatternKind.SIGN, "the sign of the targets is flipped", torch.neg),
-    (PatternKind.OTHER_FUNCTION, "1 - target is used instead of target", lambda y: 1 - y),
+    (PatternKind.SIGN, "every target is inverted", lambda y: 1 - y),
     (PatternKind.MISSING_OPERAND, "all targets are taken as 1", torch.ones_like),
     (PatternKind.MISSING_OPERAND, "all targets are taken as 0", torch.zeros_like),
 )
 
 
 def _with_target(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(target=alter(step.values["target"]).contiguous())
+    return step.run(target=alter(step.values["target"]))
 
 
 # Labels are often smoothed by one of these.

@@ -46,7 +46,7 @@ def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variati
     """The operator with one of its arguments changed, the most likely first.
 
     Args:
-        tensors: its tensors, too.
+        tensors: its tensors, too; of others, only the classes that are wanted.
     """
     for name, value in step.values.items():
         if isinstance(value, bool):
@@ -63,8 +63,11 @@ def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variati
             yield from _eps_variations(name, torch.finfo(torch.float32).eps)
         elif isinstance(value, list | tuple):
             yield from _list_variations(step, name, list(value))
+    target = step.values.get("target")
     if tensors:
         yield from _tensor_variations(step)
+    elif isinstance(target, torch.Tensor) and not target.is_floating_point():
+        yield from _index_variations("target", target, _size_of(step, "target"))
     numbers = [step.values.get(name) for name in ("alpha", "beta")]
     if None not in numbers and numbers[0] != numbers[1]:
         said = "alpha and beta are swapped"
@@ -206,12 +209,12 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     is_fill = name == "value" and step.name == "masked_fill"
     if is_fill or (step.name == "scalar_tensor" and value == -math.inf):
         kind = PatternKind.MASK  # what hides scores
+    if name in ("min", "max"):  # before numbers that nothing reaches
+        yield Variation(kind, f"{name} is left out", with_argument(name, None))
     for other in list(_MASK_VALUES) if is_fill else _other_numbers(value):
         if other != value:
             said = f"{name} is {other:g} instead of {value:g}"
             yield Variation(kind, said, with_argument(name, other))
-    if name in ("min", "max"):
-        yield Variation(kind, f"{name} is left out", with_argument(name, None))
 
 
 def kind_of_number(operator: str, name: str) -> PatternKind:
@@ -594,7 +597,7 @@ def _size_of(step: Step, name: str) -> int:
         return int(values["weight"].shape[0])
     if step.name == "embedding_dense_backward":
         return int(values["num_weights"])
-    source, dim = values.get("self"), values.get("dim")
+    source, dim = values.get("self", values.get("input")), values.get("dim")
     if name == "target" and isinstance(source, torch.Tensor) and source.dim() > 1:
         return int(source.shape[1])
     if isinstance(source, torch.Tensor) and isinstance(dim, int) and source.dim():
