@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,10 +58,12 @@ def name_terms(lab: Laboratory, call: LiveCall | None) -> tuple[PatternKind, str
         return _name_weights(mean, factor)
     if not mean.is_mean(1):
         return None
+    began = time.monotonic()
     parts = torch.tensor(mean.used)
     pattern = explain_terms(
         lab, call, [pool if pool is None else pool[parts] for pool in mean.pools]
     )
+    lab.grant(time.monotonic() - began)
     if pattern is not None:
         return PatternKind(pattern.kind), f"in each term: {pattern.sentence}"
     return _name_exchanged(mean) or _name_function(mean)

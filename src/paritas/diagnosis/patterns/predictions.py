@@ -25,7 +25,6 @@ from paritas.diagnosis.case import (
     Weight,
     near,
     same,
-    supported_pattern,
     weigh,
     widen,
     wrong_block,
@@ -37,6 +36,7 @@ from paritas.diagnosis.patterns.deductions import deduced_variations
 from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.expressions import expressed_variations
 from paritas.diagnosis.patterns.families import family_variations
+from paritas.diagnosis.patterns.items import propose_items
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
@@ -81,8 +81,6 @@ _SAME_NUMBERS = 0.98
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
-# The most numbers that are compared to find where slices come from.
-_MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
 # An operand that is left out in a part leaves a copy of the other there.
 _OF_ALL = frozenset(
@@ -207,49 +205,11 @@ def _copied_operand(case: Case, step: Step | None) -> str:
 
 
 def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
-    """Another of several tensors than the right one."""
     try:
         items = call.items
     except UNUSABLE:
         return []
-    cost = math.log2(1 + len(items))
-    alike = [
-        (place, widen(one)) for place, one in enumerate(items) if tuple(one.shape) == case.shape
-    ]
-    right = next(
-        (
-            place
-            for place, one in alike
-            if trusted_formula(case, functools.partial(widen, one)) is not None
-        ),
-        None,
-    )
-    for place, one in alike:
-        if right is not None and place != right:
-            said = f"item {place} instead of item {right}"
-            kind = PatternKind.WRONG_INDEX
-            pattern = supported_pattern(case, one, kind, said, cost=cost)
-            if pattern is not None:
-                return [pattern]
-    is_picked = right is not None and call.target is operator.getitem
-    return _propose_slices(case, [one for _, one in alike]) if is_picked else []
-
-
-def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
-    """Slices of several tensors: they were divided in another way."""
-    for axis, size in enumerate(case.shape):
-        every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
-        if every is None or every.numel() * size > _MOST_COMPARED:
-            continue
-        rows, wanted = (one.movedim(axis, 0).flatten(1) for one in (every, case.given))
-        source = torch.cdist(wanted.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
-        said = f"the slices along axis {axis} are those of other items"
-        cost = size * math.log2(len(rows))
-        value = every.index_select(axis, source)
-        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, said, cost=cost)
-        if pattern is not None:
-            return [pattern]
-    return []
+    return propose_items(case, items, is_picked=call.target is operator.getitem)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
