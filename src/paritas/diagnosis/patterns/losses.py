@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -334,9 +335,9 @@ def _other_way(step: Step, name: str) -> Any:
 def _divisor_variations(step: Step) -> Iterator[Variation]:
     if step.values.get("reduction") not in (_MEAN, "mean"):
         return
-    for by, words in ((1, "large"), (-1, "small")):
-        said = f"the number that the sum is divided by is one too {words}"
-        yield Variation(PatternKind.OFF_BY_ONE, said, partial(_with_divisor_off, by=by))
+    # Nothing may be called that does not check its arguments.
+    with contextlib.suppress(RuntimeError, ValueError, TypeError):
+        yield from _off_by_one_divisors(step)
     first = next(one for one in step.values.values() if isinstance(one, torch.Tensor))
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
@@ -354,6 +355,19 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
             said = f"the sum is divided by {count}, the size of {words}"
             change = partial(_divided_sum, count=count)
             yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+
+
+def _off_by_one_divisors(step: Step) -> Iterator[Variation]:
+    for by, words in ((1, "large"), (-1, "small")):
+        kind, said = (
+            PatternKind.OFF_BY_ONE,
+            f"the number that the sum is divided by is one too {words}",
+        )
+        factor = _factor_of_divisor(step, by)
+        if math.isclose(factor, round(factor, 2), rel_tol=_ROUND):
+            # Nobody can see where a plain factor comes from.
+            kind, said = PatternKind.SCALE, f"scaled by {factor:.2g}"
+        yield Variation(kind, said, partial(_with_divisor_off, by=by))
 
 
 def _target_variations(step: Step) -> Iterator[Variation]:
@@ -450,13 +464,15 @@ def _divided_sum(step: Step, count: int) -> Any:
 
 def _with_divisor_off(step: Step, by: int) -> Any:
     """The mean with another divisor; weights count in it as in the right one."""
-    total, mean = _sum_of_terms(step), step.run()
+    mean = step.run()
     mean = mean if isinstance(mean, torch.Tensor) else mean[0]
-    count = float(total / mean)
-    factor = count / (count + by)
-    if math.isclose(factor, round(factor, 2), rel_tol=_ROUND):
-        raise ValueError("a plain factor, rather")
-    return step.with_first(mean * factor)
+    return step.with_first(mean * _factor_of_divisor(step, by))
+
+
+def _factor_of_divisor(step: Step, by: int) -> float:
+    mean = step.run()
+    count = float(_sum_of_terms(step) / (mean if isinstance(mean, torch.Tensor) else mean[0]))
+    return count / (count + by) if count + by else math.nan
 
 
 # A factor that is this near to one of two digits is that one.
