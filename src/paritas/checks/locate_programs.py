@@ -456,6 +456,7 @@ class _Search:
         tensors: list[Tensor] = []
         places: dict[int, int] = {}
         made: list[Region] = []
+        computed: dict[int | None, int] = {}
         sides: list[tuple[TracedRun, Operation, int, Sequence[int | None]]] = [
             (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
             (parting.mine, joint.candidate, joint.slots[0], parting.classes),
@@ -480,7 +481,14 @@ class _Search:
             result = twins[end.index].outputs[slot]
             strides = {index: kept[index].stride() for index in given}
             made.append(Region(list(twins.values()), result, given, fixed, strides=strides))
-        return made[0], made[1], tensors
+            if side == 0:
+                computed = _computed_values(spot.regions[0], twins, classes)
+        shared = {
+            index: places[number]
+            for number, index in computed.items()
+            if number in places and places[number] not in made[0].given.values()
+        }
+        return dataclasses.replace(made[0], shared=shared), made[1], tensors
 
     def _live_call(self, spot: Spot, *, native: bool) -> LiveCall | None:
         """The reference's call of a function at a place, with its arguments."""
@@ -580,6 +588,17 @@ def _border(
             if other not in inner:
                 border.setdefault(other, classes[index])
     return border
+
+
+def _computed_values(
+    operations: Sequence[Operation], twins: Mapping[int, Operation], classes: Sequence[int | None]
+) -> dict[int | None, int]:
+    """The values that some operators compute in another run, by their classes."""
+    return {
+        classes[index]: other
+        for one in operations
+        for index, other in zip(one.outputs, twins[one.index].outputs, strict=False)
+    }
 
 
 def _first_to_explain(wrong: list[WrongItem], rounding: float) -> list[WrongItem]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import LiveCall
-    from paritas.diagnosis.case import Context
+    from paritas.diagnosis.case import Context, InnerValues
     from paritas.diagnosis.place_runs import PlaceRuns
     from paritas.execution.observation import RunOptions
     from paritas.results.findings import Finding
@@ -46,6 +46,8 @@ class Region:
         result: the value that it returns.
         given: for each value that it reads from outside, the place of the argument.
         fixed: the values it reads that are not arguments.
+        shared: for each value that it computes and that is an argument of the other side, the place
+            of the argument.
         strides: of the values that it reads from outside, in its own run: what is contiguous on one
             side may be a transposed view on the other, and not every operator takes that.
     """
@@ -55,6 +57,7 @@ class Region:
     given: Mapping[int, int]
     fixed: Mapping[int, Tensor]
     strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    shared: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Call the operators."""
@@ -76,6 +79,22 @@ class Region:
             for index, value in zip(operation.outputs, results, strict=False):
                 values[index] = value
         return values
+
+    def fill_shared(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The arguments with the values that it computes where the other side reads these."""
+        filled = list(tensors)
+        values = self._compute(tensors, self.operations) if self.shared else {}
+        for index, place in self.shared.items():
+            filled[place] = values[index]
+        return filled
+
+    def places_before_shared(self) -> set[int]:
+        """The arguments that the shared values depend on."""
+        places = {index: {place} for index, place in self.given.items()}
+        for operation in self.operations:
+            before = set().union(*(places.get(index, set()) for index in operation.inputs))
+            places.update(dict.fromkeys(operation.outputs, before))
+        return set().union(*(places[index] for index in self.shared))
 
     def context(self, tensors: Sequence[Tensor]) -> Context | None:
         """What is known about its result: the call that computes it."""
@@ -219,27 +238,44 @@ def _runs_of(
     *,
     has_call: bool,
 ) -> PlaceRuns:
-    """Both regions; without a call of a function, the reference's is the call of its operators."""
+    """Both regions; without a call of a function, the reference's is the call of its operators.
+
+    What the candidate's operators read of the reference's is no operand, but follows from those: a
+    call of a function begins before the operator that is wrong.
+    """
     from paritas.diagnosis.place_runs import PlaceRuns
 
+    shared = {*reference.shared.values()}
+    places = [place for place in range(len(tensors)) if place not in shared]
+    read = {*candidate.given.values()} | reference.places_before_shared()
+
+    def fill(operands: Sequence[Tensor]) -> list[Tensor]:
+        values = list(tensors)
+        for place, operand in zip(places, operands, strict=True):
+            values[place] = operand
+        return values
+
     def run_reference(operands: Sequence[Tensor]) -> Any:
-        return reference(*operands)
+        return reference(*fill(operands))
 
     def run_candidate(operands: Sequence[Tensor]) -> Any:
-        return candidate(*operands)
+        return candidate(*reference.fill_shared(fill(operands)))
 
     def recall(operands: Sequence[Tensor]) -> LiveCall | None:
-        context = reference.context(operands) if reference.operations else None
+        context = reference.context(fill(operands)) if reference.operations else None
         return None if context is None else context.call
 
+    def find_inner(operands: Sequence[Tensor]) -> InnerValues:
+        return functools.partial(candidate.inner_values, reference.fill_shared(fill(operands)))
+
     return PlaceRuns(
-        tuple(tensors),
+        tuple(tensors[place] for place in places),
         run_reference,
         lambda: run_candidate,
         *pair,
-        reads_all=set(candidate.given.values()) >= set(reference.given.values()),
+        reads_all=read >= {*reference.given.values()},
         recall=None if has_call else recall,
-        inner=lambda operands: functools.partial(candidate.inner_values, operands),
+        inner=find_inner,
     )
 
 

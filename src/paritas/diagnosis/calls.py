@@ -257,19 +257,39 @@ class LiveCall:
     @functools.cached_property
     def function_step(self) -> FunctionStep | None:
         """The call of a Python function as one step, at the place `WHOLE`; None if it is none."""
-        if not inspect.isfunction(self.target) or len(self.steps) < 2:  # noqa: PLR2004
+        if not inspect.isfunction(self.target) or not self.may_be_changed:
+            return None
+        # It may consist of more operators than are looked at one by one.
+        working = [one for one in self._recorded if one is not None and not one.traits.view]
+        if len(working) < 2:  # noqa: PLR2004
             return None
         try:
             return self._whole(self.args, self.kwargs)  # type: ignore[return-value]
         except (TypeError, ValueError):  # called otherwise than its signature says
             return None
 
+    def with_argument(self, name: str, value: Any) -> LiveCall:
+        """The call with another argument.
+
+        Raises:
+            ValueError: it has none of this name.
+        """
+        try:
+            values = self._whole(self.args, self.kwargs).values
+        except TypeError as error:
+            raise ValueError(
+                f"{self.target} is called otherwise than its signature says"
+            ) from error
+        if name not in values:
+            raise ValueError(f"{self.target} has no argument {name}")
+        return LiveCall(self.target, (), {**values, name: value})
+
     def _whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         if isinstance(self.target, Operator):
             return Step(self.target, bind_arguments(self.target, args, kwargs))
         bound = inspect.signature(self.target).bind(*args, **kwargs)
         bound.apply_defaults()
-        _, first = self.steps[0]
+        first = next(one for one in self._recorded if one is not None)
         values = dict(bound.arguments)
         return FunctionStep(first.operator, values, self.target, bound, self.checks_arguments)
 

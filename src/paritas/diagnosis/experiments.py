@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.case import Context
     from paritas.diagnosis.place_runs import PlaceRuns
 
@@ -84,7 +85,7 @@ def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
         names = name_operands(context, runs.operands)
         lab = Laboratory(runs, names, time.monotonic() + SECONDS)
         operator = _operator_name(context)
-        for ask in _experiments(lab, operator):
+        for ask in _experiments(lab, operator, context.call):
             pattern = ask(lab, operator)
             if pattern is not None:
                 return pattern if _is_shown_again(lab, operator, ask, pattern) else None
@@ -111,7 +112,7 @@ def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
     return 1 <= sum(numbers) <= MOST_ELEMENTS
 
 
-def _experiments(lab: Laboratory, operator: str) -> Iterator[Experiment]:
+def _experiments(lab: Laboratory, operator: str, call: LiveCall | None) -> Iterator[Experiment]:
     """What is asked, in this order."""
     if not lab.runs.reads_all:
         # What it computes by itself may follow from what is changed; indices do not follow from
@@ -125,7 +126,7 @@ def _experiments(lab: Laboratory, operator: str) -> Iterator[Experiment]:
     yield _unread_operand
     if not operator.endswith("backward"):
         yield _other_terms
-    yield _other_mean
+    yield functools.partial(_other_mean, call=call)
     yield _other_function_of_elements
     if not _LOSS.search(operator):
         yield _other_function_of_lines
@@ -182,9 +183,9 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 # --- A mean of other terms ------------------------------------------------------------------------
 
 
-def _other_mean(lab: Laboratory, _operator: str) -> Pattern | None:
+def _other_mean(lab: Laboratory, _operator: str, call: LiveCall | None) -> Pattern | None:
     """One number that is a mean of other terms, or of the same terms with other weights."""
-    named = name_terms(lab)
+    named = name_terms(lab, call)
     return None if named is None else _state(*named, lab)
 
 

@@ -11,12 +11,14 @@ import dataclasses
 import functools
 import itertools
 import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from paritas.diagnosis.case import widen
 from paritas.diagnosis.dependence import are_close
+from paritas.diagnosis.opened_terms import explain_terms
 from paritas.diagnosis.place_runs import vary_operands
 from paritas.results.findings import PatternKind
 from paritas.results.wording import enumerated
@@ -26,10 +28,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.diagnosis.calls import LiveCall
     from paritas.diagnosis.dependence import Laboratory
 
 # So many different terms are asked for, and so few decide nothing.
-_MOST_TERMS = 24
+_MOST_TERMS = 48
 _FEWEST_TERMS = 6
 # So many sets of mixed terms must have the mean of these as their result.
 _MIXTURES = 3
@@ -41,8 +44,12 @@ _SAME = 2e-3
 _CLOSE = 0.02
 
 
-def name_terms(lab: Laboratory) -> tuple[PatternKind, str] | None:
-    """The kind and the sentence of a mean of other terms, or of other weights; None if neither."""
+def name_terms(lab: Laboratory, call: LiveCall | None) -> tuple[PatternKind, str] | None:
+    """The kind and the sentence of a mean of other terms, or of other weights; None if neither.
+
+    Args:
+        call: the reference's call at the place, if it can be repeated.
+    """
     mean = _Mean.of(lab)
     if mean is None or lab.is_over:
         return None
@@ -51,6 +58,14 @@ def name_terms(lab: Laboratory) -> tuple[PatternKind, str] | None:
         return _name_weights(mean, factor)
     if not mean.is_mean(1):
         return None
+    began = time.monotonic()
+    parts = torch.tensor(mean.used)
+    pattern = explain_terms(
+        lab, call, [pool if pool is None else pool[parts] for pool in mean.pools]
+    )
+    lab.grant(time.monotonic() - began)
+    if pattern is not None:
+        return PatternKind(pattern.kind), f"in each term: {pattern.sentence}"
     return _name_exchanged(mean) or _name_function(mean)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 def _explain(
-    reference: Callable[..., Any], candidate: Callable[..., Tensor], *args: Any
+    reference: Callable[..., Any], candidate: Callable[..., Tensor], *args: Any, **named: Any
 ) -> tuple[str, str]:
     """The kind and the sentence that are stated; two empty texts if none is."""
     places = [place for place, one in enumerate(args) if isinstance(one, torch.Tensor)]
@@ -32,13 +33,13 @@ def _explain(
         values = list(args)
         for place, operand in zip(places, operands, strict=True):
             values[place] = operand
-        result: Tensor = reference(*values)
+        result: Tensor = reference(*values, **named)
         return result
 
     operands = tuple(args[place] for place in places)
     right, wrong = run(operands), candidate(*operands)
     runs = PlaceRuns(operands, run, lambda: lambda values: candidate(*values), right, wrong)
-    context = dataclasses.replace(call_context(reference, args, {}), runs=runs)
+    context = dataclasses.replace(call_context(reference, args, named), runs=runs)
     patterns = diagnose(wrong, right, context=context).patterns or experiment(context)
     return (str(patterns[0].kind), patterns[0].sentence) if patterns else ("", "")
 
@@ -57,10 +58,55 @@ def scores() -> tuple[Tensor, Tensor]:
 
 
 def test_a_loss_of_other_terms_is_shown_term_by_term(pair: tuple[Tensor, Tensor]) -> None:
-    kind, sentence = _explain(functional.mse_loss, lambda a, b: (a - b).cosh().log().mean(), *pair)
+    kind, sentence = _explain(
+        functional.mse_loss, lambda a, b: (a - b).square().erfinv().sin().mean(), *pair
+    )
     assert kind == "other function"
     assert "another function of the same terms: at self = " in sentence
-    assert " a term is 0.2731 instead of 0.5976" in sentence
+    assert " a term is 0.491 instead of 0.532; at " in sentence
+
+
+def test_a_limit_on_what_a_loss_reads_is_found_in_its_terms() -> None:
+    loss, draw = functional.binary_cross_entropy_with_logits, torch.Generator().manual_seed(1)
+    x, labels = torch.randn(3, 7, generator=draw), torch.rand(3, 7, generator=draw)
+    kind, sentence = _explain(loss, lambda x, y: loss(x.clamp(-0.3, 0.3), y), x, labels)
+    assert (kind, sentence) == ("clipped", "in each term: self is clipped at -0.3 and 0.3")
+    # What grows more slowly beyond a number has no limit there.
+    slow = lambda x, y: loss(torch.where(x.abs() > 0.3, x.sign() * (0.2 + x.abs() / 3), x), y)  # noqa: E731
+    assert _explain(loss, slow, x, labels)[0] == "other function"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence", "change"),
+    [
+        ("wrong argument", "ignore_index is 2 instead of -100", {"ignore_index": 2}),
+        ("other function", "multi_margin_loss instead of cross_entropy", {"other": True}),
+        ("wrong index", "target is read in the reverse order", {"reverse": True}),
+        (
+            "off by one reduction",
+            "the number that the sum is divided by is one too large",
+            {"factor": 7 / 8},
+        ),
+        # Seven terms: a plain factor that is nearly the one of another divisor is none.
+        ("scale", "scaled by 0.87", {"factor": 0.87}),
+    ],
+)
+def test_what_is_wrong_with_a_loss_of_many_operators(
+    kind: str, sentence: str, change: dict[str, Any], scores: tuple[Tensor, Tensor]
+) -> None:
+    loss = functools.partial(functional.cross_entropy, label_smoothing=0.2)
+
+    def changed(x: Tensor, target: Tensor) -> Tensor:
+        if "other" in change:
+            return functional.multi_margin_loss(x, target)
+        target = target.flip(0) if "reverse" in change else target
+        ignored = change.get("ignore_index", -100)
+        return change.get("factor", 1.0) * loss(x, target, ignore_index=ignored)
+
+    x, target = (one[:7] for one in scores)
+    result = _explain(functional.cross_entropy, changed, x, target, label_smoothing=0.2)
+    assert result[0] == kind
+    assert result[1].endswith(sentence)
 
 
 def test_a_factor_on_a_loss_is_no_other_function(pair: tuple[Tensor, Tensor]) -> None:

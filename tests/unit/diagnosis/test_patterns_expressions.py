@@ -45,6 +45,24 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
         ),
         (
             "other function",
+            "0.5 * tanh(x) + 0.5 instead of tanh",
+            0.5 + 0.5 * X.tanh(),
+            (torch.tanh, X),
+        ),
+        (
+            "other function",
+            "square(self - other) instead of sub",
+            (WHOLE - PARTS) ** 2,
+            (torch.sub, WHOLE, PARTS),
+        ),
+        (
+            "tie-breaking",
+            "halves are rounded up, not to the even number",
+            (WHOLE / 2 + 0.5).floor(),
+            (torch.round, WHOLE / 2),
+        ),
+        (
+            "other function",
             "0.5 * (self + other) instead of minimum",
             (X + OTHER) / 2,
             (torch.minimum, X, OTHER),
@@ -162,4 +180,7 @@ def test_what_is_no_function_of_the_operands_is_not_called_one(
 def test_a_factor_or_a_limit_is_not_called_another_function() -> None:
     (scaled, *_) = patterns_of(1.37 * F.gelu(X), (F.gelu, X))
     (limited, *_) = patterns_of((X + OTHER).clamp(-1, 1), (torch.add, X, OTHER))
+    (moved, *_) = patterns_of(X.tanh() + 0.37, (torch.tanh, X))
+    (whole, *_) = patterns_of(WHOLE - PARTS + 2, (torch.sub, WHOLE, PARTS))
     assert (scaled.kind, limited.kind) == ("scale", "clipped")
+    assert (moved.kind, whole.kind) == ("offset", "offset")

@@ -86,11 +86,10 @@ class Sample:
         return None if sample.is_straight(case.right.flatten()[at]) else (sample, at)
 
     def is_straight(self, right: Tensor) -> bool:
-        """Whether it is the right value with a factor and an offset, which have kinds."""
-        columns = torch.stack([right, torch.ones_like(right)], -1)
-        solution = torch.linalg.lstsq(columns, self.given[:, None]).solution
+        """Whether it is the right value with a factor or with an offset, which have kinds."""
         alone = right.dot(self.given) / right.dot(right)
-        return bool(self.fits(columns @ solution[:, 0]) | self.fits(alone * right))
+        offset = (self.given - right).median()
+        return bool(self.fits(right + offset) | self.fits(alone * right))
 
     def fits(self, values: Tensor) -> Tensor:
         """Which rows of values are the sample's."""
@@ -210,9 +209,9 @@ def expressed_variations(
         every = tuple(range(len(wide)))
         found += [(every, one) for one in _of_operator(sample, operands, wide)]
     shortest = _shortest(operands, found)
-    if case.is_exact and shortest:  # only a rounding of a plain operation: there are few of these
+    if case.is_exact and shortest:  # only a plain operation, and what is made of it: few of these
         tried = int(
-            min(tried, math.prod([len(_PAIRS), *[len(_ROUNDED)] * int(shortest[0][0] - 1)]))
+            min(tried, math.prod([len(_PAIRS), *[len(_OF_WHOLE)] * int(shortest[0][0] - 1)]))
         )
     return tried, shortest
 
@@ -304,6 +303,8 @@ _PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "atan2({}, {})": torch.atan2,
 }
 _ROUNDED = ("floor({})", "ceil({})", "round({})", "trunc({})")
+# What may be made of a whole number, so that it stays one.
+_OF_WHOLE = (*_ROUNDED, "neg({})", "abs({})", "square({})", "sign({})", "relu({})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -591,7 +592,7 @@ def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[E
     plain = {said: FUNCTIONS[said] for said in _PLAIN}
     first, second = (_rows_of(plain, x[None]) or {_IDENTITY: x[None]} for x in (a, b))
     rows, columns = (torch.cat([*one.values()]) for one in (first, second))
-    outers = _ROUNDED if exact else _PLAIN
+    outers = _OF_WHOLE if exact else _PLAIN
     for said, pair in _PAIRS.items():
         both = pair(rows[:, None], columns[None, :]).flatten(0, 1)
         names = list(itertools.product(first, second))

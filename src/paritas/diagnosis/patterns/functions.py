@@ -149,6 +149,15 @@ _TO_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Where numbers lie in the middle between two whole ones; torch takes the even one.
+_HALVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "up": lambda x: (x + 0.5).floor(),
+    "down": lambda x: (x - 0.5).ceil(),
+    "away from zero": lambda x: x.sign() * (x.abs() + 0.5).floor(),
+    "towards zero": lambda x: x.sign() * (x.abs() - 0.5).ceil(),
+}
+
+
 def function_variations(step: Step) -> Iterator[Variation]:
     """Functions of the same arguments that are mistaken for the operator."""
     name = _UNARY_NAMES.get(step.name, step.name)
@@ -186,6 +195,9 @@ def function_variations(step: Step) -> Iterator[Variation]:
 
 
 def _unary_variations(name: str) -> Iterator[Variation]:
+    for words, compute in _HALVES.items() if name == "round" else ():
+        said = f"halves are rounded {words}, not to the even number"
+        yield Variation(PatternKind.TIE_BREAKING, said, partial(_unary, compute=compute))
     for other, compute in UNARY.items():
         if other != name:
             said = f"{other} instead of {name}"

@@ -34,6 +34,8 @@ _REDUCTIONS = frozenset(
     }
 )
 _AVERAGES = frozenset({"mean", "var"})
+# Functions of one tensor, with numbers that say which.
+_WITH_NUMBERS = frozenset({"pow", "clamp", "clamp_min", "clamp_max"})
 
 
 # --- Left out, done twice -------------------------------------------------------------------------
@@ -44,7 +46,7 @@ def step_variations(step: Step) -> Iterator[Variation]:
     values = list(step.values.values())
     if step.name in _TWICE:
         yield from _pair_variations(step, values[0], values[1])
-    elif (step.name in UNARY or step.name == "pow") and "self" in step.values:
+    elif (step.name in UNARY or step.name in _WITH_NUMBERS) and "self" in step.values:
         said = f"{step.name} is left out"
         kind = PatternKind.SIGN if step.name == "neg" else PatternKind.OTHER_FUNCTION
         yield Variation(kind, said, partial(_one_operand, name="self"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +21,56 @@ if TYPE_CHECKING:
 
 _F = torch.nn.functional
 _MEAN = 1
-_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
-# Losses of a difference, which are mistaken for each other.
-_DISTANCES: dict[str, Callable[..., Tensor]] = {
-    "mse_loss": _F.mse_loss,
-    "l1_loss": _F.l1_loss,
-    "smooth_l1_loss": _F.smooth_l1_loss,
-    "huber_loss": _F.huber_loss,
+_SUM = 2
+_PAIRED = frozenset(
+    {
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    }
+)
+# The terms of losses of values and of as many targets, which are mistaken for each other.
+_OF_PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse_loss": lambda x, y: (x - y).square(),
+    "half of mse_loss": lambda x, y: (x - y).square() / 2,
+    "l1_loss": lambda x, y: (x - y).abs(),
+    "smooth_l1_loss": lambda x, y: _F.smooth_l1_loss(x, y, reduction="none"),
+    "huber_loss": lambda x, y: _F.huber_loss(x, y, reduction="none"),
+    "the mean of the differences": lambda x, y: x - y,
+    "log(cosh(x - y))": lambda x, y: (x - y).cosh().log(),
+    "binary_cross_entropy": lambda x, y: _F.binary_cross_entropy(x, y, reduction="none"),
+    "binary_cross_entropy_with_logits": lambda x, y: _F.binary_cross_entropy_with_logits(
+        x, y, reduction="none"
+    ),
+    "the squared error of the sigmoid": lambda x, y: (x.sigmoid() - y).square(),
+    "soft_margin_loss": lambda x, y: _F.softplus(-x * y),
+    "the hinge loss": lambda x, y: (1 - x * y).relu(),
+    "the squared hinge loss": lambda x, y: (1 - x * y).relu().square(),
 }
+# Of scores and classes, with a term for each row.
+_OF_CLASSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "multi_margin_loss": lambda x, y: _F.multi_margin_loss(x, y, reduction="none"),
+    "multi_margin_loss with squares": lambda x, y: _F.multi_margin_loss(
+        x, y, p=2, reduction="none"
+    ),
+    "the squared error of the softmax": lambda x, y: (x.softmax(-1) - _hot(x, y)).square().sum(-1),
+    "the mean squared error of the softmax": lambda x, y: (
+        (x.softmax(-1) - _hot(x, y)).square().mean(-1)
+    ),
+    "the mean squared error of the scores": lambda x, y: (x - _hot(x, y)).square().mean(-1),
+    "nll_loss of the scores": lambda x, y: -(x * _hot(x, y)).sum(-1),
+    "nll_loss of the softmax": lambda x, y: -(x.softmax(-1) * _hot(x, y)).sum(-1),
+    "the entropy of the softmax": lambda x, _: -(x.softmax(-1) * x.log_softmax(-1)).sum(-1),
+    "binary_cross_entropy_with_logits of each class": lambda x, y: (
+        _F.binary_cross_entropy_with_logits(x, _hot(x, y), reduction="none").mean(-1)
+    ),
+    "the share of wrong answers": lambda x, y: (x.argmax(-1) != y).to(x.dtype),
+}
+
+
+def _hot(scores: Tensor, labels: Tensor) -> Tensor:
+    return _F.one_hot(labels, scores.shape[-1]).to(scores.dtype)
+
+
 _ALTERED: dict[str, Callable[[Tensor], Tensor]] = {
     "the sigmoid": torch.sigmoid,
     "the softmax": lambda x: x.softmax(min(1, x.dim() - 1)),
@@ -51,10 +95,49 @@ def loss_variations(step: Step) -> Iterator[Variation]:
     yield from _target_variations(step)
     yield from _weight_variations(step)
     yield from _input_variations()
-    for other, compute in _DISTANCES.items() if name in _DISTANCES else ():
+    yield from _other_losses(name)
+
+
+# --- Another loss ---------------------------------------------------------------------------------
+
+
+def _other_losses(name: str) -> Iterator[Variation]:
+    """Losses of the same operands, averaged or summed as the right one."""
+    if name in _PAIRED:
+        ways, others = _of_pairs, _OF_PAIRS
+    elif name in ("cross_entropy", "cross_entropy_loss"):
+        ways, others = _of_classes, _OF_CLASSES
+    else:
+        return
+    for other, terms in others.items():
         if other != name:
-            change = partial(_other_distance, compute=compute)
+            change = partial(_other_loss, ways=ways, terms=terms)
             yield Variation(PatternKind.OTHER_FUNCTION, f"{other} instead of {name}", change)
+
+
+def _other_loss(
+    step: Step,
+    ways: Callable[[Step], tuple[Tensor, Tensor]],
+    terms: Callable[[Tensor, Tensor], Tensor],
+) -> Any:
+    value, reduction = terms(*ways(step)), step.values["reduction"]
+    if reduction in (_MEAN, "mean"):
+        value = value.mean()
+    elif reduction in (_SUM, "sum"):
+        value = value.sum()
+    return _as_result(step, value)
+
+
+def _of_pairs(step: Step) -> tuple[Tensor, Tensor]:
+    return step.values[_input_of(step)], step.values["target"]
+
+
+def _of_classes(step: Step) -> tuple[Tensor, Tensor]:
+    """The rows of scores whose labels count."""
+    scores, labels, ignored = step.values[_input_of(step)], step.values["target"], _ignored(step)
+    if scores.dim() != 2 or labels.is_floating_point():  # noqa: PLR2004
+        raise ValueError("these are no rows of scores")
+    return (scores, labels) if ignored is None else (scores[~ignored], labels[~ignored])
 
 
 # --- Gradients of distances -----------------------------------------------------------------------
@@ -104,6 +187,17 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
             yield Variation(kind, words, change)
     for said, (kind, choose) in _CHOICES.items():
         yield Variation(kind, said, partial(_chosen, choose=choose))
+    for factor in _LABEL_FACTORS if step.values.get("pos_weight", step) is None else ():
+        said = f"pos_weight is {factor:g} instead of None"
+        yield Variation(PatternKind.ARGUMENT, said, partial(_with_raised_labels, factor=factor))
+
+
+# What positive labels are often weighed with.
+_LABEL_FACTORS = (2.0, 0.5, 3.0, 4.0, 5.0, 10.0)
+
+
+def _with_raised_labels(step: Step, factor: float) -> Any:
+    return step.run(pos_weight=step.values["target"].new_tensor(factor))
 
 
 def _ranks(terms: Tensor, _: Tensor) -> Tensor:
@@ -144,7 +238,7 @@ _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
             PatternKind.FACTOR,
             partial(_raised_labels, factor=factor),
         )
-        for factor in (2.0, 0.5, 3.0, 4.0, 5.0, 10.0)
+        for factor in _LABEL_FACTORS
     },
     "terms of positive labels count as often as there are more negative ones": (
         PatternKind.FACTOR,
@@ -239,8 +333,11 @@ def _other_way(step: Step, name: str) -> Any:
 
 
 def _divisor_variations(step: Step) -> Iterator[Variation]:
-    if step.values.get("reduction") != _MEAN:
+    if step.values.get("reduction") not in (_MEAN, "mean"):
         return
+    # Nothing may be called that does not check its arguments.
+    with contextlib.suppress(RuntimeError, ValueError, TypeError):
+        yield from _off_by_one_divisors(step)
     first = next(one for one in step.values.values() if isinstance(one, torch.Tensor))
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
@@ -260,6 +357,19 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
             yield Variation(PatternKind.WRONG_REDUCTION, said, change)
 
 
+def _off_by_one_divisors(step: Step) -> Iterator[Variation]:
+    for by, words in ((1, "large"), (-1, "small")):
+        kind, said = (
+            PatternKind.OFF_BY_ONE,
+            f"the number that the sum is divided by is one too {words}",
+        )
+        factor = _factor_of_divisor(step, by)
+        if math.isclose(factor, round(factor, 2), rel_tol=_ROUND):
+            # Nobody can see where a plain factor comes from.
+            kind, said = PatternKind.SCALE, f"scaled by {factor:.2g}"
+        yield Variation(kind, said, partial(_with_divisor_off, by=by))
+
+
 def _target_variations(step: Step) -> Iterator[Variation]:
     ignored = _ignored(step)
     if ignored is not None:
@@ -273,6 +383,8 @@ def _target_variations(step: Step) -> Iterator[Variation]:
             said = f"each target is the one {where} the right one, and one row is left out"
             yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_next_target, by=by))
     if target.is_floating_point():
+        for kind, said, alter in _OTHER_LABELS:
+            yield Variation(kind, said, partial(_with_target, alter=alter))
         for number in SMOOTHING:
             said = f"the targets are smoothed by {number:g}"
             change = partial(_with_smoothed_target, number=number)
@@ -282,6 +394,18 @@ def _target_variations(step: Step) -> Iterator[Variation]:
             said = f"the class with the {words} score is the target"
             change = partial(_with_own_target, choose=choose)
             yield Variation(PatternKind.WRONG_INDEX, said, change)
+
+
+_OTHER_LABELS: tuple[tuple[PatternKind, str, Callable[[Tensor], Tensor]], ...] = (
+    (PatternKind.SIGN, "the sign of the targets is flipped", torch.neg),
+    (PatternKind.SIGN, "every target is inverted", lambda y: 1 - y),
+    (PatternKind.MISSING_OPERAND, "all targets are taken as 1", torch.ones_like),
+    (PatternKind.MISSING_OPERAND, "all targets are taken as 0", torch.zeros_like),
+)
+
+
+def _with_target(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(target=alter(step.values["target"]))
 
 
 # Labels are often smoothed by one of these.
@@ -334,13 +458,28 @@ def _input_of(step: Step) -> str:
     return next(iter(step.values))
 
 
-def _other_distance(step: Step, compute: Callable[..., Tensor]) -> Tensor:
-    values = step.values
-    reduction = _REDUCTIONS.get(values["reduction"], values["reduction"])
-    return compute(values[_input_of(step)], values["target"], reduction=reduction)
-
-
 def _divided_sum(step: Step, count: int) -> Any:
-    total = step.run(reduction=2)
-    total = total if isinstance(total, torch.Tensor) else total[0]
-    return step.with_first(total / count)
+    return step.with_first(_sum_of_terms(step) / count)
+
+
+def _with_divisor_off(step: Step, by: int) -> Any:
+    """The mean with another divisor; weights count in it as in the right one."""
+    mean = step.run()
+    mean = mean if isinstance(mean, torch.Tensor) else mean[0]
+    return step.with_first(mean * _factor_of_divisor(step, by))
+
+
+def _factor_of_divisor(step: Step, by: int) -> float:
+    mean = step.run()
+    count = float(_sum_of_terms(step) / (mean if isinstance(mean, torch.Tensor) else mean[0]))
+    return count / (count + by) if count + by else math.nan
+
+
+# A factor that is this near to one of two digits is that one.
+_ROUND = 1e-6
+
+
+def _sum_of_terms(step: Step) -> Tensor:
+    total = step.run(reduction=_SUM if step.values["reduction"] == _MEAN else "sum")
+    value: Tensor = total if isinstance(total, torch.Tensor) else total[0]
+    return value

@@ -25,7 +25,6 @@ from paritas.diagnosis.case import (
     Weight,
     near,
     same,
-    supported_pattern,
     weigh,
     widen,
     wrong_block,
@@ -38,6 +37,7 @@ from paritas.diagnosis.patterns.equivalents import equivalent_calls
 from paritas.diagnosis.patterns.expressions import expressed_variations
 from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.functions import UNARY
+from paritas.diagnosis.patterns.items import propose_items
 from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from paritas.results.findings import Pattern
 
     _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
+    _Expressing = Callable[[], tuple[int, Sequence[tuple[float, int, Variation]]]]
 
 # Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
 # on what else the machine does.
@@ -82,8 +83,6 @@ _SAME_NUMBERS = 0.98
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
-# The most numbers that are compared to find where slices come from.
-_MOST_COMPARED = 1 << 24
 # Mistakes that are made in the whole result, or not at all.
 # An operand that is left out in a part leaves a copy of the other there.
 _OF_ALL = frozenset(
@@ -219,49 +218,11 @@ def _copied_operand(case: Case, step: Step | None) -> str:
 
 
 def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
-    """Another of several tensors than the right one."""
     try:
         items = call.items
     except UNUSABLE:
         return []
-    cost = math.log2(1 + len(items))
-    alike = [
-        (place, widen(one)) for place, one in enumerate(items) if tuple(one.shape) == case.shape
-    ]
-    right = next(
-        (
-            place
-            for place, one in alike
-            if trusted_formula(case, functools.partial(widen, one)) is not None
-        ),
-        None,
-    )
-    for place, one in alike:
-        if right is not None and place != right:
-            said = f"item {place} instead of item {right}"
-            kind = PatternKind.WRONG_INDEX
-            pattern = supported_pattern(case, one, kind, said, cost=cost)
-            if pattern is not None:
-                return [pattern]
-    is_picked = right is not None and call.target is operator.getitem
-    return _propose_slices(case, [one for _, one in alike]) if is_picked else []
-
-
-def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
-    """Slices of several tensors: they were divided in another way."""
-    for axis, size in enumerate(case.shape):
-        every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
-        if every is None or every.numel() * size > _MOST_COMPARED:
-            continue
-        rows, wanted = (one.movedim(axis, 0).flatten(1) for one in (every, case.given))
-        source = torch.cdist(wanted.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
-        said = f"the slices along axis {axis} are those of other items"
-        cost = size * math.log2(len(rows))
-        value = every.index_select(axis, source)
-        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, said, cost=cost)
-        if pattern is not None:
-            return [pattern]
-    return []
+    return propose_items(case, items, is_picked=call.target is operator.getitem)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -291,7 +252,7 @@ class Predictor:
             fits = tuple(value.shape) == case.shape and not value.is_complex()
             if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
                 found = cls(case, call, output)
-                return found if found.steps else None
+                return found if found.steps or call.function_step is not None else None
         return None
 
     @functools.cached_property
@@ -373,23 +334,28 @@ class Predictor:
     @functools.cached_property
     def _expressions(self) -> tuple[int, list[Reproduction]]:
         """How many expressions were tried, and the shortest ones that reproduce the candidate."""
-        if not self.steps or self._is_followed:
-            return 0, []
-        place, step = self.steps[-1]
         part = torch.ones(self.case.shape, dtype=torch.bool)
         part = self._limited(part, torch.zeros_like(part))
         tried = 0
-        for of_call, search in (
-            (False, functools.partial(altered_variations, step, self.case)),
-            (False, functools.partial(expressed_variations, step, self.case, part)),
-            (True, functools.partial(aggregate_variations, self.case, self.call.floating)),
-        ):
+        for of_call, place, search in self._expression_searches(part):
             more, expressions = search()
             tried += more
             found = self._shortest(place, expressions)
             if found:
                 return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
         return tried, []
+
+    def _expression_searches(self, part: Tensor) -> Iterator[tuple[bool, int, _Expressing]]:
+        """What is searched for expressions: the last operator, and a function as a whole."""
+        if self.steps and not self._is_followed:
+            place, step = self.steps[-1]
+            yield False, place, functools.partial(altered_variations, step, self.case)
+            yield False, place, functools.partial(expressed_variations, step, self.case, part)
+            aggregates = functools.partial(aggregate_variations, self.case, self.call.floating)
+            yield True, place, aggregates
+        whole = self.call.function_step
+        if whole is not None:
+            yield True, WHOLE, functools.partial(expressed_variations, whole, self.case, part)
 
     def _shortest(
         self, place: int, expressions: Sequence[tuple[float, int, Variation]]
@@ -417,6 +383,8 @@ class Predictor:
     @functools.cached_property
     def _is_followed(self) -> bool:
         """Whether the last operator's result is not the value in question as it is."""
+        if not self.steps:
+            return True
         _, step = self.steps[-1]
         result = step.run()
         first = result if isinstance(result, torch.Tensor) else result[0]

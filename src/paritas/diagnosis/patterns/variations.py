@@ -46,7 +46,7 @@ def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variati
     """The operator with one of its arguments changed, the most likely first.
 
     Args:
-        tensors: its tensors, too.
+        tensors: its tensors, too; of others, only the classes that are wanted.
     """
     for name, value in step.values.items():
         if isinstance(value, bool):
@@ -63,8 +63,11 @@ def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variati
             yield from _eps_variations(name, torch.finfo(torch.float32).eps)
         elif isinstance(value, list | tuple):
             yield from _list_variations(step, name, list(value))
+    target = step.values.get("target")
     if tensors:
         yield from _tensor_variations(step)
+    elif isinstance(target, torch.Tensor) and not target.is_floating_point():
+        yield from _index_variations("target", target, _size_of(step, "target"))
     numbers = [step.values.get(name) for name in ("alpha", "beta")]
     if None not in numbers and numbers[0] != numbers[1]:
         said = "alpha and beta are swapped"
@@ -206,12 +209,12 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     is_fill = name == "value" and step.name == "masked_fill"
     if is_fill or (step.name == "scalar_tensor" and value == -math.inf):
         kind = PatternKind.MASK  # what hides scores
+    if name in ("min", "max"):  # before numbers that nothing reaches
+        yield Variation(kind, f"{name} is left out", with_argument(name, None))
     for other in list(_MASK_VALUES) if is_fill else _other_numbers(value):
         if other != value:
             said = f"{name} is {other:g} instead of {value:g}"
             yield Variation(kind, said, with_argument(name, other))
-    if name in ("min", "max"):
-        yield Variation(kind, f"{name} is left out", with_argument(name, None))
 
 
 def kind_of_number(operator: str, name: str) -> PatternKind:
@@ -291,7 +294,9 @@ def _sliced(start: int, stop: int, step: Step) -> Any:
     return step.run(start=start, end=stop)
 
 
-def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[PatternKind, str, int]]:
+def _other_integers(  # noqa: C901  (a branch for each kind of argument)
+    step: Step, name: str, value: int
+) -> Iterator[tuple[PatternKind, str, int]]:
     if name == "reduction":
         right = _REDUCTIONS.get(value, "another reduction")
         # To a gradient it is a factor.
@@ -303,6 +308,8 @@ def _other_integers(step: Step, name: str, value: int) -> Iterator[tuple[Pattern
     elif name in ("ignore_index", "padding_idx") and _has_no_negative_target(step):
         for other in (-1, -100):
             yield PatternKind.ARGUMENT, f"{name} is ignored", other
+        for other in _other_classes(step, value):
+            yield PatternKind.ARGUMENT, f"{name} is {other} instead of {value}", other
     elif name in _OF_LEVELS:
         for other in dict.fromkeys(
             (0, -value, value + 1, value - 1, value // 2, *_OF_LEVELS[name])
@@ -319,6 +326,16 @@ def _has_no_negative_target(step: Step) -> bool:
     """A target that is no longer ignored must be a class: GPUs do not survive other indices."""
     target = step.values.get("target")
     return not isinstance(target, torch.Tensor) or bool((target >= 0).all())
+
+
+# So many classes may be the one that is ignored.
+_MOST_CLASSES = 32
+
+
+def _other_classes(step: Step, value: int) -> list[int]:
+    target = step.values.get("target")
+    classes: list[int] = [] if not isinstance(target, torch.Tensor) else target.unique().tolist()
+    return [int(one) for one in classes[:_MOST_CLASSES] if one != value]
 
 
 def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Variation]:
@@ -580,7 +597,7 @@ def _size_of(step: Step, name: str) -> int:
         return int(values["weight"].shape[0])
     if step.name == "embedding_dense_backward":
         return int(values["num_weights"])
-    source, dim = values.get("self"), values.get("dim")
+    source, dim = values.get("self", values.get("input")), values.get("dim")
     if name == "target" and isinstance(source, torch.Tensor) and source.dim() > 1:
         return int(source.shape[1])
     if isinstance(source, torch.Tensor) and isinstance(dim, int) and source.dim():
