@@ -41,7 +41,7 @@ from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
-from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
+from paritas.diagnosis.patterns.written import changed_values, inner_mistakes, inner_numbers
 from paritas.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.diagnosis.second_look import holds_again
 from paritas.diagnosis.tapes import tensors_of
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 # Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
 # on what else the machine does.
 _MOST_SECONDS = 6.0
+_MOST_SECONDS_OF_CHANGES = 1.5
 _now = time.thread_time
 # An explanation that is this much less likely than the best (by the natural logarithm) is none.
 _LESS_LIKELY = 8.0
@@ -345,6 +346,10 @@ class Predictor:
         tried += more
         if found:
             return tried, found
+        more, found = self._changes()
+        tried += more
+        if found:
+            return tried, found
         for place, unknown in inner_numbers(self.steps):
             if _now() > until:
                 break
@@ -353,6 +358,19 @@ class Predictor:
                 solution = attempt_apart(functools.partial(self._solution, place, unknown))
                 found += [] if solution is None else [solution]
         return tried, found
+
+    def _changes(self) -> tuple[int, list[Reproduction]]:
+        """Something that was done to the result, to an operand or to a value on the way."""
+        until = _now() + _MOST_SECONDS_OF_CHANGES
+        tried = 0
+        # Of a call that does more with it, the first result is the one that is used.
+        output = 0 if self._is_followed else self.output
+        for variations in changed_values(self.steps, output):
+            more, found = self._try_all(variations, until)
+            tried += more
+            if found or _now() > until:
+                return tried, found
+        return tried, []
 
     def _found_expressions(self) -> list[Reproduction]:
         return self._expressions[1]
