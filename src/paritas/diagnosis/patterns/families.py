@@ -22,7 +22,6 @@ from paritas.diagnosis.patterns.norms import norm_variations
 from paritas.diagnosis.patterns.roundings import reciprocal_variations
 from paritas.diagnosis.patterns.substitutions import (
     limit_variations,
-    result_variations,
     substitution_variations,
 )
 from paritas.diagnosis.patterns.sums import sum_variations
@@ -68,7 +67,6 @@ def family_variations(step: Step) -> Iterator[Variation]:
     yield from derivative_variations(step)
     yield from substitution_variations(step)
     yield from limit_variations(step)
-    yield from result_variations()
     yield from reciprocal_variations(step)
 
 

@@ -202,6 +202,29 @@ def _write_gated(step: Step, at: Writer) -> Tensor:
     return at("the product", aten.mul.Tensor, left, gate)
 
 
+# --- Distances ------------------------------------------------------------------------------------
+
+
+def _write_distance(step: Step, at: Writer) -> Tensor:
+    """The squares of both, less twice their product."""
+    left, right = step.values["x1"], step.values["x2"]
+    if step.values["p"] != 2:  # noqa: PLR2004
+        raise ValueError("it is no sum of squares")
+    squares = [
+        at(f"the squares of {name}", aten.sum.dim_IntList, value.square(), [-1], True)
+        for name, value in (("x1", left), ("x2", right))
+    ]
+    products = at("the products", aten.matmul.default, left, right.mT)
+    twice = at("the factor 2", aten.mul.Tensor, products, products.new_tensor(2.0))
+    both = at("the squares", aten.add.Tensor, squares[0], squares[1].mT)
+    apart = at("the difference", aten.sub.Tensor, both, twice)
+    return at("the root", aten.sqrt.default, apart.clamp(min=0.0))
+
+
+_DISTANCE = Formula(
+    _write_distance, joint=(("the squares of x1", "the squares of x2", "the products"),)
+)
+
 # --- Softmax --------------------------------------------------------------------------------------
 
 
@@ -328,6 +351,7 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     **dict.fromkeys(NORMS, (_NORM,)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_SPREAD,)),
     "glu": (Formula(_write_gated),),
+    **dict.fromkeys(("cdist", "cdist_forward", "euclidean_dist"), (_DISTANCE,)),
     "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
     **dict.fromkeys(
         (

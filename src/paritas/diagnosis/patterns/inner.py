@@ -106,7 +106,7 @@ def _done_twice(step: Step) -> Any:
     return step.run(self=step.run())
 
 
-def alteration_variations(step: Step) -> Iterator[Variation]:
+def alteration_variations() -> Iterator[Variation]:
     """The result of one of several operators is left out, or negated."""
     said = "it is left out: 0 is used"
     yield Variation(PatternKind.MISSING_OPERAND, said, partial(_altered, alter=torch.zeros_like))

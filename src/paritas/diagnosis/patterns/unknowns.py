@@ -103,7 +103,6 @@ class Unknown:
                 best = found
         return None if best is None else at(best[0])
 
-
     def _best_start(
         self, predict: Callable[[Variation], Tensor | None], given: Tensor
     ) -> list[float]:

@@ -144,8 +144,9 @@ class Written:
         yield from ((role,) for role in self.inner)
 
     def _rounded_places(self) -> Iterator[tuple[str, ...]]:
-        """Each result, those of two statistics, and all but the last."""
+        """Each result, those of two statistics, those that belong together, all but the last."""
         roles = [*self.inner]
+        yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
         yield from ((role,) for role in roles[:-1])
         statistics = [one for one in ("the mean", "the variance", "the root") if one in roles]
         yield from itertools.combinations(statistics, 2)
@@ -185,7 +186,7 @@ def _variations_of(step: Step) -> Iterator[Variation]:
     yield from sum_variations(step)
     yield from function_variations(step)
     yield from argument_variations(step)
-    yield from alteration_variations(step)
+    yield from alteration_variations()
 
 
 # --- Numbers --------------------------------------------------------------------------------------
