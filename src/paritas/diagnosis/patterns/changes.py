@@ -97,7 +97,7 @@ _BENT: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
     "1 is subtracted from {}": (_ADDED, lambda x: x - 1),
     "1 - x is used for each x of {}": (_FUNCTION, lambda x: 1 - x),
     "(1 + x) / 2 is used for each x of {}": (_FUNCTION, lambda x: (1 + x) / 2),
-    "{} is rounded to whole numbers": (_FUNCTION, torch.round),
+    "{} is rounded to a whole number": (_FUNCTION, torch.round),
     "{} is rounded down": (_FUNCTION, torch.floor),
     "{} is rounded up": (_FUNCTION, torch.ceil),
     "{} is rounded towards zero": (_FUNCTION, torch.trunc),
@@ -304,7 +304,11 @@ def operand_changes(step: Step, among: Step | None = None) -> Iterator[Variation
         for change in changes_of(slot.of(step)):
             run = partial(_with_operand, slot=slot, alter=change.apply)
             yield Variation(change.kind, change.words.format(slot.words), run)
-    for slot, other in itertools.permutations(operands, 2):
+
+
+def operand_pairs(step: Step) -> Iterator[Variation]:
+    """The operator with one operand together with another one of the same shape."""
+    for slot, other in itertools.permutations(_slots(step), 2):
         if _are_alike(slot.of(step), other.of(step)):
             for kind, said, combine in _COMBINED:
                 words = said.format(other.words, slot.words)
@@ -326,6 +330,11 @@ def result_changes(step: Step, output: int = 0) -> Iterator[Variation]:
         yield Variation(kind, change.words.format("the result"), run)
     if not (right.is_floating_point() or right.dtype == torch.bool):
         yield from _other_places(step, output)
+
+
+def result_pairs(step: Step, output: int = 0) -> Iterator[Variation]:
+    """A result of the operator together with an operand of the same shape."""
+    right = _output_of(step, output)
     for slot in _slots(step):
         if _are_alike(right, slot.of(step)):
             for kind, said, combine in _COMBINED:

@@ -16,7 +16,12 @@ import torch
 
 from paritas._torch.operators import bind_arguments
 from paritas.diagnosis.calls import Step
-from paritas.diagnosis.patterns.changes import operand_changes, result_changes
+from paritas.diagnosis.patterns.changes import (
+    operand_changes,
+    operand_pairs,
+    result_changes,
+    result_pairs,
+)
 from paritas.diagnosis.patterns.formulas import divisor_of, formulas_of
 from paritas.diagnosis.patterns.functions import function_variations
 from paritas.diagnosis.patterns.inner import (
@@ -305,6 +310,8 @@ def changed_values(
     yield ((place, one) for one in result_changes(last, output))
     yield ((place, one) for place, step in steps for one in operand_changes(step))
     yield ((place, one) for place, step in steps[:-1] for one in result_changes(step))
+    yield ((place, one) for one in result_pairs(last, output))
+    yield ((place, one) for place, step in steps for one in operand_pairs(step))
     yield (
         (place, one)
         for place, step in steps
