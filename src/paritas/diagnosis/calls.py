@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# A call of more operators than this is a program, not an operator.
+# Of a call of more operators than this, only the last ones are changed.
 MOST_STEPS = 14
-# A call of more than this is not run again to find those that one of its results depends on.
+# A call of more than this is a program, not an operator.
 MOST_OPERATORS = 40
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
@@ -200,8 +200,8 @@ class LiveCall:
     def steps_towards(self, output: int | None) -> tuple[tuple[int, Step], ...]:
         """Its operators that compute something, each with its place among all operators.
 
-        The call of an operator that consists of others comes first. Empty if there are too many, or
-        if one draws random numbers, or must not be called otherwise in this process.
+        The call of an operator that consists of others comes first. Of many, only the last ones;
+        empty if one draws random numbers, or must not be called otherwise in this process.
 
         Args:
             output: only those that this one of its tensors depends on, as far as that is known.
@@ -214,8 +214,8 @@ class LiveCall:
             known = [(place, step) for place, step in known if self._wide_place(place) in needed]
         # Views matter only where nothing else is done.
         working = [(place, step) for place, step in known if not step.traits.view] or known
-        if len(working) > MOST_STEPS:
-            return ()
+        # Of a long backward pass, what is wrong is in its end: the values before it are right.
+        working = working[-MOST_STEPS:]
         is_composite = [step.operator for _, step in working] != [self.target]
         if isinstance(self.target, Operator) and is_composite:
             working.insert(0, (WHOLE, self._whole(self.args, self.kwargs)))
@@ -349,7 +349,7 @@ class LiveCall:
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
         """In float64; made once, unless an operator writes to them."""
-        if any(step.traits.mutates for _, step in self.steps):
+        if any(step is not None and step.traits.mutates for step in self._recorded):
             return self._copies(wide=True)
         return self._kept_wide
 
