@@ -160,7 +160,8 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
     every = torch.arange(size)
     tiles = [tile for tile in _TILES if tile < size]
     counts = {*range(1, _FEW), size // 2, size - size // 2, *(size - tile for tile in tiles)}
-    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size):
+    # Of all but one, it is that element.
+    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size - 1):
         kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]
         yield kind, f"the first {count} of {size} elements are left out", every[count:]

@@ -363,9 +363,7 @@ class Predictor:
         """Something that was done to the result, to an operand or to a value on the way."""
         until = _now() + _MOST_SECONDS_OF_CHANGES
         tried = 0
-        # Of a call that does more with it, the first result is the one that is used.
-        output = 0 if self._is_followed else self.output
-        for variations in changed_values(self.steps, output):
+        for variations in changed_values(self.steps, self._last_output or 0):
             more, found = self._try_all(variations, until)
             tried += more
             if found or _now() > until:
@@ -378,7 +376,7 @@ class Predictor:
     @functools.cached_property
     def _expressions(self) -> tuple[int, list[Reproduction]]:
         """How many expressions were tried, and the shortest ones that reproduce the candidate."""
-        if not self.steps or self._is_followed:
+        if not self.steps or self._last_output != 0:
             return 0, []
         place, step = self.steps[-1]
         part = torch.ones(self.case.shape, dtype=torch.bool)
@@ -420,17 +418,17 @@ class Predictor:
         return []
 
     @functools.cached_property
-    def _is_followed(self) -> bool:
-        """Whether the last operator's result is not the value in question as it is."""
+    def _last_output(self) -> int | None:
+        """Which result of the last operator is the value in question; None if more is done."""
         _, step = self.steps[-1]
-        result = step.run()
-        first = result if isinstance(result, torch.Tensor) else result[0]
         right, allowed = self.case.right, self.case.allowed
         if isinstance(self.call, RepeatedCall):
             right, allowed = right[0], allowed[0]
-        if first.numel() != right.numel():
-            return True
-        return not bool(near(widen(first).reshape(right.shape), right, allowed).all())
+        for output, value in enumerate(tensors_of(step.run())):
+            is_alike = value.numel() == right.numel() and not value.is_complex()
+            if is_alike and bool(near(widen(value).reshape(right.shape), right, allowed).all()):
+                return output
+        return None
 
     def _try_all(
         self, variations: Iterator[tuple[int, Variation]], until: float
