@@ -36,7 +36,7 @@ from paritas.execution.scouting import attempt_apart, can_scout, is_scout
 from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -220,6 +220,15 @@ class LiveCall:
         if isinstance(self.target, Operator) and is_composite:
             working.insert(0, (WHOLE, self._whole(self.args, self.kwargs)))
         return tuple(working)
+
+    def operators_alone(self) -> Iterator[LiveCall]:
+        """Each of its operators as a call, the last one first: it may be of a value on the way."""
+        try:
+            steps = self.steps
+        except (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
+            return
+        for _, step in reversed(steps):
+            yield LiveCall(step.operator, (), dict(step.values))
 
     @property
     def floating(self) -> list[Tensor]:

@@ -137,3 +137,12 @@ def test_what_holds_for_these_values_only_is_not_said() -> None:
     rows = X - X.mean(1, keepdim=True)
     assert said_of(aten.mm.default, more, rows, TABLE.T).startswith("offset: 1 is added to self")
     assert "added to self" not in said_of(aten.mm.default, centred_and_more, rows, TABLE.T)
+
+
+def test_a_value_that_a_function_goes_on_with_has_a_kind() -> None:
+    def mean_of_sums(x: Tensor) -> Tensor:
+        return x.sum(1).mean()
+
+    context = call_context(mean_of_sums, (X,), {})
+    found = diagnose(X.square().sum(1), X.sum(1), context=context).patterns
+    assert (found[0].kind, found[0].sentence) == ("other function", "the sum of the squares")

@@ -83,8 +83,7 @@ _SAME = 1e-6
 _ORDER = tuple(PatternKind)
 # The most numbers that are compared to find where slices come from.
 _MOST_COMPARED = 1 << 24
-# Mistakes that are made in the whole result, or not at all.
-# An operand that is left out in a part leaves a copy of the other there.
+# Mistakes that are made in all of the result, or not at all: what is left out in a part is a copy.
 _OF_ALL = frozenset(
     {
         PatternKind.SWAPPED_OPERANDS,
@@ -150,7 +149,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     call = case.context.call
     if call is None or not case.is_beyond_noise or case.given.is_complex():
         return []
-    prediction = Predictor.of(case, call)
+    calls = itertools.chain([call], call.operators_alone())
+    prediction = next(filter(None, (Predictor.of(case, one) for one in calls)), None)
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
@@ -342,14 +342,12 @@ class Predictor:
                 found += filter(None, deductions)
         if found:
             return tried, found
-        more, found = self._try_all(inner_mistakes(self.steps), until)
-        tried += more
-        if found:
-            return tried, found
-        more, found = self._changes()
-        tried += more
-        if found:
-            return tried, found
+        inside = functools.partial(self._try_all, inner_mistakes(self.steps), until)
+        for search in (inside, self._changes):
+            more, found = search()
+            tried += more
+            if found:
+                return tried, found
         for place, unknown in inner_numbers(self.steps):
             if _now() > until:
                 break
