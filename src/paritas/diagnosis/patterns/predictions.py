@@ -97,11 +97,8 @@ _OF_ALL = frozenset(
 # Mistakes that hand an operand on where they are made in a part only: the last element of a
 # product from the other end is itself.
 _GIVE_A_COPY = {
-    PatternKind.OTHER_FUNCTION,
-    PatternKind.ARGUMENT,
-    PatternKind.WRONG_REDUCTION,
-    PatternKind.PARTIAL_SUM,
-    PatternKind.OFF_BY_ONE,
+    *(PatternKind.OTHER_FUNCTION, PatternKind.ARGUMENT, PatternKind.WRONG_REDUCTION),
+    *(PatternKind.PARTIAL_SUM, PatternKind.OFF_BY_ONE),
 }
 # Mistakes that are a number, which does not follow from the operands.
 _OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
@@ -361,11 +358,13 @@ class Predictor:
         """Something that was done to the result, to an operand or to a value on the way."""
         until = _now() + _MOST_SECONDS_OF_CHANGES
         tried = 0
-        for variations in changed_values(self.steps, self._last_output or 0):
+        for number, variations in enumerate(changed_values(self.steps, self._last_output or 0)):
             more, found = self._try_all(variations, until)
             tried += more
             if found or _now() > until:
-                return tried, found
+                # What is done to the result of the last operator is done to that of the call.
+                of_call = number == 0 and self._last_output is not None
+                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
         return tried, []
 
     def _found_expressions(self) -> list[Reproduction]:
