@@ -36,13 +36,13 @@ from paritas.execution.scouting import attempt_apart, can_scout, is_scout
 from paritas.precision.lifting import LiftMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-# A call of more operators than this is a program, not an operator.
+# Of a call of more operators than this, only the last ones are changed.
 MOST_STEPS = 14
-# A call of more than this is not run again to find those that one of its results depends on.
+# A call of more than this is a program, not an operator.
 MOST_OPERATORS = 40
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
 _TRUSTING = re.compile("(attention|rnn|lstm|gru|fused|cudnn|mkldnn|miopen).*backward")
@@ -200,8 +200,8 @@ class LiveCall:
     def steps_towards(self, output: int | None) -> tuple[tuple[int, Step], ...]:
         """Its operators that compute something, each with its place among all operators.
 
-        The call of an operator that consists of others comes first. Empty if there are too many, or
-        if one draws random numbers, or must not be called otherwise in this process.
+        The call of an operator that consists of others comes first. Of many, only the last ones;
+        empty if one draws random numbers, or must not be called otherwise in this process.
 
         Args:
             output: only those that this one of its tensors depends on, as far as that is known.
@@ -214,12 +214,21 @@ class LiveCall:
             known = [(place, step) for place, step in known if self._wide_place(place) in needed]
         # Views matter only where nothing else is done.
         working = [(place, step) for place, step in known if not step.traits.view] or known
-        if len(working) > MOST_STEPS:
-            return ()
+        # Of a long backward pass, what is wrong is in its end: the values before it are right.
+        working = working[-MOST_STEPS:]
         is_composite = [step.operator for _, step in working] != [self.target]
         if isinstance(self.target, Operator) and is_composite:
             working.insert(0, (WHOLE, self._whole(self.args, self.kwargs)))
         return tuple(working)
+
+    def operators_alone(self) -> Iterator[LiveCall]:
+        """Each of its operators as a call, the last one first: it may be of a value on the way."""
+        try:
+            steps = self.steps
+        except (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
+            return
+        for _, step in reversed(steps):
+            yield LiveCall(step.operator, (), dict(step.values))
 
     @property
     def floating(self) -> list[Tensor]:
@@ -373,7 +382,7 @@ class LiveCall:
         A call that is run once, with other values, is not recorded to find that out.
         """
         is_recorded = "_recorded" in vars(self)
-        if not is_recorded or any(step.traits.mutates for _, step in self.steps):
+        if not is_recorded or any(one is not None and one.traits.mutates for one in self._recorded):
             return self._copies(wide=True)
         return self._kept_wide
 

@@ -1,4 +1,4 @@
-"""An operator of one operand that something was done to: rounded, limited, wrapped, averaged."""
+"""An operator of one operand that something was done to: rounded, limited, wrapped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Case
 
 _MOST_OPERANDS = 3
-_MOST_RANK = 4
 
 
 def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, int, Variation]]]:
@@ -40,8 +39,6 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
     }
     made: list[tuple[float, int, Variation]] = []
     for name, value in itertools.islice(operands.items(), _MOST_OPERANDS):
-        if len(operands) > 1:  # of one operand, it is another reduction
-            made += ((1, 0, one) for one in _aggregated(name, value))
         made += ((2, 1, one) for one in _limited(name, value, case))
         made += ((3, 1, one) for one in _rounded(name, value))
         if name == "self" and torch.Tag.pointwise not in step.operator.tags:
@@ -50,40 +47,6 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
             made += ((3, 1, one) for one in _wrapped(name, _PERIODIC[step.name]))
     made.sort(key=operator.itemgetter(0))
     return len(made), made
-
-
-# --- One number for many --------------------------------------------------------------------------
-
-_NUMBERS_OF: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
-    "mean": lambda x, dims: x.mean(dims, keepdim=True),
-    "maximum": lambda x, dims: x.amax(dims, keepdim=True),
-    "minimum": lambda x, dims: x.amin(dims, keepdim=True),
-    "sum": lambda x, dims: x.sum(dims, keepdim=True),
-    "largest magnitude": lambda x, dims: x.abs().amax(dims, keepdim=True),
-    "root of the mean square": lambda x, dims: x.square().mean(dims, keepdim=True).sqrt(),
-}
-
-
-def _aggregated(name: str, value: Tensor) -> Iterator[Variation]:
-    """The mean of an operand, or another number of it, in the place of its elements."""
-    axes = [axis for axis, size in enumerate(value.shape) if size > 1]
-    if len(axes) > _MOST_RANK:
-        return
-    for dims in dict.fromkeys((tuple(range(value.dim())), *((one,) for one in axes))):
-        where = "all of it" if len(dims) == value.dim() else f"axis {dims[0]}"
-        for words, reduce in _NUMBERS_OF.items():
-            said = f"the {words} of {name} over {where} is used instead of each element"
-            change = with_altered(name, _Spread(reduce, dims))
-            yield Variation(PatternKind.STATISTICS, said, change)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spread:
-    reduce: Callable[[Tensor, tuple[int, ...]], Tensor]
-    dims: tuple[int, ...]
-
-    def __call__(self, value: Tensor) -> Tensor:
-        return self.reduce(value, self.dims).expand_as(value).contiguous()
 
 
 # --- A function before and one after --------------------------------------------------------------

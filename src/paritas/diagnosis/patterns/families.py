@@ -23,7 +23,6 @@ from paritas.diagnosis.patterns.roundings import reciprocal_variations
 from paritas.diagnosis.patterns.selections import selection_variations
 from paritas.diagnosis.patterns.substitutions import (
     limit_variations,
-    result_variations,
     substitution_variations,
 )
 from paritas.diagnosis.patterns.sums import sum_variations
@@ -70,7 +69,6 @@ def family_variations(step: Step) -> Iterator[Variation]:
     yield from derivative_variations(step)
     yield from substitution_variations(step)
     yield from limit_variations(step)
-    yield from result_variations()
     yield from reciprocal_variations(step)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from paritas.diagnosis.patterns.norms import NORMS, norm_of
+from paritas.diagnosis.patterns.sums import reduced_dims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -174,6 +175,56 @@ _NORM_GRADIENT = Formula(
 )
 
 
+# --- Spreads, gates -------------------------------------------------------------------------------
+
+
+def _write_spread(step: Step, at: Writer) -> Tensor:
+    """A variance or a standard deviation."""
+    x, keep = step.values["self"], bool(step.values.get("keepdim"))
+    dims = list(reduced_dims(step))
+    correction = step.values.get("correction", step.values.get("unbiased"))
+    less = 1 if correction is None else int(correction)
+    mean = at("the mean", aten.mean.dim, x, dims, True)
+    apart = at("the deviations", aten.sub.Tensor, x, mean)
+    squares = at("the squares", aten.square.default, apart)
+    total = at("the sum", aten.sum.dim_IntList, squares, dims, keep)
+    count = total.new_tensor(float(math.prod(x.shape[one] for one in dims) - less))
+    value = at("the divisor", aten.div.Tensor, total, count)
+    return at("the root", aten.sqrt.default, value) if step.name.startswith("std") else value
+
+
+_SPREAD = Formula(_write_spread, statistics=frozenset({"the mean", "the deviations"}))
+
+
+def _write_gated(step: Step, at: Writer) -> Tensor:
+    left, right = step.values["self"].chunk(2, step.values["dim"])
+    gate = at("the gate", aten.sigmoid.default, right)
+    return at("the product", aten.mul.Tensor, left, gate)
+
+
+# --- Distances ------------------------------------------------------------------------------------
+
+
+def _write_distance(step: Step, at: Writer) -> Tensor:
+    """The squares of both, less twice their product."""
+    left, right = step.values["x1"], step.values["x2"]
+    if step.values["p"] != 2:  # noqa: PLR2004
+        raise ValueError("it is no sum of squares")
+    squares = [
+        at(f"the squares of {name}", aten.sum.dim_IntList, value.square(), [-1], True)
+        for name, value in (("x1", left), ("x2", right))
+    ]
+    products = at("the products", aten.matmul.default, left, right.mT)
+    twice = at("the factor 2", aten.mul.Tensor, products, products.new_tensor(2.0))
+    both = at("the squares", aten.add.Tensor, squares[0], squares[1].mT)
+    apart = at("the difference", aten.sub.Tensor, both, twice)
+    return at("the root", aten.sqrt.default, apart.clamp(min=0.0))
+
+
+_DISTANCE = Formula(
+    _write_distance, joint=(("the squares of x1", "the squares of x2", "the products"),)
+)
+
 # --- Softmax --------------------------------------------------------------------------------------
 
 
@@ -298,6 +349,9 @@ _CLASS_LOSS = Formula(_write_class_loss, joint=(("the sum", "the count"),))
 
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     **dict.fromkeys(NORMS, (_NORM,)),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_SPREAD,)),
+    "glu": (Formula(_write_gated),),
+    **dict.fromkeys(("cdist", "cdist_forward", "euclidean_dist"), (_DISTANCE,)),
     "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
     **dict.fromkeys(
         (

@@ -108,62 +108,15 @@ def _done_twice(step: Step) -> Any:
     return step.run(self=step.run())
 
 
-_BENT: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
-    "the absolute value of {} is used": (PatternKind.OTHER_FUNCTION, torch.abs),
-    "negative values of {} become 0": (PatternKind.CLIPPED, torch.relu),
-    "positive values of {} become 0": (PatternKind.CLIPPED, partial(torch.clamp, max=0.0)),
-    "the square of {} is used": (PatternKind.OTHER_FUNCTION, torch.square),
-    "the sign of {} is used": (PatternKind.OTHER_FUNCTION, torch.sign),
-}
-_CENTRED: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
-    "the mean of {} is subtracted": (PatternKind.STATISTICS, lambda value: value - value.mean()),
-    "the mean of each row of {} is subtracted": (
-        PatternKind.STATISTICS,
-        lambda value: value - value.mean(-1, keepdim=True),
-    ),
-}
-
-
-def alteration_variations(step: Step) -> Iterator[Variation]:
-    """The result of one of several operators is left out, or altered before it is used."""
+def alteration_variations() -> Iterator[Variation]:
+    """The result of one of several operators is left out, or negated."""
     said = "it is left out: 0 is used"
     yield Variation(PatternKind.MISSING_OPERAND, said, partial(_altered, alter=torch.zeros_like))
     yield Variation(PatternKind.SIGN, "it is negated", partial(_altered, alter=torch.neg))
-    # The sum of centred values is 0, as if they were left out: only a difference goes on bent.
-    centred = _CENTRED if step.name == "sub" else {}
-    for said, (kind, alter) in {**_BENT, **centred}.items():
-        change = partial(_altered, alter=partial(_unless_constant, alter=alter))
-        yield Variation(kind, said.format("it"), change)
 
 
 def _altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
     return alter(step.run())
-
-
-def operand_variations(step: Step) -> Iterator[Variation]:
-    """One operand, altered before it is used."""
-    for name, value in step.values.items():
-        if not isinstance(value, torch.Tensor) or not _may_be_negative(value):
-            continue
-        for said, (kind, alter) in _BENT.items():
-            change = partial(_unless_constant, alter=alter)
-            altered = partial(_with_operand, name=name, change=change)
-            yield Variation(kind, said.format(name), altered)
-
-
-def _may_be_negative(value: Tensor) -> bool:
-    """Whether it is a number: of integers, those without a sign are places."""
-    if value.is_floating_point():
-        return True
-    is_whole = not value.is_complex() and value.dtype is not torch.bool
-    return is_whole and value.numel() > 0 and bool((value < 0).any())
-
-
-def _unless_constant(value: Tensor, alter: Callable[[Tensor], Tensor]) -> Tensor:
-    result = alter(value)
-    if bool((result == result.reshape(-1)[0]).all()):
-        raise ValueError("one value everywhere has many reasons")
-    return result
 
 
 # --- Which elements a reduction has ---------------------------------------------------------------
@@ -209,7 +162,8 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
     every = torch.arange(size)
     tiles = [tile for tile in _TILES if tile < size]
     counts = {*range(1, _FEW), size // 2, size - size // 2, *(size - tile for tile in tiles)}
-    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size):
+    # Of all but one, it is that element.
+    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size - 1):
         kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]
         yield kind, f"the first {count} of {size} elements are left out", every[count:]

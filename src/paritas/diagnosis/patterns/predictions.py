@@ -42,7 +42,7 @@ from paritas.diagnosis.patterns.operations import trusted_formula
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
-from paritas.diagnosis.patterns.written import inner_mistakes, inner_numbers
+from paritas.diagnosis.patterns.written import changed_values, inner_mistakes, inner_numbers
 from paritas.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
 from paritas.diagnosis.second_look import holds_again
 from paritas.diagnosis.stating import INSIDE
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 # Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
 # on what else the machine does.
 _MOST_SECONDS = 6.0
+_MOST_SECONDS_OF_CHANGES = 1.5
 _now = time.thread_time
 # An explanation that is this much less likely than the best (by the natural logarithm) is none.
 _LESS_LIKELY = 8.0
@@ -83,8 +84,7 @@ _SAME_NUMBERS = 0.98
 # Predictions whose scatter differs by less than this share are the same.
 _SAME = 1e-6
 _ORDER = tuple(PatternKind)
-# Mistakes that are made in the whole result, or not at all.
-# An operand that is left out in a part leaves a copy of the other there.
+# Mistakes that are made in all of the result, or not at all: what is left out in a part is a copy.
 _OF_ALL = frozenset(
     {
         PatternKind.SWAPPED_OPERANDS,
@@ -98,11 +98,8 @@ _OF_ALL = frozenset(
 # Mistakes that hand an operand on where they are made in a part only: the last element of a
 # product from the other end is itself.
 _GIVE_A_COPY = {
-    PatternKind.OTHER_FUNCTION,
-    PatternKind.ARGUMENT,
-    PatternKind.WRONG_REDUCTION,
-    PatternKind.PARTIAL_SUM,
-    PatternKind.OFF_BY_ONE,
+    *(PatternKind.OTHER_FUNCTION, PatternKind.ARGUMENT, PatternKind.WRONG_REDUCTION),
+    *(PatternKind.PARTIAL_SUM, PatternKind.OFF_BY_ONE),
 }
 # Mistakes that are a number, which does not follow from the operands.
 _OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
@@ -152,7 +149,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     call = case.context.call
     if call is None or not case.is_beyond_noise or case.given.is_complex():
         return []
-    prediction = Predictor.of(case, call)
+    calls = itertools.chain([call], call.operators_alone())
+    prediction = next(filter(None, (Predictor.of(case, one) for one in calls)), None)
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
@@ -319,6 +317,10 @@ class Predictor:
         tried += more
         if found:
             return tried, [dataclasses.replace(one, of_formula=True) for one in found]
+        more, found = self._changes()
+        tried += more
+        if found:
+            return tried, found
         for place, unknown in inner_numbers(self.steps):
             if _now() > until:
                 break
@@ -327,6 +329,19 @@ class Predictor:
                 solution = attempt_apart(functools.partial(self._solution, place, unknown))
                 found += [] if solution is None else [solution]
         return tried, [dataclasses.replace(one, of_formula=True) for one in found]
+
+    def _changes(self) -> tuple[int, list[Reproduction]]:
+        """Something that was done to the result, to an operand or to a value on the way."""
+        until = _now() + _MOST_SECONDS_OF_CHANGES
+        tried = 0
+        for number, variations in enumerate(changed_values(self.steps, self._last_output or 0)):
+            more, found = self._try_all(variations, until)
+            tried += more
+            if found or _now() > until:
+                # What is done to the result of the last operator is done to that of the call.
+                of_call = number == 0 and self._last_output is not None
+                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
+        return tried, []
 
     def _found_expressions(self) -> list[Reproduction]:
         return self._expressions[1]
@@ -347,7 +362,7 @@ class Predictor:
 
     def _expression_searches(self, part: Tensor) -> Iterator[tuple[bool, int, _Expressing]]:
         """What is searched for expressions: the last operator, and a function as a whole."""
-        if self.steps and not self._is_followed:
+        if self._last_output == 0:
             place, step = self.steps[-1]
             yield False, place, functools.partial(altered_variations, step, self.case)
             yield False, place, functools.partial(expressed_variations, step, self.case, part)
@@ -381,19 +396,19 @@ class Predictor:
         return []
 
     @functools.cached_property
-    def _is_followed(self) -> bool:
-        """Whether the last operator's result is not the value in question as it is."""
+    def _last_output(self) -> int | None:
+        """Which result of the last operator is the value in question; None if more is done."""
         if not self.steps:
-            return True
+            return None
         _, step = self.steps[-1]
-        result = step.run()
-        first = result if isinstance(result, torch.Tensor) else result[0]
         right, allowed = self.case.right, self.case.allowed
         if isinstance(self.call, RepeatedCall):
             right, allowed = right[0], allowed[0]
-        if first.numel() != right.numel():
-            return True
-        return not bool(near(widen(first).reshape(right.shape), right, allowed).all())
+        for output, value in enumerate(tensors_of(step.run())):
+            is_alike = value.numel() == right.numel() and not value.is_complex()
+            if is_alike and bool(near(widen(value).reshape(right.shape), right, allowed).all()):
+                return output
+        return None
 
     def _try_all(
         self, variations: Iterator[tuple[int, Variation]], until: float

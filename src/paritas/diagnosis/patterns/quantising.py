@@ -35,6 +35,8 @@ def quantisations(given: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tens
         extents["column"] = functools.partial(_along, axis=-2)
         extents["slice along axis 0"] = functools.partial(_all_but, axis=0)
         extents["slice along axis 1"] = functools.partial(_all_but, axis=1)
+    if rank > 2:  # noqa: PLR2004
+        extents["slice along axes 0 and 1"] = _channels
     for group in _GROUPS:
         if any(one.dim() and one.shape[-1] > group for one in given):
             extents[f"{group} elements"] = functools.partial(_grouped, group=group)
@@ -72,6 +74,13 @@ def _all_but(value: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
     return value, tuple(one for one in range(value.dim()) if one != kept)
 
 
+def _channels(value: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Of each sample by itself."""
+    if value.dim() <= 2:  # noqa: PLR2004
+        raise IndexError("no channels")
+    return value, tuple(range(2, value.dim()))
+
+
 def _grouped(value: Tensor, group: int) -> tuple[Tensor, tuple[int, ...]]:
     viewed = value.unflatten(-1, (-1, group))
     return viewed, (viewed.dim() - 1,)
@@ -89,6 +98,12 @@ def _scaled(value: Tensor, dims: tuple[int, ...], most: float) -> tuple[Tensor, 
 def _symmetric(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
     level, scale = _scaled(value, dims, most)
     return level.round() * scale
+
+
+def _cut(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
+    """By a cast, which does not round to the nearest level."""
+    level, scale = _scaled(value, dims, most)
+    return level.trunc() * scale
 
 
 def _one_more_below(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
@@ -116,7 +131,11 @@ _KINDS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
     "int8 clipped at 127": functools.partial(_one_more_below, most=128.0),
     "uint8 with a zero point": functools.partial(_with_zero_point, most=255.0),
     "int4": functools.partial(_symmetric, most=7.0),
+    "int4 clipped at 7": functools.partial(_one_more_below, most=8.0),
     "uint4 with a zero point": functools.partial(_with_zero_point, most=15.0),
+    "int8, cut towards zero,": functools.partial(_cut, most=127.0),
+    "int4, cut towards zero,": functools.partial(_cut, most=7.0),
+    "3 bits": functools.partial(_symmetric, most=3.0),
     **{
         form.name: functools.partial(_float, form=form)
         for form in FORMATS

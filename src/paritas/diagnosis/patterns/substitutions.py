@@ -1,4 +1,4 @@
-"""Another value in the place of the right one: an operand used twice, a result made whole."""
+"""Another value in the place of the right one: an operand used twice, a limit exceeded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paritas.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -104,30 +104,3 @@ def _wrapped(step: Step, least: float, width: float, *, is_cut: bool) -> Any:
     value = step.values["self"]
     value = value.trunc() if is_cut else value
     return (value - least) % width + least
-
-
-# --- Results --------------------------------------------------------------------------------------
-
-_MADE_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
-    "rounded down": torch.floor,
-    "rounded to a whole number": torch.round,
-    "rounded towards zero": torch.trunc,
-    "rounded up": torch.ceil,
-    "made positive": torch.abs,
-}
-
-
-def result_variations() -> Iterator[Variation]:
-    """A known function of the right result."""
-    for words, compute in _MADE_WHOLE.items():
-        change = partial(_altered, compute=compute)
-        yield Variation(PatternKind.OTHER_FUNCTION, f"the result is {words}", change)
-
-
-def _altered(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
-    result = step.run()
-    first = result if isinstance(result, torch.Tensor) else result[0]
-    value = compute(first)
-    if value.numel() > 1 and bool((value == value.flatten()[0]).all()):
-        raise ValueError("one value everywhere has many reasons")
-    return value if first is result else (value, *result[1:])

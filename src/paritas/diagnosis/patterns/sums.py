@@ -169,6 +169,8 @@ _REDUCERS: dict[str, Callable[..., Tensor]] = {
     "linalg_vector_norm": lambda x, dims, keepdim: x.square().sum(dims, keepdim).sqrt(),
     "var": lambda x, dims, keepdim: x.var(dims, keepdim=keepdim, correction=0),
     "std": lambda x, dims, keepdim: x.std(dims, keepdim=keepdim, correction=0),
+    "first": lambda x, dims, keepdim: _picked(x, dims, 0, keepdim=keepdim),
+    "last": lambda x, dims, keepdim: _picked(x, dims, -1, keepdim=keepdim),
 }
 _REDUCER_NAMES = {
     "amax": "the maximum",
@@ -177,6 +179,8 @@ _REDUCER_NAMES = {
     "var": "the variance",
     "std": "the standard deviation",
     "prod": "the product",
+    "first": "the first element",
+    "last": "the last element",
 }
 _ALIASES = {"max": "amax", "min": "amin", "norm": "linalg_vector_norm"}
 _AFTERWARDS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -193,6 +197,12 @@ _OPPOSITES: dict[str, Any] = {
 }
 _PICKING = frozenset({"argmax", "argmin", "any", "all", "median"})
 _REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, "var_mean"})
+
+
+def _picked(x: Tensor, dims: tuple[int, ...], place: int, *, keepdim: bool) -> Tensor:
+    for dim in sorted(dims, reverse=True):
+        x = x.select(dim, place).unsqueeze(dim) if keepdim else x.select(dim, place)
+    return x
 
 
 def _product(x: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
@@ -327,8 +337,8 @@ def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[
         if other != name:
             words = _REDUCER_NAMES.get(other, f"the {other}")
             change = partial(_reduced, reduce=reduce, dims=dims, keepdim=keepdim)
-            is_divisor = {name, other} == {"sum", "mean"}
-            kind = PatternKind.WRONG_REDUCTION if is_divisor else PatternKind.OTHER_FUNCTION
+            is_reduction = {name, other} == {"sum", "mean"} or other in ("first", "last")
+            kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.OTHER_FUNCTION
             yield Variation(kind, f"{words} instead of {right}", change)
     kind = PatternKind.OTHER_FUNCTION
     for words, alter in (("absolute values", torch.abs), ("squares", torch.square)):

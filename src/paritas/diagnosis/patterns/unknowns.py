@@ -17,7 +17,6 @@ from paritas.diagnosis.patterns.attention import (
     softmax_with,
 )
 from paritas.diagnosis.patterns.derivatives import leak_of
-from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import (
     AFFINE,
     EPSILONS,
@@ -64,8 +63,6 @@ _NEARLY_NOTHING = 1e-6
 _MOVED = (_BENT | {"relu", "leaky_relu", "sqrt", "rsqrt", "reciprocal", "log"}) - {
     *("exp", "exp2", "softmax", "log_softmax")
 }
-# The factors of products, which a narrow format may have clipped.
-_FACTORS_OF = {**PRODUCTS, "convolution": ("input", "weight")}
 # Numbers that no result depends on, or that say how to draw random ones.
 _NO_NUMBERS = frozenset({"dropout_p", "momentum", "correction"})
 
@@ -80,6 +77,8 @@ class Unknown:
         logarithmic: it is positive, and its order of magnitude is unknown.
         most: its largest size.
         whole: it is a count.
+        is_scanned: there are many starts, of which only the best is followed, if it explains
+            anything.
     """
 
     variation: Callable[[float], Variation]
@@ -87,6 +86,7 @@ class Unknown:
     logarithmic: bool = False
     most: float = math.inf
     whole: bool = False
+    is_scanned: bool = False
 
     def solve(self, predict: Callable[[Variation], Tensor | None], given: Tensor) -> float | None:
         """The number whose prediction is nearest to what is given."""
@@ -97,11 +97,25 @@ class Unknown:
             return predict(self.variation(number)) if abs(number) <= self.most else None
 
         best: tuple[float, float] | None = None
-        for start in self.starts:
+        for start in self._best_start(predict, given) if self.is_scanned else self.starts:
             found = _descend(value, given, math.log(start) if self.logarithmic else start)
             if found is not None and (best is None or found[1] < best[1]):
                 best = found
         return None if best is None else at(best[0])
+
+    def _best_start(
+        self, predict: Callable[[Variation], Tensor | None], given: Tensor
+    ) -> list[float]:
+        """The start that is nearest, if it is nearer than the one that changes nothing: the first.
+
+        Empty if none is.
+        """
+        errors = []
+        for start in self.starts:
+            value = predict(self.variation(start))
+            errors.append(math.inf if value is None else _squared(given - value))
+        best = min(range(len(errors)), key=errors.__getitem__)
+        return [self.starts[best]] if errors[best] < _NEARER * errors[0] else []
 
 
 def _exponential(place: float) -> float:
@@ -177,7 +191,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
             starts = tuple(dict.fromkeys((float(value), 0.1, 1.0)))
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
     yield from _limited_scores(step)
-    yield from _clipped_factors(step)
+    yield from _limited_operands(step)
     yield from _leaks(step)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
@@ -220,12 +234,40 @@ def _smoothed(number: float) -> Variation:
     return Variation(PatternKind.OTHER_FUNCTION, said, change)
 
 
-def _clipped_factors(step: Step) -> Iterator[Unknown]:
-    for name in _FACTORS_OF.get(step.name, ()):
-        largest = float(step.values[name].detach().abs().max())
-        if largest > 0:
-            starts = (0.75 * largest, 0.4 * largest)
-            yield Unknown(partial(_with_clipped, name), starts, most=largest)
+# How far the limits are apart that are tried first: shares of the elements beyond them.
+_BEYOND = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.95)
+# A limit near to the right one explains a part of the error.
+_NEARER = 0.8
+
+
+def _limited_operands(step: Step) -> Iterator[Unknown]:
+    """Limits of an operand; of a function of each element, the result shows them."""
+    if torch.Tag.pointwise in step.operator.tags:
+        return
+    for name, value in step.values.items():
+        is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_number or value.numel() < _FEWEST_LIMITED or "mask" in name:
+            continue
+        sizes = value.detach().cpu().double().flatten()
+        for words, (of, limit) in _LIMITS.items():
+            places = torch.tensor([1.0 - share for share in _BEYOND], dtype=torch.float64)
+            every = of(sizes)
+            some = every[:: -(-len(every) // _MOST_SORTED)]
+            starts = tuple(torch.quantile(some, places).tolist())
+            if math.isfinite(sum(starts)) and starts[0] > starts[1]:
+                variation = partial(_with_limit, name, words, limit)
+                yield Unknown(variation, starts, is_scanned=True)
+
+
+# A limit of fewer elements is another number.
+_FEWEST_LIMITED = 8
+# So many elements are enough to see how large they are.
+_MOST_SORTED = 1 << 14
+_LIMITS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, float], Tensor]]] = {
+    "at -{0:.7g} and {0:.7g}": (torch.abs, lambda x, most: x.clamp(-abs(most), abs(most))),
+    "above {0:.7g}": (torch.clone, lambda x, most: x.clamp(max=most)),
+    "below -{0:.7g}": (torch.neg, lambda x, most: x.clamp(min=-most)),
+}
 
 
 def _is_number(name: str, value: Any) -> bool:
@@ -258,11 +300,13 @@ def _with_constant(name: str, number: float) -> Variation:
     return Variation(PatternKind.EPS, said, run)
 
 
-def _with_clipped(name: str, number: float) -> Variation:
+def _with_limit(
+    name: str, words: str, limit: Callable[[Tensor, float], Tensor], number: float
+) -> Variation:
     def run(step: Step) -> Any:
-        return step.run(**{name: step.values[name].clamp(-abs(number), abs(number))})
+        return step.run(**{name: limit(step.values[name], number)})
 
-    said = f"{name} is clipped at -{abs(number):.7g} and {abs(number):.7g}"
+    said = f"{name} is clipped {words.format(number)}".replace("--", "")
     return Variation(PatternKind.CLIPPED, said, run)
 
 

@@ -479,9 +479,9 @@ def _read_elsewhere(
     where = "after" if by < 0 else "before"
     said = f"{called} is read one place {where} the right one along axis {axis}"
     if size > 2:  # noqa: PLR2004  (two that are exchanged are in the reverse order)
-        roll = with_altered(name, partial(_roll, axis=axis, by=by))
-        yield Variation(PatternKind.SHIFT, said, roll)
-    for shift in (_shift_in_zeros, _repeat_edge):
+        rolled = with_altered(name, partial(roll, axis=axis, by=by))
+        yield Variation(PatternKind.SHIFT, said, rolled)
+    for shift in (shift_in_zeros, repeat_edge):
         moved = partial(_with_shifted, name, partial(shift, axis=axis, by=by), axis=axis)
         yield Variation(PatternKind.SHIFT, said, moved)
 
@@ -541,7 +541,7 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
     for axis, by in itertools.product(axes, (1, -1)):
         way = "late" if by > 0 else "early"
         said = f"the mask is off by one: it begins one position too {way} along axis {axis}"
-        for shift in (_roll, _repeat_edge, _shift_in_zeros, _shift_in_ones):
+        for shift in (roll, repeat_edge, shift_in_zeros, _shift_in_ones):
             yield said, partial(shift, axis=axis, by=by)
     for axis in axes:
         yield f"the mask is read from the other end along axis {axis}", partial(_flip, axis=axis)
@@ -561,18 +561,20 @@ def _flip(value: Tensor, axis: int) -> Tensor:
     return value.flip(axis)
 
 
-def _roll(value: Tensor, axis: int, by: int) -> Tensor:
+def roll(value: Tensor, axis: int, by: int) -> Tensor:
+    """Shifted; what leaves at one end comes in at the other."""
     return value.roll(by, axis)
 
 
-def _repeat_edge(value: Tensor, axis: int, by: int) -> Tensor:
+def repeat_edge(value: Tensor, axis: int, by: int) -> Tensor:
     """Shifted; the element at the edge is repeated."""
     last = value.shape[axis] - 1
     places = (torch.arange(last + 1, device=value.device) - by).clamp(0, last)
     return value.index_select(axis, places)
 
 
-def _shift_in_zeros(value: Tensor, axis: int, by: int) -> Tensor:
+def shift_in_zeros(value: Tensor, axis: int, by: int) -> Tensor:
+    """Shifted; zeros come in."""
     moved = value.roll(by, axis)
     moved.select(axis, 0 if by > 0 else -1).zero_()
     return moved
@@ -631,7 +633,7 @@ def _index_variations(
         if index.shape[axis] > 1:
             where = "after" if by < 0 else "before"
             said = f"{name} is read one place {where} the right one along axis {axis}"
-            for shift in (_roll, _repeat_edge, _shift_in_zeros):
+            for shift in (roll, repeat_edge, shift_in_zeros):
                 yield Variation(kind, said, changed(partial(shift, axis=axis, by=by)))
     for axis in range(index.dim()):
         where = f" along axis {axis}" if index.dim() > 1 else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.calls import is_same_tensor
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
@@ -73,7 +74,7 @@ def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
     result = formula.compute(step, record)
     last = record.arguments[list(record.arguments)[-1]]
     for source, value in record.values.items():
-        if any(one is value for one in last):
+        if any(isinstance(one, torch.Tensor) and is_same_tensor(one, value) for one in last):
             continue  # only the last operator is left out
         if value.numel() == result.numel() and not torch.equal(value.reshape(result.shape), result):
             said = f"{source} is the result: nothing else is done"

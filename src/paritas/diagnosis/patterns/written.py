@@ -16,13 +16,18 @@ import torch
 
 from paritas._torch.operators import bind_arguments
 from paritas.diagnosis.calls import Step
+from paritas.diagnosis.patterns.changes import (
+    operand_changes,
+    operand_pairs,
+    result_changes,
+    result_pairs,
+)
 from paritas.diagnosis.patterns.formulas import divisor_of, formulas_of
 from paritas.diagnosis.patterns.functions import function_variations
 from paritas.diagnosis.patterns.inner import (
     alteration_variations,
     moved_eps,
     neighbour_variations,
-    operand_variations,
     reduction_variations,
     running_variations,
     selection_variations,
@@ -118,6 +123,14 @@ class Written:
             for variation in rounding_variations(self.inner[roles[0]]):
                 yield self._as_whole(roles, variation)
 
+    def changes(self, step: Step) -> Iterator[Variation]:
+        """The operator with something done to a value between the simple ones."""
+        for roles in self._places():
+            inner = self.inner[roles[0]]
+            every = (result_changes(inner), operand_changes(inner, among=step))
+            for variation in itertools.chain.from_iterable(every):
+                yield self._as_whole(roles, variation)
+
     def unknowns(self) -> Iterator[Unknown]:
         """The numbers of the simple operators that may be wrong."""
         for roles in self._places():
@@ -136,8 +149,9 @@ class Written:
         yield from ((role,) for role in self.inner)
 
     def _rounded_places(self) -> Iterator[tuple[str, ...]]:
-        """Each result, those of two statistics, and all but the last."""
+        """Each result, those of two statistics, those that belong together, all but the last."""
         roles = [*self.inner]
+        yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
         yield from ((role,) for role in roles[:-1])
         statistics = [one for one in ("the mean", "the variance", "the root") if one in roles]
         yield from itertools.combinations(statistics, 2)
@@ -177,7 +191,7 @@ def _variations_of(step: Step) -> Iterator[Variation]:
     yield from sum_variations(step)
     yield from function_variations(step)
     yield from argument_variations(step)
-    yield from alteration_variations(step)
+    yield from alteration_variations()
 
 
 # --- Numbers --------------------------------------------------------------------------------------
@@ -281,8 +295,29 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
             yield from ((place, _smoothed(one)) for one in SMOOTHING)
     for place, step in steps:
         yield from ((place, one) for one in selection_variations(step))
-        yield from ((place, one) for one in operand_variations(step))
         yield from ((place, one) for one in saved_variations(step))
+
+
+def changed_values(
+    steps: Sequence[tuple[int, Step]], output: int
+) -> Iterator[Iterator[tuple[int, Variation]]]:
+    """Something done to the result, to an operand, or to a value on the way; in this order.
+
+    Args:
+        output: which of the results of the last operator it is.
+    """
+    place, last = steps[-1]
+    yield ((place, one) for one in result_changes(last, output))
+    yield ((place, one) for place, step in steps for one in operand_changes(step))
+    yield ((place, one) for place, step in steps[:-1] for one in result_changes(step))
+    yield ((place, one) for one in result_pairs(last, output))
+    yield ((place, one) for place, step in steps for one in operand_pairs(step))
+    yield (
+        (place, one)
+        for place, step in steps
+        for written in Written.all_of(step)
+        for one in written.changes(step)
+    )
 
 
 def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
