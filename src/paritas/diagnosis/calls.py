@@ -85,6 +85,11 @@ class Step:
             for argument, value in changes.items():
                 if not _is_alike(self.values.get(argument), value):
                     raise ValueError(f"{self.traits.name} does not check its {argument}")
+        elif not checks_arguments(self.operator):
+            # A copy of the process may end, but not for what is certain to read foreign memory.
+            for argument, value in changes.items():
+                if _is_shorter(value, self.values.get(argument)):
+                    raise ValueError(f"{self.traits.name} needs more elements of {argument}")
         return call_bound(self.operator, {**self.values, **changes})
 
     def with_first(self, value: Tensor) -> Any:
@@ -430,6 +435,11 @@ def _leaves_freedom(values: Mapping[str, Any]) -> bool:
     dims = [dims] if isinstance(dims, int) else dims or range(tensor.dim())
     number = math.prod(tensor.shape[dim] for dim in dims)
     return number > (1 if correction is None else correction)
+
+
+def _is_shorter(value: Any, right: Any) -> bool:
+    are_tensors = isinstance(value, torch.Tensor) and isinstance(right, torch.Tensor)
+    return are_tensors and value.numel() < right.numel()
 
 
 def _is_alike(value: Any, other: Any) -> bool:

@@ -160,7 +160,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
             tried += more
             if reproductions:
                 break
-    best = _most_likely(case, reproductions)
+    best = _most_likely(case, prediction.on_the_way_back(reproductions))
     if not best:
         return _propose_items(case, call)
     chosen = min(best, key=_preference)
@@ -285,6 +285,16 @@ class Predictor:
     def steps(self) -> tuple[tuple[int, Step], ...]:
         """The operators that the value depends on."""
         return self.call.steps_towards(self.output)
+
+    def on_the_way_back(self, reproductions: list[Reproduction]) -> list[Reproduction]:
+        """Of a gradient, the mistakes in backward kernels: what came before was right."""
+        steps = dict(self.steps)
+        back = [
+            one
+            for one in reproductions
+            if one.place in steps and "backward" in steps[one.place].name and not one.in_part
+        ]
+        return back or reproductions
 
     def equivalent(self) -> Predictor | None:
         """The same with one operator instead of several, if it is known."""

@@ -16,7 +16,7 @@ from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -45,15 +45,16 @@ class _Wiring:
     def __init__(self, step: Step, wire: _Wire | None = None) -> None:
         self.values: dict[str, Tensor] = operands_of(step)
         self.arguments: dict[str, tuple[Any, ...]] = {}
+        self.operators: dict[str, Any] = {}
         self.wire = wire
 
-    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
         wire = self.wire
         if wire is not None and role == wire.role:
             other = self.values[wire.source].reshape(args[wire.operand].shape)
             args = (*args[: wire.operand], other, *args[wire.operand + 1 :])
-        self.arguments[role] = args
-        value: Tensor = operator(*args)
+        self.arguments[role], self.operators[role] = args, operator
+        value: Tensor = operator(*args, **kwargs)
         self.values[role] = value
         return value
 
@@ -84,6 +85,55 @@ def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
         said = f"{wire.role}: {wire.source} is used in the place of {right}"
         change = partial(_rewired, formula=formula, wire=wire)
         yield Variation(PatternKind.MISSING_OPERAND, said, change)
+
+
+def moving_variations(step: Step, formula: Formula) -> Iterator[Variation]:
+    """The operator with a factor that is an operand applied behind a later value instead."""
+    record = _Wiring(step)
+    formula.compute(step, record)
+    roles = list(record.arguments)
+    for number, role in enumerate(roles):
+        is_scaled = record.operators[role] in _SCALING
+        factor = record.arguments[role][1] if is_scaled else None
+        if not any(_is_view_of(factor, one) for one in operands_of(step).values()):
+            continue
+        for later in roles[number + 1 :]:
+            said = f"{role}: it is only applied to {later}"
+            change = partial(_moved, formula=formula, role=role, later=later)
+            yield Variation(PatternKind.FACTOR, said, change)
+
+
+_SCALING = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
+
+
+def _is_view_of(value: Any, other: Tensor) -> bool:
+    is_one = isinstance(value, torch.Tensor) and value.dim() > 0
+    return is_one and value.data_ptr() == other.data_ptr() and value.numel() == other.numel()
+
+
+class _Moving:
+    """Writes out a formula with one factor applied behind a later value."""
+
+    def __init__(self, role: str, later: str) -> None:
+        self._role, self._later = role, later
+        self._apply: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if role == self._role:
+            self._apply = lambda value: operator(value, args[1], **kwargs)
+            value: Tensor = args[0]
+            return value
+        value = operator(*args, **kwargs)
+        if role == self._later and self._apply is not None:
+            moved = self._apply(value)
+            if moved.shape != value.shape:
+                raise ValueError("the factor does not fit there")
+            return moved
+        return value
+
+
+def _moved(step: Step, formula: Formula, role: str, later: str) -> Any:
+    return with_output(step, formula.output, formula.compute(step, _Moving(role, later)))
 
 
 def _wires(

@@ -33,7 +33,11 @@ from paritas.diagnosis.patterns.roundings import rounding_variations, saved_vari
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
-from paritas.diagnosis.patterns.wiring import wiring_variations, with_output
+from paritas.diagnosis.patterns.wiring import (
+    moving_variations,
+    wiring_variations,
+    with_output,
+)
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -67,13 +71,13 @@ class _Change:
     change: Callable[[Step], Any] | None = None
     steps: dict[str, Step] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
         if self.change is not None and role not in self.roles:
-            return operator(*args)  # type: ignore[no-any-return]
-        step = Step(operator, bind_arguments(operator, args, {}))
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
+        step = Step(operator, bind_arguments(operator, args, kwargs))
         self.steps[role] = step
         if self.change is None:
-            return operator(*args)  # type: ignore[no-any-return]
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
         value: Tensor = self.change(step)
         if not bool(torch.isfinite(value).all()):
             raise ValueError("what comes after it would hide the mistake")
@@ -267,6 +271,7 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
         for written in Written.all_of(step):
             yield from ((place, one) for one in written.variations())
             yield from ((place, one) for one in wiring_variations(step, written.formula))
+            yield from ((place, one) for one in moving_variations(step, written.formula))
     several = len(steps) > 1
     for number, (place, step) in enumerate(steps):
         if several:
