@@ -29,6 +29,7 @@ from paritas.diagnosis.patterns.substitutions import (
 )
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
+from paritas.diagnosis.patterns.windows import window_variations
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def family_variations(step: Step) -> Iterator[Variation]:
     yield from derivative_variations(step)
     yield from substitution_variations(step)
     yield from limit_variations(step)
+    yield from window_variations(step)
     yield from result_variations()
     yield from _exchanged_results(step)
     yield from reciprocal_variations(step)

@@ -178,15 +178,16 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
             return at("the quotient", aten.mul.Tensor, grad, root)
         mean, root = mean.reshape(channels), root.reshape(channels)
     elif name == "native_group_norm_backward":
-        dims = [2]
+        dims = [2, 3]
         weight = None if weight is None else weight.reshape(1, -1, *(1,) * (x.dim() - 2))
-        mean, root = mean.unsqueeze(-1), root.unsqueeze(-1)
+        mean, root = mean[..., None, None], root[..., None, None]
     else:
         dims = list(range(x.dim() - len(values["normalized_shape"]), x.dim()))
     if weight is not None:
         grad = at("the weight", aten.mul.Tensor, grad, weight)
     if name == "native_group_norm_backward":
-        grad, x = (one.reshape(x.shape[0], values["group"], -1) for one in (grad, x))
+        groups = (len(x), values["group"], x.shape[1] // values["group"], -1)
+        grad, x = grad.reshape(groups), x.reshape(groups)
     apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
     normal = at("the normalised values", aten.mul.Tensor, apart, root)
     products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
@@ -429,7 +430,8 @@ def _chances(step: Step, scale: float) -> Tensor:
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    return scores.softmax(-1)
+    chances: Tensor = scores.softmax(-1)
+    return chances
 
 
 # --- By name --------------------------------------------------------------------------------------

@@ -206,7 +206,8 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
     """Elements that may be left out, or that may count twice, beside those of the family."""
     every = torch.arange(size)
     tiles = [tile for tile in _TILES if tile < size]
-    counts = {*range(1, _FEW), size // 2, size - size // 2, *(size - tile for tile in tiles)}
+    counts = {*range(1, _FEW), size // 2, size - size // 2, size - 1}
+    counts |= {size - tile for tile in tiles}
     for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size):
         kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]

@@ -159,9 +159,10 @@ def _is_operand_of(
     arguments: Mapping[str, tuple[Any, ...]],
     values: Mapping[str, Tensor],
 ) -> bool:
-    """Whether one operator makes a value of the other: that operator is left out, then."""
+    """Whether one operator makes a value of the other: if it is used once, it is left out, then."""
     maker = next((role for role in arguments if values[role] is value), None)
-    return maker is not None and any(one is other for one in arguments[maker])
+    uses = sum(one is value for args in arguments.values() for one in args)
+    return maker is not None and uses == 1 and any(one is other for one in arguments[maker])
 
 
 def _called_argument(value: Tensor, values: Mapping[str, Tensor]) -> str:

@@ -126,7 +126,8 @@ class Written:
         """The numbers of the simple operators that may be wrong."""
         for roles in self._places():
             step = self.inner[roles[0]]
-            for unknown in itertools.chain(unknown_numbers(step), inner_unknowns(step)):
+            scaled = Unknown(_multiplied, (1.0,))
+            for unknown in (*unknown_numbers(step), *inner_unknowns(step), scaled):
                 whole = partial(self._with_number, roles, unknown.variation)
                 yield dataclasses.replace(unknown, variation=whole)
 
@@ -244,6 +245,13 @@ def _added(number: float) -> Variation:
         return step.run() + number
 
     return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the result", run)
+
+
+def _multiplied(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run() * number
+
+    return Variation(PatternKind.FACTOR, f"it is multiplied by {number:.7g}", run)
 
 
 def _with_first_scaled(number: float) -> Variation:
