@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # A call of more operators than this is a program, not an operator.
-MOST_STEPS = 14
+MOST_STEPS = 24
 # A call of more than this is not run again to find those that one of its results depends on.
 MOST_OPERATORS = 40
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
