@@ -474,6 +474,8 @@ class Predictor:
     ) -> Reproduction | None:
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
             return None
+        if not bool(prediction.any()):
+            return None  # every factor gives zeros: they are a kind of their own
         if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
             return None
         slack = self._growth(prediction)

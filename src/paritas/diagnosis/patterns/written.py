@@ -126,8 +126,10 @@ class Written:
         """The numbers of the simple operators that may be wrong."""
         for roles in self._places():
             step = self.inner[roles[0]]
-            scaled = Unknown(_multiplied, (1.0,))
-            for unknown in (*unknown_numbers(step), *inner_unknowns(step), scaled):
+            # A factor on the last one is a factor on the whole, which has a kind.
+            is_last = roles[-1] == list(self.inner)[-1]
+            scaled = () if is_last else (Unknown(_multiplied, (1.0,)),)
+            for unknown in (*unknown_numbers(step), *inner_unknowns(step), *scaled):
                 whole = partial(self._with_number, roles, unknown.variation)
                 yield dataclasses.replace(unknown, variation=whole)
 
