@@ -218,6 +218,13 @@ def test_one_lifted_backend_serves_a_function_for_good():
     assert make(FLOAT32) is not make(FLOAT32 | {torch.bfloat16})
 
 
+def test_torch_takes_backward_kernels_apart_by_their_own_arguments():
+    args = values(4, 3), values(4, 6, seed=1), 1
+    apart = kernels.decomposition_of(ATEN.glu_backward.default)
+    torch.testing.assert_close(apart(*args), ATEN.glu_backward(*args))
+    assert kernels.decomposition_of(ATEN.mm.default) is None
+
+
 # --- paritas.precision.lifting --------------------------------------------------------------------
 
 

@@ -351,6 +351,11 @@ def _replacement(func: OpOverload) -> Callable[..., Any] | None:
     return wide_attention(func)
 
 
+def decomposition_of(func: OpOverload) -> Callable[..., Any] | None:
+    """The operator in simpler ones, as torch's compilers take it apart; None if they do not."""
+    return decomposition_table.get(func)
+
+
 def float64_kernel(func: OpOverload, args: tuple[Any, ...]) -> Callable[..., Any]:
     """The function that computes `func` in float64: itself, or a replacement."""
     replacement = _replacement(func)

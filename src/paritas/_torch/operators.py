@@ -320,11 +320,13 @@ def bind_arguments(
     return order | known | given | dict(kwargs)
 
 
-def call_bound(func: OpOverload, values: Mapping[str, Any]) -> Any:
-    """Call an operator with all of its arguments by name."""
+def call_bound(
+    func: OpOverload, values: Mapping[str, Any], instead: Callable[..., Any] | None = None
+) -> Any:
+    """Call an operator, or what stands for it, with all of its arguments by name."""
     only_named = {one.name for one in func._schema.arguments if one.kwarg_only}
     args = [value for name, value in values.items() if name not in only_named]
-    return func(*args, **{name: values[name] for name in only_named})
+    return (instead or func)(*args, **{name: values[name] for name in only_named})
 
 
 def count_results(func: OpOverload) -> int:

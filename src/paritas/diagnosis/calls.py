@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+# What an operator raises for arguments that it does not take.
+UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 # Of a call of more operators than this, only the last ones are changed.
-MOST_STEPS = 14
+MOST_STEPS = 24
 # A call of more than this is a program, not an operator.
 MOST_OPERATORS = 40
 # Kernels that trust what the forward pass saved for them: on anything else they end the process.
@@ -85,6 +87,11 @@ class Step:
             for argument, value in changes.items():
                 if not _is_alike(self.values.get(argument), value):
                     raise ValueError(f"{self.traits.name} does not check its {argument}")
+        elif not checks_arguments(self.operator):
+            # A copy of the process may end, but not for what is certain to read foreign memory.
+            for argument, value in changes.items():
+                if _is_shorter(value, self.values.get(argument)):
+                    raise ValueError(f"{self.traits.name} needs more elements of {argument}")
         return call_bound(self.operator, {**self.values, **changes})
 
     def with_first(self, value: Tensor) -> Any:
@@ -463,6 +470,11 @@ def _leaves_freedom(values: Mapping[str, Any]) -> bool:
     dims = [dims] if isinstance(dims, int) else dims or range(tensor.dim())
     number = math.prod(tensor.shape[dim] for dim in dims)
     return number > (1 if correction is None else correction)
+
+
+def _is_shorter(value: Any, right: Any) -> bool:
+    are_tensors = isinstance(value, torch.Tensor) and isinstance(right, torch.Tensor)
+    return are_tensors and value.numel() < right.numel()
 
 
 def _is_alike(value: Any, other: Any) -> bool:

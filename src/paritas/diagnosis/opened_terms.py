@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.calls import UNUSABLE
 from paritas.diagnosis.case import Case, Context
 from paritas.diagnosis.diagnose import rank_raw
 from paritas.diagnosis.patterns.limits import propose_clipping
-from paritas.diagnosis.patterns.predictions import UNUSABLE, propose_predictions
+from paritas.diagnosis.patterns.predictions import propose_predictions
 from paritas.diagnosis.place_runs import PlaceRuns
 from paritas.diagnosis.stating import GUESS
 from paritas.execution.scouting import is_scout

@@ -80,6 +80,86 @@ def test_a_derivative_at_the_result_is_told_from_one_at_the_input() -> None:
     assert kind_of(stated(aten.silu_backward(SLOPE, LINE.roll(1)), *call)) != "other function"
 
 
+SCORES, LABELS = normal(12, 7, seed=7), torch.tensor([0, 3, 6, 2, 5, 1, 4, 6, 0, -100, 2, 2])
+GATED, BACK = normal(6, 10, seed=13), normal(6, 5, seed=14)
+VALUE, GATE = GATED[:, :5], GATED[:, 5:].sigmoid()
+GLU = (aten.glu_backward.default, BACK, GATED, 1)
+POINTS, OTHERS, FAR = normal(6, 4, seed=15), normal(7, 4, seed=16), normal(6, 7, seed=17)
+APART = POINTS[:, None] - OTHERS
+CDIST = (aten._cdist_backward.default, FAR, POINTS, OTHERS, 2.0, APART.norm(dim=-1))
+ROWS, ROW_WEIGHT = normal(5, 12, seed=18), 1 + 0.2 * normal(12, seed=19)
+ROW_GRAD = normal(5, 12, seed=20)
+_, ROW_MEAN, ROW_ROOT = aten.native_layer_norm(ROWS, [12], ROW_WEIGHT, None, 1e-5)
+LAYER = (aten.native_layer_norm_backward.default, ROW_GRAD, ROWS, [12], ROW_MEAN, ROW_ROOT)
+LAYER = (*LAYER, ROW_WEIGHT, ROW_WEIGHT, [True, True, True])
+ROW_NORMAL = (ROWS - ROW_MEAN) * ROW_ROOT
+UNWEIGHTED = ROW_GRAD - ROW_GRAD.mean(-1, keepdim=True)
+UNWEIGHTED = UNWEIGHTED - ROW_NORMAL * (ROW_GRAD * ROW_NORMAL).mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "candidate", "call", "output"),
+    [
+        ("missing operand", torch.cat([BACK * GATE, BACK * VALUE * GATE], 1), GLU, 0),
+        ("wrong factor", torch.cat([BACK * GATE, 3 * BACK * VALUE * GATE * (1 - GATE)], 1), GLU, 0),
+        ("missing operand", (FAR[..., None] * APART).sum(1), CDIST, 0),
+        ("wrong index", ROW_GRAD.sum(0), LAYER, 1),
+        ("wrong factor", UNWEIGHTED * ROW_ROOT * ROW_WEIGHT, LAYER, 0),
+        # Nothing that belongs to these kernels gives these.
+        ("", torch.cat([BACK * GATE, BACK * VALUE.sinh() * GATE.cos()], 1), GLU, 0),
+        ("", (FAR[..., None] * APART.sinh()).sum(1), CDIST, 0),
+        ("", UNWEIGHTED * ROW_ROOT * ROW_WEIGHT.sinh(), LAYER, 0),
+    ],
+)
+def test_a_mistake_inside_of_a_backward_kernel_is_told(
+    kind: str, candidate: Tensor, call: tuple[Any, ...], output: int
+) -> None:
+    assert kind_of(stated(candidate, *call, output=output)) == kind
+
+
+def test_the_gradient_of_a_pool_at_another_place_of_its_window_is_told() -> None:
+    image, back = normal(2, 3, 6, 6, seed=21), normal(2, 3, 3, 3, seed=22)
+    shape = ([2, 2], [2, 2], [0, 0], [1, 1], False)
+    _, places = aten.max_pool2d_with_indices(image, *shape)
+    call = (aten.max_pool2d_with_indices_backward.default, back, image, *shape, places)
+    corner = places // 12 * 12 + places % 6 // 2 * 2
+    pattern = stated(aten.max_pool2d_with_indices_backward(back, image, *shape, corner), *call)
+    assert pattern is not None
+    assert pattern.sentence == "the gradient goes to the first element of its window"
+    draw = torch.Generator().manual_seed(1)
+    elsewhere = corner + torch.randint(0, 2, corner.shape, generator=draw)
+    candidate = aten.max_pool2d_with_indices_backward(back, image, *shape, elsewhere)
+    found = stated(candidate, *call)
+    assert found is None or "of its window" not in found.sentence
+
+
+def test_factors_that_take_turns_along_an_axis_are_told_and_other_ones_are_not() -> None:
+    image, back = normal(2, 3, 6, 6, seed=21), normal(2, 3, 3, 3, seed=22)
+    call = (aten.avg_pool2d_backward.default, back, image, [2, 2], [2, 2], [0, 0], False, True)
+    call = (*call, None)
+    right = call[0](*call[1:])
+    turns = torch.tensor([2.0, 0.0]).repeat(3)
+    assert kind_of(stated(right * turns, *call)) == "axis scale"
+    uneven = torch.tensor([2.0, 0.3, 1.7, 0.9, 1.1, 0.2], dtype=torch.float64)
+    assert kind_of(stated(right * uneven, *call)) != "axis scale"
+
+
+def test_a_mistake_of_a_gradient_is_one_of_its_backward_kernel() -> None:
+    def differentiate(x: Tensor, back: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(F.cross_entropy(x, LABELS), [x], [back])[0]
+
+    right = differentiate(SCORES, torch.ones((), dtype=torch.float64))
+    args = (SCORES, torch.ones((), dtype=torch.float64))
+    pattern = stated(right * 11 / 12, differentiate, *args)
+    assert kind_of(pattern) == "wrong factor"
+    assert pattern is not None
+    assert pattern.sentence.endswith("the targets to ignore count in the mean")
+    other = stated(right * 0.77123, differentiate, *args)
+    assert other is None or "ignore" not in other.sentence
+
+
 def test_a_leak_is_one_number_where_the_derivative_is_zero() -> None:
     call = (aten.threshold_backward.default, SLOPE, LINE, 0)
     pattern = stated(torch.where(LINE > 0, SLOPE, 0.07 * SLOPE), *call)
@@ -100,7 +180,6 @@ def test_a_saved_tensor_in_eight_bits_is_precision() -> None:
     assert pattern.sentence == "output is rounded to int8 with a scale per tensor"
 
 
-SCORES, LABELS = normal(12, 7, seed=7), torch.tensor([0, 3, 6, 2, 5, 1, 4, 6, 0, -100, 2, 2])
 TERMS = F.cross_entropy(SCORES, LABELS, reduction="none")[LABELS >= 0]
 RANKS = torch.arange(1, 12, dtype=torch.float64)
 BEST = torch.where(LABELS < 0, LABELS, SCORES.argmax(1))

@@ -280,7 +280,10 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         used = factors[touched]
         if float(used.abs().max()) <= case.own_unit or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
             continue  # zeros and signs are other kinds
-        scaled, count = factors.view(view) * case.right, int(touched.sum())
+        turns = _turns(factors)
+        count = 0 if turns else int(touched.sum())
+        factors = torch.tensor(turns, dtype=factors.dtype).repeat(size)[:size] if turns else factors
+        scaled = factors.view(view) * case.right
         slack = max(1.0, float(used.abs().median()))
         weight = weigh(case, scaled, parameters=count, slack=slack)
         if weight is None or not fits_honestly(case, scaled, parameters=count, slack=slack):
@@ -290,11 +293,30 @@ def _factor_per_index(case: Case) -> list[Pattern]:
             continue  # one factor for all
         each = f"at each index of dimension {axis}: {low:.4g} to {high:.4g}"
         text = f"scaled by a different factor {each}"
+        if turns:
+            said = ", ".join(f"{one:g}" for one in turns)
+            text = f"multiplied by {said} in turn along dimension {axis}"
         text = _name_vector(case, factors) or text
         figures = {"axis": float(axis), "least": low, "most": high}
         pattern = weight.pattern(PatternKind.AXIS_SCALE, text, figures, trust=0.95)
         best = max(best, [pattern], key=lambda one: one[0].confidence if one else 0.0)
     return best
+
+
+# So many factors may take turns along an axis, as where a stride is wrong.
+_MOST_TURNS = 4
+
+
+def _turns(factors: Tensor) -> list[float]:
+    """Short factors that take turns along an axis; empty if they do not."""
+    short = [float(f"{one:.2g}") + 0.0 for one in factors.tolist()]
+    if not torch.allclose(factors, torch.tensor(short, dtype=factors.dtype), atol=1e-3):
+        return []
+    for period in range(2, min(_MOST_TURNS, len(short) // 2) + 1):
+        turns = short[:period]
+        if all(one == turns[place % period] for place, one in enumerate(short)):
+            return turns
+    return []
 
 
 def _in_units_of_noise(case: Case) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.calls import UNUSABLE
 from paritas.diagnosis.case import HUGE, Case, Context, roundoff, widen
 from paritas.diagnosis.patterns.attention import (
     factor_of,
@@ -25,7 +26,7 @@ from paritas.diagnosis.patterns.attention import (
 )
 from paritas.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.diagnosis.patterns.operands import result_of
-from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
+from paritas.diagnosis.patterns.predictions import Predictor
 from paritas.diagnosis.place_runs import vary_operands
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import torch
 
 from paritas._torch.global_state import quietly
 from paritas._torch.operators import Operator
+from paritas.diagnosis.calls import UNUSABLE
 from paritas.diagnosis.case import Case, Context, Extent, near, weigh, widen
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.patterns.approximations import propose_curves
@@ -27,7 +28,7 @@ from paritas.diagnosis.patterns.linear_maps import (
     solve_input,
     solve_weight,
 )
-from paritas.diagnosis.patterns.predictions import UNUSABLE, Predictor
+from paritas.diagnosis.patterns.predictions import Predictor
 from paritas.diagnosis.patterns.weights import propose_bends, propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND

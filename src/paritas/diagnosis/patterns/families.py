@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas._torch.operators import count_results
 from paritas.diagnosis.patterns.attention import (
     attention_variations,
     is_attention,
@@ -27,6 +29,7 @@ from paritas.diagnosis.patterns.substitutions import (
 )
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.variations import Variation
+from paritas.diagnosis.patterns.windows import window_variations
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -69,11 +72,38 @@ def family_variations(step: Step) -> Iterator[Variation]:
     yield from derivative_variations(step)
     yield from substitution_variations(step)
     yield from limit_variations(step)
+    yield from window_variations(step)
+    yield from _exchanged_results(step)
     yield from reciprocal_variations(step)
 
 
 def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
     return lambda step: step.with_first(formula(step))
+
+
+# --- Several results ------------------------------------------------------------------------------
+
+
+def _exchanged_results(step: Step) -> Iterator[Variation]:
+    """One of several results in the place of another one: the bias's gradient for the weight's."""
+    if count_results(step.operator) == 1:
+        return
+    results = {
+        number: value
+        for number, value in enumerate(step.run())
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1
+    }
+    for place, other in itertools.permutations(results, 2):
+        if results[place].shape == results[other].shape:
+            said = f"result {other} is returned in the place of result {place}"
+            change = partial(_with_result, place=place, other=other)
+            yield Variation(PatternKind.WRONG_INDEX, said, change)
+
+
+def _with_result(step: Step, place: int, other: int) -> Any:
+    results = list(step.run())
+    results[place] = results[other]
+    return tuple(results)
 
 
 # --- Weight norm ------------------------------------------------------------------------

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from paritas._torch.kernels import decomposition_of
+from paritas._torch.operators import DispatchMode, call_bound, count_results, traits
 from paritas.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.diagnosis.patterns.sums import reduced_dims
+from paritas.diagnosis.tapes import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,7 +28,7 @@ aten = torch.ops.aten
 class Writer(Protocol):
     """Calls one simple operator of a formula."""
 
-    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The operator's result.
 
         Args:
@@ -51,7 +55,74 @@ class Formula:
 
 def formulas_of(step: Step) -> tuple[Formula, ...]:
     """The ways to write the operator out; none if that is not known."""
-    return _FORMULAS.get(step.name, ())
+    return _FORMULAS.get(step.name) or _decomposed(step)
+
+
+# --- Backward kernels as torch takes them apart ---------------------------------------------------
+
+
+def _decomposed(step: Step) -> tuple[Formula, ...]:
+    """A backward kernel in the operators that torch's compilers make of it, for each result."""
+    decompose = decomposition_of(step.operator)
+    if decompose is None or "backward" not in step.name:
+        return ()
+    results = range(count_results(step.operator))
+    return tuple(Formula(partial(_write_apart, decompose, one), output=one) for one in results)
+
+
+def _write_apart(decompose: Callable[..., Any], output: int, step: Step, at: Writer) -> Tensor:
+    with _Apart(at, step):
+        results = call_bound(step.operator, step.values, decompose)
+    value: Tensor | None = results if isinstance(results, torch.Tensor) else results[output]
+    if value is None:
+        raise ValueError("this result is not computed")
+    return value
+
+
+# Longer expressions are numbered instead.
+_LONGEST = 60
+
+
+class _Apart(DispatchMode):
+    """Hands each simple operator of a decomposition to a writer; its expression is its role."""
+
+    def __init__(self, at: Writer, step: Step) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._at = at
+        self._steps = 0
+        # The tensors are held, so that no other one gets the identity of one that has a name.
+        self._names: dict[int, tuple[str, Tensor]] = {}
+        for name, value in step.values.items():
+            if isinstance(value, torch.Tensor):
+                self._names[id(value)] = name, value
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = traits(func)
+        name = kind.name.strip("_")
+        given = tensors_of(list(args))
+        said = self._name(args[0]) if kind.view else f"{name}({', '.join(map(self._name, args))})"
+        if kind.view or kind.mutates or not given or count_results(func) != 1:
+            value = func(*args, **kwargs)
+        else:
+            self._steps += 1
+            is_short = len(said) <= _LONGEST
+            role = f"step {self._steps}, {said}" if is_short else f"step {self._steps}, {name}"
+            value = self._at(role, func, *args, **kwargs)
+        if isinstance(value, torch.Tensor):
+            self._names[id(value)] = said if len(said) <= _LONGEST else "...", value
+        return value
+
+    def _name(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self._names[id(value)][0] if id(value) in self._names else "..."
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 # --- Norms ----------------------------------------------------------------------------------------
@@ -99,22 +170,25 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
     mean, shape = values.get("mean", values.get("save_mean")), x.shape
     root = values.get("rstd", values.get("save_invstd"))
     if name == "native_batch_norm_backward":
-        if not values["train"]:
-            raise ValueError("its statistics are constant")
         channels = (1, -1, *(1,) * (x.dim() - 2))
         dims = [0, *range(2, x.dim())]
-        mean, root = mean.reshape(channels), root.reshape(channels)
         weight = None if weight is None else weight.reshape(channels)
+        if not values["train"]:
+            root = _running_root(step, at)
+            grad = grad if weight is None else at("the weight", aten.mul.Tensor, grad, weight)
+            return at("the quotient", aten.mul.Tensor, grad, root)
+        mean, root = mean.reshape(channels), root.reshape(channels)
     elif name == "native_group_norm_backward":
-        dims = [2]
+        dims = [2, 3]
         weight = None if weight is None else weight.reshape(1, -1, *(1,) * (x.dim() - 2))
-        mean, root = mean.unsqueeze(-1), root.unsqueeze(-1)
+        mean, root = mean[..., None, None], root[..., None, None]
     else:
         dims = list(range(x.dim() - len(values["normalized_shape"]), x.dim()))
     if weight is not None:
         grad = at("the weight", aten.mul.Tensor, grad, weight)
     if name == "native_group_norm_backward":
-        grad, x = (one.reshape(x.shape[0], values["group"], -1) for one in (grad, x))
+        groups = (len(x), values["group"], x.shape[1] // values["group"], -1)
+        grad, x = grad.reshape(groups), x.reshape(groups)
     apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
     normal = at("the normalised values", aten.mul.Tensor, apart, root)
     products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
@@ -131,7 +205,8 @@ def _write_weight_gradient(step: Step, at: Writer) -> Tensor:
     """The gradient of the weight of a norm."""
     x, grad, mean = step.values["input"], step.values["grad_out"], _statistic(step, "mean")
     apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
-    root = _statistic(step, "rstd")
+    is_running = step.values.get("train") is False
+    root = _running_root(step, at) if is_running else _statistic(step, "rstd")
     normal = at("the normalised values", aten.mul.Tensor, apart, root)
     products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
     return _summed(step, at, products)
@@ -141,9 +216,17 @@ def _write_bias_gradient(step: Step, at: Writer) -> Tensor:
     return _summed(step, at, step.values["grad_out"])
 
 
+def _running_root(step: Step, at: Writer) -> Tensor:
+    """The reciprocal deviation of a batch norm that does not compute its statistics."""
+    variance = _by_channel(step.values["running_var"], step.values["input"])
+    raised = at("eps", aten.add.Tensor, variance, step.values["eps"])
+    return at("the root", aten.rsqrt.default, raised)
+
+
 def _statistic(step: Step, name: str) -> Tensor | None:
     """A saved statistic, in a shape that goes with the input."""
-    saved = {"mean": "save_mean", "rstd": "save_invstd"}[name]
+    is_running = step.values.get("train") is False
+    saved = {"mean": "running_mean" if is_running else "save_mean", "rstd": "save_invstd"}[name]
     value: Tensor | None = step.values.get(name, step.values.get(saved))
     x = step.values["input"]
     if value is None or "normalized_shape" in step.values:
@@ -345,6 +428,61 @@ def _write_class_loss(step: Step, at: Writer) -> Tensor:
 
 _CLASS_LOSS = Formula(_write_class_loss, joint=(("the sum", "the count"),))
 
+_MOST_PAIRS = 1 << 20
+
+
+def _write_distance_gradient(step: Step, at: Writer) -> Tensor:
+    """The gradient of the first points of the Euclidean distances of all pairs."""
+    values = step.values
+    x1, x2, distance = values["x1"], values["x2"], values["cdist"]
+    if values["p"] != 2 or distance.numel() * x1.shape[-1] > _MOST_PAIRS:  # noqa: PLR2004
+        raise ValueError("another distance, or too many pairs")
+    apart = at("the differences", aten.sub.Tensor, x1.unsqueeze(-2), x2.unsqueeze(-3))
+    length = torch.where(distance == 0, 1.0, distance).unsqueeze(-1)
+    unit = at("the division by the distances", aten.div.Tensor, apart, length)
+    terms = at("the products", aten.mul.Tensor, unit, values["grad"].unsqueeze(-1))
+    return at("the sum", aten.sum.dim_IntList, terms, [terms.dim() - 2], False)
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def _write_attention_gradient(wanted: str, step: Step, at: Writer) -> Tensor:
+    """The gradient of the query, the key or the value."""
+    values = step.values
+    query, key, value = (values[name] for name in ("query", "key", "value"))
+    grad = values.get("grad_out", values.get("grad_out_"))
+    scale = values["scale"] or query.shape[-1] ** -0.5
+    chances = _chances(step, scale)
+    if wanted == "value":
+        return at("the product of chances and gradient", aten.matmul.default, chances.mT, grad)
+    inner = at("the gradient of the chances", aten.matmul.default, grad, value.mT)
+    products = at("the products with the result", aten.mul.Tensor, grad, values["out"])
+    total = at("the sum", aten.sum.dim_IntList, products, [products.dim() - 1], True)
+    apart = at("the difference", aten.sub.Tensor, inner, total)
+    scores = at("the gradient of the scores", aten.mul.Tensor, chances, apart)
+    scores = at("the scale", aten.mul.Tensor, scores, scores.new_tensor(scale))
+    if wanted == "query":
+        return at("the product with the keys", aten.matmul.default, scores, key)
+    return at("the product with the queries", aten.matmul.default, scores.mT, query)
+
+
+def _chances(step: Step, scale: float) -> Tensor:
+    """The softmax of the scores."""
+    query, key = step.values["query"], step.values["key"]
+    mask = step.values.get("attn_mask", step.values.get("attn_bias"))
+    scores = query @ key.mT * scale
+    if step.values["is_causal"]:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    chances: Tensor = scores.softmax(-1)
+    return chances
+
+
 # --- By name --------------------------------------------------------------------------------------
 
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
@@ -371,6 +509,18 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     ),
     "softmax_backward_data": (Formula(_write_softmax_gradient),),
     "log_softmax_backward_data": (Formula(_write_log_softmax_gradient),),
+    "cdist_backward": (Formula(_write_distance_gradient),),
+    **dict.fromkeys(
+        (
+            "scaled_dot_product_flash_attention_for_cpu_backward",
+            "scaled_dot_product_flash_attention_backward",
+            "scaled_dot_product_efficient_attention_backward",
+        ),
+        tuple(
+            Formula(partial(_write_attention_gradient, name), output=output)
+            for output, name in enumerate(("query", "key", "value"))
+        ),
+    ),
     "mse_loss": (Formula(_write_squared_loss),),
     "mse_loss_backward": (Formula(_write_squared_gradient),),
     "nll_loss_backward": (Formula(_write_class_gradient),),

@@ -88,6 +88,9 @@ def loss_variations(step: Step) -> Iterator[Variation]:
         yield from _divergence_variations(step)
     if name in _GRADIENTS:
         yield from _gradient_variations(step)
+    if name in ("nll_loss_backward", "nll_loss2d_backward") and _ignored(step) is not None:
+        said = "the targets to ignore count in the mean"
+        yield Variation(PatternKind.FACTOR, said, _with_all_counted)
     is_loss = name.endswith(("loss", "with_logits", "entropy")) or name.startswith("nll_loss")
     if not is_loss or "backward" in name:
         return
@@ -166,6 +169,15 @@ def _other_gradient(step: Step, derive: Callable[[Tensor, float], Tensor]) -> Te
     each = each / apart.numel() if values["reduction"] == _MEAN else each
     result: Tensor = each * values["grad_output"]
     return result
+
+
+def _with_all_counted(step: Step) -> Any:
+    ignored, total = _ignored(step), step.values["total_weight"]
+    if ignored is None:
+        raise ValueError("no target is ignored")
+    weight = step.values["weight"]
+    more = ignored.sum() * (1.0 if weight is None else weight.mean())
+    return step.run(total_weight=total + more)
 
 
 # --- Weights of the terms -------------------------------------------------------------------------

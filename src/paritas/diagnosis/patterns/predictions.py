@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas._torch.global_state import quietly
-from paritas.diagnosis.calls import WHOLE
+from paritas.diagnosis.calls import UNUSABLE, WHOLE
 from paritas.diagnosis.case import (
     Extent,
-    Weight,
     near,
     same,
     weigh,
@@ -39,6 +38,13 @@ from paritas.diagnosis.patterns.families import family_variations
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.items import propose_items
 from paritas.diagnosis.patterns.operations import trusted_formula
+from paritas.diagnosis.patterns.rivals import (
+    Reproduction,
+    is_decided,
+    is_rival,
+    most_likely,
+    preference,
+)
 from paritas.diagnosis.patterns.substitutions import function_call_variations
 from paritas.diagnosis.patterns.unknowns import shortened
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
@@ -69,10 +75,6 @@ if TYPE_CHECKING:
 _MOST_SECONDS = 6.0
 _MOST_SECONDS_OF_CHANGES = 1.5
 _now = time.thread_time
-# An explanation that is this much less likely than the best (by the natural logarithm) is none.
-_LESS_LIKELY = 8.0
-# Smaller scatter than this share of the noise says nothing.
-_LEAST_SCATTER = 1e-3
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
 # Mistakes whose freedom differs by no more than this are equally simple.
@@ -81,9 +83,6 @@ _FEW_CHOICES = 4
 _OF_SEVERAL_VALUES = {PatternKind.OTHER_FUNCTION, PatternKind.CLIPPED}
 # Predictions that agree in this share of the elements are the same.
 _SAME_NUMBERS = 0.98
-# Predictions whose scatter differs by less than this share are the same.
-_SAME = 1e-6
-_ORDER = tuple(PatternKind)
 # Mistakes that are made in all of the result, or not at all: what is left out in a part is a copy.
 _OF_ALL = frozenset(
     {
@@ -105,39 +104,10 @@ _GIVE_A_COPY = {
 _OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
 # Fewer numbers than this, of a part, may be those of some mistake by chance.
 _FEWEST_IN_PART = 4
-# What an operator raises for arguments that it does not take.
-UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError)
 
 
 class UndecidedError(Exception):
     """Mistakes of several kinds give the candidate on these inputs only, so none can be stated."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Reproduction:
-    """A mistake that reproduces the candidate.
-
-    Attributes:
-        place: the place of the operator in the call.
-        weight: the evidence.
-        scatter: the mean square of what is left, in units of the noise.
-        in_part: the mistake was made only in the block that is wrong.
-        of_call: it is a mistake of the whole call, not of one of its operators.
-        of_formula: it is a mistake between two steps of the operator's own formula.
-    """
-
-    variation: Variation
-    place: int
-    weight: Weight
-    scatter: float
-    in_part: bool = False
-    of_call: bool = False
-    of_formula: bool = False
-
-    @property
-    def freedom(self) -> int:
-        """How many numbers and places were chosen by the candidate."""
-        return self.variation.fitted + self.variation.chosen
 
 
 def propose_predictions(case: Case) -> list[Pattern]:
@@ -161,13 +131,13 @@ def propose_predictions(case: Case) -> list[Pattern]:
             tried += more
             if reproductions:
                 break
-    best = _most_likely(case, reproductions)
+    best = most_likely(case, prediction.on_the_way_back(reproductions))
     if not best:
         return _propose_items(case, call)
-    chosen = min(best, key=_preference)
-    if any(_is_rival(one, chosen) for one in best):
+    chosen = min(best, key=preference)
+    if any(is_rival(one, chosen) for one in best):
         return []
-    if not _is_decided(prediction, best, chosen):
+    if not is_decided(prediction, best, chosen):
         raise UndecidedError
     weight = chosen.weight.charged(cost=math.log2(1 + tried))
     if weight is None:
@@ -257,6 +227,16 @@ class Predictor:
     def steps(self) -> tuple[tuple[int, Step], ...]:
         """The operators that the value depends on."""
         return self.call.steps_towards(self.output)
+
+    def on_the_way_back(self, reproductions: list[Reproduction]) -> list[Reproduction]:
+        """Of a gradient, the mistakes in backward kernels: what came before was right."""
+        steps = dict(self.steps)
+        back = [
+            one
+            for one in reproductions
+            if one.place in steps and "backward" in steps[one.place].name and not one.in_part
+        ]
+        return back or reproductions
 
     def equivalent(self) -> Predictor | None:
         """The same with one operator instead of several, if it is known."""
@@ -460,6 +440,8 @@ class Predictor:
     ) -> Reproduction | None:
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
             return None
+        if not bool(prediction.any()):
+            return None  # every factor gives zeros: they are a kind of their own
         if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
             return None
         slack = self._growth(prediction)
@@ -701,91 +683,3 @@ class Predictor:
         if reproduction.in_part and reference.dtype == value.dtype:
             value = self._limited(value.cpu(), reference.cpu())
         return float(same(value.cpu(), candidate.cpu()).double().mean())
-
-
-def _most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
-    """Those that reproduce the candidate best; none if one factor or offset does it better."""
-    whole = [one for one in found if not one.in_part]
-    found = whole or found
-    if not found:
-        return []
-    least = min(one.scatter for one in found)
-    count = case.reference.numel()
-    unit = 2 * max(least, _LEAST_SCATTER**2)
-    limit = least + _LESS_LIKELY * unit / count
-    likely = [one for one in found if one.scatter <= limit]
-    # What was chosen freely for many elements explains no more than what has a few numbers.
-    fewest = min(one.freedom for one in likely)
-    return [one for one in likely if one.freedom <= fewest + _FEW_CHOICES]
-
-
-def _is_decided(predictor: Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:
-    """Whether mistakes of other kinds with the same numbers are the same mistake.
-
-    If a factor is zero everywhere, nobody can see whether it was left out, or added instead; if one
-    operand is larger everywhere, whether it was left out of a maximum, or a minimum was taken. Then
-    they are asked again with operands that vary.
-    """
-    rivals = [one for one in best if one.variation.kind is not chosen.variation.kind]
-    given = predictor.call.floating
-    varied = _mix_ordered([_vary(one) if _is_constant(one) else one for one in given])
-    if not rivals or all(one is other for one, other in zip(given, varied, strict=True)):
-        return True
-    try:
-        other = dataclasses.replace(predictor, call=predictor.call.with_floating(varied))
-    except UNUSABLE:
-        return True
-    numbers = [other.value(one.place, one.variation.change, wide=True) for one in (chosen, *rivals)]
-    known = [widen(one) for one in numbers if one is not None]
-    return all(torch.allclose(known[0], one, rtol=_CLOSE, equal_nan=True) for one in known[1:])
-
-
-def _is_constant(tensor: Tensor) -> bool:
-    return tensor.numel() > 1 and bool((tensor == tensor.reshape(-1)[0]).all())
-
-
-def _vary(tensor: Tensor) -> Tensor:
-    steps = torch.linspace(0.25, 0.75, tensor.numel(), dtype=torch.float64)
-    return tensor + steps.reshape(tensor.shape).to(tensor)
-
-
-def _mix_ordered(tensors: list[Tensor]) -> list[Tensor]:
-    """Of two tensors of which one is larger everywhere, make neither the larger one."""
-    for first, second in itertools.combinations(range(len(tensors)), 2):
-        one, other = tensors[first], tensors[second]
-        if not _is_ordered(one, other):
-            continue
-        if one.shape == other.shape:
-            places = torch.arange(one.numel(), device=one.device).reshape(one.shape)
-            is_even = places % 2 == 0
-            tensors[first] = torch.where(is_even, one, other)
-            tensors[second] = torch.where(is_even, other, one)
-        else:
-            wide, narrow = (first, second) if one.numel() > other.numel() else (second, first)
-            tensors[narrow] = tensors[narrow] + (tensors[wide].median() - tensors[narrow].median())
-    return tensors
-
-
-def _is_ordered(one: Tensor, other: Tensor) -> bool:
-    """Whether one of two tensors is larger everywhere, as a number or in size."""
-    sizes = zip(reversed(one.shape), reversed(other.shape), strict=False)
-    is_comparable = all(size == length or 1 in (size, length) for size, length in sizes)
-    if not is_comparable or not one.numel() or not other.numel():
-        return False
-    return any(
-        bool((left >= right).all()) or bool((left <= right).all())
-        for left, right in ((one, other), (one.abs(), other.abs()))
-    )
-
-
-def _preference(one: Reproduction) -> tuple[bool, int]:
-    """Among mistakes with the same result, another function is the least likely."""
-    kind = one.variation.kind
-    return kind is PatternKind.OTHER_FUNCTION, _ORDER.index(kind)
-
-
-def _is_rival(one: Reproduction, chosen: Reproduction) -> bool:
-    """Whether it says something else: two names for the same numbers are the same mistake."""
-    scatters = one.scatter, chosen.scatter
-    same_numbers = max(scatters) <= _LEAST_SCATTER**2 or math.isclose(*scatters, rel_tol=_SAME)
-    return one.variation.kind is not chosen.variation.kind and not same_numbers

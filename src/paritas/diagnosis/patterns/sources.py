@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.diagnosis.calls import UNUSABLE
 from paritas.diagnosis.case import first_supported, near, supported_pattern, unravel, widen
 from paritas.diagnosis.dependence import name_operands
 from paritas.diagnosis.repetitions import RepeatedCall, split_runs
@@ -36,7 +37,6 @@ _APART = 4.0
 _FARTHEST = 8
 # The place of what is no element of an operand, such as padding.
 _NOWHERE = -1
-_UNUSABLE = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError)
 
 
 def propose_sources(case: Case) -> list[Pattern]:
@@ -120,7 +120,7 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
             call.with_floating(pool.numbered(by)).results(wide=True)[which[0]]
             for by in (1, 1 + more)
         )
-    except _UNUSABLE:
+    except UNUSABLE:
         return None
     first, second = widen(first).reshape(-1), widen(second).reshape(-1)
     is_moved, is_constant = second - first == more, second == first

@@ -115,8 +115,9 @@ def _flag_variations(step: Step, name: str, *, value: bool) -> Iterator[Variatio
     if name in _NO_FLAGS:
         return
     kind = _FLAG_KINDS.get(name, PatternKind.ARGUMENT)
-    if kind is PatternKind.STATISTICS and step.values.get("running_mean", step) is None:
-        return  # there are no running ones, and torch reads them all the same
+    saved = [step.values[one] for one in ("running_mean", "save_mean") if one in step.values]
+    if kind is PatternKind.STATISTICS and any(one is None or not len(one) for one in saved):
+        return  # there are no others, and torch reads them all the same
     said = f"{name} is {not value} instead of {value}"
     if kind is PatternKind.STATISTICS:
         said = _RUNNING if value else _STATISTICS
@@ -431,6 +432,10 @@ def _with_swapped(left: str, right: str, step: Step) -> Any:
     return step.run(**{left: step.values[right], right: step.values[left]})
 
 
+# A mask has mistakes of its own; statistics that are missing are read all the same.
+_NEVER_LEFT_OUT = frozenset({"attn_mask", "running_mean", "running_var"})
+
+
 def _operand_variations(
     step: Step, name: str, value: Tensor, *, alone: bool
 ) -> Iterator[Variation]:
@@ -438,7 +443,7 @@ def _operand_variations(
     called = "the bias" if is_bias else name
     if not alone:
         yield Variation(PatternKind.SIGN, f"{called} is negated", with_altered(name, torch.neg))
-    if name in optional_tensors(step.operator) and name != "attn_mask":
+    if name in optional_tensors(step.operator) and name not in _NEVER_LEFT_OUT:
         kind = PatternKind.MISSING_BIAS if is_bias else PatternKind.MISSING_OPERAND
         yield Variation(kind, f"{called} is left out", with_argument(name, None))
     elif is_bias:

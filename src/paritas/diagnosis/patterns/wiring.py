@@ -17,7 +17,7 @@ from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -46,15 +46,16 @@ class _Wiring:
     def __init__(self, step: Step, wire: _Wire | None = None) -> None:
         self.values: dict[str, Tensor] = operands_of(step)
         self.arguments: dict[str, tuple[Any, ...]] = {}
+        self.operators: dict[str, Any] = {}
         self.wire = wire
 
-    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
         wire = self.wire
         if wire is not None and role == wire.role:
             other = self.values[wire.source].reshape(args[wire.operand].shape)
             args = (*args[: wire.operand], other, *args[wire.operand + 1 :])
-        self.arguments[role] = args
-        value: Tensor = operator(*args)
+        self.arguments[role], self.operators[role] = args, operator
+        value: Tensor = operator(*args, **kwargs)
         self.values[role] = value
         return value
 
@@ -87,6 +88,55 @@ def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
         yield Variation(PatternKind.MISSING_OPERAND, said, change)
 
 
+def moving_variations(step: Step, formula: Formula) -> Iterator[Variation]:
+    """The operator with a factor that is an operand applied behind a later value instead."""
+    record = _Wiring(step)
+    formula.compute(step, record)
+    roles = list(record.arguments)
+    for number, role in enumerate(roles):
+        is_scaled = record.operators[role] in _SCALING
+        factor = record.arguments[role][1] if is_scaled else None
+        if not any(_is_view_of(factor, one) for one in operands_of(step).values()):
+            continue
+        for later in roles[number + 1 :]:
+            said = f"{role}: it is only applied to {later}"
+            change = partial(_moved, formula=formula, role=role, later=later)
+            yield Variation(PatternKind.FACTOR, said, change)
+
+
+_SCALING = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
+
+
+def _is_view_of(value: Any, other: Tensor) -> bool:
+    is_one = isinstance(value, torch.Tensor) and value.dim() > 0
+    return is_one and value.data_ptr() == other.data_ptr() and value.numel() == other.numel()
+
+
+class _Moving:
+    """Writes out a formula with one factor applied behind a later value."""
+
+    def __init__(self, role: str, later: str) -> None:
+        self._role, self._later = role, later
+        self._apply: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if role == self._role:
+            self._apply = lambda value: operator(value, args[1], **kwargs)
+            value: Tensor = args[0]
+            return value
+        value = operator(*args, **kwargs)
+        if role == self._later and self._apply is not None:
+            moved = self._apply(value)
+            if moved.shape != value.shape:
+                raise ValueError("the factor does not fit there")
+            return moved
+        return value
+
+
+def _moved(step: Step, formula: Formula, role: str, later: str) -> Any:
+    return with_output(step, formula.output, formula.compute(step, _Moving(role, later)))
+
+
 def _wires(
     arguments: Mapping[str, tuple[Any, ...]], values: Mapping[str, Tensor]
 ) -> Iterator[_Wire]:
@@ -110,9 +160,10 @@ def _is_operand_of(
     arguments: Mapping[str, tuple[Any, ...]],
     values: Mapping[str, Tensor],
 ) -> bool:
-    """Whether one operator makes a value of the other: that operator is left out, then."""
+    """Whether one operator makes a value of the other: if it is used once, it is left out, then."""
     maker = next((role for role in arguments if values[role] is value), None)
-    return maker is not None and any(one is other for one in arguments[maker])
+    uses = sum(one is value for args in arguments.values() for one in args)
+    return maker is not None and uses == 1 and any(one is other for one in arguments[maker])
 
 
 def _called_argument(value: Tensor, values: Mapping[str, Tensor]) -> str:

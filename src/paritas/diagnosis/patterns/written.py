@@ -38,7 +38,11 @@ from paritas.diagnosis.patterns.roundings import rounding_variations, saved_vari
 from paritas.diagnosis.patterns.sums import sum_variations
 from paritas.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.diagnosis.patterns.variations import Variation, argument_variations
-from paritas.diagnosis.patterns.wiring import wiring_variations, with_output
+from paritas.diagnosis.patterns.wiring import (
+    moving_variations,
+    wiring_variations,
+    with_output,
+)
 from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -72,13 +76,13 @@ class _Change:
     change: Callable[[Step], Any] | None = None
     steps: dict[str, Step] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, role: str, operator: Any, *args: Any) -> Tensor:
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
         if self.change is not None and role not in self.roles:
-            return operator(*args)  # type: ignore[no-any-return]
-        step = Step(operator, bind_arguments(operator, args, {}))
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
+        step = Step(operator, bind_arguments(operator, args, kwargs))
         self.steps[role] = step
         if self.change is None:
-            return operator(*args)  # type: ignore[no-any-return]
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
         value: Tensor = self.change(step)
         if not bool(torch.isfinite(value).all()):
             raise ValueError("what comes after it would hide the mistake")
@@ -135,7 +139,10 @@ class Written:
         """The numbers of the simple operators that may be wrong."""
         for roles in self._places():
             step = self.inner[roles[0]]
-            for unknown in itertools.chain(unknown_numbers(step), inner_unknowns(step)):
+            # A factor on the last one is a factor on the whole, which has a kind.
+            is_last = roles[-1] == list(self.inner)[-1]
+            scaled = () if is_last else (Unknown(_multiplied, (1.0,)),)
+            for unknown in (*unknown_numbers(step), *inner_unknowns(step), *scaled):
                 whole = partial(self._with_number, roles, unknown.variation)
                 yield dataclasses.replace(unknown, variation=whole)
 
@@ -256,6 +263,13 @@ def _added(number: float) -> Variation:
     return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the result", run)
 
 
+def _multiplied(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run() * number
+
+    return Variation(PatternKind.FACTOR, f"it is multiplied by {number:.7g}", run)
+
+
 def _with_first_scaled(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(self=number * step.values["self"])
@@ -281,6 +295,7 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
         for written in Written.all_of(step):
             yield from ((place, one) for one in written.variations())
             yield from ((place, one) for one in wiring_variations(step, written.formula))
+            yield from ((place, one) for one in moving_variations(step, written.formula))
     several = len(steps) > 1
     for number, (place, step) in enumerate(steps):
         if several:
