@@ -148,10 +148,10 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
             for pattern in found
             if not _is_seen_in_values(pattern) or _reproduces_all(pattern)
         ]
-    if any(is_plain(pattern) and _is_of_blocks(case, pattern) for pattern in found):
-        found = [pattern for pattern in found if INSIDE not in pattern.evidence]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
+    if any(is_plain(pattern) and _is_of_blocks(case, pattern) for pattern in found):
+        found = [pattern for pattern in found if INSIDE not in pattern.evidence]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)

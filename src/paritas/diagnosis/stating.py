@@ -147,8 +147,15 @@ _PLAIN = {
 def is_plain(pattern: Pattern) -> bool:
     """Whether it says what happened to the result as a whole, with nothing fitted."""
     is_of_result = pattern.kind in _PLAIN and "tried" not in pattern.evidence
-    is_fitted = pattern.kind == PatternKind.SCALE and _fitted_numbers(pattern) > 0
-    return is_of_result and not is_fitted and grade(pattern) is not Grade.LOOSE
+    if pattern.kind == PatternKind.SCALE and not _is_whole(_figure(pattern, "factor", math.nan)):
+        return False
+    return is_of_result and grade(pattern) is not Grade.LOOSE
+
+
+def _is_whole(factor: float) -> bool:
+    """Whether it is a whole number, or one over one: others, such as 7 / 8, come from counts."""
+    numbers = (factor, 1 / factor) if factor and math.isfinite(factor) else ()
+    return any(math.isclose(one, round(one), rel_tol=_KNOWN) for one in numbers)
 
 
 # --- How sure it is -------------------------------------------------------------------------------

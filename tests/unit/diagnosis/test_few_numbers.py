@@ -70,7 +70,7 @@ def test_a_limit_on_what_a_loss_reads_is_found_in_its_terms() -> None:
     loss, draw = functional.binary_cross_entropy_with_logits, torch.Generator().manual_seed(1)
     x, labels = torch.randn(3, 7, generator=draw), torch.rand(3, 7, generator=draw)
     kind, sentence = _explain(loss, lambda x, y: loss(x.clamp(-0.3, 0.3), y), x, labels)
-    assert (kind, sentence) == ("clipped", "in each term: self is clipped at -0.3 and 0.3")
+    assert (kind, sentence) == ("clipped", "self is clipped at -0.3 and 0.3")
     # What grows more slowly beyond a number has no limit there.
     slow = lambda x, y: loss(torch.where(x.abs() > 0.3, x.sign() * (0.2 + x.abs() / 3), x), y)  # noqa: E731
     assert _explain(loss, slow, x, labels)[0] == "other function"

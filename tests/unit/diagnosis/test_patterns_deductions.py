@@ -176,7 +176,7 @@ CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
         ),
         (
             "permutation",
-            "the two halves swapped along axis 2",
+            "result are exchanged along axis 2",
             F.linear(X, W, B).roll(20, -1),
             F.linear,
             (X, W, B),

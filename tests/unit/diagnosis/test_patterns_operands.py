@@ -116,7 +116,7 @@ CASES: dict[str, tuple[str, str, Any]] = {
     ),
     "other part of a packed tensor": (
         "wrong index",
-        "other elements of input 0 are taken",
+        "other elements of self are read",
         lambda: diagnosed(A.view(7, 4, 3)[..., 1], lambda x: x.chunk(3, 1)[1], A),
     ),
     "rows that are shorter in memory": (

@@ -59,7 +59,7 @@ def test_the_line_beside_the_diagonal_is_a_shift(rows: Tensor) -> None:
     beside = lambda x: torch.diagonal(x.roll(-1, 1)).clone()  # noqa: E731
     kind, sentence = _diagnose(torch.diagonal, beside, rows)
     assert kind == "shift"
-    assert sentence == "self is read 1 place after the right one along axis 1"
+    assert sentence == "self is read one place after the right one along axis 1"
 
 
 def test_windows_with_another_step_read_other_elements(rows: Tensor) -> None:

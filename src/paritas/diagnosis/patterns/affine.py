@@ -18,6 +18,7 @@ from paritas.diagnosis.case import (
 )
 from paritas.diagnosis.leftovers import fits_honestly
 from paritas.diagnosis.proportions import proportion, refined_proportion, robust_proportion
+from paritas.diagnosis.repetitions import RepeatedCall
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import PatternKind
 
@@ -168,8 +169,10 @@ def _size_factors(case: Case) -> Iterator[NamedFactor]:
 def _known_sizes(case: Case) -> dict[int, str]:
     """The sizes that occur, and where."""
     found: dict[int, str] = {}
-    for dim in reversed(range(len(case.shape))):
-        found.setdefault(case.shape[dim], f"the size of dimension {dim}")
+    # Several runs are stacked along an axis that the result does not have.
+    runs = 1 if isinstance(case.context.call, RepeatedCall) else 0
+    for dim, size in reversed(list(enumerate(case.shape[runs:]))):
+        found.setdefault(size, f"the size of dimension {dim}")
     for position, tensor in enumerate(case.context.inputs):
         for dim in reversed(range(tensor.dim())):
             found.setdefault(tensor.shape[dim], f"the size of input {position}'s dimension {dim}")

@@ -90,7 +90,7 @@ _BENT: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
     "the square of {} is used": (_FUNCTION, torch.square),
     "the square of {} with its sign is used": (_FUNCTION, lambda x: x * x.abs()),
     "the sign of {} is used": (_FUNCTION, torch.sign),
-    "the sign of {} times its mean magnitude is used": (_FUNCTION, _with_sign_of),
+    "the sign of {} times its mean magnitude is used": (PatternKind.PRECISION, _with_sign_of),
     "the root of {} is used": (_FUNCTION, torch.sqrt),
     "the reciprocal of {} is used": (_FUNCTION, torch.reciprocal),
     "1 is added to {}": (_ADDED, lambda x: x + 1),
@@ -320,11 +320,19 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def result_changes(step: Step, output: int = 0) -> Iterator[Variation]:
-    """Something done to a result of the operator."""
+def result_changes(
+    step: Step, output: int = 0, shape: tuple[int, ...] | None = None
+) -> Iterator[Variation]:
+    """Something done to a result of the operator.
+
+    Args:
+        shape: that of the result as the caller gets it, if it is another: of a linear map, say,
+            whose rows are counted together.
+    """
     right = _output_of(step, output)
+    right = right if shape is None else right.reshape(shape)
     for change in changes_of(right):
-        run = partial(_with_result, output=output, alter=change.apply)
+        run = partial(_with_result, output=output, shape=shape, alter=change.apply)
         is_scale = change.kind is PatternKind.FACTOR and "is " in change.words
         kind = PatternKind.SCALE if is_scale else change.kind
         yield Variation(kind, change.words.format("the result"), run)
@@ -429,8 +437,12 @@ def _with_combined(
     return slot.run(step, combine(slot.of(step), other.of(step)))
 
 
-def _with_result(step: Step, output: int, alter: Callable[[Tensor], Tensor]) -> Any:
-    return with_output(step, output, _altered(_output_of(step, output), alter))
+def _with_result(
+    step: Step, output: int, shape: tuple[int, ...] | None, alter: Callable[[Tensor], Tensor]
+) -> Any:
+    value = _output_of(step, output)
+    shaped = value if shape is None else value.reshape(shape)
+    return with_output(step, output, _altered(shaped, alter).reshape(value.shape))
 
 
 def _with_result_of(

@@ -143,7 +143,10 @@ def selection_variations(step: Step) -> Iterator[Variation]:
     if not _is_reduction(step):
         return
     for dim in reduced_dims(step):
-        for kind, said, places in _selections(step.values["self"].shape[dim]):
+        size = step.values["self"].shape[dim]
+        for kind, said, places in _selections(size):
+            if len(places) == 1 and step.name != "sum":
+                continue  # another number of the same elements: one of them
             words = f"{said} along axis {dim}"
             change = partial(_selected, dim=dim, places=places)
             yield Variation(kind, words, change)
@@ -161,9 +164,9 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
     """Elements that may be left out, or that may count twice, beside those of the family."""
     every = torch.arange(size)
     tiles = [tile for tile in _TILES if tile < size]
-    counts = {*range(1, _FEW), size // 2, size - size // 2, *(size - tile for tile in tiles)}
-    # Of all but one, it is that element.
-    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size - 1):
+    counts = {*range(1, _FEW), size // 2, size - size // 2, size - 1}
+    counts |= {size - tile for tile in tiles}
+    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size):
         kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]
         yield kind, f"the first {count} of {size} elements are left out", every[count:]

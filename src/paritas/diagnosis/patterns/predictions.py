@@ -313,8 +313,11 @@ class Predictor:
     def _changes(self) -> tuple[int, list[Reproduction]]:
         """Something that was done to the result, to an operand or to a value on the way."""
         until = _now() + _MOST_SECONDS_OF_CHANGES
-        tried = 0
-        for number, variations in enumerate(changed_values(self.steps, self._last_output or 0)):
+        tried, shape = 0, None
+        if self._last_output is not None:
+            shape = self.case.shape[1:] if isinstance(self.call, RepeatedCall) else self.case.shape
+        every = changed_values(self.steps, self._last_output or 0, shape)
+        for number, variations in enumerate(every):
             more, found = self._try_all(variations, until)
             tried += more
             if found or _now() > until:
@@ -440,7 +443,7 @@ class Predictor:
     ) -> Reproduction | None:
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
             return None
-        if not bool(prediction.any()):
+        if not bool(prediction.any()) and variation.kind is not PatternKind.MISSING_OPERAND:
             return None  # every factor gives zeros: they are a kind of their own
         if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
             return None
@@ -662,17 +665,17 @@ class Predictor:
         return float(near(first, second, self.case.unit).double().mean()) >= _SAME_NUMBERS
 
     def _variations(self) -> Iterator[tuple[int, Variation]]:
+        # In this order and in turns, because the time may not suffice for all.
+        if self.call.function_step is not None:
+            for variation in function_call_variations(self.call.function_step):
+                yield WHOLE, variation
         for place, step in self.steps:
             if len(self.steps) > 1 and not tensors_of(list(step.values.values())):
                 continue  # a number made inside of a call, such as what a mask becomes
-            # In turns, because the time may not suffice for all.
             turns = itertools.zip_longest(family_variations(step), argument_variations(step))
             for variation in itertools.chain.from_iterable(turns):
                 if variation is not None:
                     yield place, variation
-        if self.call.function_step is not None:
-            for variation in function_call_variations(self.call.function_step):
-                yield WHOLE, variation
 
     def share_equal(self, reproduction: Reproduction) -> float | None:
         """The share of elements that are reproduced bit for bit in the program's own dtype."""

@@ -135,13 +135,18 @@ class Written:
             for variation in itertools.chain.from_iterable(every):
                 yield self._as_whole(roles, variation)
 
-    def unknowns(self) -> Iterator[Unknown]:
-        """The numbers of the simple operators that may be wrong."""
+    def unknowns(self, *, scaled_inside: bool) -> Iterator[Unknown]:
+        """The numbers of the simple operators that may be wrong.
+
+        Args:
+            scaled_inside: also a factor on each value. In a forward pass, one on a value between is
+                one on a weight as well.
+        """
         for roles in self._places():
             step = self.inner[roles[0]]
             # A factor on the last one is a factor on the whole, which has a kind.
-            is_last = roles[-1] == list(self.inner)[-1]
-            scaled = () if is_last else (Unknown(_multiplied, (1.0,)),)
+            is_inside = scaled_inside and roles[-1] != list(self.inner)[-1]
+            scaled = (Unknown(_multiplied, (1.0,)),) if is_inside else ()
             for unknown in (*unknown_numbers(step), *inner_unknowns(step), *scaled):
                 whole = partial(self._with_number, roles, unknown.variation)
                 yield dataclasses.replace(unknown, variation=whole)
@@ -295,7 +300,8 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
         for written in Written.all_of(step):
             yield from ((place, one) for one in written.variations())
             yield from ((place, one) for one in wiring_variations(step, written.formula))
-            yield from ((place, one) for one in moving_variations(step, written.formula))
+            if "backward" in step.name:
+                yield from ((place, one) for one in moving_variations(step, written.formula))
     several = len(steps) > 1
     for number, (place, step) in enumerate(steps):
         if several:
@@ -314,15 +320,16 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
 
 
 def changed_values(
-    steps: Sequence[tuple[int, Step]], output: int
+    steps: Sequence[tuple[int, Step]], output: int, shape: tuple[int, ...] | None
 ) -> Iterator[Iterator[tuple[int, Variation]]]:
     """Something done to the result, to an operand, or to a value on the way; in this order.
 
     Args:
         output: which of the results of the last operator it is.
+        shape: the shape in which that is returned; None if more is done to it.
     """
     place, last = steps[-1]
-    yield ((place, one) for one in result_changes(last, output))
+    yield ((place, one) for one in result_changes(last, output, shape))
     yield ((place, one) for place, step in steps for one in operand_changes(step))
     yield ((place, one) for place, step in steps[:-1] for one in result_changes(step))
     yield ((place, one) for one in result_pairs(last, output))
@@ -341,6 +348,7 @@ def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unkn
         yield from ((place, one) for one in unknown_numbers(step))
     for place, step in steps:
         for written in Written.all_of(step):
-            yield from ((place, one) for one in written.unknowns())
+            unknowns = written.unknowns(scaled_inside="backward" in step.name)
+            yield from ((place, one) for one in unknowns)
         if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
             yield from ((place, one) for one in inner_unknowns(step))
