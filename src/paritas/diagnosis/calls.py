@@ -321,6 +321,7 @@ class LiveCall:
         if wide and place != WHOLE and change is not None and self._tape is not None:
             run = functools.partial(self._replay, place, change)
         elif place == WHOLE and change is not None:
+            _ = self._recorded  # a change may ask for it, where a mode is active
             whole = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
             run = functools.partial(self._run, contextlib.nullcontext(), wide=wide, target=whole)
         else:
