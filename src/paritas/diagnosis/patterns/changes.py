@@ -120,7 +120,8 @@ def _moves(axis: int, size: int) -> Iterator[Change]:
     along = f"along axis {axis}"
     for by, where in ((1, "before"), (-1, "after")):
         said = f"{{}} is read one place {where} the right one {along}"
-        for move in (roll, repeat_edge, shift_in_zeros):
+        # Of two, the other one is the first or the last of them.
+        for move in (roll, repeat_edge, shift_in_zeros) if size > 2 else ():  # noqa: PLR2004
             yield Change(PatternKind.SHIFT, said, partial(move, axis=axis, by=by))
     for words, order in _orders(size):
         yield Change(PatternKind.PERMUTATION, f"{words} {along}", partial(_taken, axis, order))

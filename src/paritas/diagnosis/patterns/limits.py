@@ -563,6 +563,8 @@ def _begun_again(case: Case) -> list[Pattern]:
 
 # Fewer values that wrapped, or that did not, show no range.
 _FEWEST_WRAPPED = 3
+# A number of two digits, within this share of it.
+_CHOSEN = 1e-6
 
 
 def _begun_below(case: Case) -> list[Pattern]:
@@ -573,6 +575,9 @@ def _begun_below(case: Case) -> list[Pattern]:
         return []
     turns = (error / error.abs().min()).round()
     width = float((error * turns).sum() / turns.square().sum())
+    # A format begins again after a number that somebody chose.
+    if not math.isclose(width, float(f"{width:.2g}"), rel_tol=_CHOSEN) and math.log2(width) % 1:
+        return []
     for low in (-width / 2, 0.0, float(case.given.min())):
         wrapped = case.right - width * ((case.right - low) / width).floor()
         weight = weigh(case, wrapped, parameters=2.0, extent=Extent.ALL)

@@ -92,6 +92,7 @@ _OF_ALL = frozenset(
         PatternKind.PERMUTATION,
         PatternKind.TRANSPOSE,
         PatternKind.WRONG_INDEX,
+        PatternKind.STATISTICS,
     }
 )
 # Mistakes that hand an operand on where they are made in a part only: the last element of a
@@ -119,6 +120,8 @@ def propose_predictions(case: Case) -> list[Pattern]:
     call = case.context.call
     if call is None or not case.is_beyond_noise or case.given.is_complex():
         return []
+    if is_inexact(case.given) and not bool(torch.isfinite(case.given).any()):
+        return []  # many mistakes give nothing but NaN
     calls = itertools.chain([call], call.operators_alone())
     prediction = next(filter(None, (Predictor.of(case, one) for one in calls)), None)
     if prediction is None:

@@ -87,4 +87,8 @@ def reciprocal_variations(step: Step) -> Iterator[Variation]:
 
 def _by_reciprocal(step: Step, form: NarrowFormat) -> Any:
     x, other = step.values["self"], step.values["other"]
-    return x * form.rounded(1 / torch.as_tensor(other, dtype=x.dtype, device=x.device))
+    reciprocal = 1 / torch.as_tensor(other, dtype=x.dtype, device=x.device)
+    narrow = form.rounded(reciprocal)
+    if len(reciprocal[narrow != reciprocal].unique()) < _FEWEST:
+        raise ValueError("too few values are rounded")
+    return x * narrow
