@@ -83,6 +83,8 @@ class Step:
         """
         if changes and not _leaves_freedom({**self.values, **changes}):
             raise ValueError(f"{self.traits.name} has no degrees of freedom left")
+        if changes.get("step") == 0:
+            raise ValueError("torch divides by a step unseen, which ends the process")
         if not is_scout() and not checks_arguments(self.operator):
             for argument, value in changes.items():
                 if not _is_alike(self.values.get(argument), value):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from paritas._torch.operators import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -50,7 +48,8 @@ class UnwrittenMemory:
 
     def _note_read(self, tensor: Tensor) -> None:
         """Note a read of a tensor, which may have values that no operator has written."""
-        is_zero = self._allocated.get(_address(tensor)) if self._allocated else None
+        address = _address(tensor) if self._allocated else 0
+        is_zero = self._allocated.get(address) if address else None
         if is_zero is not None and tensor.numel() and not self.is_read:
             self.is_read = not is_zero or bool(tensor.detach().any())
 
@@ -59,6 +58,7 @@ class UnwrittenMemory:
 
 
 def _address(tensor: Tensor) -> int:
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse, nested and wrapper tensors
         return 0
-    return tensor.untyped_storage().data_ptr()

@@ -181,3 +181,12 @@ def test_a_flag_of_a_kernel_that_checks_nothing_is_changed_in_another_process_on
     with pytest.raises(ValueError, match="does not check its transposed"):
         step.run(transposed=True)
     assert len(step.run(transposed=False)) == 3
+
+
+def test_a_step_of_nothing_is_not_tried() -> None:
+    """Torch divides by it before it looks at it, which ends the process on x86."""
+    operator = torch.ops.aten.arange.start_step
+    step = Step(operator, bind_arguments(operator, (0, 6, 2), {}))
+    assert step.run(step=3).tolist() == [0, 3]
+    with pytest.raises(ValueError, match="divides by a step"):
+        step.run(step=0)

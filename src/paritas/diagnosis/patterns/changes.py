@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Of a tensor with more axes, only the last ones are looked at.
 _MOST_AXES = 4
+# Values that differ by less than this share are one value: the chances of a row sum to 1.
+_SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,9 @@ def changes_of(value: Tensor) -> Iterator[Change]:
     if value.is_complex() or value.dtype == torch.bool or not value.numel():
         return
     for words, (kind, apply) in _BENT.items():
-        yield Change(kind, words, apply)
+        # Whole numbers are mostly places, which have no limit.
+        if value.is_floating_point() or kind is not PatternKind.CLIPPED:
+            yield Change(kind, words, apply)
     if value.numel() == 1:
         return
     axes = [axis for axis, size in enumerate(value.shape) if size > 1][-_MOST_AXES:]
@@ -467,6 +471,7 @@ def _altered(value: Tensor, alter: Callable[[Tensor], Tensor]) -> Tensor:
     other = alter(value)
     if torch.equal(other, value):
         raise ValueError("it changes nothing")
-    if value.numel() > 1 and bool((other == other.reshape(-1)[0]).all()):
+    first = other.reshape(-1)[0]
+    if value.numel() > 1 and bool(((other - first).abs() <= _SAME * first.abs()).all()):
         raise ValueError("one value everywhere has many reasons")
     return other.to(value.dtype)

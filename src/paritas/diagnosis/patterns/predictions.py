@@ -454,6 +454,8 @@ class Predictor:
         is_local = self._block is not None and variation.kind not in _OF_ALL
         for in_part in (False, True) if is_local else (False,):
             if in_part:
+                if not bool(prediction[self.case.wrong].any()):
+                    break  # zeros in a part are a kind of their own
                 prediction, slack = self._limited(prediction, self.case.right), 1.0
             weight = weigh(
                 self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack

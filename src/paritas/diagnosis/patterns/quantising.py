@@ -113,7 +113,9 @@ def _one_more_below(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor
 
 
 def _with_zero_point(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
-    least, largest = value.amin(dims, keepdim=True), value.amax(dims, keepdim=True)
+    # Zero is one of the levels, as everywhere: padding must not change.
+    least = value.amin(dims, keepdim=True).clamp(max=0)
+    largest = value.amax(dims, keepdim=True).clamp(min=0)
     scale = (largest - least) / most
     scale = torch.where(scale > 0, scale, 1.0)
     zero = (-least / scale).round()

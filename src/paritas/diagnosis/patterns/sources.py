@@ -78,11 +78,12 @@ class _Pool:
         """Where each operand begins."""
         return list(itertools.accumulate([0, *(one.numel() for one in self.operands)]))
 
-    def numbered(self, first: int) -> list[Tensor]:
-        """The operands with the numbers of their elements as values."""
+    def numbered(self, sign: int) -> list[Tensor]:
+        """The operands with the numbers of their elements, from 1 on, as values."""
         return [
             torch.arange(start, start + one.numel(), dtype=torch.float64, device=one.device)
-            .add(first)
+            .add(1)
+            .mul(sign)
             .reshape(one.shape)
             for start, one in zip(self.starts, self.operands, strict=False)
         ]
@@ -105,7 +106,7 @@ class _Pool:
 def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
     """The place in the pool of each right element; None if it is not an element of an operand.
 
-    Elements that are moved follow any values, so they are numbered, in two ways.
+    Elements that are moved follow any values, so they are numbered, with both signs.
     """
     try:
         outputs = call.results(wide=True)
@@ -117,13 +118,12 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
         ]
         more = len(pool.values)
         first, second = (
-            call.with_floating(pool.numbered(by)).results(wide=True)[which[0]]
-            for by in (1, 1 + more)
+            call.with_floating(pool.numbered(sign)).results(wide=True)[which[0]] for sign in (1, -1)
         )
     except UNUSABLE:
         return None
     first, second = widen(first).reshape(-1), widen(second).reshape(-1)
-    is_moved, is_constant = second - first == more, second == first
+    is_moved, is_constant = (second == -first) & (first != 0), second == first
     if first.numel() != case.reference.numel() or not bool((is_moved | is_constant).all()):
         return None
     places = torch.where(is_moved, first - 1, float(_NOWHERE)).to(torch.long)

@@ -255,6 +255,8 @@ def _variations(terms: _Terms, weights: Tensor) -> Iterator[Variation]:
         return
     number = others[0]
     places = (weights == number).nonzero().reshape(-1).tolist()
+    if number and 2 * len(places) > terms.count:
+        return  # a factor on all: nothing depends on the others, which keep the weight 1
     which = f"{_listed(places)} of the {terms.count} {terms.words}"
     change = partial(terms.weighted, weights=weights)
     verb = "is" if len(places) == 1 else "are"

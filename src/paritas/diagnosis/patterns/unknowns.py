@@ -315,7 +315,7 @@ def _with_mask_factor(name: str, number: float) -> Variation:
         return step.run(**{name: step.values[name] * number})
 
     said = f"what is added to the scores is multiplied by {number:.7g}"
-    return Variation(PatternKind.MASK, said, run)
+    return Variation(PatternKind.MASK if number == 0 else PatternKind.FACTOR, said, run)
 
 
 def _with_factor(number: float) -> Variation:
