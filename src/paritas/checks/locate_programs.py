@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas._torch import unseen_kernels
 from paritas._torch.operators import traits
 from paritas.checks.exchanged_parts import exchanged_parts
 from paritas.checks.failures import FailedPair
@@ -170,14 +171,20 @@ class _Search:
     def _pairs(self) -> Iterator[tuple[TracedRun, TracedRun, float, float]]:
         """The pairs of runs that may show it, each with what is near and what is rounding."""
         call, sides = self.call, self.sides
+        unit, (theirs, mine) = sides.unit, self._natives
+        native = max(_NEAR_WIDE, _NEAR_NATIVE * unit), _ROUNDING_NATIVE * unit
+        strict = None
         if sides.has_wide():
             call.tell("recording the operators of both sides in float64")
             runs = [sides.run(side, wide=True) for side in (call.reference, call.candidate)]
             if not any(run.seen.error or run.seen.gradient_error for run in runs):
-                yield runs[0], runs[1], _NEAR_WIDE, SAME_IN_FLOAT64
-        unit = sides.unit
-        theirs, mine = self._natives
-        yield theirs, mine, max(_NEAR_WIDE, _NEAR_NATIVE * unit), _ROUNDING_NATIVE * unit
+                strict = runs[0], runs[1], _NEAR_WIDE, SAME_IN_FLOAT64
+                # A kernel that torch does not see may round to the native dtype there as well.
+                is_rounding = _has_unseen_kernels(mine.trace)
+                yield (runs[0], runs[1], *native) if is_rounding else strict
+        yield theirs, mine, *native
+        if strict is not None and _has_unseen_kernels(mine.trace):
+            yield strict
 
     def _find_property(self, aspects: set[Aspect]) -> Spot | None:
         """The place of a difference that is not in values."""
@@ -513,6 +520,11 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _has_unseen_kernels(trace: Trace) -> bool:
+    """Whether kernels ran that torch does not see."""
+    return any(traits(one.func).namespace == unseen_kernels.NAMESPACE for one in trace.operations)
 
 
 def _joints_before(parting: Parting, its: TracedCall, mine: TracedCall) -> Iterator[Joint]:

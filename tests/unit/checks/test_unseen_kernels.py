@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import functools
 
 import numpy as np
 import pytest
@@ -142,6 +143,18 @@ def test_a_wrong_kernel_is_the_place_and_has_a_kind(wrap):
     assert "the candidate calls Norm (a kernel that torch does not see)" in finding.reason
     assert finding.diagnosis.best.kind == PatternKind.OFF_BY_ONE
     assert "15 instead of 16" in finding.diagnosis.best.sentence
+
+
+def test_of_two_kernels_that_round_the_wrong_one_is_the_place():
+    reference = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8))
+    candidate = copy.deepcopy(reference)
+    for layer, correction in ((candidate[0], 0), (candidate[2], 1)):
+        layer.__class__ = KernelNorm
+        wrong = functools.partial(norm, correction=correction)
+        layer.kernel = in_float32(wrong)
+    finding = check(reference, candidate, torch.randn(6, 8)).failures[0]
+    assert finding.origin.module == "2"
+    assert "7 instead of 8" in finding.diagnosis.best.sentence
 
 
 def test_a_wrong_kernel_of_the_backward_pass_is_the_place():
