@@ -1,333 +1,351 @@
-"""Edits for the published figure: of Python code, and of kernels. Nobody looks at them."""
+"""Edits for measuring: of Python code, and of kernels."""
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.places.calls import edit
+
+# What a call is given, with brackets in two levels.
+_GIVEN = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+
+
+def _around(calls: str, text: str) -> list[tuple[str, str]]:
+    """The first call of one of these, with something around it; its first group is the call."""
+    return [(rf"(?<![\w.])({re.escape(one)}{_GIVEN})", text) for one in calls.split()]
+
+
+def _method(name: str, text: str) -> list[tuple[str, str]]:
+    """The same for the call of a method on a name."""
+    return [(rf"\b(?!torch\b|aten\b)(\w+\.{name}{_GIVEN})", text)]
+
+
+def _operand(place: int, calls: str, text: str) -> list[tuple[str, str]]:
+    """An operand that is a name, changed; its second group is the operand."""
+    before = r"[\w.]+, " * place
+    return [
+        (rf"((?<![\w.]){re.escape(one)}\({before})(\w+)(?=[,)])", rf"\1{text}")
+        for one in calls.split()
+    ]
+
+
+_GELU = "torch.ops.aten.gelu.default torch._C._nn.gelu torch.nn.functional.gelu functional.gelu"
+_SILU = "torch.ops.aten.silu.default torch.nn.functional.silu functional.silu"
+_SIGMOID = "torch.ops.aten.sigmoid.default torch.sigmoid"
+_TANH = "torch.ops.aten.tanh.default torch.tanh"
+_SOFTMAX = (
+    "torch.ops.aten._softmax.default torch.ops.aten._safe_softmax.default "
+    "torch.nn.functional.softmax torch.softmax"
+)
+_NORM = "torch.nn.functional.layer_norm self.norm self.before self.between"
+_LINEAR = "torch._C._nn.linear torch.ops.aten.addmm.default"
+_TABLE = "torch.nn.functional.embedding torch.ops.aten.embedding.default self.table"
+_MATRICES = "torch.ops.aten.mm.default torch.ops.aten.bmm.default torch.matmul torch.bmm"
+_ATTENTION = "torch._C._nn.scaled_dot_product_attention functional.scaled_dot_product_attention"
+_CONVOLUTION = "torch.conv1d torch.conv2d torch.ops.aten.convolution.default"
 
 # Of Python code: a line of a model, or a statement that torch.fx generated.
 EDITS = {
-    "relu becomes sigmoid": edit(
-        (r"\baten\.relu\.default\(", "aten.sigmoid.default("),
-        (r"\b(?:functional|torch)\.relu\(", "torch.sigmoid("),
-        kinds=["other function"], loose=["approximation"],
+    "relu and a half of its input": edit(
+        *((pattern, rf"({new} + 0.5 * \2)") for pattern, new in (
+            (r"(torch\.ops\.aten\.relu\.default)\((\w+)\)", r"\1(\2)"),
+            (r"((?<![\w.])torch\.relu)\((\w+)\)", r"\1(\2)"),
+            (r"((?:torch\.nn\.)?\bfunctional\.relu)\((\w+)(?:, inplace = False)?\)", r"\1(\2)"),
+        )),
+        kinds=["residual", "other function"], loose=["wrong factor", "offset", "wrong argument"],
     ),
-    "gelu halved": edit(
-        (r"^(torch\.ops\.aten\.gelu\.default\(.*\))$", r"0.5 * \1"),
-        (r"^(torch\._C\._nn\.gelu\(.*\))$", r"0.5 * \1"),
-        (r"^(functional\.gelu\(.*\))$", r"0.5 * \1"), kinds=["scale", "wrong factor"],
+    "gelu of one less": edit(
+        *_operand(0, _GELU, r"(\2 - 1)"), kinds=["offset", "wrong argument"],
+        loose=["other function", "axis offset", "residual"],
     ),
-    "silu with a minus": edit(
-        (r"^(torch\.ops\.aten\.silu\.default\(.*\))$", r"-\1"),
-        (r"^(torch\.nn\.functional\.silu\(.*\))$", r"-\1"),
-        kinds=["sign", "scale", "wrong factor"],
+    "silu at most a half": edit(
+        *_around(_SILU, r"\1.clamp(max=0.5)"), kinds=["clipped"], loose=["other function"],
     ),
-    "sigmoid plus a tenth": edit(
-        (r"\baten\.sigmoid\.default\((\w+)\)", r"aten.sigmoid.default(\1).add(0.1)"),
-        (r"\btorch\.sigmoid\((\w+)\)", r"torch.sigmoid(\1).add(0.1)"),
-        kinds=["offset"], loose=["other function", "axis offset", "eps"],
+    "sigmoid in tenths": edit(
+        *_around(_SIGMOID, r"(10 * \1).round().div(10)"), kinds=["precision"],
+        loose=["other function", "approximation"],
     ),
-    "tanh of the magnitude": edit(
-        (r"\baten\.tanh\.default\((\w+)\)", r"aten.tanh.default(abs(\1))"),
-        (r"\btorch\.tanh\((\w+)\)", r"torch.tanh(abs(\1))"),
-        kinds=["sign", "other function"], loose=["wrong argument"],
+    "tanh doubled": edit(*_around(_TANH, r"(2 * \1)"), kinds=["scale", "wrong factor"]),
+    "tanh and its argument": edit(
+        (r"(torch\.ops\.aten\.tanh\.default)\((\w+)\)", r"(\1(\2) + \2)"),
+        (r"(?<![\w.])(torch\.tanh)\((\w+)\)", r"(\1(\2) + \2)"),
+        kinds=["residual", "other function"], loose=["offset"],
     ),
-    "softmax plus a hundredth": edit(
-        (r"\baten\._softmax\.default\(([^()]*)\)", r"aten._softmax.default(\1).add(0.01)"),
-        (r"\bfunctional\.softmax\(([^()]*)\)", r"functional.softmax(\1).add(0.01)"),
-        (r"\btorch\.softmax\(([^()]*)\)", r"torch.softmax(\1).add(0.01)"),
-        kinds=["offset", "eps"], loose=["other function", "axis offset"],
+    "softmax three times": edit(*_around(_SOFTMAX, r"(3 * \1)"), kinds=["scale", "wrong factor"]),
+    "softmax of scores in bfloat16": edit(
+        *_operand(0, _SOFTMAX, r"\2.bfloat16().to(\2.dtype)"), kinds=["precision"],
+        loose=["approximation", "wrong argument"],
     ),
-    "softmax of limited scores": edit(
-        (r"\baten\._softmax\.default\((\w+), ", r"aten._softmax.default(\1.clamp(-0.1, 0.1), "),
-        (r"\bfunctional\.softmax\((\w+), ", r"functional.softmax(\1.clamp(-0.1, 0.1), "),
-        (r"\btorch\.softmax\((\w+), ", r"torch.softmax(\1.clamp(-0.1, 0.1), "),
-        kinds=["clipped"], loose=["other function", "wrong argument", "mask"],
+    "softmax with a minus": edit(
+        *_around(_SOFTMAX, r"(-\1)"), kinds=["sign", "scale", "wrong factor"],
     ),
-    "norm plus one": edit(
-        (r"^(torch\.nn\.functional\.layer_norm\(.*\))$", r"1 + \1"),
-        (r"^(self\.(?:norm|before|between|last)\([^()]*\))$", r"1 + \1"),
-        kinds=["offset", "axis offset"], loose=["other function"],
+    "norm at three quarters": edit(
+        *_around(_NORM, r"(0.75 * \1)"), kinds=["scale", "wrong factor"], loose=["axis scale"],
     ),
-    "norm at most one": edit(
-        (r"^(torch\.nn\.functional\.layer_norm\(.*\))$", r"\1.clamp(max=1.0)"),
-        (r"^(self\.(?:norm|before|between)\([^()]*\))$", r"\1.clamp(max=1.0)"),
-        kinds=["clipped"], loose=["other function"],
-    ),
-    "norm of the features from the end": edit(
-        (r"\bfunctional\.layer_norm\((\w+), ", r"functional.layer_norm(\1.flip(-1), "),
-        (r"\baten\.native_layer_norm\.default\((\w+), ",
-         r"aten.native_layer_norm.default(\1.flip(-1), "),
-        (r"\bself\.(norm|before)\((\w+)\)", r"self.\1(\2.flip(-1))"),
-        kinds=["permutation", "wrong index"], loose=["shift", "wrong argument"],
-    ),
-    "weight of the layer three halves": edit(
-        (r"\b_nn\.linear\((\w+), (\w+)", r"_nn.linear(\1, 1.5 * \2"),
-        (r"\baten\.addmm\.default\((\w+), (\w+), (\w+)", r"aten.addmm.default(\1, \2, 1.5 * \3"),
-        kinds=["wrong factor", "scale"], loose=["wrong argument"],
-    ),
-    "input of the layer plus a tenth": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(\1 + 0.1, "),
-        (r"\baten\.addmm\.default\((\w+), (\w+), ", r"aten.addmm.default(\1, \2 + 0.1, "),
-        kinds=["offset"], loose=["axis offset", "wrong argument", "residual"],
-    ),
-    "input of the layer without negative values": edit(
-        (r"\b_nn\.linear\((\w+), ", r"_nn.linear(\1.relu(), "),
-        (r"\baten\.mm\.default\((\w+), ", r"aten.mm.default(\1.relu(), "),
-        kinds=["clipped", "other function", "zeros"], loose=["mask", "wrong argument", "sign",
-                                                           "partial sum"],
-    ),
-    "query of the attention rounded": edit(
-        (r"(scaled_dot_product_attention\()(\w+)", r"\1\2.bfloat16().to(\2.dtype)"),
-        (r"(_flash_attention_for_cpu\.default\()(\w+)", r"\1\2.bfloat16().to(\2.dtype)"),
-        kinds=["precision"], loose=["approximation"],
-    ),
-    "keys of the attention one position late": edit(
-        (r"(scaled_dot_product_attention\(\w+, )(\w+)", r"\1\2.roll(1, -2)"),
-        (r"(_flash_attention_for_cpu\.default\(\w+, )(\w+)", r"\1\2.roll(1, -2)"),
-        kinds=["shift", "wrong index", "permutation"], loose=["wrong argument", "copy"],
-    ),
-    "rows of the table doubled": edit(
-        (r"^(torch\.nn\.functional\.embedding\(.*\))$", r"2 * \1"),
-        (r"^(torch\.ops\.aten\.embedding\.default\(.*\))$", r"2 * \1"),
-        (r"^(self\.table\(\w+\))$", r"2 * \1"), kinds=["scale", "wrong factor"],
-    ),
-    "every word is the first": edit(
-        (r"\bfunctional\.embedding\((\w+), ", r"functional.embedding(\1 * 0, "),
-        (r"\baten\.embedding\.default\((\w+), (\w+)", r"aten.embedding.default(\1, \2 * 0"),
-        (r"\bself\.table\((\w+)\)", r"self.table(\1 * 0)"),
-        kinds=["wrong index", "copy", "constant", "missing operand"],
-        loose=["wrong argument", "stale", "zeros"],
-    ),
-    "mean with a minus": edit(
-        (r"\baten\.mean\.dim\(([^()]*)\)", r"aten.mean.dim(\1).neg()"),
-        (r"(\.mean\(-1, keepdim ?= ?True\))", r"\1.neg()"),
-        (r"(\.mean\(\(2, 3\)\))", r"\1.neg()"), kinds=["sign", "scale", "wrong factor"],
-    ),
-    "total plus one": edit(
-        (r"\baten\.sum\.dim_IntList\(([^()]*)\)", r"aten.sum.dim_IntList(\1).add(1.0)"),
-        (r"(\.sum\(-1, keepdim ?= ?True\))", r"\1.add(1.0)"), kinds=["offset"],
-        loose=["axis offset", "eps", "off by one reduction"],
-    ),
-    "largest halved": edit(
-        (r"\baten\.amax\.default\(([^()]*)\)", r"aten.amax.default(\1).mul(0.5)"),
-        (r"(\.amax\(-1, keepdim ?= ?True\))", r"\1.mul(0.5)"), kinds=["scale", "wrong factor"],
-        loose=["axis scale"],
-    ),
-    "sum becomes the smaller": edit(
-        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.minimum.default(\1, \2)"),
-        (r"^(\w+) \+ ([a-z]\w*)$", r"torch.minimum(\1, \2)"), kinds=["other function"],
-        loose=["missing operand", "clipped"],
-    ),
-    "second summand in whole numbers": edit(
-        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.add.Tensor(\1, \2.round())"),
-        (r"^(\w+) \+ ([a-z]\w*)$", r"\1 + \2.round()"), kinds=["precision", "other function"],
+    "norm in whole numbers": edit(
+        *_around(_NORM, r"\1.round()"), kinds=["precision", "other function"],
         loose=["approximation"],
     ),
-    "product becomes a difference": edit(
-        (r"\baten\.mul\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.sub.Tensor(\1, \2)"),
-        (r"^(\w+) \* ([a-z]\w*)$", r"\1 - \2"), kinds=["other function"],
+    "norm of the magnitudes": edit(
+        *_operand(0, _NORM, r"\2.abs()"), kinds=["sign", "other function"],
+        loose=["wrong argument", "wrong statistics"],
     ),
-    "product plus a tenth": edit(
-        (r"^torch\.ops\.aten\.mul\.Tensor\((\w+), ([a-z]\w*)\)$", r"\1 * \2 + 0.1"),
-        (r"^(\w+) \* ([a-z]\w*)$", r"\1 * \2 + 0.1"),
-        (r"^(\w+) \* (torch\.sigmoid\(\w+\))$", r"\1 * \2 + 0.1"),
-        kinds=["offset"], loose=["axis offset", "other function", "eps"],
+    "layer one column late": edit(
+        *_around(_LINEAR, r"\1.roll(1, -1)"), kinds=["shift", "wrong index", "permutation"],
+        loose=["copy"],
     ),
-    "difference three times": edit(
-        (r"^torch\.ops\.aten\.sub\.Tensor\((\w+), ([a-z]\w*)\)$", r"3 * (\1 - \2)"),
-        (r"^(\w+) - ([a-z]\w*)$", r"3 * (\1 - \2)"),
+    "layer less a tenth": edit(
+        *_around(_LINEAR, r"(\1 - 0.1)"), kinds=["offset"],
+        loose=["axis offset", "residual", "missing bias", "repeated bias"],
+    ),
+    "input of the layer in halves": edit(
+        *_operand(0, "torch._C._nn.linear torch.ops.aten.mm.default", r"(2 * \2).round().div(2)"),
+        *_operand(1, "torch.ops.aten.addmm.default", r"(2 * \2).round().div(2)"),
+        kinds=["precision"], loose=["approximation", "other function", "wrong argument"],
+    ),
+    "weight of the layer with a minus": edit(
+        *_operand(1, "torch._C._nn.linear", r"(-\2)"),
+        *_operand(2, "torch.ops.aten.addmm.default", r"(-\2)"),
+        kinds=["sign", "wrong factor", "scale"], loose=["wrong argument", "swapped operands"],
+    ),
+    "values of the attention with a minus": edit(
+        *_operand(2, _ATTENTION, r"(-\2)"),
+        *_operand(2, "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+                  r"(-\2)"),
+        kinds=["sign", "wrong factor", "scale"], loose=["wrong argument"],
+    ),
+    "keys of the attention doubled": edit(
+        *_operand(1, _ATTENTION, r"(2 * \2)"),
+        *_operand(1, "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default",
+                  r"(2 * \2)"),
+        kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"],
+    ),
+    "attention plus a tenth": edit(
+        *_around(_ATTENTION, r"(\1 + 0.1)"), kinds=["offset"],
+        loose=["axis offset", "residual"],
+    ),
+    "rows of the table with a minus": edit(
+        *_around(_TABLE, r"(-\1)"), kinds=["sign", "scale", "wrong factor"],
+    ),
+    "rows of the table plus a tenth": edit(
+        *_around(_TABLE, r"(\1 + 0.1)"), kinds=["offset"], loose=["axis offset", "residual"],
+    ),
+    "mean three times": edit(
+        *_around("torch.ops.aten.mean.dim", r"(3 * \1)"), *_method("mean", r"(3 * \1)"),
+        kinds=["scale", "wrong factor"], loose=["wrong reduction"],
+    ),
+    "total at most one": edit(
+        *_around("torch.ops.aten.sum.dim_IntList", r"\1.clamp(max=1.0)"),
+        *_method("sum", r"\1.clamp(max=1.0)"),
+        kinds=["clipped"], loose=["other function"],
+    ),
+    "largest as the next whole number": edit(
+        *_around("torch.ops.aten.amax.default", r"\1.ceil()"), *_method("amax", r"\1.ceil()"),
+        kinds=["precision", "other function"], loose=["approximation", "offset"],
+    ),
+    "sum of two three times": edit(
+        (r"^(torch\.ops\.aten\.add\.Tensor\(\w+, [a-z]\w*\))$", r"3 * \1"),
+        (r"^([a-z]\w* \+ [a-z]\w*)$", r"3 * (\1)"), kinds=["scale", "wrong factor"],
+        loose=["doubled reduction"],
+    ),
+    "second summand squared": edit(
+        (r"\baten\.add\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.add.Tensor(\1, \2 * \2)"),
+        (r"^([a-z]\w*) \+ ([a-z]\w*)$", r"\1 + \2 * \2"),
+        kinds=["other function"], loose=["wrong factor"],
+    ),
+    "first factor in whole numbers": edit(
+        (r"\baten\.mul\.Tensor\((\w+), ([a-z]\w*)\)", r"aten.mul.Tensor(\1.round(), \2)"),
+        (r"^([a-z]\w*) \* ([a-z]\w*)$", r"\1.round() * \2"),
+        kinds=["precision", "other function"], loose=["approximation"],
+    ),
+    "product of two with a floor": edit(
+        (r"^(torch\.ops\.aten\.mul\.Tensor\(\w+, [a-z]\w*\))$", r"\1.clamp(min=-0.1)"),
+        (r"^([a-z]\w* \* [a-z]\w*)$", r"(\1).clamp(min=-0.1)"),
+        kinds=["clipped"], loose=["other function"],
+    ),
+    "difference plus a tenth": edit(
+        (r"^(torch\.ops\.aten\.sub\.Tensor\(\w+, [a-z]\w*\))$", r"\1 + 0.1"),
+        (r"^([a-z]\w* - [a-z]\w*)$", r"\1 + 0.1"),
+        kinds=["offset"], loose=["axis offset", "eps", "residual"],
+    ),
+    "quotient doubled": edit(
+        *_around("torch.ops.aten.div.Tensor", r"(2 * \1)"),
+        (r"^([a-z]\w* / [a-z]\w*)$", r"2 * \1"), kinds=["scale", "wrong factor"],
+    ),
+    "square plus a tenth": edit(
+        (r"^(torch\.ops\.aten\.pow\.Tensor_Scalar\(\w+, 2\))$", r"\1 + 0.1"),
+        (r"\b(\w+\.pow\(2\))", r"(\1 + 0.1)"), kinds=["offset"],
+        loose=["eps", "axis offset", "other function"],
+    ),
+    "reciprocal root at most one": edit(
+        *_around("torch.ops.aten.rsqrt.default torch.rsqrt", r"\1.clamp(max=1.0)"),
+        kinds=["clipped"], loose=["other function", "eps", "axis scale"],
+    ),
+    "exponential doubled": edit(
+        *_around("torch.ops.aten.exp.default torch.exp", r"(2 * \1)"),
+        kinds=["scale", "wrong factor"], loose=["offset", "other function"],
+    ),
+    "cosine at three quarters": edit(
+        *_around("torch.ops.aten.cos.default", r"(0.75 * \1)"), *_method("cos", r"(0.75 * \1)"),
         kinds=["scale", "wrong factor"],
     ),
-    "quotient plus one": edit(
-        (r"\baten\.div\.Tensor\((\w+), ([\w.]+)\)", r"aten.add.Tensor(\1 / \2, 1)"),
-        (r"^(\w+) / ([\w.]+)$", r"\1 / \2 + 1"), (r"\((\w+) / (\w+)\)", r"(\1 / \2 + 1)"),
-        kinds=["offset"], loose=["residual", "other function", "axis offset"],
+    "sine plus a fifth": edit(
+        *_around("torch.ops.aten.sin.default", r"(\1 + 0.2)"), *_method("sin", r"(\1 + 0.2)"),
+        kinds=["offset"], loose=["other function", "axis offset"],
     ),
-    "square with a minus": edit(
-        (r"^(torch\.ops\.aten\.pow\.Tensor_Scalar\(\w+, 2\))$", r"-\1"),
-        (r"^(\w+\.pow\(2\))$", r"-\1"), (r"\b(\w+)\.pow\(2\)", r"\1.pow(2).neg()"),
-        kinds=["sign", "scale", "wrong factor"],
+    "joined parts from the last column": edit(
+        *_around("torch.ops.aten.cat.default torch.cat", r"\1.flip(-1)"),
+        kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"],
     ),
-    "reciprocal root plus one": edit(
-        (r"\baten\.rsqrt\.default\((\w+)\)", r"aten.rsqrt.default(\1).add(1.0)"),
-        (r"\btorch\.rsqrt\(([^()]*)\)", r"torch.rsqrt(\1).add(1.0)"),
-        kinds=["offset"], loose=["axis offset", "axis scale", "scale", "other function"],
+    "transposed values doubled": edit(
+        *_around("torch.ops.aten.transpose.int", r"(2 * \1)"), *_method("transpose", r"(2 * \1)"),
+        kinds=["scale", "wrong factor"],
     ),
-    "exponential becomes a sigmoid": edit(
-        (r"\baten\.exp\.default\(", "aten.sigmoid.default("),
-        (r"\btorch\.exp\(", "torch.sigmoid("), kinds=["other function"], loose=["approximation"],
+    "image plus a half": edit(
+        *_operand(0, _CONVOLUTION, r"(\2 + 0.5)"), kinds=["offset", "wrong argument"],
+        loose=["axis offset", "residual", "other function"],
     ),
-    "cosine with a minus": edit(
-        (r"\baten\.cos\.default\((\w+)\)", r"aten.cos.default(\1).neg()"),
-        (r"\b(\w+)\.cos\(\)", r"\1.cos().neg()"), kinds=["sign", "scale", "wrong factor"],
+    "filters three times": edit(
+        *_operand(1, _CONVOLUTION, r"(3 * \2)"), kinds=["wrong factor", "scale"],
+        loose=["wrong argument"],
     ),
-    "sine halved": edit(
-        (r"\baten\.sin\.default\((\w+)\)", r"aten.sin.default(\1).mul(0.5)"),
-        (r"\b(\w+)\.sin\(\)", r"\1.sin().mul(0.5)"), kinds=["scale", "wrong factor"],
+    "matrix product at most one": edit(
+        *_around(_MATRICES, r"\1.clamp(max=1.0)"), (r"^(\w+ @ \w+)$", r"(\1).clamp(max=1.0)"),
+        kinds=["clipped"], loose=["other function"],
     ),
-    "joined parts one column late": edit(
-        (r"^(torch\.cat\(.*\))$", r"\1.roll(1, -1)"),
-        (r"^(torch\.ops\.aten\.cat\.default\(.*\))$", r"\1.roll(1, -1)"),
-        kinds=["shift", "wrong index", "permutation"],
-    ),
-    "view from the end": edit(
-        (r"^(\w+\.view\(.*\))$", r"\1.flip(-1)"), (r"^(\w+\.reshape\(.*\))$", r"\1.flip(-1)"),
-        kinds=["permutation", "wrong index"], loose=["shift"],
-    ),
-    "first branch doubled": edit(
-        (r"\baten\.where\.self\((\w+), (\w+), (\w+)\)", r"aten.where.self(\1, 2 * \2, \3)"),
-        (r"^torch\.where\((\w+), (\w+), ", r"torch.where(\1, 2 * \2, "),
-        kinds=["wrong factor", "scale"], loose=["mask", "wrong argument"],
-    ),
-    "image doubled": edit(
-        (r"\bconv(1|2)d\((\w+), ", r"conv\1d(2 * \2, "),
-        (r"\baten\.convolution\.default\((\w+), ", r"aten.convolution.default(2 * \1, "),
-        kinds=["wrong factor", "scale"], loose=["wrong argument"],
-    ),
-    "filters limited": edit(
-        (r"\bconv(1|2)d\((\w+), (\w+), ", r"conv\1d(\2, \3.clamp(-0.1, 0.1), "),
-        (r"\baten\.convolution\.default\((\w+), (\w+), ",
-         r"aten.convolution.default(\1, \2.clamp(-0.1, 0.1), "),
-        kinds=["clipped"], loose=["wrong argument", "other function"],
-    ),
-    "matrix product plus one": edit(
-        (r"^(torch\.ops\.aten\.b?mm\.default\(\w+, \w+\))$", r"\1 + 1"),
-        (r"^(torch\.(?:matmul|bmm)\(\w+, \w+\))$", r"\1 + 1"), (r"^(\w+ @ \w+)$", r"\1 + 1"),
-        kinds=["offset"], loose=["axis offset", "residual"],
-    ),
-    "part of the values doubled": edit(
-        (r"^(torch\.ops\.aten\.slice\.Tensor\(.*\))$", r"2 * \1"),
-        (r"^(\w+\[\(.*slice\(.*\])$", r"2 * \1"), kinds=["scale", "wrong factor"],
-    ),
-    "gradient behind the activation doubled": edit(
-        (r"(\baten\.(?:gelu|silu|tanh|sigmoid|threshold)_backward\.default\([^()]*\))",
-         r"\1.mul(2)"),
-        kinds=["scale", "wrong factor"], loose=["doubled reduction"],
+    "gradient behind the activation at most a tenth": edit(
+        *_around(
+            "torch.ops.aten.gelu_backward.default torch.ops.aten.silu_backward.default "
+            "torch.ops.aten.tanh_backward.default torch.ops.aten.sigmoid_backward.default "
+            "torch.ops.aten.threshold_backward.default",
+            r"\1.clamp(-0.1, 0.1)",
+        ),
+        kinds=["clipped"], loose=["other function"],
     ),
 }  # fmt: skip
 # Of a kernel of Inductor, in C++ and in Triton.
 KERNEL_EDITS = {
-    "error function plus a tenth": edit(
-        (r"(tmp\d+)\.erf\(\)", r"(\1.erf() + decltype(\1)(0.1))"),
-        (r"std::erf\((tmp\d+)\)", r"(0.1f + std::erf(\1))"),
-        (r"libdevice\.erf\((tmp\d+)\)", r"(0.1 + libdevice.erf(\1))"), operators="erf gelu",
-        kinds=["offset", "other function"], loose=["approximation", "wrong factor"],
+    "error function halved": edit(
+        (r"(tmp\d+)\.erf\(\)", r"(\1.erf() * decltype(\1)(0.5))"),
+        (r"std::erf\((tmp\d+)\)", r"(0.5f * std::erf(\1))"),
+        (r"libdevice\.erf\((tmp\d+)\)", r"(0.5 * libdevice.erf(\1))"), operators="erf gelu",
+        kinds=["wrong factor", "scale", "other function"], loose=["approximation"],
     ),
-    "exponential of one more": edit(
-        (r"(tmp\d+)\.(fexp_u20|exp_u20|exp)\(\)", r"(\1 + decltype(\1)(1)).\2()"),
-        (r"std::exp\((tmp\d+)\)", r"std::exp(1 + \1)"),
-        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"\1.exp(1 + \2)"), operators="exp",
-        kinds=["offset", "scale", "wrong factor", "other function"], loose=["wrong argument"],
+    "exponential at most seven tenths": edit(
+        (r"(tmp\d+)\.(fexp_u20|exp_u20|exp)\(\)", r"at::vec::minimum(\1.\2(), decltype(\1)(0.7))"),
+        (r"std::exp\((tmp\d+)\)", r"std::min(std::exp(\1), decltype(\1)(0.7))"),
+        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"tl.minimum(\1.exp(\2), 0.7)"),
+        operators="exp", kinds=["clipped"], loose=["other function"],
     ),
-    "tanh with a minus": edit(
-        (r"(tmp\d+)\.tanh\(\)", r"\1.tanh().neg()"),
-        (r"std::tanh\((tmp\d+)\)", r"(-std::tanh(\1))"),
-        (r"libdevice\.tanh\((tmp\d+)\)", r"(-libdevice.tanh(\1))"), operators="tanh",
-        kinds=["sign", "scale", "wrong factor"],
-    ),
-    "logarithm plus one": edit(
-        (r"(tmp\d+)\.log\(\)", r"(\1.log() + decltype(\1)(1))"),
-        (r"std::log\((tmp\d+)\)", r"(1 + std::log(\1))"),
-        (r"tl_math\.log\((tmp\d+)\)", r"(1 + tl_math.log(\1))"), operators="log",
-        kinds=["offset"], loose=["wrong factor", "other function", "axis offset"],
-    ),
-    "reciprocal root plus a tenth": edit(
-        (r"(tmp\d+)\.rsqrt\(\)", r"(\1.rsqrt() + decltype(\1)(0.1))"),
-        (r"1 / std::sqrt\((tmp\d+)\)", r"(0.1f + 1 / std::sqrt(\1))"),
-        (r"libdevice\.rsqrt\((tmp\d+)\)", r"(0.1 + libdevice.rsqrt(\1))"), operators="rsqrt",
-        kinds=["offset"], loose=["axis offset", "eps", "other function", "axis scale", "scale"],
-    ),
-    "cosine plus a tenth": edit(
-        (r"(tmp\d+)\.cos\(\)", r"(\1.cos() + decltype(\1)(0.1))"),
-        (r"std::cos\((tmp\d+)\)", r"(0.1f + std::cos(\1))"),
-        (r"tl_math\.cos\((tmp\d+)\)", r"(0.1 + tl_math.cos(\1))"), operators="cos",
+    "tanh plus a tenth": edit(
+        (r"(tmp\d+)\.tanh\(\)", r"(\1.tanh() + decltype(\1)(0.1))"),
+        (r"std::tanh\((tmp\d+)\)", r"(0.1f + std::tanh(\1))"),
+        (r"libdevice\.tanh\((tmp\d+)\)", r"(0.1 + libdevice.tanh(\1))"), operators="tanh",
         kinds=["offset"], loose=["other function", "axis offset"],
     ),
-    "sine doubled": edit(
-        (r"(tmp\d+)\.sin\(\)", r"(\1.sin() * decltype(\1)(2))"),
-        (r"std::sin\((tmp\d+)\)", r"(2 * std::sin(\1))"),
-        (r"tl_math\.sin\((tmp\d+)\)", r"(2 * tl_math.sin(\1))"), operators="sin",
-        kinds=["scale", "wrong factor"],
-    ),
-    "magnitude plus one": edit(
-        (r"(tmp\d+)\.abs\(\)", r"(\1.abs() + decltype(\1)(1))"),
-        (r"std::abs\((tmp\d+)\)", r"(1 + std::abs(\1))"),
-        (r"tl_math\.abs\((tmp\d+)\)", r"(1 + tl_math.abs(\1))"), operators="abs",
-        kinds=["offset"], loose=["other function", "axis offset", "eps"],
-    ),
-    "root plus one": edit(
-        (r"(tmp\d+)\.sqrt\(\)", r"(\1.sqrt() + decltype(\1)(1))"),
-        (r"(?<!1 / )std::sqrt\((tmp\d+)\)", r"(1 + std::sqrt(\1))"),
-        (r"(libdevice\.sqrt|tl\.sqrt_rn|tl_math\.sqrt)\((tmp\d+)\)", r"(1 + \1(\2))"),
-        operators="sqrt std", kinds=["offset"],
-        loose=["axis offset", "eps", "other function"],
-    ),
-    "gate of two": edit(
-        (r"decltype\((tmp\d+)\)\(1\)( ?/ ?)\(decltype", r"decltype(\1)(2)\2(decltype"),
-        (r"tl\.sigmoid\((tmp\d+)\)", r"(2 * tl.sigmoid(\1))"), operators="sigmoid silu",
+    "logarithm at a half": edit(
+        (r"(tmp\d+)\.log\(\)", r"(\1.log() * decltype(\1)(0.5))"),
+        (r"std::log\((tmp\d+)\)", r"(0.5f * std::log(\1))"),
+        (r"tl_math\.log\((tmp\d+)\)", r"(0.5 * tl_math.log(\1))"), operators="log",
         kinds=["scale", "wrong factor"], loose=["other function"],
     ),
-    "magnitudes of the terms of a sum": edit(
-        (r"(tmp_acc\d+_vec) = \1 \+ (tmp\d+);", r"\1 = \1 + \2.abs();"),
-        (r"(tmp_acc\d+) = \1 \+ (tmp\d+);", r"\1 = \1 + std::abs(\2);"),
-        (r"tl\.sum\((_?tmp\d+), 1\)", r"tl.sum(tl.abs(\1), 1)"), operators="sum mean",
-        kinds=["sign", "other function", "wrong reduction"], loose=["wrong statistics"],
+    "reciprocal root with a minus": edit(
+        (r"(tmp\d+)\.rsqrt\(\)", r"\1.rsqrt().neg()"),
+        (r"1 / std::sqrt\((tmp\d+)\)", r"(-1 / std::sqrt(\1))"),
+        (r"libdevice\.rsqrt\((tmp\d+)\)", r"(-libdevice.rsqrt(\1))"), operators="rsqrt",
+        kinds=["sign", "scale", "wrong factor"],
+    ),
+    "cosine of twice the angle": edit(
+        (r"(tmp\d+)\.cos\(\)", r"(\1 + \1).cos()"),
+        (r"std::cos\((tmp\d+)\)", r"std::cos(\1 + \1)"),
+        (r"tl_math\.cos\((tmp\d+)\)", r"tl_math.cos(\1 + \1)"), operators="cos",
+        kinds=["wrong factor", "scale", "wrong argument"], loose=["other function"],
+    ),
+    "sine plus a tenth": edit(
+        (r"(tmp\d+)\.sin\(\)", r"(\1.sin() + decltype(\1)(0.1))"),
+        (r"std::sin\((tmp\d+)\)", r"(0.1f + std::sin(\1))"),
+        (r"tl_math\.sin\((tmp\d+)\)", r"(0.1 + tl_math.sin(\1))"), operators="sin",
+        kinds=["offset"], loose=["other function", "axis offset"],
+    ),
+    "magnitude three times": edit(
+        (r"(tmp\d+)\.abs\(\)", r"(\1.abs() * decltype(\1)(3))"),
+        (r"std::abs\((tmp\d+)\)", r"(3 * std::abs(\1))"),
+        (r"tl_math\.abs\((tmp\d+)\)", r"(3 * tl_math.abs(\1))"), operators="abs",
+        kinds=["scale", "wrong factor"],
+    ),
+    "root with a minus": edit(
+        (r"(tmp\d+)\.sqrt\(\)", r"\1.sqrt().neg()"),
+        (r"(?<!1 / )std::sqrt\((tmp\d+)\)", r"(-std::sqrt(\1))"),
+        (r"(libdevice\.sqrt|tl\.sqrt_rn|tl_math\.sqrt)\((tmp\d+)\)", r"(-\1(\2))"),
+        operators="sqrt std", kinds=["sign", "scale", "wrong factor"],
+    ),
+    "gate with a minus": edit(
+        (r"decltype\((tmp\d+)\)\(1\)( ?/ ?)\(decltype", r"decltype(\1)(-1)\2(decltype"),
+        (r"tl\.sigmoid\((tmp\d+)\)", r"(-tl.sigmoid(\1))"), operators="sigmoid silu",
+        kinds=["sign", "scale", "wrong factor"],
+    ),
+    "squares of the terms of a sum": edit(
+        (r"(tmp_acc\d+_vec) = \1 \+ (tmp\d+);", r"\1 = \1 + \2 * \2;"),
+        (r"(tmp_acc\d+) = \1 \+ (tmp\d+);", r"\1 = \1 + \2 * \2;"),
+        (r"tl\.sum\((_?tmp\d+), 1\)", r"tl.sum(\1 * \1, 1)"), operators="sum mean",
+        kinds=["other function", "wrong reduction"], loose=["wrong statistics", "wrong factor"],
     ),
 }  # fmt: skip
 # Of the kernels in `triton_kernels.py`.
 TRITON_EDITS = {
-    "weight of the norm squared": edit(
-        (r"normal \* weight \+ bias", "normal * weight * weight + bias"),
-        kinds=["wrong factor", "other function", "axis scale"], loose=["scale"],
+    "weight of the norm halved": edit(
+        (r"normal \* weight \+ bias", "normal * weight * 0.5 + bias"),
+        kinds=["wrong factor", "scale"], loose=["axis scale"], operators="layer_norm",
+    ),
+    "normal values at most one": edit(
+        (r"normal \* weight \+ bias", "tl.minimum(normal, 1.0) * weight + bias"),
+        kinds=["clipped"], loose=["other function"], operators="layer_norm",
+    ),
+    "eps of one in the kernel": edit(
+        (r"variance \+ eps", "variance + 1.0"), kinds=["eps", "wrong argument"],
+        loose=["axis scale", "wrong statistics", "offset", "scale", "wrong factor"],
         operators="layer_norm",
     ),
-    "mean added in the kernel": edit(
-        (r"tl\.where\(inside, value - mean, 0\.0\)", "tl.where(inside, value + mean, 0.0)"),
-        kinds=["sign", "wrong statistics", "other function"], loose=["wrong factor", "axis offset"],
+    "rows of the kernel from the last": edit(
+        (r"tl\.load\(x \+ row \* n \+ at", "tl.load(x + (tl.num_programs(0) - 1 - row) * n + at"),
+        kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"],
         operators="layer_norm",
     ),
-    "rows of the norm in pairs": edit(
-        (r"tl\.load\(x \+ row \* n \+ at", "tl.load(x + (row // 2 * 2) * n + at"),
-        kinds=["copy", "stale", "wrong index"], loose=["permutation"], operators="layer_norm",
-    ),
-    "normal values negated in the second half": edit(
-        (r"result = normal \* weight \+ bias",
-         "result = tl.where(at < n // 2, normal, -normal) * weight + bias"),
-        kinds=["sign", "wrong factor", "mask", "axis scale"], loose=["scale", "other function"],
-        operators="layer_norm",
-    ),
-    "bias of the kernel subtracted": edit(
-        (r"total \+= tl\.load\(b ", "total -= tl.load(b "),
-        kinds=["sign", "wrong factor"], loose=["axis offset", "offset", "scale"],
+    "left row of the program before": edit(
+        (r"x \+ rows\[:, None\] \* k", "x + ((rows[:, None] + m - 1) % m) * k"),
+        kinds=["shift", "wrong index", "permutation"], loose=["copy", "stale"],
         operators="linear",
     ),
-    "right tile in bfloat16": edit(
-        (r"tl\.dot\(left, right", "tl.dot(left, right.to(tl.bfloat16).to(tl.float32)"),
-        kinds=["precision"], loose=["approximation"], operators="linear",
-    ),
-    "weight of the next column": edit(
-        (r"w \+ columns\[None, :\] \* k", "w + ((columns[None, :] + 1) % n) * k"),
-        kinds=["shift", "wrong index", "permutation"], operators="linear",
-    ),
-    "odd rows not stored": edit(
+    "first row not stored": edit(
         (r"wanted = \(rows\[:, None\] < m\)",
-         "wanted = (rows[:, None] % 2 == 0) & (rows[:, None] < m)"),
-        kinds=["zeros", "mask", "uninitialised"], loose=["constant", "missing operand"],
+         "wanted = (rows[:, None] > 0) & (rows[:, None] < m)"),
+        kinds=["zeros", "mask", "uninitialised"],
+        loose=["constant", "missing operand", "axis scale", "wrong factor"], operators="linear",
+    ),
+    "total by a tanh": edit(
+        (r"total, mask=wanted", "libdevice.tanh(total), mask=wanted"),
+        kinds=["other function"], loose=["clipped", "approximation"], operators="linear",
+    ),
+    "bias of the kernel twice": edit(
+        (r"total \+= tl\.load\(b ", "total += 2.0 * tl.load(b "),
+        kinds=["wrong factor", "scale", "repeated bias", "residual"],
+        loose=["axis offset", "offset", "doubled reduction"], operators="linear",
+    ),
+    "first tile of the common axis left out": edit(
+        (r"range\(0, k, K\)", "range(K, k, K)"),
+        kinds=["partial sum", "mask", "wrong index"],
+        loose=["zeros", "missing operand", "off by one reduction", "lost accumulation",
+               "wrong reduction"],
         operators="linear",
     ),
-    "total at most a half": edit(
-        (r"total, mask=wanted", "tl.minimum(total, 0.5), mask=wanted"),
-        kinds=["clipped"], loose=["other function"], operators="linear",
-    ),
-    "gelu plus one": edit(
+    "gelu stored in bfloat16": edit(
         (r"tl\.store\(y \+ at, result, mask=at < n\)",
-         "tl.store(y + at, result + 1.0, mask=at < n)"),
-        kinds=["offset"], loose=["other function"], operators="gelu",
+         "tl.store(y + at, result.to(tl.bfloat16).to(tl.float32), mask=at < n)"),
+        kinds=["precision"], loose=["approximation"], operators="gelu",
     ),
-    "every second element of gelu stored": edit(
-        (r"tl\.store\(y \+ at, result, mask=at < n\)",
-         "tl.store(y + at, result, mask=(at < n) & (at % 2 == 0))"),
-        kinds=["zeros", "mask", "uninitialised"], loose=["constant", "missing operand"],
-        operators="gelu",
+    "magnitudes before gelu": edit(
+        (r"result = value \* 0\.5",
+         "value = tl.abs(value)\n    result = value * 0.5"),
+        kinds=["sign", "other function"], loose=["wrong argument"], operators="gelu",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Faults for the published figure: losses. Nobody looks at them."""
+"""Faults for measuring: losses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch.nn import functional
 
 FAULTS = Catalogue()
 _CLASSES = "cross_entropy nll_loss"
+_DISTANCES = "mse_loss smooth_l1_loss huber_loss l1_loss"
+_CHANCES = "binary_cross_entropy_with_logits binary_cross_entropy"
 
 
 def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -18,6 +20,11 @@ def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     scores, labels = call.tensor(0, "input"), call.get(1, "target")
     fits(not labels.is_floating_point() and scores.dim() == 2)
     return scores, labels, labels != call.kwargs.get("ignore_index", -100)
+
+
+def _plain(call: Call) -> None:
+    """Go on only without weights and smoothing."""
+    fits(call.get(2, "weight") is None and not call.kwargs.get("label_smoothing"))
 
 
 def _again(call: Call, **changed: Any) -> Any:
@@ -30,219 +37,271 @@ def _again(call: Call, **changed: Any) -> Any:
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["other function"],
-    loose=["wrong argument", "approximation", "clipped", "wrong factor"],
+    kinds=["wrong factor", "scale"],
+    loose=["wrong argument", "other function"],
 )
-def chances_taken_for_scores(call: Call) -> Any:
-    """The softmax is applied before the loss, which applies it again."""
-    return call.put(0, _labels(call)[0].softmax(-1), "input").run()
-
-
-@FAULTS.fault(
-    _CLASSES, kinds=["wrong index", "constant", "missing operand"], loose=["copy", "wrong argument"]
-)
-def every_label_is_the_first_class(call: Call) -> Any:
-    """The labels are not loaded: zero, where they count."""
-    _, labels, seen = _labels(call)
-    first = int(labels[seen].min())
-    return call.put(1, torch.where(seen, torch.full_like(labels, first), labels), "target").run()
+def temperature_of_a_third_in_the_loss(call: Call) -> Any:
+    """The scores are three times too large."""
+    return call.put(0, 3 * _labels(call)[0], "input").run()
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong reduction", "mask", "off by one reduction", "other function"],
-    loose=["wrong argument", "offset", "wrong statistics"],
+    kinds=["clipped"],
+    loose=["wrong argument", "other function", "precision", "mask"],
 )
-def padded_classes_take_part(call: Call) -> Any:
-    """The classes are padded with scores of zero to a multiple of 16."""
-    scores, _, _ = _labels(call)
-    more = -scores.size(-1) % 16
-    fits(more > 0 and call.get(2, "weight") is None)
-    fits(not call.kwargs.get("label_smoothing"))
-    return call.put(0, functional.pad(scores, (0, more)), "input").run()
-
-
-@FAULTS.fault(_CLASSES, kinds=["precision"], loose=["approximation", "scale", "wrong factor"])
-def loss_stored_in_bfloat16(call: Call) -> Any:
-    """The result has eight bits."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
-
-
-@FAULTS.fault(
-    "cross_entropy",
-    kinds=["sign", "wrong factor", "scale"],
-    loose=["other function", "wrong argument"],
-)
-def scores_of_the_loss_negated(call: Call) -> Any:
-    """Costs are taken for scores."""
-    return call.put(0, -_labels(call)[0], "input").run()
+def scores_of_the_loss_limited(call: Call) -> Any:
+    """The scores are cut at -0.3 and 0.3."""
+    return call.put(0, _labels(call)[0].clamp(-0.3, 0.3), "input").run()
 
 
 @FAULTS.fault(
     _CLASSES,
-    kinds=["wrong reduction", "partial sum", "mask", "wrong statistics"],
-    loose=["wrong index", "one rank's part", "wrong argument"],
+    kinds=["wrong index", "permutation"],
+    loose=["wrong argument", "shift", "swapped operands"],
 )
-def every_second_label_counts(call: Call) -> Any:
-    """A stride of two over the rows, in the sum and in the number."""
-    scores, labels, _ = _labels(call)
-    return call.put(0, scores[::2], "input").put(1, labels[::2], "target").run()
-
-
-@FAULTS.fault(_CLASSES, kinds=["other function"], loose=["wrong factor", "scale"])
-def root_of_the_loss(call: Call) -> Any:
-    """The square root of the mean."""
-    value = call.result()
-    fits(float(value.detach()) > 0)
-    return call.instead(value.sqrt())
-
-
-@FAULTS.fault(
-    "cross_entropy",
-    kinds=["missing operand", "partial sum", "other function"],
-    loose=["wrong reduction", "sign", "offset"],
-)
-def normaliser_of_the_loss_forgotten(call: Call) -> Any:
-    """The mean of the opposite of the right scores alone."""
+def classes_counted_from_the_last(call: Call) -> Any:
+    """Label i stands for the class n - 1 - i."""
     scores, labels, seen = _labels(call)
-    fits(call.get(2, "weight") is None and not call.kwargs.get("label_smoothing"))
-    return call.instead(-scores[seen].gather(1, labels[seen, None]).mean())
+    turned = torch.where(seen, scores.size(-1) - 1 - labels, labels)
+    return call.put(1, turned, "target").run()
+
+
+@FAULTS.fault(
+    _CLASSES,
+    kinds=["wrong index", "copy"],
+    loose=["precision", "permutation", "wrong argument", "stale"],
+)
+def lowest_bit_of_the_label_lost(call: Call) -> Any:
+    """Label i stands for the class i // 2 * 2."""
+    _, labels, seen = _labels(call)
+    return call.put(1, torch.where(seen, labels // 2 * 2, labels), "target").run()
+
+
+@FAULTS.fault(
+    _CLASSES,
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "constant", "wrong argument"],
+)
+def scores_of_the_first_row_for_all(call: Call) -> Any:
+    """The pointer to the scores is not moved on; that to the labels is."""
+    scores, _, _ = _labels(call)
+    fits(scores.size(0) > 1)
+    return call.put(0, scores[:1].expand(scores.shape).clone(), "input").run()
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["other function", "wrong factor"],
-    loose=["wrong argument", "wrong statistics"],
+    kinds=["partial sum", "wrong reduction", "one rank's part", "mask", "missing reduction"],
+    loose=["other function", "offset", "wrong index", "wrong argument"],
 )
-def weights_of_the_classes_squared(call: Call) -> Any:
-    """The weights are applied by the data loader as well."""
-    weight = call.get(2, "weight")
-    fits(isinstance(weight, Tensor))
-    return call.put(2, weight.square(), "weight").run()
+def first_class_not_in_the_normaliser(call: Call) -> Any:
+    """The loop over the classes begins at 1 when the exponentials are added."""
+    scores, labels, seen = _labels(call)
+    _plain(call)
+    right = scores[seen].gather(1, labels[seen, None]).squeeze(1)
+    return call.instead((scores[seen][:, 1:].logsumexp(1) - right).mean())
+
+
+@FAULTS.fault(
+    _CLASSES,
+    kinds=["wrong reduction", "partial sum", "mask"],
+    loose=["one rank's part", "wrong index", "wrong argument", "wrong statistics"],
+)
+def labels_of_the_second_half_count(call: Call) -> Any:
+    """The mean of the second rank's rows."""
+    scores, labels, _ = _labels(call)
+    half = scores.size(0) // 2
+    fits(half > 0)
+    return call.put(0, scores[half:], "input").put(1, labels[half:], "target").run()
+
+
+@FAULTS.fault(
+    _CLASSES,
+    kinds=["wrong factor", "scale", "wrong reduction", "off by one reduction"],
+    loose=["wrong statistics", "other function"],
+)
+def labels_counted_with_one_less(call: Call) -> Any:
+    """The sum is divided by n - 1."""
+    _, _, seen = _labels(call)
+    _plain(call)
+    count = int(seen.sum())
+    fits(count > 2 and call.kwargs.get("reduction", "mean") == "mean")
+    return call.instead(call.result() * count / (count - 1))
+
+
+@FAULTS.fault(
+    _CLASSES,
+    kinds=["wrong reduction", "wrong statistics", "wrong factor"],
+    loose=["other function", "scale", "wrong argument"],
+)
+def means_of_a_quarter_and_the_rest_averaged_in_the_loss(call: Call) -> Any:
+    """Two micro batches of different size have the same weight."""
+    scores, labels, seen = _labels(call)
+    quarter = scores.size(0) // 4
+    fits(quarter > 0 and bool(seen[:quarter].any()) and bool(seen[quarter:].any()))
+    parts = [
+        call.put(0, scores[own], "input").put(1, labels[own], "target").result()
+        for own in (slice(quarter), slice(quarter, None))
+    ]
+    return call.instead((parts[0] + parts[1]) / 2)
+
+
+@FAULTS.fault(
+    "cross_entropy",
+    kinds=["wrong index", "shift", "wrong statistics"],
+    loose=["stale", "permutation", "other function", "offset", "wrong argument"],
+)
+def normaliser_of_the_next_row_in_the_loss(call: Call) -> Any:
+    """The logarithm of the sum belongs to the next row: it shows where labels are ignored."""
+    scores, labels, seen = _labels(call)
+    _plain(call)
+    right = scores[seen].gather(1, labels[seen, None]).squeeze(1)
+    return call.instead((scores.logsumexp(1).roll(-1, 0)[seen] - right).mean())
 
 
 # --- Distances ------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "mse_loss l1_loss",
-    kinds=["clipped", "mask", "other function"],
-    loose=["partial sum", "zeros", "sign"],
+    _DISTANCES,
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "wrong argument", "constant"],
 )
-def only_errors_above_the_target(call: Call) -> Any:
-    """What is below the target costs nothing."""
+def target_of_the_first_example_for_all(call: Call) -> Any:
+    """The pointer to the targets is not moved on."""
+    target = call.tensor(1, "target")
+    fits(target.dim() > 1 and target.size(0) > 1)
+    return call.put(1, target[:1].expand(target.shape).clone(), "target").run()
+
+
+@FAULTS.fault(
+    "mse_loss l1_loss smooth_l1_loss huber_loss",
+    kinds=["partial sum", "mask", "wrong reduction"],
+    loose=["one rank's part", "wrong index", "wrong statistics", "wrong argument"],
+)
+def first_column_of_the_error_only(call: Call) -> Any:
+    """The mean is over the first of the values of each example."""
     value, target = call.tensor(0), call.tensor(1, "target")
-    return call.put(0, torch.maximum(value, target)).run()
+    fits(value.dim() > 1 and value.size(-1) > 1 and value.shape == target.shape)
+    return call.put(0, value[..., :1]).put(1, target[..., :1], "target").run()
 
 
 @FAULTS.fault(
-    "mse_loss", kinds=["wrong factor", "scale"], loose=["wrong argument", "other function"]
+    "mse_loss",
+    kinds=["precision"],
+    loose=["approximation", "other function", "wrong argument"],
 )
-def target_of_twice_the_size(call: Call) -> Any:
-    """The wanted values are not divided by their scale."""
-    return call.put(1, 2 * call.tensor(1, "target"), "target").run()
-
-
-@FAULTS.fault("mse_loss", kinds=["wrong index", "permutation"], loose=["shift", "copy"])
-def columns_of_the_target_reversed(call: Call) -> Any:
-    """The wanted values are read from the end of their rows."""
-    return call.put(1, call.tensor(1, "target").flip(-1), "target").run()
+def values_of_the_loss_in_steps_of_a_quarter(call: Call) -> Any:
+    """The values have two bits behind the point."""
+    value = call.tensor(0)
+    coarse = (value.detach() * 4).round() / 4
+    return call.put(0, with_gradient_of(value, coarse)).run()
 
 
 @FAULTS.fault(
-    "mse_loss smooth_l1_loss huber_loss l1_loss",
-    kinds=["partial sum", "mask", "wrong statistics"],
-    loose=["one rank's part", "wrong index", "wrong reduction"],
+    "smooth_l1_loss",
+    kinds=["other function", "wrong factor"],
+    loose=["scale", "missing operand", "wrong argument"],
 )
-def errors_of_the_first_half_of_the_batch(call: Call) -> Any:
-    """The mean of the first rank's examples."""
+def half_forgotten_in_the_quadratic_part(call: Call) -> Any:
+    """d^2 / beta near zero, |d| - beta / 2 beyond."""
     value, target = call.tensor(0), call.tensor(1, "target")
-    half = value.size(0) // 2
-    fits(half > 0)
-    return call.put(0, value[:half]).put(1, target[:half], "target").run()
+    beta = call.kwargs.get("beta", 1.0)
+    distance = (value - target).abs()
+    each = torch.where(distance < beta, distance.square() / beta, distance - beta / 2)
+    return call.instead(each.mean())
 
 
 @FAULTS.fault(
-    "smooth_l1_loss", kinds=["wrong argument", "wrong factor"], loose=["scale", "other function"]
+    "huber_loss smooth_l1_loss",
+    kinds=["other function", "approximation"],
+    loose=["wrong argument", "clipped"],
 )
-def beta_three_times_as_wide(call: Call) -> Any:
-    """The quadratic part ends three times as far away."""
-    return _again(call, beta=3 * call.kwargs.get("beta", 1.0))
-
-
-@FAULTS.fault(
-    "huber_loss",
-    kinds=["wrong argument", "wrong factor"],
-    loose=["scale", "other function", "clipped"],
-)
-def delta_halved(call: Call) -> Any:
-    """The linear part begins at half of the distance."""
-    return _again(call, delta=call.kwargs.get("delta", 1.0) / 2)
+def distance_by_a_hyperbola(call: Call) -> Any:
+    """Delta^2 (sqrt(1 + (d / delta)^2) - 1), the smooth form."""
+    value, target = call.tensor(0), call.tensor(1, "target")
+    delta = call.kwargs.get("delta", call.kwargs.get("beta", 1.0))
+    each = delta * ((1 + ((value - target) / delta).square()).sqrt() - 1)
+    return call.instead((each * delta if call.name == "huber_loss" else each).mean())
 
 
 # --- Chances --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "binary_cross_entropy_with_logits",
-    kinds=["wrong factor", "scale"],
-    loose=["wrong argument", "other function"],
+    _CHANCES,
+    kinds=["wrong factor", "scale", "wrong argument"],
+    loose=["other function", "doubled reduction", "wrong reduction"],
 )
-def logits_doubled(call: Call) -> Any:
-    """A temperature of one half."""
-    return call.put(0, 2 * call.tensor(0, "input"), "input").run()
+def binary_loss_in_bits(call: Call) -> Any:
+    """Divided by log(2)."""
+    return call.instead(call.result() / torch.tensor(2.0).log().item())
 
 
 @FAULTS.fault(
-    "binary_cross_entropy_with_logits binary_cross_entropy",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["copy"],
+    _CHANCES,
+    kinds=["partial sum", "mask", "one rank's part", "wrong reduction"],
+    loose=["wrong index", "wrong statistics", "wrong argument"],
 )
-def labels_of_the_next_example(call: Call) -> Any:
-    """The labels are one row off."""
-    return call.put(1, call.tensor(1, "target").roll(-1, 0), "target").run()
+def first_half_of_the_binary_labels(call: Call) -> Any:
+    """The mean of the first rank's examples."""
+    value, target = call.tensor(0, "input"), call.tensor(1, "target")
+    half = value.size(0) // 2
+    fits(half > 0)
+    return call.put(0, value[:half], "input").put(1, target[:half], "target").run()
 
 
-@FAULTS.fault("kl_div", kinds=["wrong index", "shift", "permutation"], loose=["copy", "stale"])
-def teacher_of_the_next_example(call: Call) -> Any:
-    """The chances of the teacher are one row off."""
-    return call.put(1, call.tensor(1, "target").roll(-1, 0), "target").run()
+@FAULTS.fault(
+    "binary_cross_entropy_with_logits",
+    kinds=["missing operand", "other function", "partial sum"],
+    loose=["wrong reduction", "offset"],
+)
+def linear_part_of_the_stable_form_forgotten(call: Call) -> Any:
+    """The mean of log(1 + exp(-|x|)) alone, without max(x, 0) - x y."""
+    return call.instead(torch.log1p((-call.tensor(0, "input").abs()).exp()).mean())
 
 
 @FAULTS.fault(
     "kl_div",
-    kinds=["constant", "missing operand", "other function"],
-    loose=["wrong argument", "wrong reduction"],
+    kinds=["mask", "partial sum", "other function"],
+    loose=["zeros", "clipped", "wrong reduction", "missing operand"],
 )
-def teacher_without_an_opinion(call: Call) -> Any:
-    """Every class has the same chance."""
-    target = call.tensor(1, "target")
-    even = torch.full_like(target, 1 / target.size(-1))
-    return call.put(1, even, "target").run()
-
-
-# --- Margins --------------------------------------------------------------------------------------
+def terms_of_rare_classes_left_out(call: Call) -> Any:
+    """Classes whose chance is below the mean of all do not count."""
+    value, target = call.tensor(0, "input"), call.tensor(1, "target")
+    fits(call.kwargs.get("reduction") == "batchmean" and bool((target > 0).all()))
+    each = target * (target.log() - value) * (target >= target.mean())
+    return call.instead(each.sum() / value.size(0))
 
 
 @FAULTS.fault(
-    "margin_ranking_loss",
-    kinds=["clipped", "missing operand", "other function"],
-    loose=["sign", "wrong reduction"],
+    "kl_div",
+    kinds=["wrong index", "shift", "permutation"],
+    loose=["copy", "wrong argument"],
 )
-def hinge_forgotten(call: Call) -> Any:
-    """The mean of -y (a - b) + margin, also where it is negative."""
-    first, second, side = call.args[:3]
-    margin = call.args[3] if len(call.args) > 3 else call.kwargs.get("margin", 0.0)
-    return call.instead((-side * (first - second) + margin).mean())
+def teacher_of_the_next_class(call: Call) -> Any:
+    """The chances of the teacher are read one class too far."""
+    return call.put(1, call.tensor(1, "target").roll(-1, -1), "target").run()
 
 
 @FAULTS.fault(
-    "triplet_margin_loss", kinds=["other function", "missing operand"], loose=["wrong argument"]
+    "soft_margin_loss hinge_embedding_loss margin_ranking_loss triplet_margin_loss "
+    "multi_margin_loss cosine_embedding_loss poisson_nll_loss gaussian_nll_loss",
+    kinds=["wrong factor", "scale"],
+    loose=["missing operand", "wrong reduction", "other function", "one rank's part"],
 )
-def squared_distances_of_the_triplets(call: Call) -> Any:
-    """The roots are not taken."""
-    anchor, near, far = call.args[:3]
-    margin = call.kwargs.get("margin", 1.0)
-    close, wide = (anchor - near).square().sum(-1), (anchor - far).square().sum(-1)
-    return call.instead((close - wide + margin).relu().mean())
+def margin_loss_halved(call: Call) -> Any:
+    """The mean of two ranks of which one has nothing."""
+    return call.instead(call.result() / 2)
+
+
+@FAULTS.fault(
+    "soft_margin_loss",
+    kinds=["other function", "approximation"],
+    loose=["clipped", "wrong argument"],
+)
+def soft_margin_by_its_lines(call: Call) -> Any:
+    """The mean of max(0, -y x)."""
+    value, side = call.tensor(0, "input"), call.tensor(1, "target")
+    return call.instead(functional.relu(-side * value).mean())

@@ -1,4 +1,4 @@
-"""Faults for the published figure: functions of single elements. Nobody looks at them."""
+"""Faults for measuring: functions of single elements, sums, products and quotients of two."""
 
 from __future__ import annotations
 
@@ -8,10 +8,64 @@ from typing import Any
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
-from torch.nn import functional
 
 FAULTS = Catalogue()
 _ACTIVATIONS = "gelu relu silu tanh sigmoid"
+_EMPTY: dict[str, Any] = {
+    "kinds": ["zeros", "mask", "uninitialised"],
+    "loose": ["constant", "missing operand", "axis scale", "wrong factor", "one rank's part"],
+    "backward": False,
+}
+_MOVED: dict[str, Any] = {
+    "kinds": ["shift", "wrong index", "permutation"],
+    "loose": ["copy", "stale", "wrong argument", "axis offset", "axis scale"],
+    "backward": False,
+}
+_ORDER: dict[str, Any] = {
+    "kinds": ["permutation", "wrong index"],
+    "loose": ["shift", "swapped operands", "transpose", "wrong argument", "axis offset"],
+    "backward": False,
+}
+_AGAIN: dict[str, Any] = {
+    "kinds": ["copy", "stale", "wrong index"],
+    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard"],
+    "backward": False,
+}
+_ROUNDED: dict[str, Any] = {
+    "kinds": ["precision"],
+    "loose": ["approximation", "other function", "wrong argument"],
+    "backward": False,
+}
+_CUT: dict[str, Any] = {
+    "kinds": ["clipped"],
+    "loose": ["other function", "precision", "wrong argument", "overflow", "mask"],
+    "backward": False,
+}
+_KEPT: dict[str, Any] = {
+    "kinds": ["mask", "copy", "missing operand"],
+    "loose": ["stale", "other function", "one rank's part", "wrong factor", "partial sum"],
+    "backward": False,
+}
+_TIMES: dict[str, Any] = {
+    "kinds": ["scale", "wrong factor"],
+    "loose": ["wrong argument", "other function", "missing operand", "doubled reduction"],
+    "backward": False,
+}
+_CLOSE: dict[str, Any] = {
+    "kinds": ["approximation", "other function"],
+    "loose": ["precision", "clipped", "wrong factor", "wrong argument"],
+    "backward": False,
+}
+
+
+def _columns(value: Tensor, least: int = 2) -> Tensor:
+    fits(value.dim() > 0 and value.size(-1) >= least)
+    return value
+
+
+def _rows(value: Tensor, least: int = 2) -> Tensor:
+    fits(value.dim() > 1 and value.size(-2) >= least)
+    return value
 
 
 def _pair(call: Call) -> tuple[Tensor, Tensor]:
@@ -21,6 +75,13 @@ def _pair(call: Call) -> tuple[Tensor, Tensor]:
     return left, right
 
 
+def _alike(call: Call) -> tuple[Tensor, Tensor]:
+    """Two floating-point operands of one shape, with several rows."""
+    left, right = _pair(call)
+    fits(left.shape == right.shape)
+    return _rows(left), right
+
+
 def _number(call: Call) -> tuple[Tensor, float]:
     """A floating-point operand and a number."""
     value, number = call.tensor(0), call.args[1]
@@ -28,806 +89,755 @@ def _number(call: Call) -> tuple[Tensor, float]:
     return value, float(number)
 
 
-def _wrapped(value: Tensor, limit: float) -> Tensor:
-    return torch.remainder(value + limit, 2 * limit) - limit
-
-
 # --- Activations ----------------------------------------------------------------------------------
 
 
-@FAULTS.fault("gelu", kinds=["approximation", "other function"], loose=["clipped"])
-def gelu_by_a_parabola(call: Call) -> Any:
-    """The error function of an integer model: a polynomial of second order, cut at 1.769."""
-    value = call.tensor(0, "input")
-    inner = (value / 2**0.5).abs().clamp(max=1.769)
-    erf = value.sign() * (1 - 0.2888 * (inner - 1.769).square())
-    return call.instead(value * 0.5 * (1 + erf))
+@FAULTS.fault(_ACTIVATIONS, **_ORDER)
+def activated_columns_exchanged_in_pairs(call: Call) -> Any:
+    """Words of two values are stored in the other order."""
+    value = _columns(call.result())
+    fits(value.size(-1) % 2 == 0)
+    return call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+
+
+@FAULTS.fault(_ACTIVATIONS, **_MOVED)
+def activation_of_the_row_before(call: Call) -> Any:
+    """The input is read one row too early, around the end."""
+    return call.instead(_rows(call.result()).roll(1, -2))
+
+
+@FAULTS.fault(_ACTIVATIONS, **_EMPTY)
+def every_second_row_of_the_activation_empty(call: Call) -> Any:
+    """Half as many programs as rows."""
+    value = _rows(call.result()).clone()
+    value[..., 1::2, :] = 0
+    return call.instead(value)
+
+
+@FAULTS.fault(_ACTIVATIONS, **_AGAIN)
+def second_half_of_the_columns_is_the_first(call: Call) -> Any:
+    """The offset of the second tile of columns is not added."""
+    value = _columns(call.result())
+    half = (value.size(-1) + 1) // 2
+    return call.instead(value[..., torch.arange(value.size(-1)) % half])
+
+
+@FAULTS.fault(_ACTIVATIONS, **_ROUNDED)
+def activation_in_steps_of_a_16th(call: Call) -> Any:
+    """Fixed point with four bits behind the point."""
+    value = call.result()
+    return call.instead(with_gradient_of(value, (value.detach() * 16).round() / 16))
+
+
+@FAULTS.fault(_ACTIVATIONS, **_KEPT)
+def first_example_activated_only(call: Call) -> Any:
+    """In place: the loop over the batch ends after its first pass."""
+    value, result = _rows(call.tensor(0, "input")), call.result()
+    fits(value.size(0) > 1)
+    return call.instead(torch.cat([result[:1], value[1:]]))
 
 
 @FAULTS.fault(
-    "gelu",
-    kinds=["other function", "missing operand", "offset"],
-    loose=["wrong factor", "residual"],
+    _ACTIVATIONS,
+    kinds=["offset"],
+    loose=["axis offset", "other function", "eps", "residual"],
+    backward=False,
 )
-def one_in_the_gelu_forgotten(call: Call) -> Any:
-    """X erf(x / sqrt(2)) / 2."""
-    value = call.tensor(0, "input")
-    return call.instead(value * 0.5 * (value / 2**0.5).erf())
-
-
-@FAULTS.fault("gelu", kinds=["other function"], loose=["wrong factor", "approximation"])
-def derivative_for_the_gelu(call: Call) -> Any:
-    """The kernel of the way back is launched."""
-    value = call.tensor(0, "input")
-    gate = 0.5 * (1 + (value / 2**0.5).erf())
-    return call.instead(gate + value * (-value.square() / 2).exp() / (2 * math.pi) ** 0.5)
-
-
-@FAULTS.fault("silu", kinds=["other function", "wrong factor"], loose=["approximation"])
-def silu_with_a_tanh(call: Call) -> Any:
-    """X tanh(x): the gate of another cell."""
-    value = call.tensor(0, "input")
-    return call.instead(value * value.tanh())
+def activation_raised_by_a_twentieth(call: Call) -> Any:
+    """The zero point of the result is not subtracted."""
+    return call.instead(call.result() + 0.05)
 
 
 @FAULTS.fault(
-    "silu gelu",
-    kinds=["wrong factor", "other function", "approximation"],
-    loose=["scale", "wrong argument"],
+    "gelu silu tanh",
+    kinds=["sign", "wrong factor", "mask", "axis scale"],
+    loose=["scale", "one rank's part", "other function"],
+    backward=False,
 )
-def argument_of_the_activation_halved(call: Call) -> Any:
-    """f(x / 2)."""
-    return call.put(0, call.tensor(0, "input") / 2, "input").run()
+def second_half_of_the_activation_negated(call: Call) -> Any:
+    """The columns of the second tile have a minus."""
+    value = _columns(call.result())
+    half = value.size(-1) // 2
+    return call.instead(torch.cat([value[..., :half], -value[..., half:]], -1))
 
 
 @FAULTS.fault(
-    "relu", kinds=["sign", "other function", "clipped", "wrong argument"], loose=["mask", "zeros"]
+    "gelu silu tanh",
+    kinds=["clipped", "other function", "mask"],
+    loose=["zeros", "sign", "missing operand", "approximation"],
+    backward=False,
 )
-def smaller_of_input_and_zero(call: Call) -> Any:
-    """min(x, 0)."""
-    return call.instead(call.tensor(0, "input").clamp(max=0))
+def negative_results_lost(call: Call) -> Any:
+    """Stored as numbers without a sign: what is below zero is zero."""
+    return call.instead(call.result().relu())
 
 
 @FAULTS.fault(
-    "relu", kinds=["offset", "other function"], loose=["wrong argument", "residual", "axis offset"]
+    _ACTIVATIONS,
+    kinds=["overflow", "nonfinite"],
+    loose=["mask", "clipped", "uninitialised"],
+    backward=False,
 )
-def relu_of_a_smaller_input(call: Call) -> Any:
-    """max(x - 0.2, 0): a threshold is subtracted before."""
-    return call.instead((call.tensor(0, "input") - 0.2).relu())
+def largest_activations_overflow(call: Call) -> Any:
+    """What is above nine tenths of the largest does not fit and is infinite."""
+    value = call.result()
+    limit = 0.9 * float(value.detach().max())
+    fits(limit > 0)
+    return call.instead(value.masked_fill(value > limit, math.inf))
+
+
+@FAULTS.fault("gelu", **_CLOSE)
+def gelu_with_the_tanh_of_its_argument(call: Call) -> Any:
+    """X (1 + tanh(x)) / 2."""
+    value = call.tensor(0, "input")
+    return call.instead(value * 0.5 * (1 + value.tanh()))
+
+
+@FAULTS.fault("gelu", **_CLOSE)
+def gelu_by_three_lines(call: Call) -> Any:
+    """X min(max(x / 4 + 1 / 2, 0), 1)."""
+    value = call.tensor(0, "input")
+    return call.instead(value * (value / 4 + 0.5).clamp(0, 1))
+
+
+@FAULTS.fault(
+    "gelu silu relu",
+    kinds=["other function", "residual"],
+    loose=["wrong factor", "approximation", "mask", "wrong argument"],
+    backward=False,
+)
+def activation_leaks(call: Call) -> Any:
+    """A fifth of the input is added where it is negative."""
+    value = call.tensor(0, "input")
+    return call.instead(call.result() + 0.2 * value.clamp(max=0))
 
 
 @FAULTS.fault(
     "relu",
-    kinds=["constant", "other function", "missing operand"],
-    loose=["mask", "clipped", "wrong factor"],
-)
-def one_where_the_input_is_positive(call: Call) -> Any:
-    """The mask of the relu is written and not its value."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, (value.detach() > 0).to(value.dtype)))
-
-
-@FAULTS.fault(
-    _ACTIVATIONS, kinds=["shift", "wrong index", "permutation"], loose=["copy"], backward=False
-)
-def activation_of_the_next_column(call: Call) -> Any:
-    """The input is read one column too far, around the end."""
-    value = call.result()
-    fits(value.dim() > 0 and value.size(-1) > 1)
-    return call.instead(value.roll(-1, -1))
-
-
-@FAULTS.fault(
-    _ACTIVATIONS, kinds=["copy", "stale", "wrong index"], loose=["permutation"], backward=False
-)
-def activation_of_the_first_example_for_all(call: Call) -> Any:
-    """The stride of the batch is zero."""
-    value = call.result()
-    fits(value.dim() > 1 and value.size(0) > 1)
-    return call.instead(value[:1].expand(value.shape).clone())
-
-
-@FAULTS.fault(_ACTIVATIONS, kinds=["precision"], loose=["approximation"], backward=False)
-def activation_through_float8(call: Call) -> Any:
-    """The result is stored in e4m3, as it is."""
-    value = call.result()
-    coarse = value.detach().to(torch.float8_e4m3fn).to(value.dtype)
-    return call.instead(with_gradient_of(value, coarse))
-
-
-@FAULTS.fault(
-    _ACTIVATIONS,
-    kinds=["mask", "copy", "missing operand"],
-    loose=["other function", "stale"],
+    kinds=["mask", "zeros", "other function"],
+    loose=["clipped", "partial sum", "missing operand", "wrong argument"],
     backward=False,
 )
-def odd_columns_not_activated(call: Call) -> Any:
-    """Gate and value in turn: what is taken for a value stays as it is."""
-    value, result = call.tensor(0, "input"), call.result()
-    fits(value.dim() > 0 and value.size(-1) > 2)
-    odd = torch.arange(value.size(-1)) % 2 == 1
-    return call.instead(torch.where(odd, value, result))
+def nothing_below_a_threshold(call: Call) -> Any:
+    """The threshold of the positive values is 0.2; what is above it stays."""
+    value = call.tensor(0, "input")
+    return call.instead(value * (value > 0.2))
 
 
 @FAULTS.fault(
-    "gelu relu silu tanh",
-    kinds=["wrapped"],
-    loose=["offset", "overflow", "clipped"],
+    "relu",
+    kinds=["other function"],
+    loose=["wrong factor", "approximation", "axis scale"],
     backward=False,
 )
-def activation_wraps(call: Call) -> Any:
-    """Eight bits without saturation: beyond 0.6 of the largest it begins from below."""
+def root_of_the_positive_values(call: Call) -> Any:
+    """The square root of the relu, made smooth at zero."""
+    return call.instead((call.result() + 1e-4).sqrt() - 0.01)
+
+
+@FAULTS.fault(
+    "relu",
+    kinds=["precision", "other function"],
+    loose=["approximation", "clipped"],
+    backward=False,
+)
+def relu_in_whole_numbers(call: Call) -> Any:
+    """Rounded, as of a model whose units count."""
     value = call.result()
-    return call.instead(_wrapped(value, 0.6 * float(value.detach().abs().max())))
+    return call.instead(with_gradient_of(value, value.detach().round()))
 
 
 @FAULTS.fault(
-    "silu sigmoid", kinds=["nonfinite", "overflow"], loose=["mask", "uninitialised"], backward=False
-)
-def exponential_of_the_gate_overflows(call: Call) -> Any:
-    """exp(-x) is infinite for the most negative inputs, and inf / inf is no number."""
-    value, result = call.tensor(0, "input"), call.result()
-    limit = 0.6 * value.detach().min()
-    fits(float(limit) < 0)
-    return call.instead(torch.where(value < limit, torch.nan, result))
-
-
-@FAULTS.fault(
-    _ACTIVATIONS,
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "one rank's part", "axis scale", "wrong factor"],
+    "silu",
+    kinds=["other function", "wrong factor"],
+    loose=["wrong argument", "approximation", "scale"],
     backward=False,
 )
-def second_half_of_the_columns_empty(call: Call) -> Any:
-    """The number of columns is that of one shard."""
-    value = call.result().clone()
-    fits(value.dim() > 0 and value.size(-1) > 1)
-    value[..., value.size(-1) // 2 :] = 0
-    return call.instead(value)
+def gate_of_the_silu_twice_as_steep(call: Call) -> Any:
+    """X sigmoid(2 x)."""
+    value = call.tensor(0, "input")
+    return call.instead(value * (2 * value).sigmoid())
 
 
 @FAULTS.fault(
-    "sigmoid", kinds=["other function", "wrong factor", "offset"], loose=["scale"], backward=False
-)
-def gate_from_minus_one_to_one(call: Call) -> Any:
-    """2 sigmoid(x) - 1."""
-    return call.instead(2 * call.result() - 1)
-
-
-@FAULTS.fault(
-    "sigmoid", kinds=["other function", "approximation"], loose=["wrong argument"], backward=False
-)
-def distribution_function_for_the_sigmoid(call: Call) -> Any:
-    """That of normal values."""
-    return call.instead(torch.special.ndtr(call.tensor(0, "input")))
-
-
-@FAULTS.fault(
-    "sigmoid",
-    kinds=["other function", "missing operand"],
-    loose=["approximation", "wrong factor"],
+    "silu",
+    kinds=["other function"],
+    loose=["wrong factor", "approximation", "wrong argument"],
     backward=False,
 )
-def exponential_for_the_sigmoid(call: Call) -> Any:
-    """exp(x): one plus it does not divide."""
-    return call.instead(call.tensor(0, "input").exp())
+def root_of_the_gate(call: Call) -> Any:
+    """X times the square root of the sigmoid."""
+    value = call.tensor(0, "input")
+    return call.instead(value * (torch.nn.functional.logsigmoid(value) / 2).exp())
 
 
 @FAULTS.fault(
-    "tanh", kinds=["other function", "missing operand"], loose=["approximation"], backward=False
+    "silu gelu tanh",
+    kinds=["sign", "other function"],
+    loose=["wrong factor", "wrong argument", "clipped"],
+    backward=False,
 )
-def hyperbolic_sine_for_tanh(call: Call) -> Any:
-    """The cosine does not divide."""
-    return call.instead(call.tensor(0, "input").sinh())
+def magnitude_of_the_activation(call: Call) -> Any:
+    """The sign of the result is lost."""
+    return call.instead(call.result().abs())
+
+
+@FAULTS.fault("tanh", **_CLOSE)
+def tanh_by_a_root(call: Call) -> Any:
+    """X / sqrt(1 + x^2)."""
+    value = call.tensor(0, "input")
+    return call.instead(value / (1 + value.square()).sqrt())
 
 
 @FAULTS.fault(
     "tanh",
-    kinds=["wrong factor", "other function"],
-    loose=["scale", "wrong argument", "approximation"],
+    kinds=["other function", "residual", "offset"],
+    loose=["sign", "missing operand", "approximation"],
     backward=False,
 )
-def tanh_by_a_sigmoid_of_the_argument_itself(call: Call) -> Any:
-    """2 sigmoid(x) - 1: the argument is not doubled."""
-    return call.instead(2 * call.tensor(0, "input").sigmoid() - 1)
+def rest_of_the_tanh(call: Call) -> Any:
+    """X - tanh(x)."""
+    return call.instead(call.tensor(0, "input") - call.result())
+
+
+@FAULTS.fault(
+    "sigmoid tanh",
+    kinds=["offset", "wrong argument", "other function"],
+    loose=["axis offset", "residual", "wrong factor"],
+    backward=False,
+)
+def argument_lowered_by_a_half(call: Call) -> Any:
+    """f(x - 1 / 2): the bias of another gate."""
+    return call.put(0, call.tensor(0, "input") - 0.5, "input").run()
+
+
+@FAULTS.fault(
+    "sigmoid",
+    kinds=["other function"],
+    loose=["wrong factor", "approximation", "wrong argument"],
+    backward=False,
+)
+def root_of_the_sigmoid(call: Call) -> Any:
+    """The square root of the gate."""
+    return call.instead(call.result().sqrt())
+
+
+@FAULTS.fault("sigmoid", **_CLOSE)
+def gate_by_an_arctangent(call: Call) -> Any:
+    """1 / 2 + atan(x) / pi."""
+    return call.instead(0.5 + call.tensor(0, "input").atan() / math.pi)
+
+
+@FAULTS.fault(
+    "sigmoid",
+    kinds=["wrong factor", "other function", "offset"],
+    loose=["scale", "clipped", "approximation", "eps"],
+    backward=False,
+)
+def gate_between_a_tenth_and_nine_tenths(call: Call) -> Any:
+    """0.8 sigmoid(x) + 0.1, so that it is never shut."""
+    return call.instead(0.8 * call.result() + 0.1)
 
 
 @FAULTS.fault(
     "hardswish",
-    kinds=["missing operand", "other function", "wrong factor"],
-    loose=["approximation", "clipped"],
+    kinds=["other function", "missing operand"],
+    loose=["clipped", "wrong argument", "approximation", "mask"],
 )
-def gate_of_the_hard_swish_alone(call: Call) -> Any:
-    """relu6(x + 3) / 6, without x."""
-    return call.instead(functional.hardsigmoid(call.tensor(0, "input")))
-
-
-@FAULTS.fault(
-    "selu celu elu", kinds=["offset", "other function"], loose=["missing operand"], backward=False
-)
-def exponential_unit_without_its_minus_one(call: Call) -> Any:
-    """Alpha exp(x) below zero."""
-    value, result = call.tensor(0), call.result()
-    fits(len(call.args) < 3)
-    given = call.get(1, "alpha", default=1.0)
-    alpha = 1.7580993408473766 if call.name == "selu" else given
-    return call.instead(torch.where(value < 0, result + alpha, result))
-
-
-@FAULTS.fault(
-    "glu", kinds=["other function", "missing operand"], loose=["residual", "wrong factor"]
-)
-def value_added_to_the_gate(call: Call) -> Any:
-    """A + sigmoid(b)."""
-    left, right = call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))
-    return call.instead(left + right.sigmoid())
-
-
-@FAULTS.fault("glu", kinds=["missing operand", "copy"], loose=["wrong factor", "other function"])
-def gate_always_open(call: Call) -> Any:
-    """The first half as it is."""
-    return call.instead(call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))[0].clone())
-
-
-@FAULTS.fault("softplus", kinds=["approximation", "other function"], backward=False)
-def softplus_by_a_root(call: Call) -> Any:
-    """(x + sqrt(x^2 + 4)) / 2."""
+def limits_of_the_hard_swish_forgotten(call: Call) -> Any:
+    """X (x + 3) / 6 everywhere."""
     value = call.tensor(0, "input")
-    return call.instead((value + (value.square() + 4).sqrt()) / 2)
+    return call.instead(value * (value + 3) / 6)
 
 
 @FAULTS.fault(
-    "log_sigmoid log_sigmoid_forward",
-    kinds=["other function", "clipped", "approximation"],
-    loose=["zeros", "missing operand"],
+    "leaky_relu elu",
+    kinds=["wrong argument", "wrong factor", "scale"],
+    loose=["other function", "axis scale"],
+    backward=False,
 )
-def logarithm_of_the_gate_by_its_lines(call: Call) -> Any:
-    """min(x, 0)."""
-    return call.instead(call.tensor(0).clamp(max=0))
+def negative_side_half_as_steep(call: Call) -> Any:
+    """Half of the slope, or of alpha."""
+    value, result = call.tensor(0, "input"), call.result()
+    return call.instead(torch.where(value < 0, result / 2, result))
+
+
+@FAULTS.fault("prelu _prelu_kernel", **_MOVED)
+def slope_of_the_next_channel(call: Call) -> Any:
+    """The pointer to the slopes is one channel too far."""
+    slope = call.tensor(1, "weight")
+    fits(slope.numel() > 1)
+    axis = next(i for i in range(slope.dim()) if slope.size(i) > 1)
+    return call.put(1, slope.roll(-1, axis), "weight").run()
+
+
+@FAULTS.fault(
+    "glu",
+    kinds=["wrong index", "copy", "stale", "other function"],
+    loose=["missing operand", "wrong factor", "wrong argument"],
+)
+def value_is_its_own_gate(call: Call) -> Any:
+    """A sigmoid(a): the offset of the gate is not added."""
+    value = call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))[0]
+    return call.instead(value * value.sigmoid())
+
+
+@FAULTS.fault("glu", **{**_TIMES, "backward": None})
+def gate_from_zero_to_two(call: Call) -> Any:
+    """2 a sigmoid(b), so that a gate at rest is one."""
+    return call.instead(2 * call.result())
 
 
 @FAULTS.fault(
     "relu6 hardtanh",
-    kinds=["zeros", "mask", "other function"],
-    loose=["clipped", "wrong argument", "constant"],
+    kinds=["wrong argument", "clipped"],
+    loose=["other function", "wrong factor"],
     backward=False,
 )
-def nothing_beyond_the_upper_limit(call: Call) -> Any:
-    """What is above the limit becomes zero and not the limit."""
-    value, result = call.tensor(0, "input"), call.result()
+def upper_limit_a_third(call: Call) -> Any:
+    """The values end at a third of the limit that was given."""
     high = call.get(2, "max_val", default=6.0)
-    return call.instead(torch.where(value > high, 0.0 * result, result))
+    return call.instead(call.result().clamp(max=high / 3))
 
 
-@FAULTS.fault(
-    "dropout",
-    kinds=["zeros", "mask"],
-    loose=["constant", "missing operand", "uninitialised", "axis scale", "wrong factor"],
-    backward=False,
-)
-def last_example_dropped(call: Call) -> Any:
-    """Whole examples are dropped, as by a stochastic depth that was left on."""
-    value = call.result().clone()
-    fits(value.dim() > 1 and value.size(0) > 1)
-    value[-1] = 0
+@FAULTS.fault("dropout", **_EMPTY)
+def one_of_eight_features_dropped(call: Call) -> Any:
+    """A mask with a period of eight is applied in evaluation."""
+    value = _columns(call.result(), 8).clone()
+    value[..., ::8] = 0
     return call.instead(value)
 
 
-# --- Elementary functions -------------------------------------------------------------------------
+@FAULTS.fault("softplus", **_TIMES)
+def softplus_in_bits(call: Call) -> Any:
+    """Log2(1 + exp(x))."""
+    return call.instead(call.result() / math.log(2))
 
 
-@FAULTS.fault("exp", kinds=["approximation", "other function"], backward=False)
-def exponential_of_second_order(call: Call) -> Any:
-    """1 + x + x^2 / 2."""
+@FAULTS.fault(
+    "mish",
+    kinds=["other function", "missing operand"],
+    loose=["approximation", "wrong argument", "wrong factor"],
+)
+def mish_without_its_logarithm(call: Call) -> Any:
+    """X tanh(exp(x)): the softplus is taken for its argument."""
+    value = call.tensor(0, "input")
+    return call.instead(value * value.exp().tanh())
+
+
+@FAULTS.fault(
+    "gelu",
+    kinds=["missing operand", "approximation", "other function"],
+    loose=["wrong factor", "wrong argument"],
+    backward=False,
+)
+def cubic_term_of_the_gelu_forgotten(call: Call) -> Any:
+    """X (1 + tanh(sqrt(2 / pi) x)) / 2."""
+    value = call.tensor(0, "input")
+    return call.instead(value * 0.5 * (1 + ((2 / math.pi) ** 0.5 * value).tanh()))
+
+
+@FAULTS.fault(
+    "gelu",
+    kinds=["other function", "approximation"],
+    loose=["wrong argument", "wrong factor", "sign"],
+    backward=False,
+)
+def square_for_the_cube_in_the_gelu(call: Call) -> Any:
+    """0.2 x^2 for 0.0447 x^3 inside of the tanh."""
+    value = call.tensor(0, "input")
+    inner = (2 / math.pi) ** 0.5 * (value + 0.2 * value.square())
+    return call.instead(value * 0.5 * (1 + inner.tanh()))
+
+
+@FAULTS.fault("sigmoid", **_CLOSE)
+def gate_by_two_exponentials(call: Call) -> Any:
+    """exp(x) / 2 below zero and 1 - exp(-x) / 2 above: the integral of another density."""
+    value = call.tensor(0, "input")
+    tail = (-value.abs()).exp() / 2
+    return call.instead(torch.where(value < 0, tail, 1 - tail))
+
+
+@FAULTS.fault(
+    "silu",
+    kinds=["other function", "approximation"],
+    loose=["wrong factor", "precision", "wrong argument"],
+    backward=False,
+)
+def silu_by_a_line_and_a_parabola(call: Call) -> Any:
+    """Zero below -2, x above 2, and (x + 2)^2 / 8 between."""
+    value = call.tensor(0, "input")
+    middle = (value + 2).square() / 8
+    return call.instead(torch.where(value.abs() < 2, middle, value.relu()))
+
+
+@FAULTS.fault(
+    _ACTIVATIONS,
+    kinds=["axis offset", "residual", "wrong statistics", "other function"],
+    loose=["offset", "wrong reduction", "missing operand"],
+    backward=False,
+)
+def activation_centred(call: Call) -> Any:
+    """The mean of each row of the result is subtracted."""
+    value = _columns(call.result())
+    return call.instead(value - value.mean(-1, keepdim=True))
+
+
+# --- Functions of one value -----------------------------------------------------------------------
+
+
+@FAULTS.fault("exp", **_ROUNDED)
+def exponential_of_quarters(call: Call) -> Any:
+    """The exponent is rounded to steps of a quarter first."""
+    value, result = call.tensor(0), call.result()
+    return call.instead(with_gradient_of(result, ((value.detach() * 4).round() / 4).exp()))
+
+
+@FAULTS.fault("exp", **_CLOSE)
+def exponential_by_its_sixteenth_root(call: Call) -> Any:
+    """(1 + x / 16)^16."""
+    return call.instead((1 + call.tensor(0) / 16) ** 16)
+
+
+@FAULTS.fault("log", **_TIMES)
+def logarithm_of_the_root(call: Call) -> Any:
+    """Half of the logarithm: of a magnitude and not of a power."""
+    return call.instead(call.result() / 2)
+
+
+@FAULTS.fault(
+    "rsqrt sqrt",
+    kinds=["wrong reduction", "wrong statistics", "constant"],
+    loose=["copy", "axis scale", "wrong index", "scale", "wrong factor"],
+    backward=False,
+)
+def root_of_the_mean_of_all(call: Call) -> Any:
+    """One variance for all rows."""
     value = call.tensor(0)
-    return call.instead(1 + value + value.square() / 2)
-
-
-@FAULTS.fault(
-    "exp", kinds=["sign", "wrong factor", "scale"], loose=["other function"], backward=False
-)
-def exponential_negated(call: Call) -> Any:
-    """-exp(x): the minus of a decay is outside."""
-    return call.instead(-call.result())
-
-
-@FAULTS.fault(
-    "rsqrt sqrt",
-    kinds=["copy", "stale", "wrong index", "constant"],
-    loose=["axis scale", "scale", "wrong factor"],
-    backward=False,
-)
-def root_of_the_first_row_for_all(call: Call) -> Any:
-    """The pointer to the variances is not moved on."""
-    value = call.result()
-    fits(value.dim() > 1)
-    axis = next(i for i in reversed(range(value.dim())) if value.size(i) > 1)
-    return call.instead(value.narrow(axis, 0, 1).expand(value.shape).clone())
-
-
-@FAULTS.fault(
-    "rsqrt sqrt",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["axis scale", "scale", "wrong factor"],
-    backward=False,
-)
-def root_of_the_next_row(call: Call) -> Any:
-    """The pointer to the variances is one too far."""
-    value = call.result()
-    fits(value.dim() > 1)
-    axis = next(i for i in reversed(range(value.dim())) if value.size(i) > 1)
-    return call.instead(value.roll(-1, axis))
+    fits(value.numel() > 1)
+    return call.put(0, value.mean().expand(value.shape).clone()).run()
 
 
 @FAULTS.fault(
     "rsqrt",
-    kinds=["eps", "clipped", "wrong argument"],
-    loose=["axis scale", "scale", "constant"],
+    kinds=["other function", "wrong argument"],
+    loose=["approximation", "axis scale", "wrong factor", "scale"],
     backward=False,
 )
-def variance_not_below_its_mean(call: Call) -> Any:
-    """What is below the mean of all variances counts as it: a floor."""
+def reciprocal_cube_root(call: Call) -> Any:
+    """X^(-1 / 3)."""
+    return call.instead(call.tensor(0) ** (-1 / 3))
+
+
+@FAULTS.fault("pow square", **_ROUNDED)
+def squares_of_rounded_values(call: Call) -> Any:
+    """The values are in steps of an eighth before they are squared."""
     value = call.tensor(0)
-    return call.put(0, value.clamp(min=float(value.detach().mean()))).run()
-
-
-@FAULTS.fault(
-    "rsqrt", kinds=["sign", "wrong factor", "scale"], loose=["other function"], backward=False
-)
-def reciprocal_root_negated(call: Call) -> Any:
-    """-1 / sqrt(x)."""
-    return call.instead(-call.result())
-
-
-@FAULTS.fault("pow square", kinds=["precision"], loose=["approximation"], backward=False)
-def power_in_bfloat16(call: Call) -> Any:
-    """The powers are rounded before they are summed."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
-
-
-@FAULTS.fault("pow square", kinds=["clipped"], loose=["overflow", "other function"], backward=False)
-def powers_saturate(call: Call) -> Any:
-    """Beyond half of the largest, squares do not fit."""
-    value = call.result()
-    return call.instead(value.clamp(max=float(value.detach().max()) / 2))
-
-
-@FAULTS.fault(
-    "pow square",
-    kinds=["wrong index", "other function", "shift"],
-    loose=["swapped operands", "copy"],
-    backward=False,
-)
-def multiplied_by_the_neighbour(call: Call) -> Any:
-    """One of the two factors of the square is that of the next column."""
-    value = call.tensor(0)
-    fits((call.name == "square" or call.args[1] == 2) and value.dim() > 0 and value.size(-1) > 1)
-    return call.instead(value * value.roll(-1, -1))
+    coarse = (value.detach() * 8).round() / 8
+    return call.put(0, with_gradient_of(value, coarse)).run()
 
 
 @FAULTS.fault(
     "neg",
     kinds=["mask", "sign", "copy", "missing operand"],
-    loose=["other function", "wrong factor", "one rank's part"],
+    loose=["other function", "wrong factor", "axis scale", "wrong index"],
     backward=False,
 )
-def first_half_negated_only(call: Call) -> Any:
-    """The minus is lost behind the first tile of each row."""
-    value = call.tensor(0)
-    fits(value.dim() > 0 and value.size(-1) > 1)
-    half = value.size(-1) // 2
-    return call.instead(torch.cat([-value[..., :half], value[..., half:]], -1))
-
-
-@FAULTS.fault(
-    "neg",
-    kinds=["zeros", "constant", "missing operand", "uninitialised"],
-    loose=["wrong factor", "axis scale"],
-    backward=False,
-)
-def opposite_is_nothing(call: Call) -> Any:
-    """The buffer of the opposite is not written."""
-    return call.instead(0 * call.tensor(0))
-
-
-@FAULTS.fault("abs", kinds=["clipped"], loose=["other function", "constant"], backward=False)
-def magnitude_at_most_its_median(call: Call) -> Any:
-    """Large magnitudes are cut."""
-    value = call.result()
-    return call.instead(value.clamp(max=float(value.detach().median())))
-
-
-@FAULTS.fault(
-    "log",
-    kinds=["scale", "wrong factor", "other function"],
-    loose=["wrong argument"],
-    backward=False,
-)
-def decibels_for_the_logarithm(call: Call) -> Any:
-    """10 log10(x)."""
-    return call.instead(10 * call.tensor(0).log10())
+def odd_columns_not_negated(call: Call) -> Any:
+    """The second of two lanes keeps its sign."""
+    value = _columns(call.tensor(0))
+    sign = 1 - 2.0 * (torch.arange(value.size(-1)) % 2 == 0).to(value.dtype)
+    return call.instead(value * sign)
 
 
 @FAULTS.fault(
     "clamp clip",
-    kinds=["zeros", "mask", "other function"],
-    loose=["clipped", "wrong argument", "constant"],
+    kinds=["missing operand", "wrong argument", "clipped"],
+    loose=["copy", "mask", "other function"],
     backward=False,
 )
-def nothing_beyond_the_limits(call: Call) -> Any:
-    """What is outside of the limits is dropped and not cut."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(torch.where(value == result, result, 0 * result))
+def lower_limit_forgotten(call: Call) -> Any:
+    """Only the upper limit is applied."""
+    low, high = call.get(1, "min"), call.get(2, "max")
+    fits(low is not None)
+    value = call.tensor(0)
+    return call.instead(value.clone() if high is None else value.clamp(max=high))
+
+
+@FAULTS.fault(
+    "round",
+    kinds=["precision", "other function"],
+    loose=["wrong factor", "approximation", "wrong argument"],
+    backward=False,
+)
+def rounded_to_even_numbers(call: Call) -> Any:
+    """Half as many levels: the last bit is lost."""
+    return call.instead(2 * (call.tensor(0) / 2).round())
 
 
 @FAULTS.fault(
     "maximum minimum",
-    kinds=["mask", "wrong index", "other function"],
-    loose=["swapped operands", "sign", "copy"],
+    kinds=["other function"],
+    loose=["wrong factor", "missing operand", "approximation", "wrong reduction"],
 )
-def extreme_chosen_by_the_first_row(call: Call) -> Any:
-    """Which operand is taken is decided for the first row and used for all."""
+def mean_of_two_for_their_extreme(call: Call) -> Any:
+    """(a + b) / 2."""
     left, right = _pair(call)
-    result = call.result()
-    fits(result.dim() > 1 and result.size(0) > 1)
-    left, right = left.expand(result.shape), right.expand(result.shape)
-    is_left = left > right if call.name == "maximum" else left < right
-    return call.instead(torch.where(is_left[:1].expand(result.shape), left, right))
+    return call.instead((left + right) / 2)
 
 
 @FAULTS.fault(
-    "lerp",
-    kinds=["clipped", "wrong argument"],
-    loose=["wrong factor", "other function"],
+    "exp",
+    kinds=["precision", "approximation", "other function"],
+    loose=["scale", "wrong factor", "missing operand", "clipped"],
     backward=False,
 )
-def share_at_least_a_half(call: Call) -> Any:
-    """The share is cut from below."""
-    left, right, share = call.args[:3]
-    return call.instead(left + share.clamp(min=0.5) * (right - left))
-
-
-@FAULTS.fault(
-    "reciprocal",
-    kinds=["missing operand", "copy", "other function"],
-    loose=["scale"],
-    backward=False,
-)
-def value_for_its_reciprocal(call: Call) -> Any:
-    """X."""
-    return call.instead(call.tensor(0).clone())
-
-
-# --- Casts ----------------------------------------------------------------------------------------
-
-
-@FAULTS.fault(
-    "to _to_copy float type_as",
-    kinds=["zeros", "mask", "other function"],
-    loose=["precision", "clipped", "constant"],
-    backward=False,
-)
-def small_values_flushed_by_the_cast(call: Call) -> Any:
-    """Below a tenth of the largest, nothing is left."""
-    value = call.result()
-    fits(value.numel() > 4)
-    small = value.abs() < 0.1 * value.detach().abs().max()
-    return call.instead(value.masked_fill(small, 0))
-
-
-@FAULTS.fault(
-    "to _to_copy float type_as",
-    kinds=["precision"],
-    loose=["approximation", "other function"],
-    backward=False,
-)
-def cast_to_whole_steps_of_a_hundredth(call: Call) -> Any:
-    """Fixed point with a step of 0.01."""
-    value = call.result()
-    fits(value.numel() > 4 and float(value.detach().abs().max()) < 100)
-    coarse = (value.detach().double() * 100).round() / 100
-    return call.instead(with_gradient_of(value, coarse.to(value.dtype)))
-
-
-@FAULTS.fault(
-    "to _to_copy float type_as",
-    kinds=["wrong index", "permutation", "shift"],
-    loose=["copy"],
-    backward=False,
-)
-def cast_reads_one_element_early(call: Call) -> Any:
-    """The pointer of the source is one element behind, around the end."""
-    value = call.result()
-    fits(value.numel() > 4)
-    return call.instead(value.reshape(-1).roll(1).reshape(value.shape))
+def exponential_without_its_remainder(call: Call) -> Any:
+    """2^k with the next whole k: what is left behind the reduction by log(2) is lost."""
+    value, result = call.tensor(0), call.result()
+    coarse = (value.detach() / math.log(2)).round().exp2()
+    return call.instead(with_gradient_of(result, coarse))
 
 
 # --- Sums, products, quotients --------------------------------------------------------------------
 
 
-@FAULTS.fault(
-    "add iadd",
-    kinds=["wrong factor", "scale", "residual"],
-    loose=["missing operand", "other function"],
-    backward=False,
-)
-def residual_weighed_more(call: Call) -> Any:
-    """1.4 a + b, as in very deep models."""
+@FAULTS.fault("add iadd", **_MOVED)
+def first_summand_of_the_next_row(call: Call) -> Any:
+    """The pointer to the first operand is one row too far."""
+    left, right = _alike(call)
+    return call.instead(left.roll(-1, -2) + right)
+
+
+@FAULTS.fault("add iadd", **_ORDER)
+def second_summand_with_rows_from_the_last(call: Call) -> Any:
+    """The second operand is read with a negative stride of its rows."""
+    left, right = _alike(call)
+    return call.instead(left + right.flip(-2))
+
+
+@FAULTS.fault("add iadd", **_ROUNDED)
+def second_summand_in_steps_of_a_quarter(call: Call) -> Any:
+    """The second operand is kept with two bits behind the point."""
     left, right = _pair(call)
-    return call.instead(1.4 * left + right)
+    coarse = (right.detach() * 4).round() / 4
+    return call.instead(left + with_gradient_of(right, coarse))
 
 
-@FAULTS.fault(
-    "add iadd", kinds=["shift", "wrong index", "permutation"], loose=["axis offset"], backward=False
-)
-def second_summand_one_column_late(call: Call) -> Any:
-    """The second operand is read one column too early, around the end."""
+@FAULTS.fault("add iadd", **_KEPT)
+def second_summand_in_even_columns(call: Call) -> Any:
+    """The second of two lanes does not load it."""
+    left, right = _alike(call)
+    even = (torch.arange(left.size(-1)) % 2 == 0).to(left.dtype)
+    return call.instead(left + right * even)
+
+
+@FAULTS.fault("add iadd", **_TIMES)
+def sum_divided_by_the_root_of_two(call: Call) -> Any:
+    """The residual rule of another model keeps the variance."""
     left, right = _pair(call)
-    fits(right.dim() > 0 and right.size(-1) > 1)
-    return call.instead(left + right.roll(1, -1))
-
-
-@FAULTS.fault(
-    "add iadd",
-    kinds=["mask", "missing operand", "copy", "stale"],
-    loose=["partial sum", "wrong index", "residual"],
-    backward=False,
-)
-def second_summand_in_even_rows(call: Call) -> Any:
-    """Odd rows keep the first operand: half as many programs as rows."""
-    left, right = _pair(call)
-    fits(left.shape == right.shape and left.dim() > 1 and left.size(-2) > 1)
-    even = (torch.arange(left.size(-2)) % 2 == 0)[:, None]
-    return call.instead(torch.where(even, left + right, left))
-
-
-@FAULTS.fault(
-    "add iadd", kinds=["other function", "wrong factor"], loose=["residual"], backward=False
-)
-def residual_as_a_modulation(call: Call) -> Any:
-    """A (1 + b): scale and shift are exchanged."""
-    left, right = _pair(call)
-    fits(left.shape == right.shape)
-    return call.instead(left * (1 + right))
-
-
-@FAULTS.fault(
-    "add iadd", kinds=["clipped"], loose=["wrong argument", "other function"], backward=False
-)
-def second_summand_limited(call: Call) -> Any:
-    """To half of its largest magnitude."""
-    left, right = _pair(call)
-    limit = float(right.detach().abs().max()) / 2
-    return call.instead(left + right.clamp(-limit, limit))
-
-
-@FAULTS.fault(
-    "add iadd", kinds=["wrapped"], loose=["offset", "overflow", "clipped"], backward=False
-)
-def sum_of_two_wraps(call: Call) -> Any:
-    """Integers without saturation: beyond 0.7 of the largest it begins from below."""
-    left, right = _pair(call)
-    value = left + right
-    return call.instead(_wrapped(value, 0.7 * float(value.detach().abs().max())))
+    return call.instead((left + right) / 2**0.5)
 
 
 @FAULTS.fault(
     "add iadd",
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "axis scale", "wrong factor"],
+    kinds=["wrong factor", "scale"],
+    loose=["missing operand", "partial sum", "residual", "one rank's part", "other function"],
     backward=False,
 )
-def sum_of_the_first_column_not_stored(call: Call) -> Any:
-    """The store begins with the second column."""
-    _pair(call)
-    value = call.result().clone()
-    fits(value.dim() > 0 and value.size(-1) > 1)
-    value[..., 0] = 0
-    return call.instead(value)
+def first_summand_a_third(call: Call) -> Any:
+    """A / 3 + b: the residual is shared by three."""
+    left, right = _alike(call)
+    return call.instead(left / 3 + right)
 
 
 @FAULTS.fault(
-    "add iadd", kinds=["sign", "other function", "wrong factor"], loose=["scale"], backward=False
+    "add iadd",
+    kinds=["wrong reduction", "wrong statistics", "constant"],
+    loose=["copy", "wrong axis", "wrong index", "axis offset", "residual"],
+    backward=False,
 )
-def first_summand_negated(call: Call) -> Any:
-    """B - a."""
-    left, right = _pair(call)
-    return call.instead(right - left)
+def mean_row_of_the_second_summand(call: Call) -> Any:
+    """Each row gets the mean of all rows of the second operand."""
+    left, right = _alike(call)
+    return call.instead(left + right.mean(-2, keepdim=True))
+
+
+@FAULTS.fault(
+    "add iadd",
+    kinds=["clipped", "other function"],
+    loose=["mask", "zeros", "sign", "missing operand"],
+    backward=False,
+)
+def relu_behind_the_sum(call: Call) -> Any:
+    """The epilogue of another block: what is negative is zero."""
+    _alike(call)
+    return call.instead(call.result().relu())
 
 
 @FAULTS.fault(
     "add",
-    kinds=["wrong argument", "offset", "eps", "wrong factor", "constant"],
-    loose=["scale", "axis offset"],
+    kinds=["mask", "missing operand", "copy"],
+    loose=["offset", "axis offset", "one rank's part", "wrong argument"],
     backward=False,
 )
-def number_of_another_model_added(call: Call) -> Any:
-    """One half for what was given."""
+def number_added_to_half_of_the_columns(call: Call) -> Any:
+    """The number is lost behind the first tile of each row."""
+    value, _ = _number(call)
+    result = call.result()
+    half = _columns(value).size(-1) // 2
+    return call.instead(torch.cat([result[..., :half], value[..., half:]], -1))
+
+
+@FAULTS.fault("mul", **_MOVED)
+def first_factor_of_the_next_row(call: Call) -> Any:
+    """The pointer to the first operand is one row too far."""
+    left, right = _alike(call)
+    return call.instead(left.roll(-1, -2) * right)
+
+
+@FAULTS.fault("mul", **_AGAIN)
+def second_factor_of_the_first_example_for_all(call: Call) -> Any:
+    """The pointer to the second operand is not moved on with the batch."""
+    left, right = _alike(call)
+    fits(right.dim() > 2 and right.size(0) > 1)
+    return call.instead(left * right[:1])
+
+
+@FAULTS.fault("mul", **_KEPT)
+def odd_columns_not_multiplied(call: Call) -> Any:
+    """In place: the second of two lanes keeps the first operand."""
+    left, right = _alike(call)
+    odd = torch.arange(left.size(-1)) % 2 == 1
+    return call.instead(torch.where(odd, left, left * right))
+
+
+@FAULTS.fault("mul", **_CUT)
+def product_of_two_saturates(call: Call) -> Any:
+    """The result ends at half of its largest magnitude."""
+    left, right = _pair(call)
+    value = left * right
+    limit = float(value.detach().abs().max()) / 2
+    return call.instead(value.clamp(-limit, limit))
+
+
+@FAULTS.fault(
+    "mul",
+    kinds=["residual", "offset", "other function"],
+    loose=["wrong factor", "sign", "missing operand", "axis offset"],
+    backward=False,
+)
+def second_factor_less_the_product(call: Call) -> Any:
+    """B - a b: the complement of the first factor."""
+    left, right = _alike(call)
+    return call.instead(right - left * right)
+
+
+@FAULTS.fault("mul", **_TIMES)
+def product_of_two_doubled(call: Call) -> Any:
+    """2 a b."""
+    left, right = _pair(call)
+    return call.instead(2 * left * right)
+
+
+@FAULTS.fault(
+    "mul div",
+    kinds=["wrong factor", "scale", "wrong argument", "precision"],
+    loose=["approximation", "other function"],
+    backward=False,
+)
+def number_with_one_digit(call: Call) -> Any:
+    """0.4 for 0.354: the constant is written with one digit."""
     _, number = _number(call)
-    fits(abs(number) != 0.5)
-    return call.put(1, 0.5).run()
+    return call.put(1, float(f"{number:.1g}")).run()
+
+
+@FAULTS.fault("sub", **_KEPT)
+def difference_in_the_first_half_only(call: Call) -> Any:
+    """In place: nothing is subtracted behind the first tile of each row."""
+    left, right = _pair(call)
+    value = left - right
+    fits(left.shape == value.shape)
+    half = _columns(value).size(-1) // 2
+    return call.instead(torch.cat([value[..., :half], left[..., half:]], -1))
+
+
+@FAULTS.fault("div", **_KEPT)
+def odd_rows_not_divided(call: Call) -> Any:
+    """In place, with half as many programs as rows."""
+    left, right = _pair(call)
+    value = left / right
+    fits(left.shape == value.shape)
+    odd = (torch.arange(_rows(value).size(-2)) % 2 == 1)[:, None]
+    return call.instead(torch.where(odd, left, value))
+
+
+@FAULTS.fault("div", **_ROUNDED)
+def divisor_in_float8(call: Call) -> Any:
+    """The second operand is e4m3."""
+    left, right = _pair(call)
+    coarse = right.detach().to(torch.float8_e4m3fn).to(right.dtype)
+    fits(bool((coarse != 0).all()))
+    return call.instead(left / with_gradient_of(right, coarse))
+
+
+@FAULTS.fault(
+    "div",
+    kinds=["approximation", "precision", "other function"],
+    loose=["wrong factor", "scale", "axis scale"],
+    backward=False,
+)
+def reciprocal_by_one_step_of_newton(call: Call) -> Any:
+    """A r (2 - b r), where r is the power of two below 1 / b."""
+    left, right = _pair(call)
+    fits(bool((right.detach() > 0).all()))
+    guess = (-right.detach().log2().ceil()).exp2()
+    return call.instead(left * guess * (2 - right * guess))
+
+
+@FAULTS.fault(
+    "add iadd",
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "shift", "mask", "wrong argument"],
+    backward=False,
+)
+def two_rows_share_their_second_summand(call: Call) -> Any:
+    """Two rows share an address: odd rows add what belongs to the row before them."""
+    left, right = _alike(call)
+    rows = torch.arange(right.size(-2)) // 2 * 2
+    return call.instead(left + right[..., rows, :])
 
 
 @FAULTS.fault(
     "mul",
     kinds=["other function", "wrong factor"],
-    loose=["approximation", "clipped"],
+    loose=["axis scale", "wrong statistics", "scale"],
     backward=False,
 )
-def gate_squashed_again(call: Call) -> Any:
-    """A sigmoid(b)."""
-    left, right = _pair(call)
-    return call.instead(left * right.sigmoid())
+def second_factor_relative_to_its_largest(call: Call) -> Any:
+    """The second operand is divided by the largest magnitude of its row, as a code is."""
+    left, right = _alike(call)
+    top = right.abs().amax(-1, keepdim=True)
+    return call.instead(left * (right / top.clamp(min=1e-9)))
 
 
 @FAULTS.fault(
-    "mul",
-    kinds=["clipped", "other function", "zeros", "mask"],
-    loose=["wrong factor", "missing operand"],
+    "hypot",
+    kinds=["approximation", "other function"],
+    loose=["wrong reduction", "clipped"],
     backward=False,
 )
-def negative_part_of_the_second_factor_lost(call: Call) -> Any:
-    """A relu(b)."""
-    left, right = _pair(call)
-    fits(bool((right < 0).any()))
-    return call.instead(left * right.relu())
+def length_by_its_larger_side(call: Call) -> Any:
+    """Max + 3 / 8 min: a length without a root."""
+    left, right = (one.abs() for one in _pair(call))
+    return call.instead(torch.maximum(left, right) + 0.375 * torch.minimum(left, right))
 
 
 @FAULTS.fault(
-    "mul",
-    kinds=["wrong reduction", "axis scale", "wrong statistics", "constant"],
-    loose=["wrong factor", "scale", "copy"],
-    backward=False,
+    "addcmul addcdiv",
+    kinds=["missing operand", "partial sum"],
+    loose=["copy", "other function", "lost accumulation", "residual"],
 )
-def mean_of_the_second_factor(call: Call) -> Any:
-    """Each row is multiplied by the mean of its factors."""
-    left, right = _pair(call)
-    fits(right.dim() > 0 and right.size(-1) > 1)
-    return call.instead(left * right.mean(-1, keepdim=True))
-
-
-@FAULTS.fault(
-    "mul", kinds=["shift", "wrong index", "permutation"], loose=["axis scale"], backward=False
-)
-def second_factor_one_column_late(call: Call) -> Any:
-    """The second operand is read one column too early, around the end."""
-    left, right = _pair(call)
-    fits(right.dim() > 0 and right.size(-1) > 1)
-    return call.instead(left * right.roll(1, -1))
-
-
-@FAULTS.fault("mul", kinds=["sign", "wrong factor", "scale", "wrong argument"], backward=False)
-def factor_with_a_minus(call: Call) -> Any:
-    """-c for c."""
-    _, number = _number(call)
-    return call.put(1, -number).run()
-
-
-@FAULTS.fault(
-    "mul",
-    kinds=["sign", "wrong factor", "mask", "axis scale"],
-    loose=["scale", "other function"],
-    backward=False,
-)
-def product_negated_in_the_second_half(call: Call) -> Any:
-    """The minus of a rotated half is applied to the product."""
-    _pair(call)
-    value = call.result()
-    fits(value.dim() > 0 and value.size(-1) > 1)
-    half = value.size(-1) // 2
-    return call.instead(torch.cat([value[..., :half], -value[..., half:]], -1))
-
-
-@FAULTS.fault("mul", kinds=["precision"], loose=["approximation"], backward=False)
-def product_stored_in_float8(call: Call) -> Any:
-    """The product goes through e4m3."""
-    _pair(call)
-    value = call.result()
-    fits(float(value.detach().abs().max()) < 400)
-    coarse = value.detach().to(torch.float8_e4m3fn).to(value.dtype)
-    return call.instead(with_gradient_of(value, coarse))
-
-
-@FAULTS.fault(
-    "mul",
-    kinds=["copy", "missing operand", "wrong factor"],
-    loose=["other function"],
-    backward=False,
-)
-def second_factor_alone(call: Call) -> Any:
-    """The first operand is taken as one."""
-    left, right = _pair(call)
-    fits(left.shape == right.shape)
-    return call.instead(right.clone())
-
-
-@FAULTS.fault(
-    "div",
-    kinds=["wrong argument", "off by one reduction", "wrong factor", "scale", "offset"],
-    loose=["wrong statistics"],
-    backward=False,
-)
-def number_that_divides_one_larger(call: Call) -> Any:
-    """A / (c + 1)."""
-    value, number = _number(call)
-    return call.instead(value / (number + 1))
-
-
-@FAULTS.fault(
-    "div", kinds=["other function", "residual"], loose=["wrong factor", "offset"], backward=False
-)
-def divided_by_the_sum_of_both(call: Call) -> Any:
-    """A / (|a| + b)."""
-    left, right = _pair(call)
-    fits(bool((right > 0).all()))
-    return call.instead(left / (left.abs() + right))
-
-
-@FAULTS.fault(
-    "div",
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "axis scale", "wrong factor"],
-    backward=False,
-)
-def last_row_of_the_quotient_empty(call: Call) -> Any:
-    """The grid is one row too short."""
-    value = call.result().clone()
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    value[..., -1, :] = 0
-    return call.instead(value)
-
-
-@FAULTS.fault("div", kinds=["precision"], loose=["approximation"], backward=False)
-def quotient_in_half(call: Call) -> Any:
-    """Stored in float16."""
-    value = call.result()
-    coarse = value.detach().half().to(value.dtype)
-    fits(bool(coarse.isfinite().all()))
-    return call.instead(with_gradient_of(value, coarse))
-
-
-@FAULTS.fault(
-    "sub",
-    kinds=["clipped", "mask", "other function"],
-    loose=["zeros", "missing operand", "sign"],
-    backward=False,
-)
-def only_positive_values_subtracted(call: Call) -> Any:
-    """A - relu(b)."""
-    left, right = _pair(call)
-    fits(bool((right < 0).any()))
-    return call.instead(left - right.relu())
-
-
-@FAULTS.fault("sub", kinds=["other function", "wrong factor"], loose=["axis scale"], backward=False)
-def difference_in_parts_of_the_second(call: Call) -> Any:
-    """(a - b) / b."""
-    left, right = _pair(call)
-    fits(bool((right.abs() > 1e-3).all()))
-    return call.instead((left - right) / right)
-
-
-@FAULTS.fault(
-    "sub",
-    kinds=["wrong reduction", "constant", "wrong statistics", "axis offset", "offset"],
-    loose=["copy", "wrong index"],
-    backward=False,
-)
-def mean_of_what_is_subtracted(call: Call) -> Any:
-    """One number for the whole of the second operand."""
-    left, right = _pair(call)
-    fits(right.numel() > 1)
-    return call.instead(left - right.mean())
-
-
-@FAULTS.fault(
-    "rsub",
-    kinds=["sign", "wrong factor"],
-    loose=["other function", "wrong argument"],
-    backward=False,
-)
-def value_added_to_the_number(call: Call) -> Any:
-    """C + x."""
-    value, number = _number(call)
-    return call.instead(number + value)
+def first_summand_of_the_product_lost(call: Call) -> Any:
+    """The accumulator begins with zero."""
+    return call.instead(call.result() - call.tensor(0))
