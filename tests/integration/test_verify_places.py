@@ -17,7 +17,12 @@ from paritas.checks import blocks, failures, locate_compiled, places
 from paritas.checks.places import Place
 from paritas.cli import main
 from paritas.results.findings import OriginKind, PatternKind, Status, Verdict
-from quality.faulty_backends import gradient_of_sin_wrong, sin_as_cos, sin_raises
+from quality.faulty_backends import (
+    gradient_of_sin_wrong,
+    sin_as_cos,
+    sin_raises,
+    value_of_exp_and_gradient_of_sin_wrong,
+)
 from spying import Spy
 
 if TYPE_CHECKING:
@@ -108,6 +113,23 @@ def test_a_wrong_gradient_alone_is_located_and_explains_the_gradients() -> None:
     verdict = paritas.verify([X], net, candidate, LOCATES)
     (place,) = located(verdict)
     assert place.origin.operator == "sin"
+    assert {f.cause for f in verdict.failures if f is not place} == {place.path}
+
+
+def test_a_wrong_value_does_not_hide_a_gradient_that_is_wrong_elsewhere() -> None:
+    net = Net()
+    candidate = torch.compile(net, backend=value_of_exp_and_gradient_of_sin_wrong)
+    verdict = paritas.verify([X], net, candidate, LOCATES)
+    value, gradient = located(verdict)
+    assert (value.origin.operator, gradient.origin.operator) == ("exp", "sin")
+    assert gradient.item.kind.is_gradient or "gradients" in gradient.path
+
+
+def test_a_wrong_value_alone_is_the_only_cause_of_wrong_gradients() -> None:
+    net = Net()
+    candidate = torch.compile(net, backend=sin_as_cos)
+    verdict = paritas.verify([X], net, candidate, LOCATES)
+    (place,) = located(verdict)
     assert {f.cause for f in verdict.failures if f is not place} == {place.path}
 
 

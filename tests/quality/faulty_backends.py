@@ -103,6 +103,15 @@ def gradient_of_sin_wrong(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     return graph.forward
 
 
+def value_of_exp_and_gradient_of_sin_wrong(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+    """Two faults that have nothing to do with each other."""
+    _swap(graph, torch.exp, _exp_off)
+    for node in graph.graph.find_nodes(op="call_method", target="exp"):
+        node.op, node.target = "call_function", _exp_off
+    _swap(graph, torch.sin, _sin_of_wrong_gradient)
+    return graph.forward
+
+
 def writes_left_out(graph: fx.GraphModule, inputs: list[Any]) -> Any:
     for node in graph.graph.find_nodes(op="call_method", target="add_"):
         node.target = "add"

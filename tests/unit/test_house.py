@@ -26,7 +26,6 @@ CANARIES = [
     ROOT / "tests" / "unit" / "test_backend_canaries.py",
 ]
 
-LONGEST_FILE = 800
 BANNED_NAMES = {"util", "utils", "_util", "_utils"}
 
 
@@ -157,15 +156,6 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 # --- files ----------------------------------------------------------------------------------------
-
-
-def test_no_file_is_too_long():
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in python_files()
-    }
-    too_long = {path: lines for path, lines in lengths.items() if lines > LONGEST_FILE}
-    assert not too_long, f"over {LONGEST_FILE} lines: split by what the parts are about"
 
 
 def test_no_module_is_called_utils():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import re
 import threading
 import warnings
@@ -230,6 +231,11 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     return tree
 
 
+def takes_shape_only(kind: Traits) -> bool:
+    """Whether an operator makes a tensor like another one, without a look at its values."""
+    return kind.name.endswith("_like") or kind.name.startswith("new_")
+
+
 def tensors_in(result: Any) -> list[Tensor]:
     """The tensors of what a program returns, also in dicts and registered classes."""
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -332,6 +338,26 @@ def call_bound(
 def count_results(func: OpOverload) -> int:
     """How many values an operator returns."""
     return len(func._schema.returns)
+
+
+_OUT_OF_PLACE: dict[Any, Any] = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_")
+    if hasattr(operator, f"i{name}")
+} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+
+
+def out_of_place(target: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator with the same result that writes to nothing; the same one if none is known."""
+    if not isinstance(target, OpOverload):
+        pure: Callable[..., Any] = _OUT_OF_PLACE.get(target, target)
+        return pure
+    namespace, _, name = target._schema.name.partition("::")
+    if not name.endswith("_") or name.endswith("__"):
+        return target
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+    found = getattr(packet, target._overloadname, None)
+    return found if isinstance(found, OpOverload) else target
 
 
 def optional_tensors(func: OpOverload) -> frozenset[str]:

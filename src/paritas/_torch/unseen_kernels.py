@@ -98,6 +98,28 @@ class _OtherTensors:
         return getattr(self._context, name)
 
 
+class WatchedContext:
+    """The context of an autograd function, which shows its saved tensors when they are read.
+
+    They are read once: activation checkpointing raises if they are read again.
+    """
+
+    def __init__(self, context: Any, look: Callable[[tuple[Tensor, ...]], None]) -> None:
+        vars(self).update(_context=context, _look=look)
+
+    @functools.cached_property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        tensors: tuple[Tensor, ...] = self._context.saved_tensors
+        self._look(tensors)
+        return tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._context, name, value)
+
+
 def _argument_names(launcher: Launcher, launch: Launch) -> list[str]:
     if launch is Launch.BACKWARD:
         return ["saved", "ctx", *list(inspect.signature(launcher.backward).parameters)[1:]]
@@ -144,6 +166,8 @@ def watch_autograd_functions(
 
     def watch_backward(function: Function) -> None:
         backward = function.backward
+        if backward is torch.autograd.Function.backward:
+            return  # it has none, or calls it `vjp`: torch refuses both
         is_own = "backward" in function.__dict__
         before = function.__dict__.get("backward")
 

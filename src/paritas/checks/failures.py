@@ -370,7 +370,7 @@ def call_context(
             from the whole program.
         is_method: the target is the name of a method of the first argument, a tensor.
     """
-    from paritas.diagnosis.calls import LiveCall
+    from paritas.diagnosis.calls import call_of
     from paritas.diagnosis.case import Context
 
     args = tuple(args)
@@ -383,7 +383,7 @@ def call_context(
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
     function = getattr(torch.Tensor, target, None) if is_method else target
-    call = LiveCall(function, args, kwargs) if callable(function) else None
+    call = call_of(function, args, kwargs) if callable(function) else None
     return Context(
         operator=str(target),
         inputs=tuple(inputs),
@@ -427,8 +427,21 @@ def _is_handed_on(node: Node) -> bool:
     return is_later and (takes or node.target is torch.clone)
 
 
+@dataclasses.dataclass(frozen=True)
+class GraphCode:
+    """A backend's code for a graph.
+
+    Attributes:
+        call: the code.
+        remake: compiles the graph again, for arguments of other shapes.
+    """
+
+    call: Callable[..., Any]
+    remake: Callable[[list[Any]], Callable[..., Any]]
+
+
 def gradient_runs(
-    program: Any, code: Callable[..., Any], name: str, pair: tuple[Tensor, Tensor]
+    program: Any, code: GraphCode, name: str, pair: tuple[Tensor, Tensor]
 ) -> PlaceRuns | None:
     """The gradient of one input by a graph and by other code for it; None if it has none.
 
@@ -447,19 +460,29 @@ def gradient_runs(
     kept = list(program.kept)
     places = [number for number, one in enumerate(kept) if isinstance(one, torch.Tensor)]
 
-    def run(code: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
+    def arguments(operands: Sequence[Tensor]) -> list[Any]:
         args = list(kept)
         for place, operand in zip(places, operands, strict=False):
             args[place] = operand
+        return args
+
+    def run(call: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
+        args = arguments(operands)
         with program.surroundings.around():
-            found = _differentiate(program, code, args, list(operands[len(places) :]))
+            found = _differentiate(program, call, args, list(operands[len(places) :]))
         value = found[wanted.index(name)]
-        return torch.zeros_like(pair[0]) if value is None else value
+        return torch.zeros_like(program.reference.named(args)[name]) if value is None else value
+
+    def remake(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
+        with program.surroundings.around(), torch.enable_grad():
+            made = code.remake(_leaves(program, arguments(operands)))
+        return functools.partial(run, made)
 
     totals = [one.total for one in cotangents.values()]
     operands = (*(kept[place] for place in places), *totals)
     run_reference = functools.partial(run, program.reference.module)
-    return PlaceRuns(operands, run_reference, lambda: functools.partial(run, code), *pair)
+    run_candidate = functools.partial(run, code.call)
+    return PlaceRuns(operands, run_reference, lambda: run_candidate, *pair, remake_candidate=remake)
 
 
 def _requires_grad(value: Any) -> bool:
@@ -472,15 +495,20 @@ def _differentiate(
     """The gradients that code for a graph gives for its arguments that need some."""
     needed = list(map(_requires_grad, program.kept))
     with torch.enable_grad():
-        args = [
-            one.detach().requires_grad_() if need else one
-            for one, need in zip(kept, needed, strict=True)
-        ]
+        args = _leaves(program, kept)
         results = code(*args)
         outputs = [results[position] for position in program.cotangents or ()]
         ends = [one.to(output.dtype) for one, output in zip(given, outputs, strict=True)]
         wanted = [one for one, need in zip(args, needed, strict=True) if need]
         return list(torch.autograd.grad(outputs, wanted, ends, allow_unused=True))
+
+
+def _leaves(program: CapturedProgram, kept: list[Any]) -> list[Any]:
+    """The arguments of a call, of which some get a gradient."""
+    return [
+        one.detach().requires_grad_() if _requires_grad(first) else one
+        for one, first in zip(kept, program.kept, strict=True)
+    ]
 
 
 def _sort_argument(

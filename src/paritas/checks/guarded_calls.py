@@ -15,6 +15,7 @@ from paritas.checks.comparer import CollectedFindings
 from paritas.checks.failures import (
     Explainer,
     FailedGraph,
+    GraphCode,
     GraphMaker,
     gradient_call,
     gradient_runs,
@@ -275,7 +276,7 @@ class CallComparer:
         runs: Evidence[Program],
         label: str,
         experience: Experience,
-        compiled: Callable[..., Any] | None = None,
+        compiled: GraphCode | None = None,
     ) -> None:
         """`runs` are the reference's runs; `compiled` is the code, if it can be called again."""
         self.runs = runs
@@ -567,9 +568,7 @@ class GuardedCode:
         self.skip(OTHERS_DRAW, "" if draws else RANDOM_PART)
         return True
 
-    def comparer(
-        self, runs: Evidence[Program], compiled: Callable[..., Any] | None = None
-    ) -> CallComparer:
+    def comparer(self, runs: Evidence[Program], compiled: GraphCode | None = None) -> CallComparer:
         """Make a comparer for one call; of this code, if it can be called again."""
         return CallComparer(runs, self.entry.label, self.experience, compiled)
 

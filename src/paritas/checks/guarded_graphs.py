@@ -7,6 +7,7 @@ such graphs, results and gradients are compared with the captured graph.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch
 
 from paritas._torch.eager_graphs import with_tolerant_equality
 from paritas._torch.graphs import (
+    copy_graph,
     graph_source,
     is_undefined,
     lowered_input_names,
@@ -23,7 +25,7 @@ from paritas._torch.graphs import (
     placeholders,
     returned,
 )
-from paritas.checks.failures import MOST_EXPLAINED, is_wrong_output, without_kind
+from paritas.checks.failures import MOST_EXPLAINED, GraphCode, is_wrong_output, without_kind
 from paritas.checks.gradient_watch import GradientWatch
 from paritas.checks.guard_settings import check_deadline
 from paritas.checks.guarded_calls import (
@@ -625,7 +627,8 @@ class GuardedCapture(GuardedCode):
         self.journal.count_call(code.entry)
         try:
             runs = Evidence(program, seed=self.settings.seed)
-            comparer = code.comparer(runs, self.compiled)
+            compiled = GraphCode(self.compiled, self._compile_for)
+            comparer = code.comparer(runs, compiled)
             reference = runs.native[0]
             if draws and code.is_disturbed(reference.rng_after, rng_after, threads, draws=draws):
                 return found
@@ -660,10 +663,14 @@ class GuardedCapture(GuardedCode):
             verdict = msgspec.structs.replace(verdict, findings=findings)
         if not differs or not self.settings.locate or runs.native[0].error is not None:
             return verdict
-        if gradients and self._located.get(False):  # wrong values give wrong gradients
-            return caused_by(self._located[False], verdict)
+        # Wrong values give wrong gradients, but a node may hand back wrong ones besides.
+        known = self._located.get(False, []) if gradients else []
         if gradients not in self._located:
-            from paritas.checks.locate_captured import CapturedSuspect, locate_captured
+            from paritas.checks.locate_captured import (
+                CapturedSuspect,
+                locate_captured,
+                locate_gradients_besides,
+            )
 
             suspect = CapturedSuspect(
                 runs,
@@ -675,8 +682,19 @@ class GuardedCapture(GuardedCode):
                 self.settings.deadline,
                 self.settings.lifted_agrees,
             )
-            self._located[gradients] = locate_safely(locate_captured, suspect)
-        return with_places(self._located[gradients], verdict)
+            locate = (
+                functools.partial(locate_gradients_besides, known) if known else locate_captured
+            )
+            self._located[gradients] = locate_safely(locate, suspect)
+        found = self._located[gradients]
+        if not known:
+            return with_places(found, verdict)
+        verdict = caused_by(known, verdict)
+        return msgspec.structs.replace(verdict, findings=(*found, *verdict.findings))
+
+    def _compile_for(self, args: list[Any]) -> Callable[..., Any]:
+        """The same graph, compiled for other arguments."""
+        return self.compile_graph(copy_graph(self.reference.graph), args)
 
     def _compile_part(
         self,

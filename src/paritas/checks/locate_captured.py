@@ -124,6 +124,18 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
         now.restore()
 
 
+def locate_gradients_besides(known: Collection[Finding], suspect: CapturedSuspect) -> list[Finding]:
+    """A node that hands back wrong gradients, besides nodes whose values are wrong; often none."""
+    now = RandomState.now()
+    names = {one.origin.name for one in known if one.origin is not None}
+    try:
+        with quietly():
+            finding = _Search(suspect).finding_of_gradients(names)
+    finally:
+        now.restore()
+    return [] if finding is None else [finding]
+
+
 @dataclasses.dataclass(frozen=True)
 class _JudgedNode:
     """A wrong node, and how to diagnose it: that takes longer than to judge it."""
@@ -162,6 +174,20 @@ class _Search:
         else:
             found = self._try_nodes_alone()
         return found or self._whole_graph()
+
+    def finding_of_gradients(self, names: Collection[str]) -> Finding | None:
+        """The finding about a node that hands back wrong gradients for right ones; None if none is.
+
+        Args:
+            names: nodes that are known to be wrong. A node with a wrong value hands back a wrong
+                gradient as well.
+        """
+        wrong = set(names)
+        if self.own_values is not None:
+            judged = itertools.islice(self._judge_all(self.own_values), MOST_WRONG)
+            wrong |= {one.finding.item.name for one in judged}
+        nodes = [self.calls[number] for number in self.suspicious]
+        return self._first_wrong_alone([node for node in nodes if node.name not in wrong])
 
     # --- Each node on the backend's own values ---
 
@@ -360,7 +386,7 @@ class _Search:
         from paritas.diagnosis.place_runs import PlaceRuns
 
         run = call.run
-        if run.level is not None or run.is_hidden or run.wrote:
+        if run.level is not None or run.is_hidden:
             return None
         node = next(one for one in self.graph.graph.nodes if one.name == call.node.name)
         module, names = _cut_node(node, run.tensors())
@@ -380,9 +406,9 @@ class _Search:
             with call.around():
                 return _item_at(call.call(reads), path)
 
-        def make_candidate() -> Callable[[Sequence[Tensor]], Any]:
+        def make_candidate(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
             rng = run.rng or self.program.rng
-            part = self.suspect.compile_part(module, given, run.surroundings, rng)
+            part = self.suspect.compile_part(module, arguments(operands), run.surroundings, rng)
             place = run.tensors().index(path)
 
             def run_candidate(operands: Sequence[Tensor]) -> Any:
@@ -391,7 +417,10 @@ class _Search:
             return run_candidate
 
         operands = tuple(given[place] for place in places)
-        return PlaceRuns(operands, run_reference, make_candidate, *pair)
+        make_first = functools.partial(make_candidate, operands)
+        return PlaceRuns(
+            operands, run_reference, make_first, *pair, remake_candidate=make_candidate
+        )
 
     def _worst_of(self, node: Node, judged: list[_JudgedNode]) -> list[_JudgedNode]:
         """The worst finding about a node, with its origin."""

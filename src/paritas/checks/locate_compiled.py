@@ -54,7 +54,7 @@ def locate_compiled(call: FailedCall) -> Place:
         call.tell(f"checking the candidate graph by graph{way.words}")
         place = _read_journal(call, *_run_guarded(call, way))
         if place.findings:
-            return place
+            return _with_places_of_gradients(call, place, way)
         reason = reason or place.reason
     if is_over(call):
         seconds = call.config.locate_seconds
@@ -172,24 +172,38 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
     return journal, None if isinstance(error, SearchOverError) else error
 
 
+def _with_places_of_gradients(call: FailedCall, place: Place, way: _Way) -> Place:
+    """A place in the forward pass, and those in the backward pass that it does not explain.
+
+    Each graph is compared with what it should compute from the values that it gets, so a node of
+    the backward pass is not wrong because of the forward pass. All of a graph may be.
+    """
+    if way.gradients or is_over(call) or not any(map(_is_of_backward, call.failures)):
+        return place
+    call.tell("checking the backward pass graph by graph")
+    journal, _ = _run_guarded(call, dataclasses.replace(way, gradients=True, checks_passes=False))
+    backward = _places_in(journal, {finding.aspect for finding in call.failures})[1]
+    number = call.failures[0].item.inputs
+    further = [
+        msgspec.structs.replace(one, item=one.item.during(0, number))
+        for one in backward
+        if not _is_whole_graph(one)
+    ]
+    findings = tuple(_distinct([*place.findings, *further]))
+    return dataclasses.replace(place, findings=findings)
+
+
 # --- What the guards found ------------------------------------------------------------------------
 
 
 def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | None) -> Place:
     verdict = journal.verdict()
     aspects = {finding.aspect for finding in call.failures}
-    explaining = [finding for finding in verdict.failures if _explains(finding, aspects)]
-    forward: list[Finding] = []
-    backward: list[Finding] = []
-    for entry in journal.graphs:
-        failed = [finding for finding in explaining if finding.item.graph == entry.label]
-        if failed:
-            (backward if entry.is_backward else forward).append(_place_in(entry, failed))
-        elif error is not None and not entry.calls:
-            forward.append(_refused_graph(entry, error))
+    forward, backward = _places_in(journal, aspects, error)
     if forward:  # a graph whose inputs are wrong gives wrong gradients
         backward = [one for one in backward if not _is_whole_graph(one)]
     # They work before the graph is split into forward and backward, and so belong to neither.
+    explaining = [finding for finding in verdict.failures if _explains(finding, aspects)]
     passes = [finding for finding in explaining if finding.origin and not finding.item.graph]
     places = _distinct([*forward, *backward])
     if places and passes:
@@ -202,6 +216,22 @@ def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | No
     is_backward = bool(backward) and not (forward or passes)
     causes, reason = _group_failures(call, places[0], is_backward=is_backward)
     return Place(findings=tuple(places), causes=causes, reason=reason)
+
+
+def _places_in(
+    journal: GuardJournal, aspects: set[Aspect], error: Exception | None = None
+) -> tuple[list[Finding], list[Finding]]:
+    """The places in forward graphs, and those in backward graphs."""
+    explaining = [one for one in journal.verdict().failures if _explains(one, aspects)]
+    forward: list[Finding] = []
+    backward: list[Finding] = []
+    for entry in journal.graphs:
+        failed = [finding for finding in explaining if finding.item.graph == entry.label]
+        if failed:
+            (backward if entry.is_backward else forward).append(_place_in(entry, failed))
+        elif error is not None and not entry.calls:
+            forward.append(_refused_graph(entry, error))
+    return forward, backward
 
 
 def _is_whole_graph(place: Finding) -> bool:

@@ -49,7 +49,7 @@ from paritas.checks.traced_runs import (
     WrongItem,
     kept_tensors,
 )
-from paritas.diagnosis.calls import LiveCall
+from paritas.diagnosis.calls import call_of
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.checks.places import FailedCall
+    from paritas.diagnosis.calls import LiveCall
     from paritas.recording.traces import Operation, Trace, TracedCall
 
 # More independent faults than this are not looked for.
@@ -509,7 +510,7 @@ class _Search:
         kept = kept_tensors(self.sides, self.call.reference, run, set(twin.inputs))
         if len(kept) < len(set(twin.inputs)):
             return None
-        return LiveCall(twin.target, *fill_arguments(twin, kept))
+        return call_of(twin.target, *fill_arguments(twin, kept))
 
     def _twins(
         self, operations: Sequence[Operation], run: TracedRun, side: int

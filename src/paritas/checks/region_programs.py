@@ -227,7 +227,7 @@ def _computes_in_float64(
 
     before, middle, after = (value(candidate, direction) for direction in (-1, 0, 1))
     right = value(reference, 1), value(reference, 0)
-    return computes_in_float64([responds_smoothly(before, middle, after, right)])
+    return bool(computes_in_float64([responds_smoothly(before, middle, after, right)]))
 
 
 def _runs_of(

@@ -362,6 +362,18 @@ class MatchItem:
         """Whether it is a number, a list or the like instead of a tensor."""
         return self.record.value is not None
 
+    @property
+    def memory(self) -> tuple[object, ...]:
+        """Equal for all records of the same memory on one side."""
+        record = self.record
+        root = record.sequence if record.alias_of is None else record.alias_of
+        return self.scope, record.rank, root
+
+    @property
+    def stored_value(self) -> tuple[object, ...]:
+        """Equal for all records of the same tensor on one side."""
+        return *self.memory, self.record.digest, self.shape
+
 
 class Link(NamedTuple):
     """Two items that belong together.

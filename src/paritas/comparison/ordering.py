@@ -32,6 +32,7 @@ def match_order(book: Book) -> None:
     if not mine or not golden:
         return
     _match_values(book, mine, golden)
+    _match_makers(book, mine, golden)
     before = len(book.links)
     _match_between(book, *(_select(calls, _MODULES) for calls in (mine, golden)))
     _confine_operators(book, mine, golden)
@@ -213,6 +214,60 @@ def _identify_call(call: _Call) -> Iterator[Hashable]:
             results.append(content)
     if results and all(digest for _, digest, _ in results):
         yield *where, tuple(results)
+
+
+def _match_makers(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+    """Link the calls that made what linked calls of operators read, and so on upstream.
+
+    Two calls that belong together read what the same calls made. A port may exchange the operands
+    of a sum, so each of their inputs must have been made by a call of another kind.
+    """
+    made_mine, made_golden = _index_made(mine), _index_made(golden)
+    callers = {id(item): call for call in (*mine, *golden) for item in call.items.values()}
+    waiting = [
+        (callers[id(link.my)], callers[id(link.golden)])
+        for link in book.links
+        if link.by == "value" and link.my.site.level == link.golden.site.level == "op"
+    ]
+    while waiting:
+        call, other = waiting.pop()
+        ours, theirs = _find_makers(call, made_mine), _find_makers(other, made_golden)
+        for kind in ours.keys() & theirs.keys():
+            maker, partner = ours[kind], theirs[kind]
+            if maker is None or partner is None or not (maker.is_left and partner.is_left):
+                continue
+            before = _find_makers(maker, made_mine)
+            tensors = sum(
+                side == "input" for (side, _), one in maker.items.items() if one.shape is not None
+            )
+            are_told_apart = len(before) == tensors and None not in before.values()
+            are_ordered = are_told_apart and list(before) == list(
+                _find_makers(partner, made_golden)
+            )
+            if tensors == 1 or are_ordered:
+                _link_calls(book, maker, partner, "value")
+                waiting.append((maker, partner))
+
+
+def _index_made(calls: list[_Call]) -> dict[Hashable, _Call]:
+    """The call of an operator that made each value."""
+    made: dict[Hashable, _Call] = {}
+    for call in calls:
+        for (side, _), item in call.items.items():
+            if call.level == "op" and side == "output" and item.record.digest:
+                made.setdefault(item.stored_value, call)
+    return made
+
+
+def _find_makers(call: _Call, made: Mapping[Hashable, _Call]) -> dict[Hashable, _Call | None]:
+    """The calls that made the inputs of a call, by kind and shapes; None for several of a kind."""
+    makers: dict[Hashable, _Call | None] = {}
+    for (side, _), item in call.items.items():
+        maker = made.get(item.stored_value) if side == "input" else None
+        if maker is not None:
+            key = (maker.stretch, maker.kind, maker.shapes)
+            makers[key] = None if makers.get(key, maker) is not maker else maker
+    return makers
 
 
 def _link_calls(book: Book, call: _Call, other: _Call, by: MatchedBy) -> None:

@@ -161,18 +161,18 @@ def _match_shared(book: Book, eager: list[MatchItem]) -> None:
         if item.scope is None or item.record.tensor is None or not item.record.digest:
             continue
         if item.found or item.gone:
-            first.setdefault(_memory_key(item), item)
-            if item.found or _value_key(item) not in same:
-                same[_value_key(item)] = item
+            first.setdefault(item.memory, item)
+            if item.found or item.stored_value not in same:
+                same[item.stored_value] = item
     for item in eager:
         other = (
-            same.get(_value_key(item)) if item.is_left and item.record.tensor is not None else None
+            same.get(item.stored_value) if item.is_left and item.record.tensor is not None else None
         )
         if other is not None and other.found:
             book.link_either(item, partners[id(other)], "module")
         elif other is not None:
             book.skip(item, "value", "recorded again; compared elsewhere")
-        elif item.is_left and _VIEWS.fullmatch(item.site.op) and _memory_key(item) in first:
+        elif item.is_left and _VIEWS.fullmatch(item.site.op) and item.memory in first:
             book.skip(item, "view", "of values that are compared themselves")
 
 
@@ -180,16 +180,6 @@ def _find_partners(book: Book) -> dict[int, MatchItem]:
     """The counterpart of each linked item, by the item's id."""
     partners = {id(link.golden): link.my for link in book.links}
     return partners | {id(link.my): link.golden for link in book.links}
-
-
-def _memory_key(item: MatchItem) -> tuple[object, ...]:
-    record = item.record
-    root = record.sequence if record.alias_of is None else record.alias_of
-    return item.scope, record.rank, root
-
-
-def _value_key(item: MatchItem) -> tuple[object, ...]:
-    return *_memory_key(item), item.record.digest, item.shape
 
 
 # --- Eager code against a captured graph: calls inside a module -----------------------------------

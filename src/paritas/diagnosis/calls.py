@@ -27,6 +27,7 @@ from paritas._torch.operators import (
     checks_arguments,
     count_results,
     map_tensors,
+    out_of_place,
     own_default,
     traits,
 )
@@ -408,6 +409,20 @@ class LiveCall:
             (self.args, dict(self.kwargs), state)
         )
         return tree
+
+
+def call_of(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> LiveCall:
+    """A call with the same result that writes to nothing, if there is one.
+
+    Its operators run hundreds of times, on the same arguments.
+    """
+    if kwargs.get("inplace") is True:
+        kwargs = {**kwargs, "inplace": False}
+    pure = out_of_place(target)
+    name = getattr(target, "__name__", "")
+    if pure is target and name.endswith("_") and target is getattr(torch.Tensor, name, None):
+        pure = getattr(torch.Tensor, name[:-1], target)
+    return LiveCall(pure, tuple(args), kwargs)
 
 
 def is_same_tensor(one: Tensor, other: Tensor) -> bool:

@@ -138,6 +138,7 @@ class Case:
         noise: d, per element, as the judge measured it; None means by dtype.
         context: what else is known.
         whole_scale: if this is a part of a tensor, the `scale` of the whole.
+        first_run: if this is of several runs, the case of the first one.
     """
 
     candidate: Tensor
@@ -146,6 +147,7 @@ class Case:
     noise: Tensor | None = None
     context: Context = Context()
     whole_scale: float | None = None
+    first_run: Case | None = None
 
     @functools.cached_property
     def repeated(self) -> tuple[Case, ...]:
@@ -153,6 +155,13 @@ class Case:
         from paritas.diagnosis.second_look import repeat_case
 
         return repeat_case(self)
+
+    @functools.cached_property
+    def lengthened(self) -> tuple[Case, ...]:
+        """The same place with longer operands; empty if the programs take these lengths only."""
+        from paritas.diagnosis.second_look import lengthen_case
+
+        return lengthen_case(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -709,6 +718,12 @@ def wrong_block(case: Case) -> WrongBlock:
         dataclasses.replace(case.context, held={}, named={}, earlier={}, inputs=()),
     )
     return WrongBlock(inner, tuple(indices), is_whole=False)
+
+
+def count_partial_axes(case: Case) -> int:
+    """Along how many axes only some indices are wrong."""
+    kept = zip(wrong_block(case).indices, case.shape, strict=True)
+    return sum(len(indices) < size for indices, size in kept)
 
 
 def holds_in_block(case: Case, prediction: Tensor) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from paritas._torch.global_state import quietly
 from paritas.diagnosis.boxes import MOST_ELEMENTS, cut_case
-from paritas.diagnosis.case import Case, Context, wrong_block
+from paritas.diagnosis.case import Case, Context, count_partial_axes, wrong_block
 from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
 from paritas.diagnosis.patterns.approximations import propose_approximations, propose_curves
 from paritas.diagnosis.patterns.arrangements import propose_permutations, propose_shifts
@@ -38,7 +40,14 @@ from paritas.diagnosis.patterns.replacements import propose_constants, propose_r
 from paritas.diagnosis.patterns.sources import propose_sources
 from paritas.diagnosis.repetitions import stack_runs
 from paritas.diagnosis.second_look import is_found_again
-from paritas.diagnosis.stating import GUESS, INSIDE, is_plain, may_be_stated, with_confidence
+from paritas.diagnosis.stating import (
+    GUESS,
+    INSIDE,
+    OPERAND,
+    is_plain,
+    may_be_stated,
+    with_confidence,
+)
 from paritas.execution.scouting import run_apart
 from paritas.results.findings import Diagnosis, PatternKind
 
@@ -201,10 +210,22 @@ def _rank_repeated(case: Case) -> list[Pattern]:
 def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[Pattern]:
     operator, repeated = case.context.operator_name, case.context.call is not None
     return [
-        pattern
+        pattern if at_output else _of_its_axis(case, pattern)
         for pattern in patterns
         if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
     ]
+
+
+def _of_its_axis(case: Case, pattern: Pattern) -> Pattern:
+    """A factor of some indices along one axis is one of that axis."""
+    is_of_part = pattern.kind == PatternKind.SCALE and not _is_of_whole(pattern)
+    if not is_of_part or OPERAND in pattern.evidence or count_partial_axes(case) != 1:
+        return pattern
+    return msgspec.structs.replace(pattern, kind=PatternKind.AXIS_SCALE)
+
+
+def _is_of_whole(pattern: Pattern) -> bool:
+    return pattern.evidence.get("extent", "whole tensor") == "whole tensor"
 
 
 def _is_seen_in_values(pattern: Pattern) -> bool:

@@ -13,7 +13,7 @@ from paritas.diagnosis.case import HUGE, same
 from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -42,6 +42,8 @@ class PlaceRuns:
             operands themselves.
         inner: the values on the candidate's way to its result for other operands, if they are seen.
         earlier: the operands of the run that this one repeats.
+        remake_candidate: prepares the candidate for operands of other shapes; None if neither
+            program can be prepared for them.
     """
 
     operands: tuple[Tensor, ...]
@@ -53,6 +55,7 @@ class PlaceRuns:
     recall: Callable[[Sequence[Tensor]], LiveCall | None] | None = None
     inner: Callable[[Sequence[Tensor]], InnerValues] | None = None
     earlier: tuple[Tensor, ...] | None = None
+    remake_candidate: Callable[[Sequence[Tensor]], Program] | None = None
 
     @functools.cached_property
     def is_faithful(self) -> bool:
@@ -72,6 +75,21 @@ class PlaceRuns:
         """The candidate's result; None if it cannot be called so."""
         return None if self._program is None else _run(self._program, operands, self.given)
 
+    def both_anew(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Both results for operands of other shapes; None if the programs are for the first only.
+
+        A program that was recorded, or compiled for fixed shapes, has lengths among its numbers.
+        """
+        if self.remake_candidate is None:
+            return None
+        right = _call(self.run_reference, operands, self.expected.dtype)
+        make = functools.partial(self.remake_candidate, operands)
+        program = None if right is None else _prepare(make)
+        given = None if program is None else _call(program, operands, self.given.dtype)
+        if right is None or given is None or right.shape != given.shape:
+            return None
+        return right, given
+
     def place_of(self, tensor: Tensor) -> int | None:
         """Where a value is among the operands; None if it is not clear."""
         places = [
@@ -81,17 +99,23 @@ class PlaceRuns:
 
     @functools.cached_property
     def _program(self) -> Program | None:
-        try:
-            return self.make_candidate()
-        except Exception:  # noqa: BLE001  (a backend raises what it likes; then nothing is asked)
-            return None
+        return _prepare(self.make_candidate)
+
+
+def _prepare(make: Callable[[], Program]) -> Program | None:
+    try:
+        return make()
+    except Exception:  # noqa: BLE001  (a backend raises what it likes; then nothing is asked)
+        return None
 
 
 # A tensor of at most this many different values is a choice, such as a mask, not a measurement.
 _FEW_VALUES = 2
 
 
-def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
+def vary_operands(
+    operands: Sequence[Tensor], seed: int, *, growth: float = 1.0
+) -> tuple[Tensor, ...]:
     """Other values of the same kind: the same shapes, dtypes, signs and limits.
 
     What holds by chance for the values of one run (a maximum that one operand always has, a factor
@@ -100,10 +124,18 @@ def vary_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
 
     Args:
         seed: the first keeps the size of the values, and tensors of two values, such as masks. With
-            others, each operand is also larger or smaller as a whole, where a limit has no effect.
+            others, each operand is also smaller as a whole, where a limit has no effect.
+        growth: how many times larger they are, where a rounding to whole numbers shows.
     """
     draw = torch.Generator().manual_seed(seed)
-    return tuple(_vary(one, draw, is_wide=seed > 1) for one in operands)
+    varied = (_vary(one, draw, is_wide=seed > 1) for one in operands)
+    return tuple(one if growth == 1 else _enlarge(one, growth) for one in varied)
+
+
+def _enlarge(operand: Tensor, growth: float) -> Tensor:
+    if not operand.is_floating_point():
+        return operand
+    return torch.where(operand.abs() < HUGE, growth * operand, operand)
 
 
 def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:
@@ -131,13 +163,39 @@ def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:
     return every.masked_scatter(is_usual, varied).reshape(operand.shape).to(operand)
 
 
+# So many of the different lengths are made longer, each by itself.
+_MOST_LENGTHS = 3
+
+
+def lengthen_operands(operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """The operands twice as long along all axes of the same length; the shortest length first.
+
+    What is true for two rows only (the other one, the last one, all but one) is not true for four,
+    while halves, pairs and tiles stay what they are. No operand gets fewer elements: code for fixed
+    shapes would read beyond their ends.
+    """
+    lengths = sorted({size for one in operands for size in one.shape if size > 1})
+    for length in lengths[:_MOST_LENGTHS]:
+        yield tuple(_lengthen(one, length) for one in operands)
+
+
+def _lengthen(operand: Tensor, length: int) -> Tensor:
+    """Twice, one after the other, along each axis of a length."""
+    return operand.repeat([2 if size == length else 1 for size in operand.shape])
+
+
 def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor | None:
+    result = _call(program, operands, like.dtype)
+    return None if result is None or result.shape != like.shape else result
+
+
+def _call(program: Program, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """The result of a program, if it can be computed and has this dtype."""
     copies = [one.detach().clone() for one in operands]  # a program may write to what it reads
     try:
         with torch.no_grad():
             result = program(copies)
     except Exception:  # noqa: BLE001  (not every value can be computed with: such a run says nothing)
         return None
-    if not isinstance(result, torch.Tensor) or result.shape != like.shape:
-        return None
-    return result.detach() if result.dtype is like.dtype else None
+    is_alike = isinstance(result, torch.Tensor) and result.dtype is dtype
+    return result.detach() if is_alike else None

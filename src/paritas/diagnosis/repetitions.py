@@ -61,7 +61,7 @@ def stack_runs(case: Case) -> Case | None:
         context = dataclasses.replace(
             case.context, call=calls, inputs=(), arguments={}, named={}, earlier={}, inner=None
         )
-        repeated = Case(given[:number], right[:number], context=context)
+        repeated = Case(given[:number], right[:number], context=context, first_run=case)
         if _gives(calls, repeated):
             return repeated
     return None

@@ -8,7 +8,10 @@ from.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +19,10 @@ import torch
 from paritas.diagnosis.calls import is_same_tensor
 from paritas.diagnosis.case import Case, near, noise_of_prediction, same
 from paritas.diagnosis.dependence import is_of_slices
-from paritas.diagnosis.place_runs import vary_operands
-from paritas.diagnosis.stating import OPERAND
-from paritas.execution.scouting import is_scout
+from paritas.diagnosis.place_runs import lengthen_operands, vary_operands
+from paritas.diagnosis.repetitions import stack_runs
+from paritas.diagnosis.stating import LIFTED_RUN, OPERAND
+from paritas.execution.scouting import FatalAttemptError, attempt_apart, is_scout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,28 +35,56 @@ if TYPE_CHECKING:
 
 # Larger places take too long to be called again.
 _MOST_ELEMENTS = 1 << 20
+_MOST_TO_LENGTHEN = 1 << 17
+_SECONDS_TO_LENGTHEN = 1.0
 # What a prediction must explain of the elements that it is about.
 _MOST = 0.9
 # An element is explained if this share of its error is left, or the noise.
 _LEFT = 0.05
 # The noise of sums is larger than that of one rounding.
 _SLACK = 8.0
-# Two different second looks: one of them may not show the fault.
-_SEEDS = (1, 2)
+# Different second looks, each with how many times larger the operands are: one of them may not show
+# the fault.
+_LOOKS = ((1, 1.0), (2, 1.0), (3, 16.0))
+_SEEDS_OF_LARGE, _LARGE = (3, 4), 64.0
 
 
 def repeat_case(case: Case) -> tuple[Case, ...]:
     """The same place with other operands; empty if it cannot be asked again."""
-    context, runs = case.context, case.context.runs
-    call = context.call
-    if runs is None or call is None or context.draws or not runs.reads_all:
-        return ()
-    if runs.expected.numel() > _MOST_ELEMENTS or not (is_scout() or call.is_safe_here):
-        return ()
-    if tuple(runs.expected.shape) != case.shape or not runs.is_faithful:
+    runs, call = case.context.runs, case.context.call
+    if runs is None or call is None or not _can_be_repeated(case, runs, call):
         return ()
     made = (_repeat(case, runs, call, operands) for operands in _other_operands(runs, call))
     return tuple(one for one in made if one is not None)
+
+
+def lengthen_case(case: Case) -> tuple[Case, ...]:
+    """The same place with longer operands; empty if it cannot be asked so."""
+    if case.first_run is not None:
+        stacked = map(stack_runs, case.first_run.lengthened)
+        return tuple(one for one in stacked if one is not None)
+    runs, call = case.context.runs, case.context.call
+    if runs is None or call is None or runs.remake_candidate is None or not case.repeated:
+        return ()
+    if sum(one.numel() for one in runs.operands) > _MOST_TO_LENGTHEN:
+        return ()
+    made = []
+    until = time.monotonic() + _SECONDS_TO_LENGTHEN
+    for longer in lengthen_operands(runs.operands):
+        if time.monotonic() > until:
+            break  # the candidate may have to be compiled anew for each
+        operands = vary_operands(longer, _LOOKS[0][0])
+        with contextlib.suppress(FatalAttemptError):
+            made.append(attempt_apart(functools.partial(_lengthen, case, runs, call, operands)))
+    return tuple(one for one in made if one is not None and one.is_beyond_noise)
+
+
+def _can_be_repeated(case: Case, runs: PlaceRuns, call: LiveCall) -> bool:
+    if case.context.draws or not runs.reads_all or runs.expected.numel() > _MOST_ELEMENTS:
+        return False
+    if not (is_scout() or call.is_safe_here):
+        return False
+    return tuple(runs.expected.shape) == case.shape and runs.is_faithful
 
 
 def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]:
@@ -72,24 +104,35 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
         tuple(
             other if shown else operand
             for operand, other, shown in zip(
-                runs.operands, vary_operands(runs.operands, seed), is_shown, strict=True
+                runs.operands,
+                vary_operands(runs.operands, seed, growth=growth),
+                is_shown,
+                strict=True,
             )
         )
-        for seed in _SEEDS
+        for seed, growth in _LOOKS
     ]
-    return varied if runs.earlier is None else [runs.earlier, varied[-1]]
+    return varied if runs.earlier is None else [runs.earlier, *varied[1:]]
 
 
 def _is_held(runs: PlaceRuns, number: int) -> bool:
-    """Whether whole slices of the candidate do not follow an operand that the reference follows."""
-    varied = list(runs.operands)
-    varied[number] = vary_operands(runs.operands, _SEEDS[0])[number]
-    right, given = runs.reference(varied), runs.candidate(varied)
-    if right is None or given is None:
-        return False
-    moves, follows = ~same(right, runs.expected), ~same(given, runs.given)
-    kept = (moves & ~follows).cpu()
-    return bool(kept.any()) and (is_of_slices(kept) or bool((kept == moves.cpu()).all()))
+    """Whether whole slices of the candidate do not follow an operand that the reference follows.
+
+    A small one may be rounded to nothing, and each of several large ones only by chance.
+    """
+    kept = torch.ones((), dtype=torch.bool)
+    for seed in _SEEDS_OF_LARGE:
+        varied = list(runs.operands)
+        varied[number] = vary_operands(runs.operands, seed, growth=_LARGE)[number]
+        right, given = runs.reference(varied), runs.candidate(varied)
+        if right is None or given is None:
+            return False
+        moves, follows = (
+            ~same(after, before).cpu()
+            for after, before in ((right, runs.expected), (given, runs.given))
+        )
+        kept = kept & moves & ~follows
+    return bool(kept.any()) and (is_of_slices(kept) or bool((kept == moves).all()))
 
 
 def _repeat(
@@ -99,10 +142,32 @@ def _repeat(
     reference, candidate = runs.reference(operands), runs.candidate(operands)
     if reference is None or candidate is None:
         return None
+    if not bool(torch.isfinite(reference).any()):
+        return None
     # Of a candidate that writes in place, the result may have been taken from the first run.
     has_values = bool((candidate != candidate.reshape(-1)[:1]).any())
     if has_values and torch.equal(candidate, runs.given):
         return None
+    return _with_operands(case, runs, call, operands, (reference, candidate))
+
+
+def _lengthen(
+    case: Case, runs: PlaceRuns, call: LiveCall, operands: tuple[Tensor, ...]
+) -> Case | None:
+    """The case with longer operands; None if the programs cannot take them."""
+    pair = runs.both_anew(operands)
+    return None if pair is None else _with_operands(case, runs, call, operands, pair)
+
+
+def _with_operands(
+    case: Case,
+    runs: PlaceRuns,
+    call: LiveCall,
+    operands: tuple[Tensor, ...],
+    pair: tuple[Tensor, Tensor],
+) -> Case:
+    """The case with other operands, for which the two programs gave these results."""
+    reference, candidate = pair
 
     def exchange(tensor: Tensor) -> Tensor:
         pairs = zip(runs.operands, operands, strict=True)
@@ -140,8 +205,11 @@ def holds_again(case: Case, prediction: Tensor) -> bool:
 
 def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
     """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
-    other = next((one for one in case.repeated if one.is_beyond_noise), None)
-    return other is None or any(_says_the_same(one, pattern) for one in propose(other))
+    others = [one for one in case.repeated if one.is_beyond_noise]
+    asked = [*others[:1], *others[1:][-1:]]  # the last one has large operands
+    if LIFTED_RUN not in pattern.evidence:  # of longer operands, no float64 run is known
+        asked += case.lengthened
+    return all(any(_says_the_same(one, pattern) for one in propose(other)) for other in asked)
 
 
 # What of a pattern's evidence is a number that the candidate was made with.

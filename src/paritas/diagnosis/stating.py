@@ -99,6 +99,8 @@ OPERAND = "operand"
 # The evidence that names the operator in which a mistake was made, if it is one of several that the
 # result is made of, or written out in its own steps.
 INSIDE = "inside"
+# The evidence of a pattern that rests on the candidate's run in float64, which agrees.
+LIFTED_RUN = "lifted run"
 
 
 # Any fault in the statistic of a row leaves a factor or an offset for that row.

@@ -74,8 +74,10 @@ def _other_terms(
     """What holds for these values of the other operands and for others."""
     right, wrong = pair
     finding = name_difference(right, wrong, name)
-    if finding is None or len(runs.operands) == 1:
+    if len(runs.operands) == 1:
         return finding or _name_rest(right, wrong, name)
+    if finding is None:
+        return _name_rest_of_all(runs, number, pair, name, end)
     others = vary_operands(runs.operands, _SEED)
     again = _both_terms(runs, number, others, end)
     if again[0] is None or again[1] is None:
@@ -98,6 +100,20 @@ def _have_same_ratios(finding: TermName, second: TermName) -> bool:
     if len(left) == len(right):
         return are_same(left, right)
     return are_same(left, left[0]) and are_same(right, left[0])
+
+
+def _name_rest_of_all(
+    runs: PlaceRuns, number: int, pair: tuple[Terms, Terms], name: str, end: float
+) -> TermName | None:
+    """A number that is added whatever the other operands are."""
+    rest = _name_rest(*pair, name)
+    if rest is None:
+        return None
+    others = vary_operands(runs.operands, _SEED)
+    right, wrong = _both_terms(runs, number, others, end)
+    if right is None or wrong is None:
+        return None
+    return rest if _name_rest(right, wrong, name) == rest else None
 
 
 def _name_rest(right: Terms, wrong: Terms, name: str) -> TermName | None:

@@ -52,10 +52,10 @@ def responds_smoothly(
     return None if same_value(*reference) else False
 
 
-def computes_in_float64(answers: Iterable[bool | None]) -> bool:
-    """Whether values respond smoothly, all of those that respond at all."""
-    told = list(answers)
-    return True in told and False not in told
+def computes_in_float64(answers: Iterable[bool | None]) -> bool | None:
+    """Whether all values that respond do so smoothly; None if nothing responds."""
+    told = set(answers)
+    return False not in told if told - {None} else None
 
 
 def nudge_inputs(inputs: Inputs, seed: int, direction: int) -> Inputs:

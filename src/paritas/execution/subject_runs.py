@@ -303,17 +303,26 @@ class SubjectLift:
             mode = evidence.lift_mode(lifts=functools.partial(is_rounding, used=used))
             seen = self._run_wide(mode)
             leaks = {f"{name} may compute in any precision inside" for name in mode.foreign}
-            if mode.unwritten.is_read and not self._computes_in_float64(seen):
-                leaks.add("a kernel that torch does not see computes in float32 inside")
+            if mode.unwritten.is_read and not leaks:
+                leaks |= self._unseen_leaks(seen)
         if leaks or not self.candidate.is_faithful:
             self._judge_at_float32(leaks or {"the candidate may compute in float32 inside"})
         return seen
 
-    def _computes_in_float64(self, seen: list[Observation]) -> bool:
+    def _unseen_leaks(self, seen: list[Observation]) -> set[str]:
+        """Why the candidate's run in float64 may not be one, with kernels that torch does not see.
+
+        Without inputs that are numbers, nothing shows it.
+        """
+        is_wide = self._computes_in_float64(seen)
+        verb = "may compute" if is_wide is None else "computes"
+        return set() if is_wide else {f"a kernel that torch does not see {verb} in float32 inside"}
+
+    def _computes_in_float64(self, seen: list[Observation]) -> bool | None:
         """Whether the candidate's run in float64 is one: see `responses`."""
         arbiter = self.evidence.arbiter()
         if arbiter is None:
-            return False
+            return None
         reference = self.evidence.program
         before, after, right = (
             self._nudged(program, direction)

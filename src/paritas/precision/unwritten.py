@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paritas._torch.operators import map_tensors, tensors_in
+from paritas._torch.operators import map_tensors, takes_shape_only, tensors_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class UnwrittenMemory:
     ) -> None:
         """Note one operator."""
         is_unset, is_zero = kind.name.startswith(_UNSET), kind.name.startswith(_ZEROS)
-        if self._allocated:
+        if self._allocated and not takes_shape_only(kind):
             for place, value in (*enumerate(args), *kwargs.items()):
                 forget = place in kind.mutates
                 map_tensors(value, self._forget if forget else self._note_read)

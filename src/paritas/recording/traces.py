@@ -19,9 +19,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from paritas._torch.operators import map_tensors, traits
+from paritas._torch.operators import map_tensors, takes_shape_only, traits
 from paritas._torch.unseen_kernels import (
     Launch,
+    WatchedContext,
     module_state,
     unseen_kernel,
     watch_autograd_functions,
@@ -50,7 +51,7 @@ from paritas.recording.module_calls import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from types import CodeType, FrameType, FunctionType
 
     from torch import Tensor
@@ -228,7 +229,7 @@ class _KernelCall:
     kernel: UnseenKernel
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    inputs: tuple[int, ...]
+    inputs: Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -387,12 +388,20 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
     ) -> Any:
         context, *gradients = args
         read: list[int] = []
+        refer = functools.partial(self._refer, read)
+        saved: list[ValueRef | None] = []
+
+        def look(tensors: tuple[Tensor | None, ...]) -> None:
+            with unseen():
+                saved.extend(map_tensors(tensors, refer))
+
         with unseen():
-            refer = functools.partial(self._refer, read)
-            saved = list(map_tensors(context.saved_tensors, refer))
             noted = (saved, context, *map_tensors(gradients, refer))
-        launch = _KernelCall(unseen_kernel(function, Launch.BACKWARD), noted, {}, tuple(read))
-        return self._launch(function, launch, functools.partial(call, *args, **kwargs))
+        launch = _KernelCall(unseen_kernel(function, Launch.BACKWARD), noted, {}, read)
+        watched = WatchedContext(context, look)
+        return self._launch(
+            function, launch, functools.partial(call, watched, *gradients, **kwargs)
+        )
 
     def _launch(self, launcher: Any, launch: _KernelCall, call: Callable[[], Any]) -> Any:
         """Make a call that may launch kernels, and note one that wrote to its results."""
@@ -447,7 +456,9 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             site: an operator in the place where it was launched; None if that is here.
         """
         operations = self.trace.operations
-        operation = Operation(len(operations), call.kernel, call.args, call.kwargs, call.inputs)
+        operation = Operation(
+            len(operations), call.kernel, call.args, call.kwargs, tuple(call.inputs)
+        )
         if site is None:
             operation.module = self._modules[-1] if self._modules else ""
             self._note_place(operation)
@@ -563,7 +574,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Note the kernels that wrote to what an operator reads; a view reads nothing yet."""
-        if traits(func).view:
+        if traits(func).view or takes_shape_only(traits(func)):
             return
         written = {_address(tensor) for tensor in self._written}
 

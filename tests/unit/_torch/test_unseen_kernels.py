@@ -53,3 +53,25 @@ def test_a_kernel_of_the_backward_pass_is_called_with_other_saved_tensors():
     gradient, nothing = kernel([torch.ones(2)], context, torch.ones(2))
     assert (gradient.tolist(), nothing) == ([3.0, 3.0], None)
     assert kernel is unseen_kernel(Scaled, Launch.BACKWARD)
+
+
+def test_a_function_with_a_vjp_stays_one():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def vjp(ctx, gradient):
+            return 2 * gradient
+
+    x = torch.ones(3, requires_grad=True)
+    call = lambda cls, args, kwargs, call: call(*args, **kwargs)  # noqa: E731
+    end = watch_autograd_functions(call, call, set())
+    Doubled.apply(x).sum().backward()
+    end()
+    assert x.grad.tolist() == [2.0, 2.0, 2.0]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import paritas
 from paritas.results.findings import PatternKind
@@ -164,6 +165,30 @@ def test_a_wrong_kernel_of_the_backward_pass_is_the_place():
     assert finding.origin.module == "tanh"
     assert "the candidate calls Tanh.backward" in finding.reason
     assert "1 - y instead of the derivative" in finding.diagnosis.best.sentence
+
+
+def test_a_kernel_under_activation_checkpointing_is_the_place():
+    class Checkpointed(nn.Module):
+        def __init__(self, tanh):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.tanh = nn.Linear(8, 8), tanh
+
+        def forward(self, x):
+            # Its saved tensors may be read once only.
+            return checkpoint(lambda x: self.tanh(self.first(x)), x, use_reentrant=False)
+
+    pair = Checkpointed(nn.Tanh()), Checkpointed(KernelTanh())
+    finding = check(*pair, torch.randn(6, 8, requires_grad=True)).failures[0]
+    assert "the candidate calls Tanh.backward" in finding.reason
+
+
+def test_memory_of_which_only_the_shape_is_read_is_no_kernel():
+    def shaped(x):
+        return torch.zeros_like(torch.empty_like(x)) + 2 * x
+
+    finding = check(lambda x: 3 * x, shaped, torch.randn(4, 8)).failures[0]
+    assert "torch does not see" not in finding.reason
 
 
 @pytest.mark.parametrize("end", [lambda y: y, lambda y: y + 1], ids=["returned", "read"])

@@ -214,6 +214,38 @@ def test_a_shared_weight_or_result_identifies_a_call():
     ]
 
 
+def normed(side, scale, *, exchanged=False):
+    """A value times its own reciprocal, and then times a weight that identifies the last call."""
+    side.add(f"{scale}.square", (2, 4), op="aten.pow.Tensor_Scalar")
+    side.add(f"{scale}.root", (2, 4), op="aten.rsqrt.default")
+    operands = [len(side.operands) - 2, len(side.operands) - 1]
+    for position, source in enumerate(reversed(operands) if exchanged else operands):
+        at = {"side": "input", "position": str(position)}
+        side.add(scale, (2, 4), alias_of=source, op="aten.mul.Tensor", **at)
+    side.add(scale, (2, 4), op="aten.mul.Tensor")
+    made = len(side.operands) - 1
+    weighted = {"side": "input", "op": "aten.mul.Tensor"}
+    side.add(f"{scale}.weighted", (2, 4), alias_of=made, position="0", **weighted)
+    side.add(f"{scale}.weighted", (4,), content=9, position="1", **weighted)
+    side.add(f"{scale}.weighted", (2, 4), op="aten.mul.Tensor")
+    return side
+
+
+def matched_by_value(my, golden):
+    return {mine for by, mine, _ in told(found(my, golden)) if by == "value"}
+
+
+def test_a_call_that_made_what_an_identified_call_reads_is_identified_too():
+    known = matched_by_value(normed(Side(), "a"), normed(Side(), "z"))
+    assert {"a#0/input.0", "a#0/input.1", "a#0/output.0"} <= known
+
+
+def test_operands_that_a_port_exchanges_are_not_taken_for_each_other():
+    known = matched_by_value(normed(Side(), "a", exchanged=True), normed(Side(), "z"))
+    assert "a.weighted#0/input.1" in known
+    assert not {"a#0/input.0", "a#0/input.1"} & known
+
+
 def test_calls_of_an_operator_do_not_match_by_number_if_one_side_has_more():
     my, golden = Side(), Side()
     for call in range(2):

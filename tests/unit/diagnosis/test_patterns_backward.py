@@ -101,7 +101,7 @@ UNWEIGHTED = UNWEIGHTED - ROW_NORMAL * (ROW_GRAD * ROW_NORMAL).mean(-1, keepdim=
     ("kind", "candidate", "call", "output"),
     [
         ("missing operand", torch.cat([BACK * GATE, BACK * VALUE * GATE], 1), GLU, 0),
-        ("scale", torch.cat([BACK * GATE, 3 * BACK * VALUE * GATE * (1 - GATE)], 1), GLU, 0),
+        ("axis scale", torch.cat([BACK * GATE, 3 * BACK * VALUE * GATE * (1 - GATE)], 1), GLU, 0),
         ("missing operand", (FAR[..., None] * APART).sum(1), CDIST, 0),
         ("wrong index", ROW_GRAD.sum(0), LAYER, 1),
         ("wrong factor", UNWEIGHTED * ROW_ROOT * ROW_WEIGHT, LAYER, 0),

@@ -22,18 +22,29 @@ _ATEN = torch.ops.aten
 
 
 def _diagnose(
-    reference: Callable[..., Any], candidate: Callable[..., Any], *operands: Any, again: bool = True
+    reference: Callable[..., Any],
+    candidate: Callable[..., Any],
+    *operands: Any,
+    again: bool = True,
+    any_length: bool = False,
 ) -> tuple[str, str]:
-    """The kind and the sentence; `again`: whether both programs can be asked again."""
+    """The kind and the sentence.
+
+    Args:
+        again: whether both programs can be asked again.
+        any_length: also with longer operands.
+    """
     tensors = tuple(one for one in operands if isinstance(one, torch.Tensor))
     rest = [one for one in operands if not isinstance(one, torch.Tensor)]
     right, wrong = reference(*operands), candidate(*operands)
+    call = lambda values: candidate(*values, *rest)  # noqa: E731
     runs = PlaceRuns(
         tensors,
         lambda values: reference(*values, *rest),
-        lambda: lambda values: candidate(*values, *rest),
+        lambda: call,
         right,
         wrong,
+        remake_candidate=(lambda _: call) if any_length else None,
     )
     context = call_context(reference, operands, {})
     context = dataclasses.replace(context, runs=runs if again else None)
@@ -158,3 +169,39 @@ def test_a_weight_that_the_candidate_holds_itself_keeps_its_values(rows: Tensor)
 
     kind, _ = _diagnose(functional.linear, held, rows, weight)
     assert kind in {"axis scale", "scale", "wrong factor"}
+
+
+def test_the_first_of_two_rows_for_all_is_no_shift() -> None:
+    torch.manual_seed(0)
+    pair = torch.randn(2, 8)
+    first = lambda x: _ATEN.tanh.default(x[:1].expand_as(x))  # noqa: E731
+    assert _diagnose(_ATEN.tanh.default, first, pair)[0] in {"shift", "copy"}
+    assert _diagnose(_ATEN.tanh.default, first, pair, any_length=True)[0] != "shift"
+
+
+def test_a_divisor_that_is_one_too_large_is_no_factor_if_it_follows_the_length() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(5, 9)
+    mean = lambda x, dims: x.sum(dims) / (x.shape[1] + 1)  # noqa: E731
+    kind, _ = _diagnose(_ATEN.mean.dim, mean, rows, [1], any_length=True)
+    assert kind in {"off by one reduction", "wrong statistics"}
+    scaled = lambda x, dims: x.mean(dims) * 0.9  # noqa: E731
+    kind, sentence = _diagnose(_ATEN.mean.dim, scaled, rows, [1], any_length=True)
+    assert (kind, sentence) == ("scale", "scaled by 0.9")
+
+
+def test_a_summand_that_is_rounded_to_nothing_here_is_not_left_out(rows: Tensor) -> None:
+    small = torch.linspace(-0.4, 0.4, 8)
+    rounded = lambda x, other: x + other.round()  # noqa: E731
+    kind, _ = _diagnose(_ATEN.add.Tensor, rounded, rows, small)
+    assert kind not in {"missing operand", "axis offset"}
+    left_out = lambda x, other: x + 0 * other  # noqa: E731
+    assert _diagnose(_ATEN.add.Tensor, left_out, rows, small)[0] == "missing operand"
+
+
+def test_few_values_with_one_scale_each_are_no_quantisation() -> None:
+    torch.manual_seed(0)
+    column = torch.randn(6, 1)
+    divided = lambda x, number: x / (number + 1)  # noqa: E731
+    kind, _ = _diagnose(_ATEN.div.Tensor, divided, column, 127.0)
+    assert kind != "precision"

@@ -50,7 +50,21 @@ def propose_signs(case: Case) -> list[Pattern]:
         if weight is None and case.right.is_complex():
             weight = weigh(case, case.right.conj().resolve_conj(), cost=1.0)
             sentence = "the sign of the imaginary part is flipped: the complex conjugate"
-    return [] if weight is None else [weight.pattern(PatternKind.SIGN, sentence)]
+    if weight is None or not _is_of_a_side_or_block(case):
+        return []
+    return [weight.pattern(PatternKind.SIGN, sentence)]
+
+
+def _is_of_a_side_or_block(case: Case) -> bool:
+    """Whether values of one sign are wrong, or all of a block: what is negated may be neither.
+
+    Wrong elements of both signs among right ones were multiplied by something else.
+    """
+    if case.right.is_complex() or case.reference.dtype == torch.bool:
+        return True
+    wrong = case.right[case.wrong]
+    one_sided = bool((wrong <= 0).all()) or bool((wrong >= 0).all())
+    return one_sided or holds_in_block(case, -case.right)
 
 
 def _describe_sign(case: Case) -> str:

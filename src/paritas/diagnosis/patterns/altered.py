@@ -45,6 +45,8 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
             made += ((2, 0, one) for one in _conjugated(step.name))
         if step.name in _PERIODIC:
             made += ((3, 1, one) for one in _wrapped(name, _PERIODIC[step.name]))
+    if torch.Tag.pointwise in step.operator.tags:
+        made += ((3, 1, one) for one in _rounded_result(step))
     made.sort(key=operator.itemgetter(0))
     return len(made), made
 
@@ -145,7 +147,26 @@ def _rounded(name: str, value: Tensor) -> Iterator[Variation]:
                 f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
             )
             change = with_altered(name, _Stepped(way, step))
-            yield Variation(PatternKind.APPROXIMATION, said, change)
+            is_nearest = way is torch.round
+            kind = PatternKind.PRECISION if is_nearest else PatternKind.APPROXIMATION
+            yield Variation(kind, said, change)
+
+
+def _rounded_result(step: Step) -> Iterator[Variation]:
+    """The nearest of such steps for each result."""
+    result = step.run()
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return
+    size = float(widen(result).abs().max())
+    for length in _STEPS:
+        if math.isfinite(size) and size / length >= _FEWEST_STEPS:
+            said = f"the result is rounded to the nearest of steps of {length:.6g}"
+            change = partial(_around_result, alter=_Stepped(torch.round, length))
+            yield Variation(PatternKind.PRECISION, said, change)
+
+
+def _around_result(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
+    return alter(step.run())
 
 
 @dataclasses.dataclass(frozen=True)

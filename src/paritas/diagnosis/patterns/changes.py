@@ -16,6 +16,7 @@ import torch
 
 from paritas.diagnosis.patterns.variations import (
     Variation,
+    is_summand,
     repeat_edge,
     roll,
     shift_in_zeros,
@@ -308,7 +309,10 @@ def operand_changes(step: Step, among: Step | None = None) -> Iterator[Variation
     for slot in operands:
         for change in changes_of(slot.of(step)):
             run = partial(_with_operand, slot=slot, alter=change.apply)
-            yield Variation(change.kind, change.words.format(slot.words), run)
+            kind, words = change.kind, change.words
+            if kind is PatternKind.ZEROS and is_summand(step.name, slot.name):
+                kind, words = PatternKind.MISSING_OPERAND, words.replace("is 0", "is left out")
+            yield Variation(kind, words.format(slot.words), run)
 
 
 def operand_pairs(step: Step) -> Iterator[Variation]:

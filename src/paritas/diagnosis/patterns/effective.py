@@ -29,6 +29,7 @@ from paritas.diagnosis.patterns.linear_maps import (
     solve_weight,
 )
 from paritas.diagnosis.patterns.predictions import Predictor
+from paritas.diagnosis.patterns.variations import is_summand
 from paritas.diagnosis.patterns.weights import propose_bends, propose_weights
 from paritas.diagnosis.region import find_region
 from paritas.diagnosis.stating import OPERAND
@@ -65,7 +66,7 @@ def propose_effective(case: Case, describe: Describe) -> list[Pattern]:
     predictor = Predictor.of(case, call)
     if predictor is None:
         name = _name_of_operand(case, call)
-        return [] if name is None else _name_patterns(case, name, describe)
+        return [] if name is None else _name_patterns(case, name, call, describe)
     # A weight is the same for all inputs; what is one only for those of this run is an input.
     solved = (
         functools.partial(_solved_operands, solve)
@@ -119,9 +120,10 @@ def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[
     weight = weigh(outer, operand.predicted, extent=Extent.ALL)
     if weight is None or not fits_honestly(outer, operand.predicted):
         return []
-    patterns = _name_patterns(inner, operand.name, describe)
+    call = predictor.call
+    patterns = _name_patterns(inner, operand.name, call, describe)
     if not patterns and operand.outer is not None:
-        patterns = _name_patterns(inner, operand.name, _propose_function)
+        patterns = _name_patterns(inner, operand.name, call, _propose_function)
     return [_with_exact(pattern, weight.exact) for pattern in patterns]
 
 
@@ -131,7 +133,7 @@ def _propose_function(case: Case) -> list[Pattern]:
     return propose_curves(Case(given, right, noise=noise, context=Context()), right)
 
 
-def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
+def _name_patterns(case: Case, name: str, call: LiveCall, describe: Describe) -> list[Pattern]:
     """What explains an operand, in words about it."""
     alone = dataclasses.replace(case, context=Context())
     patterns = describe(alone) or propose_weights(alone)
@@ -142,11 +144,23 @@ def _name_patterns(case: Case, name: str, describe: Describe) -> list[Pattern]:
     for found in () if few else patterns:
         pattern = _of_a_part(found, alone, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
+        if pattern.kind == PatternKind.ZEROS and _is_added(name, call):
+            kind = PatternKind.MISSING_BIAS if name == "bias" else PatternKind.MISSING_OPERAND
+            pattern = msgspec.structs.replace(pattern, kind=kind)
+            sentence = f"{name} is left out"
         if where is not None and where.sentence:
             sentence = f"{sentence}, {where.sentence}"
         evidence = {**pattern.evidence, OPERAND: name}
         stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
     return stated
+
+
+def _is_added(name: str, call: LiveCall) -> bool:
+    """Whether an operand of the call, or of one of its operators, is a summand."""
+    argument, _, operator = name.partition(" of ")
+    parts = operator.split(".")
+    operator = parts[1] if len(parts) > 1 else getattr(call.target, "__name__", operator)
+    return is_summand(operator.partition(".")[0].strip("_"), argument)
 
 
 # The share of right values that may be on the side of the wrong ones.

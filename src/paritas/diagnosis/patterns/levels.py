@@ -157,6 +157,8 @@ def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
         steps = _steps(given, unit, from_least=from_least)
         if steps is None or steps.bits < _FEWEST_BITS:
             continue
+        if bool((given == given[:, :1]).all()):
+            continue  # one value for each group is no step
         if steps.hold(right, unit):
             continue
         each = f", one for {grouping.words}" if grouping.words else ""

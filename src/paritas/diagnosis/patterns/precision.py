@@ -29,6 +29,7 @@ from paritas.diagnosis.patterns.operations import (
 )
 from paritas.diagnosis.patterns.quantising import quantisations
 from paritas.diagnosis.repetitions import RepeatedCall, may_give_first
+from paritas.diagnosis.stating import LIFTED_RUN
 from paritas.numerics.criterion import unit_roundoff
 from paritas.results.findings import Pattern, PatternKind
 
@@ -410,7 +411,7 @@ def propose_noise(case: Case) -> list[Pattern]:
         "error to value": float(f"{share:.3g}"),
         "bias": float(f"{bias:.2g}"),
         "likeness by value": float(f"{likeness:.2g}"),
-        "lifted run": "agrees",
+        LIFTED_RUN: "agrees",
     }
     sentence = f"less precise everywhere, by {share:.2g} of the values; in float64 it agrees"
     form = _coarsest_format(case, share) if case.context.operator else None

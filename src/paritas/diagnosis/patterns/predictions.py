@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import operator
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from paritas._torch.global_state import quietly
 from paritas.diagnosis.calls import UNUSABLE, WHOLE
 from paritas.diagnosis.case import (
     Extent,
+    count_partial_axes,
     near,
     same,
     weigh,
@@ -68,12 +70,14 @@ if TYPE_CHECKING:
     from paritas.results.findings import Pattern
 
     _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
+    _Suggesting = Callable[["Predictor"], Iterator[tuple[int, Variation]]]
     _Expressing = Callable[[], tuple[int, Sequence[tuple[float, int, Variation]]]]
 
 # Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
 # on what else the machine does.
 _MOST_SECONDS = 6.0
 _MOST_SECONDS_OF_CHANGES = 1.5
+_MOST_SECONDS_AGAIN = 1.0
 _now = time.thread_time
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
@@ -103,6 +107,8 @@ _GIVE_A_COPY = {
 }
 # Mistakes that are a number, which does not follow from the operands.
 _OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
+# A factor of some indices along one axis is one of that axis.
+_FACTORS = {PatternKind.SCALE, PatternKind.FACTOR}
 # Fewer numbers than this, of a part, may be those of some mistake by chance.
 _FEWEST_IN_PART = 4
 
@@ -174,6 +180,8 @@ def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[
         copied = _copied_operand(case, steps.get(chosen.place))
         if kind in _GIVE_A_COPY and copied:
             kind, sentence = PatternKind.COPY, f"{copied} is handed on as it is"
+        if kind in _FACTORS and count_partial_axes(case) == 1:
+            kind = PatternKind.AXIS_SCALE
         sentence = f"{sentence}, but only in a part of the result"
     return kind, sentence
 
@@ -194,6 +202,11 @@ def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
     except UNUSABLE:
         return []
     return propose_items(case, items, is_picked=call.target is operator.getitem)
+
+
+def _form(sentence: str) -> str:
+    """How a mistake is written, whatever its numbers are."""
+    return re.sub(r"-?\b\d[\d.e+-]*", "#", sentence)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -285,7 +298,7 @@ class Predictor:
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
         """The mistakes that are known of the operators."""
         until = _now() + _MOST_SECONDS
-        tried, found = self._try_all(self._variations(), until)
+        tried, found = self._try_all(Predictor._variations, until)
         if found:
             return tried, found
         for place, step in self.steps:
@@ -296,7 +309,7 @@ class Predictor:
                 found += filter(None, deductions)
         if found:
             return tried, found
-        more, found = self._try_all(inner_mistakes(self.steps), until)
+        more, found = self._try_all(Predictor._inner_mistakes, until)
         tried += more
         if found:
             return tried, [dataclasses.replace(one, of_formula=True) for one in found]
@@ -316,18 +329,28 @@ class Predictor:
     def _changes(self) -> tuple[int, list[Reproduction]]:
         """Something that was done to the result, to an operand or to a value on the way."""
         until = _now() + _MOST_SECONDS_OF_CHANGES
-        tried, shape = 0, None
-        if self._last_output is not None:
-            shape = self.case.shape[1:] if isinstance(self.call, RepeatedCall) else self.case.shape
-        every = changed_values(self.steps, self._last_output or 0, shape)
-        for number, variations in enumerate(every):
-            more, found = self._try_all(variations, until)
+        tried = 0
+        for number, _ in enumerate(self._changed_values()):
+            make = functools.partial(Predictor._changes_of, number=number)
+            more, found = self._try_all(make, until)
             tried += more
             if found or _now() > until:
                 # What is done to the result of the last operator is done to that of the call.
                 of_call = number == 0 and self._last_output is not None
                 return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
         return tried, []
+
+    def _changed_values(self) -> Iterator[Iterator[tuple[int, Variation]]]:
+        shape = None
+        if self._last_output is not None:
+            shape = self.case.shape[1:] if isinstance(self.call, RepeatedCall) else self.case.shape
+        return changed_values(self.steps, self._last_output or 0, shape)
+
+    def _changes_of(self, *, number: int) -> Iterator[tuple[int, Variation]]:
+        return next(itertools.islice(self._changed_values(), number, None), iter(()))
+
+    def _inner_mistakes(self) -> Iterator[tuple[int, Variation]]:
+        return inner_mistakes(self.steps)
 
     def _found_expressions(self) -> list[Reproduction]:
         return self._expressions[1]
@@ -396,29 +419,29 @@ class Predictor:
                 return output
         return None
 
-    def _try_all(
-        self, variations: Iterator[tuple[int, Variation]], until: float
-    ) -> tuple[int, list[Reproduction]]:
+    def _try_all(self, suggest: _Suggesting, until: float) -> tuple[int, list[Reproduction]]:
         """How many of these were tried in time, and those that reproduce the candidate."""
         tried = 0
         found: list[Reproduction] = []
-        for place, variation in variations:
+        for place, variation in suggest(self):
             with contextlib.suppress(FatalAttemptError):
-                trial = attempt_apart(functools.partial(self._trial, place, variation))
+                trial = attempt_apart(functools.partial(self._trial, place, variation, suggest))
                 tried += trial is not None
                 found += trial or []
             if _now() > until:
                 break
         return tried, found
 
-    def _trial(self, place: int, variation: Variation) -> list[Reproduction] | None:
+    def _trial(
+        self, place: int, variation: Variation, suggest: _Suggesting
+    ) -> list[Reproduction] | None:
         """The mistake if it reproduces the candidate; None if it cannot be made."""
         if not self._may_reproduce(place, variation):
             return []
         prediction = self._prediction(place, variation)
         if prediction is None:
             return None
-        reproduction = self._reproduction(place, variation, prediction)
+        reproduction = self._reproduction(place, variation, prediction, suggest=suggest)
         return [] if reproduction is None else [reproduction]
 
     def _may_reproduce(self, place: int, variation: Variation) -> bool:
@@ -443,7 +466,16 @@ class Predictor:
         *,
         parameters: int = 0,
         search: _Search | None = None,
+        suggest: _Suggesting | None = None,
     ) -> Reproduction | None:
+        """The mistake if it reproduces the candidate, for these operands and for others.
+
+        Args:
+            parameters: how many numbers were fitted to make it.
+            search: how it was found, if it was made from the candidate's values.
+            suggest: what suggested it, if it was made from the operands; those of another length
+                may need it in another form.
+        """
         if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
             return None
         if not bool(prediction.any()) and variation.kind is not PatternKind.MISSING_OPERAND:
@@ -463,9 +495,12 @@ class Predictor:
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
                 found = Reproduction(variation, place, weight, left, in_part)
-                if self._holds_again(found, search):
+                if self._holds_again(found, search, suggest):
                     return found
-        return self._native_reproduction(place, variation, prediction, parameters, search)
+        found_natively = self._native_reproduction(place, variation, prediction, parameters)
+        if found_natively is None or not self._holds_again(found_natively, search, suggest):
+            return None
+        return found_natively
 
     def _is_one_value(self, prediction: Tensor) -> bool:
         """Whether one value is predicted everywhere, where there should be several.
@@ -493,7 +528,6 @@ class Predictor:
         variation: Variation,
         prediction: Tensor,
         parameters: int,
-        search: _Search | None,
     ) -> Reproduction | None:
         """The mistake in the program's own dtype, whose noise may be larger than the right one's.
 
@@ -511,19 +545,20 @@ class Predictor:
         weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
         if weight is None or not fits_honestly(self.case, value):
             return None
-        found = Reproduction(variation, place, weight, mean_square_left(self.case, value))
-        return found if self._holds_again(found, search) else None
+        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
 
-    def _holds_again(self, found: Reproduction, search: _Search | None) -> bool:
-        """Whether the mistake gives what the candidate gives for other operands, too.
-
-        Args:
-            search: how it was found, if it was made from the candidate's values.
-        """
-        return all(
-            predictor._is_met(found, self) or predictor._finds(found, search)  # noqa: SLF001
-            for predictor in self._again
-        )
+    def _holds_again(
+        self, found: Reproduction, search: _Search | None, suggest: _Suggesting | None
+    ) -> bool:
+        """Whether the mistake gives what the candidate gives for other operands, too."""
+        for predictor, is_longer in self._again:
+            if is_longer and suggest is not None:  # lengths may be among its numbers
+                holds = found.in_part or predictor._makes_again(found, suggest)  # noqa: SLF001
+            else:
+                holds = predictor._is_met(found, self)  # noqa: SLF001
+            if not holds and not predictor._finds(found, search):  # noqa: SLF001
+                return False
+        return True
 
     def _is_met(self, found: Reproduction, first: Predictor) -> bool:
         """Whether a mistake that was found with other operands holds; also if it cannot be made."""
@@ -533,19 +568,42 @@ class Predictor:
                 return True
             prediction = widen(value)
             if found.in_part:
+                if prediction.shape != first.case.shape:
+                    return True  # it is not known which part that would be
                 prediction = first._limited(prediction, self.case.right)
             if holds_again(self.case, prediction):
                 return True
         return False
 
     def _finds(self, found: Reproduction, search: _Search | None) -> bool:
-        """Whether a search finds the same kind of mistake; a number must be the same one."""
-        kind = found.variation.kind
-        if search is None or kind in _OF_A_NUMBER:
+        """Whether a search finds the same kind of mistake; a number must be the same one.
+
+        Expressions are the same only if they are written alike: any function of an element is
+        another function.
+        """
+        first = found.variation
+        if search is None or first.kind in _OF_A_NUMBER:
             return False
         with contextlib.suppress(*UNUSABLE):
-            return any(one.variation.kind is kind for one in search(self) if one is not None)
+            others = [one.variation for one in search(self) if one is not None]
+            if search is Predictor._found_expressions:
+                others = [one for one in others if _form(one.sentence) == _form(first.sentence)]
+            return any(one.kind is first.kind for one in others)
         return False
+
+    def _makes_again(self, found: Reproduction, suggest: _Suggesting) -> bool:
+        """Whether the same mistake, made for these operands, reproduces the candidate.
+
+        Also if there is no time to find out.
+        """
+        form = _form(found.variation.sentence)
+
+        def suggest_alike(one: Predictor) -> Iterator[tuple[int, Variation]]:
+            every = suggest(one)
+            return ((place, each) for place, each in every if _form(each.sentence) == form)
+
+        until = _now() + _MOST_SECONDS_AGAIN
+        return bool(self._try_all(suggest_alike, until)[1]) or _now() > until
 
     def function_of_right(self, found: Reproduction) -> str:
         """The function of the right values that a mistake gives, if it is one that has a name."""
@@ -556,16 +614,21 @@ class Predictor:
         return next((name for name, function in UNARY.items() if is_given(function(right))), "")
 
     @functools.cached_property
-    def _again(self) -> list[Predictor]:
-        """The same call with other operands, where both programs were asked again."""
-        found: list[Predictor] = []
-        for other in () if self.is_second else self.case.repeated:
+    def _again(self) -> list[tuple[Predictor, bool]]:
+        """The same call with other operands, where both programs were asked again.
+
+        With each, whether its operands are longer.
+        """
+        found: list[tuple[Predictor, bool]] = []
+        others = [*self.case.repeated, *self.case.lengthened]
+        for number, other in enumerate([] if self.is_second else others):
             call = other.context.call
             predictor = None if call is None else Predictor.of(other, call)
             if predictor is not None and self.is_equivalent:
                 predictor = predictor.equivalent()
             if predictor is not None and predictor.output == self.output:
-                found.append(dataclasses.replace(predictor, is_second=True))
+                is_longer = number >= len(self.case.repeated)
+                found.append((dataclasses.replace(predictor, is_second=True), is_longer))
         return found
 
     @functools.cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # The sizes of groups of a row, of which each has a scale.
 _GROUPS = (8, 16, 32, 64, 128)
+# The largest of so few values is most of them, so a scale of their own is a factor.
+_FEWEST = 4
 
 
 def quantisations(given: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
@@ -55,6 +58,8 @@ def _quantised(
         viewed, dims = extent(value)
     except (RuntimeError, IndexError):
         return value  # it has no such slices
+    if math.prod(viewed.shape[dim] for dim in dims) < _FEWEST:
+        return value
     return quantise(viewed, dims).reshape(value.shape)
 
 
@@ -82,6 +87,8 @@ def _channels(value: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _grouped(value: Tensor, group: int) -> tuple[Tensor, tuple[int, ...]]:
+    if not value.dim() or value.shape[-1] % group:
+        raise IndexError("no such groups")
     viewed = value.unflatten(-1, (-1, group))
     return viewed, (viewed.dim() - 1,)
 

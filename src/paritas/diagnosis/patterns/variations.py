@@ -42,6 +42,17 @@ class Variation:
     chosen: int = 0
 
 
+_ADDED = {
+    **dict.fromkeys(("add", "sub", "rsub"), ("self", "other")),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm", "addbmm"), ("self",)),
+}
+
+
+def is_summand(operator: str, argument: str) -> bool:
+    """Whether zeros in an argument mean that it is left out there."""
+    return argument == "bias" or argument in _ADDED.get(operator, ())
+
+
 def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variation]:
     """The operator with one of its arguments changed, the most likely first.
 

@@ -10,6 +10,7 @@ import torch
 
 from paritas.diagnosis.case import Extent, first_supported, supported_pattern, weigh
 from paritas.diagnosis.leftovers import fits_honestly
+from paritas.diagnosis.patterns.changes import changes_of
 from paritas.diagnosis.patterns.functions import UNARY
 from paritas.diagnosis.patterns.levels import propose_levels
 from paritas.diagnosis.patterns.quantising import quantisations
@@ -39,6 +40,7 @@ def propose_weights(case: Case) -> list[Pattern]:
         return first_supported(propose_levels(case)) or first_supported(_bent(case))
     return (
         first_supported(_in_few_bits(case))
+        or first_supported(_changed(case))
         or first_supported(propose_levels(case))
         or first_supported(_bent(case))
         or first_supported(_dropped(case))
@@ -104,6 +106,17 @@ def _becomes(right: float, given: float) -> str:
     return f"{right:.{digits}g} becomes {given:.{digits}g}"
 
 
+def _changed(case: Case) -> Iterator[Pattern | None]:
+    """Something that was done to it as a whole."""
+    changes = list(changes_of(case.right))
+    cost = math.log2(1 + len(changes))
+    for change in changes:
+        value = change.apply(case.right)
+        if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
+            said = change.words.format("it")
+            yield supported_pattern(case, value.double(), change.kind, said, cost=cost)
+
+
 def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
     forms = list(quantisations([case.right]))
     cost = math.log2(1 + len(forms))
@@ -159,10 +172,10 @@ def _dropped(case: Case) -> Iterator[Pattern | None]:
 
 
 def _grouped_numbers(case: Case) -> Iterator[Pattern | None]:
-    """A factor, or an offset, for each group of neighbours along an axis."""
+    """A factor, or an offset, for each line along an axis, or each group of neighbours in it."""
     for axis, size in enumerate(case.shape):
-        for group in _GROUPS:
-            if size % group or group >= size:
+        for group in (size, *(one for one in _GROUPS if one < size)):
+            if size % group or group < 2:  # noqa: PLR2004
                 continue
             right, given, unit = (
                 one.unflatten(axis, (-1, group)) for one in (case.right, case.given, case.unit)
@@ -172,9 +185,12 @@ def _grouped_numbers(case: Case) -> Iterator[Pattern | None]:
             factors = over / (weights * right.square()).sum(axis + 1, keepdim=True)
             offsets = (weights * (given - right)).sum(axis + 1, keepdim=True)
             offsets = offsets / weights.sum(axis + 1, keepdim=True)
-            each = f"each group of {group} along axis {axis} has another"
+            is_line = group == size
+            lines = "line" if is_line else f"group of {group}"
+            each = f"each {lines} along axis {axis} has another"
+            factor = PatternKind.AXIS_SCALE if is_line else PatternKind.FACTOR
             for kind, word, numbers, value in (
-                (PatternKind.FACTOR, "factor", factors, factors * right),
+                (factor, "factor", factors, factors * right),
                 (PatternKind.AXIS_OFFSET, "offset", offsets, offsets + right),
             ):
                 prediction, count = value.reshape(case.shape), numbers.numel()
