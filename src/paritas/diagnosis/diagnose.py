@@ -100,8 +100,10 @@ PROPOSERS: Proposers = (
     (propose_precision, PatternKind.PRECISION),
     (propose_random_streams, PatternKind.RANDOM_STREAM),
 )
-# They say what happened to the result as a whole, which comes before a step inside of its operator.
-_OF_RESULTS = (propose_constants, propose_signs, propose_scales, propose_shifts)
+# They say what happened to the result as a whole, which comes before a step inside of its operator,
+# or which of its terms are read.
+_OF_RESULTS = (propose_constants, propose_signs, propose_scales, propose_shifts, propose_lanes)
+_OF_TERMS = {PatternKind.MASK, PatternKind.PARTIAL_SUM}
 # What is looked for if nothing else fits.
 _LAST_RESORTS = (propose_readings, propose_sources, propose_curves)
 # From the simplest to what fits almost anything.
@@ -130,7 +132,7 @@ def propose_all(
             and _explained_share(one) + _MORE >= 1
             and _simplicity(one) < ORDER.index(simplest)
         ]
-        is_inside = all(INSIDE in one.evidence for one in settled) and propose in _OF_RESULTS
+        is_inside = all(map(_is_of_steps, settled)) and propose in _OF_RESULTS
         if enough and settled and not is_inside:
             continue
         try:
@@ -160,11 +162,16 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
     if any(is_plain(pattern) and _is_of_blocks(case, pattern) for pattern in found):
-        found = [pattern for pattern in found if INSIDE not in pattern.evidence]
+        found = [pattern for pattern in found if not _is_of_steps(pattern)]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
     return kept
+
+
+def _is_of_steps(pattern: Pattern) -> bool:
+    """Whether it is about a step inside of the operator, or about what the operator reads."""
+    return INSIDE in pattern.evidence or ("tried" in pattern.evidence and pattern.kind in _OF_TERMS)
 
 
 def _is_of_blocks(case: Case, pattern: Pattern) -> bool:

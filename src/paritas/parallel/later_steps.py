@@ -64,9 +64,13 @@ class LaterSteps:
 
     def begin(self, trace: Trace) -> Trace:
         """The trace up to these steps; what fails in them is not an error of those before."""
-        if trace.error is None or len(trace.steps) <= self.first:
+        if trace.error is None or not self.is_in_them(trace):
             return trace
         return dataclasses.replace(trace, steps=trace.steps[: self.first], error=None)
+
+    def is_in_them(self, trace: Trace) -> bool:
+        """Whether a rank had begun one of these steps when its trace ended."""
+        return len(trace.steps) > self.first
 
     def are_near(self, reference: Trace, ranks: list[Trace]) -> bool:
         """Whether the ranks plainly do in these steps what one device does."""

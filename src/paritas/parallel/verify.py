@@ -445,6 +445,8 @@ def _lifted(
     split = [later.begin(trace) for trace in ranks]
     failed = next((trace for trace in split if trace.error is not None), None)
     if failed is not None:
+        if any(later.is_in_them(trace) for trace in ranks):
+            runs.are_later_near = False  # the rank that failed early may have been waiting
         return None, [f"no run in float64: rank {failed.rank} {failed.error}; judged natively"]
     runs.are_later_near = later.are_near(reference, ranks)
     return ((whole, split) if is_wide else (runs.native, natively)), []

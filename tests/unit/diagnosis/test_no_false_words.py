@@ -273,6 +273,26 @@ def test_a_row_with_one_chance_left_shows_no_mask() -> None:
     assert kind_of(fewer, aten._softmax.default, A, -1, False) == "mask"
 
 
+def test_one_row_for_all_is_a_copy_whatever_the_mask_lets_through() -> None:
+    """Of the first position, a causal mask lets one key through, so its row is one value."""
+    query, key, value = (normal(2, 2, 12, 8, seed=seed) for seed in range(3))
+    mask = torch.full((12, 12), -torch.inf).triu(1)
+    call = (F.scaled_dot_product_attention, query, key, value, mask)
+    first = value[..., :1, :].expand(value.shape)
+    assert kind_of(call[0](query, key, first, mask), *call) == "copy"
+
+
+def test_with_one_result_the_input_and_the_kernel_cannot_be_told_apart() -> None:
+    images, weight = normal(4, 6, 2, 2), normal(5, 6, 3, 3, seed=1)
+    call = (aten.convolution.default, images, weight, None, [2, 2], [1, 1], [1, 1])
+    rest = (False, [0, 0], 1)
+    half = images.clone()
+    half[:, :, 1] = 0
+    wrong = call[0](half, *call[2:], *rest)
+    assert wrong.shape[2:] == (1, 1)
+    assert kind_of(wrong, *call, *rest) not in ("partial sum", "missing operand")
+
+
 def test_a_block_of_zeros_is_not_a_mask() -> None:
     zeros = torch.zeros_like(A)
     block = torch.where(MASK, A, 0.0).index_fill(1, torch.arange(8, 12), 0.0)

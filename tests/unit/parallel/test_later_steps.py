@@ -116,3 +116,31 @@ def test_a_number_of_steps_is_what_is_compared(model):
     verdict = verify_parallel(model, From(3, add_up), [BATCH], split="ranks", steps=2)
     assert verdict.passed
     assert verdict.notes == ()
+
+
+def fail_alone(parameter, mesh):
+    """Rank 0 fails, before rank 1 has ended the step before."""
+    if mesh.get_local_rank() == 0:
+        raise RuntimeError("no memory")
+
+
+class Lagging(From):
+    """Rank 1 is lost after the last collective of step 2, in float64."""
+
+    def __call__(self, model, mesh):
+        super().__call__(model, mesh)
+        left = [2 * len(list(model.parameters()))]
+
+        def lag(parameter):
+            left[0] -= 1
+            if left[0] == 0 and mesh.get_local_rank() == 1 and parameter.dtype == torch.float64:
+                raise RuntimeError("connection closed by peer")
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lag)
+
+
+def test_a_rank_that_fails_in_a_later_step_is_told_though_another_lags_behind(model):
+    verdict = verify_parallel(model, Lagging(3, fail_alone), [BATCH], split="ranks")
+    assert verdict.status is Status.DIFFERENT
+    assert "failed: RuntimeError: no memory" in verdict.failures[0].reason

@@ -219,13 +219,21 @@ def _missing_variations(step: Step) -> Iterator[Variation]:
         said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
         change = partial(_without_weights, dim=1, first=first, last=last)
         yield Variation(PatternKind.PARTIAL_SUM, said, change)
-    for dim, end in itertools.product(range(2, weight.dim()), (False, True)):
+    for dim, end in itertools.product(sliding_axes(step), (False, True)):
         for count in range(1, min(weight.shape[dim], 3)):
             first, last = (0, count) if end else (count, 0)
             some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
             change = partial(_without_weights, dim=dim, first=first, last=last)
             verb = "is" if count == 1 else "are"
             yield Variation(PatternKind.PARTIAL_SUM, f"{some} {verb} left out", change)
+
+
+def sliding_axes(step: Step) -> list[int]:
+    """The axes along which the kernel meets more than one part of the input.
+
+    Along others, an element of the kernel and what it meets in the input cannot be told apart.
+    """
+    return [axis for axis, size in enumerate(step.run().shape) if axis > 1 and size > 1]
 
 
 def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.patterns.convolutions import sliding_axes
 from paritas.diagnosis.patterns.sums import PRODUCTS
 from paritas.diagnosis.patterns.variations import Variation
 from paritas.results.findings import PatternKind
@@ -111,6 +112,8 @@ def _convolution_terms(step: Step) -> Iterator[_Terms]:
     axis = 0 if step.values["transposed"] else 1
     along = partial(_scaled, name="weight", axis=axis)
     yield _Terms("input channels", weight.shape[axis], along)
+    if not sliding_axes(step):
+        return
     taps = math.prod(weight.shape[2:])
     yield _Terms("elements of the kernel", taps, _scaled_taps)
     for axis in range(2, weight.dim()):
