@@ -110,7 +110,7 @@ def _prepare(make: Callable[[], Program]) -> Program | None:
 
 
 # A tensor of at most this many different values is a choice, such as a mask, not a measurement.
-_FEW_VALUES = 2
+FEW_VALUES = 2
 
 
 def vary_operands(
@@ -151,7 +151,7 @@ def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:
     if count == 1:  # a weight of ones, a bias of zeros
         centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
         varied = values + centred
-    elif count <= _FEW_VALUES < len(values) and not is_wide:
+    elif count <= FEW_VALUES < len(values) and not is_wide:
         return operand
     else:
         first, second = (values[torch.randperm(len(values), generator=draw)] for _ in range(2))

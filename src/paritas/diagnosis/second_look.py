@@ -19,7 +19,7 @@ import torch
 from paritas.diagnosis.calls import is_same_tensor
 from paritas.diagnosis.case import Case, near, noise_of_prediction, same
 from paritas.diagnosis.dependence import is_of_slices
-from paritas.diagnosis.place_runs import lengthen_operands, vary_operands
+from paritas.diagnosis.place_runs import FEW_VALUES, lengthen_operands, vary_operands
 from paritas.diagnosis.repetitions import stack_runs
 from paritas.diagnosis.stating import LIFTED_RUN, OPERAND
 from paritas.execution.scouting import FatalAttemptError, attempt_apart, is_scout
@@ -118,7 +118,8 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
 def _is_held(runs: PlaceRuns, number: int) -> bool:
     """Whether whole slices of the candidate do not follow an operand that the reference follows.
 
-    A small one may be rounded to nothing, and each of several large ones only by chance.
+    A small one may be rounded to nothing, and each of several large ones only by chance. A choice,
+    such as a sign, is not held in a part: what does not follow it there may not read it.
     """
     kept = torch.ones((), dtype=torch.bool)
     for seed in _SEEDS_OF_LARGE:
@@ -132,7 +133,9 @@ def _is_held(runs: PlaceRuns, number: int) -> bool:
             for after, before in ((right, runs.expected), (given, runs.given))
         )
         kept = kept & moves & ~follows
-    return bool(kept.any()) and (is_of_slices(kept) or bool((kept == moves).all()))
+    may_be_copied = len(runs.operands[number].unique()) > FEW_VALUES
+    is_of_part = may_be_copied and is_of_slices(kept)
+    return bool(kept.any()) and (is_of_part or bool((kept == moves).all()))
 
 
 def _repeat(

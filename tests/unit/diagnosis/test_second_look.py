@@ -171,6 +171,13 @@ def test_a_weight_that_the_candidate_holds_itself_keeps_its_values(rows: Tensor)
     assert kind in {"axis scale", "scale", "wrong factor"}
 
 
+def test_signs_that_are_not_read_in_a_part_are_not_flipped_there(rows: Tensor) -> None:
+    signs = torch.where(rows > 0.2, 1.0, -1.0)
+    is_odd = torch.arange(8) % 2 == 1
+    kept = lambda x, s: torch.where(is_odd, x, x * s)  # noqa: E731
+    assert _diagnose(torch.mul, kept, rows.abs(), signs)[0] != "sign"
+
+
 def test_the_first_of_two_rows_for_all_is_no_shift() -> None:
     torch.manual_seed(0)
     pair = torch.randn(2, 8)
