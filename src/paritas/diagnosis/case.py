@@ -745,7 +745,9 @@ def _fill_gaps(hit: Tensor, size: int) -> Tensor:
     if not len(hit):
         return hit
     low, high = int(hit[0]), int(hit[-1]) + 1
-    if len(hit) < _DENSE * (high - low):
+    steps = hit.diff()
+    is_regular = len(steps) > 1 and bool((steps == steps[0]).all()) and int(steps[0]) > 1
+    if is_regular or len(hit) < _DENSE * (high - low):
         return hit
     at_ends = low + size - high
     return torch.arange(size) if at_ends <= _MISSED * size else torch.arange(low, high)

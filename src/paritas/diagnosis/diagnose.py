@@ -132,7 +132,7 @@ def propose_all(
             and _explained_share(one) + _MORE >= 1
             and _simplicity(one) < ORDER.index(simplest)
         ]
-        is_inside = all(map(_is_of_steps, settled)) and propose in _OF_RESULTS
+        is_inside = all(map(_may_give_way, settled)) and propose in _OF_RESULTS
         if enough and settled and not is_inside:
             continue
         try:
@@ -161,17 +161,30 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
         ]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
-    if any(is_plain(pattern) and _is_of_blocks(case, pattern) for pattern in found):
-        found = [pattern for pattern in found if not _is_of_steps(pattern)]
+    plain = {one.kind for one in found if is_plain(one) and _is_of_blocks(case, one)}
+    if plain:
+        found = [pattern for pattern in found if not _is_of_step(pattern)]
+    if PatternKind.COPY in plain:
+        found = [pattern for pattern in found if not _is_of_terms(pattern)]
     for pattern in sorted(found, key=_rank_key):
         if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
             kept.append(pattern)
     return kept
 
 
-def _is_of_steps(pattern: Pattern) -> bool:
-    """Whether it is about a step inside of the operator, or about what the operator reads."""
-    return INSIDE in pattern.evidence or ("tried" in pattern.evidence and pattern.kind in _OF_TERMS)
+def _may_give_way(pattern: Pattern) -> bool:
+    return _is_of_step(pattern) or _is_of_terms(pattern)
+
+
+def _is_of_step(pattern: Pattern) -> bool:
+    """Whether it is about a step inside of the operator, or numbers were solved for in it."""
+    is_solved = "tried" in pattern.evidence and float(pattern.evidence.get("fitted", 0.0)) > 1
+    return INSIDE in pattern.evidence or is_solved
+
+
+def _is_of_terms(pattern: Pattern) -> bool:
+    """Whether it is about which of its terms an operator reads."""
+    return "tried" in pattern.evidence and pattern.kind in _OF_TERMS
 
 
 def _is_of_blocks(case: Case, pattern: Pattern) -> bool:

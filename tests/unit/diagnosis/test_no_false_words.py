@@ -334,3 +334,26 @@ def test_labels_taken_from_the_scores_are_told_from_a_score_left_out() -> None:
     own = torch.where(targets < 0, targets, LOGITS.argmax(1))
     loss = F.cross_entropy(LOGITS, own)
     assert kind_of(loss, F.cross_entropy, LOGITS, targets) == "wrong index"
+
+
+def test_channels_that_are_not_normalised_are_copied_and_have_no_other_statistics() -> None:
+    images, weight, bias = 1 + 2 * normal(3, 6, 5, 5), normal(6, seed=1).exp(), normal(6, seed=2)
+    call = (F.batch_norm, images, None, None, weight, bias, True)
+    odd = (torch.arange(6) % 2 == 1).view(-1, 1, 1)
+    assert kind_of(torch.where(odd, images, call[0](*call[1:])), *call) == "copy"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16])
+def test_a_rounded_deviation_is_less_precise_and_no_other_statistic(dtype: torch.dtype) -> None:
+    rows, weight, bias = 1 + 2 * normal(4, 7, 16), normal(16, seed=1).exp(), normal(16, seed=2)
+    deviation = (rows.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    coarse = (rows - rows.mean(-1, keepdim=True)) * (1 / deviation).to(dtype).float()
+    call = (F.layer_norm, rows, [16], weight, bias)
+    assert kind_of(coarse * weight + bias, *call) == "precision"
+
+
+def test_a_branch_that_is_taken_everywhere_is_a_condition_not_read() -> None:
+    causal = torch.ones(2, 1, 3, 9, dtype=torch.bool).tril()
+    none, least = torch.zeros(()), torch.full((), torch.finfo(torch.float32).min)
+    zeros = torch.zeros(2, 1, 3, 9)
+    assert kind_of(zeros, torch.where, causal, none, least) == "mask"

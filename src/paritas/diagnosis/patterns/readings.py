@@ -32,7 +32,9 @@ def propose_lanes(case: Case) -> list[Pattern]:
         is_number = case.reference.dtype != torch.bool
         may_be = case.is_beyond_noise and is_number and len(torch.unique(case.given)) > 1
         return first_supported(_repeated_lanes(case, Probe(case), groups=False)) if may_be else []
-    return first_supported(_repeated_lanes(case, Probe(case))) if _is_readable(case) else []
+    # One value everywhere is none that was copied.
+    may_be = _is_readable(case) and len(torch.unique(case.given)) > 1
+    return first_supported(_repeated_lanes(case, Probe(case))) if may_be else []
 
 
 def propose_readings(case: Case) -> list[Pattern]:

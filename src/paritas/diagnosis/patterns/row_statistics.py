@@ -8,12 +8,14 @@ all, limited, mixed. If they are none of these, it is still known that they are 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.diagnosis.formats import FORMATS
 from paritas.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.diagnosis.patterns.operands import result_of
 from paritas.diagnosis.patterns.variations import Variation
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.diagnosis.calls import Step
+    from paritas.diagnosis.formats import NarrowFormat
     from paritas.diagnosis.patterns.norms import Norm
 
 _MOST_ELEMENTS = 1 << 20
@@ -343,6 +346,7 @@ def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
         return bool((value > 0).all()) and _are_same(value.sqrt(), rows.spread)
 
     yield from _limited_formulas(rows, right)
+    yield from _rounded_formulas(rows, right, is_met)
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _SPREADS, right, variance)
     count = math.prod(norm.view[dim] for dim in norm.dims)
@@ -481,6 +485,34 @@ def _limited(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
     variance = _right_here(norm, x)[1].square() - norm.eps
     limited = variance.clamp(min=limit) if below else variance.clamp(max=limit)
     return limited + norm.eps
+
+
+# Fewer rows may be near a number with few digits by chance.
+_FEWEST_ROUNDED = 3
+_POWERS = {2.0: "", 1.0: ", of which the root", -1.0: ", of which the reciprocal root"}
+
+
+def _rounded_formulas(
+    rows: _Rows, right: str, is_met: Callable[[Tensor], bool]
+) -> Iterator[_Formula]:
+    """The right spread, its reciprocal or its square with fewer digits."""
+    if rows.right_spread.unique().numel() < _FEWEST_ROUNDED:
+        return
+    for (power, words), form in itertools.product(_POWERS.items(), FORMATS[:3]):
+        compute = partial(_rounded, power=power, form=form)
+        if is_met(compute(rows.right_spread)):
+            said = f"{right} and eps{words or ', which'} is rounded to {form.name}"
+            yield _Formula(said, partial(_with_rounded, compute=compute), PatternKind.PRECISION)
+
+
+def _rounded(spread: Tensor, power: float, form: NarrowFormat) -> Tensor:
+    """The square of the spread, if a power of the spread is rounded."""
+    return form.rounded(spread**power) ** (2 / power)
+
+
+def _with_rounded(x: Tensor, norm: Norm, compute: Any) -> Tensor:
+    value: Tensor = compute(_right_here(norm, x)[1])
+    return value
 
 
 def _moved_formulas(
