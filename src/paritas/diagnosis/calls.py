@@ -264,11 +264,7 @@ class LiveCall:
 
     def with_operands(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> LiveCall:
         """The call with other tensors in the places of those that it has."""
-
-        def exchange(tensor: Tensor) -> Tensor:
-            pairs = zip(before, after, strict=True)
-            return next((new for old, new in pairs if is_same_tensor(old, tensor)), tensor)
-
+        exchange = exchanging(before, after)
         args = map_tensors(self.args, exchange)
         kwargs = {name: map_tensors(value, exchange) for name, value in self.kwargs.items()}
         return LiveCall(self.target, args, kwargs)
@@ -423,6 +419,33 @@ def call_of(target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     if pure is target and name.endswith("_") and target is getattr(torch.Tensor, name, None):
         pure = getattr(torch.Tensor, name[:-1], target)
     return LiveCall(pure, tuple(args), kwargs)
+
+
+def exchanging(before: Sequence[Tensor], after: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function that gives the tensor in the place of another one; others stay.
+
+    A tensor is known by its identity, or else by its values. Tensors of the same values, such as a
+    weight and a variance of ones, are taken in their order.
+    """
+    left = list(range(len(before)))
+    known: list[tuple[Tensor, Tensor]] = []
+
+    def exchange(tensor: Tensor) -> Tensor:
+        places = [place for place, one in enumerate(before) if one is tensor]
+        if not places:
+            earlier = next((new for old, new in known if old is tensor), None)
+            if earlier is not None:
+                return earlier
+            places = [place for place, one in enumerate(before) if is_same_tensor(one, tensor)]
+        if not places:
+            return tensor
+        place = next((one for one in places if one in left), places[0])
+        if place in left:
+            left.remove(place)
+        known.append((tensor, after[place]))
+        return after[place]
+
+    return exchange
 
 
 def is_same_tensor(one: Tensor, other: Tensor) -> bool:

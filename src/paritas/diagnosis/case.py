@@ -164,6 +164,11 @@ class Case:
         return lengthen_case(self)
 
     @property
+    def shows_again(self) -> bool:
+        """Whether a fault is seen with other operands as well."""
+        return any(one.is_beyond_noise for one in self.repeated)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of all its tensors."""
         return tuple(self.reference.shape)

@@ -319,12 +319,12 @@ class Laboratory:
     def is_unread(self, number: int) -> bool:
         """Whether an operand has no effect either if the others have other values.
 
-        A result that is clipped has the same value for many operands.
+        A result that is clipped, or rounded to whole numbers, has the same value for many operands.
         """
         for factor in (0.5, -1.0, 0.1):
             others = [one * factor if one.is_floating_point() else one for one in self.operands]
             before = self.runs.candidate(others)
-            for own in (-2.0, 0.3):
+            for own in (-2.0, 0.3, 64.0):
                 if self.is_over or before is None:
                     return False
                 changed = list(others)

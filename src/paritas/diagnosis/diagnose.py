@@ -103,7 +103,7 @@ PROPOSERS: Proposers = (
 # They say what happened to the result as a whole, which comes before a step inside of its operator,
 # or which of its terms are read.
 _OF_RESULTS = (propose_constants, propose_signs, propose_scales, propose_shifts, propose_lanes)
-_OF_TERMS = {PatternKind.MASK, PatternKind.PARTIAL_SUM}
+_OF_TERMS = {PatternKind.MASK, PatternKind.PARTIAL_SUM, PatternKind.STATISTICS}
 # What is looked for if nothing else fits.
 _LAST_RESORTS = (propose_readings, propose_sources, propose_curves)
 # From the simplest to what fits almost anything.

@@ -125,7 +125,8 @@ def vary_operands(
     Args:
         seed: the first keeps the size of the values, and tensors of two values, such as masks. With
             others, each operand is also smaller as a whole, where a limit has no effect.
-        growth: how many times larger they are, where a rounding to whole numbers shows.
+        growth: how many times larger they are, where a rounding to whole numbers shows. Small ones
+            become so many units large.
     """
     draw = torch.Generator().manual_seed(seed)
     varied = (_vary(one, draw, is_wide=seed > 1) for one in operands)
@@ -135,7 +136,11 @@ def vary_operands(
 def _enlarge(operand: Tensor, growth: float) -> Tensor:
     if not operand.is_floating_point():
         return operand
-    return torch.where(operand.abs() < HUGE, growth * operand, operand)
+    sizes = operand.detach().abs()
+    is_usual = sizes < HUGE
+    largest = float(sizes[is_usual].max()) if bool(is_usual.any()) else 0.0
+    factor = growth / min(largest, 1.0) if largest else growth
+    return torch.where(is_usual, factor * operand, operand)
 
 
 def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.calls import is_same_tensor
+from paritas.diagnosis.calls import exchanging, is_same_tensor
 from paritas.diagnosis.case import Case, near, noise_of_prediction, same
 from paritas.diagnosis.dependence import is_of_slices
 from paritas.diagnosis.place_runs import FEW_VALUES, lengthen_operands, vary_operands
@@ -171,11 +171,7 @@ def _with_operands(
 ) -> Case:
     """The case with other operands, for which the two programs gave these results."""
     reference, candidate = pair
-
-    def exchange(tensor: Tensor) -> Tensor:
-        pairs = zip(runs.operands, operands, strict=True)
-        return next((other for one, other in pairs if is_same_tensor(one, tensor)), tensor)
-
+    exchange = exchanging(runs.operands, operands)
     other = runs.recall(operands) if runs.recall else call.with_operands(runs.operands, operands)
     again = dataclasses.replace(
         runs, operands=operands, expected=reference, given=candidate, earlier=runs.operands

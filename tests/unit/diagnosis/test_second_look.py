@@ -212,3 +212,22 @@ def test_few_values_with_one_scale_each_are_no_quantisation() -> None:
     divided = lambda x, number: x / (number + 1)  # noqa: E731
     kind, _ = _diagnose(_ATEN.div.Tensor, divided, column, 127.0)
     assert kind != "precision"
+
+
+def test_operands_with_the_same_values_are_told_apart_when_they_are_asked_again() -> None:
+    """At first a norm has a mean and a bias of zeros, a variance and a weight of ones."""
+    torch.manual_seed(0)
+    images = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    zeros, ones = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    operands = (images, zeros, ones, ones.clone(), zeros.clone())
+
+    def wider(x: Tensor, mean: Tensor, var: Tensor, *rest: Tensor) -> Tensor:
+        return functional.batch_norm(x, mean, var * 128 / 127, *rest)
+
+    kind, sentence = _diagnose(functional.batch_norm, wider, *operands)
+    assert kind != "residual", sentence
+
+
+def test_a_rounding_to_whole_numbers_is_no_zeros_though_all_values_are_small(rows: Tensor) -> None:
+    assert _diagnose(torch.relu, lambda x: x.relu().round(), 0.02 * rows)[0] != "zeros"
+    assert _diagnose(torch.relu, lambda x: x.relu() * 0, 0.02 * rows)[0] == "zeros"

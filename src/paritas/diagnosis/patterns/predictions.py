@@ -551,6 +551,8 @@ class Predictor:
         self, found: Reproduction, search: _Search | None, suggest: _Suggesting | None
     ) -> bool:
         """Whether the mistake gives what the candidate gives for other operands, too."""
+        if not self._again and not self.is_second and self.case.shows_again:
+            return False  # the call is not what the reference computes with other operands
         for predictor, is_longer in self._again:
             if is_longer and suggest is not None:  # lengths may be among its numbers
                 holds = found.in_part or predictor._makes_again(found, suggest)  # noqa: SLF001
