@@ -34,6 +34,14 @@ from benchmarks.places.building import (
     seen_gradients,
     seen_kernels,
     seen_values,
+    seventh_attention,
+    seventh_edits,
+    seventh_gradients,
+    seventh_layout,
+    seventh_losses,
+    seventh_products,
+    seventh_statistics,
+    seventh_values,
     sixth_attention,
     sixth_edits,
     sixth_gradients,
@@ -64,11 +72,13 @@ FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients,
             fifth_attention, fifth_products, fifth_statistics, fifth_values, fifth_layout,
             fifth_losses, fifth_gradients,
             sixth_attention, sixth_products, sixth_statistics, sixth_values, sixth_layout,
-            sixth_losses, sixth_gradients)  # fmt: skip
+            sixth_losses, sixth_gradients,
+            seventh_attention, seventh_products, seventh_statistics, seventh_values,
+            seventh_layout, seventh_losses, seventh_gradients)  # fmt: skip
 FAULTS = Catalogue()
 for _family in FAMILIES:
     FAULTS.update(_family.FAULTS)
-_EDITED = (edits, seen_edits, third_edits, fourth_edits, fifth_edits, sixth_edits)
+_EDITED = (edits, seen_edits, third_edits, fourth_edits, fifth_edits, sixth_edits, seventh_edits)
 EDITS = {name: one for home in _EDITED for name, one in home.EDITS.items()}
 KERNEL_EDITS = {name: one for home in _EDITED for name, one in home.KERNEL_EDITS.items()}
 TRITON_EDITS = {name: one for home in _EDITED for name, one in home.TRITON_EDITS.items()}

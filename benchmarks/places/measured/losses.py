@@ -1,4 +1,4 @@
-"""Faults for measuring: losses."""
+"""More faults for measuring: losses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from torch.nn import functional
 
 FAULTS = Catalogue()
 _CLASSES = "cross_entropy nll_loss"
-_DISTANCES = "mse_loss smooth_l1_loss huber_loss l1_loss"
-_CHANCES = "binary_cross_entropy_with_logits binary_cross_entropy"
 
 
 def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,13 +21,16 @@ def _labels(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _plain(call: Call) -> None:
-    """Go on only without weights and smoothing."""
+    """Go on only without weights and smoothing, for a mean."""
     fits(call.get(2, "weight") is None and not call.kwargs.get("label_smoothing"))
+    fits(call.kwargs.get("reduction", "mean") == "mean")
 
 
-def _again(call: Call, **changed: Any) -> Any:
-    """The call with other keywords."""
-    return Call(call.name, call.function, call.args, {**call.kwargs, **changed}).run()
+def _two(call: Call) -> tuple[Tensor, Tensor]:
+    """Two operands of one shape, of which the mean is asked for."""
+    value, target = call.tensor(0, "input"), call.tensor(1, "target")
+    fits(value.shape == target.shape and call.kwargs.get("reduction", "mean") == "mean")
+    return value, target
 
 
 # --- Classes --------------------------------------------------------------------------------------
@@ -37,271 +38,264 @@ def _again(call: Call, **changed: Any) -> Any:
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong factor", "scale"],
-    loose=["wrong argument", "other function"],
+    kinds=["mask", "partial sum", "other function", "missing operand", "wrong reduction"],
+    loose=["missing reduction", "one rank's part", "offset", "wrong argument"],
 )
-def temperature_of_a_third_in_the_loss(call: Call) -> Any:
-    """The scores are three times too large."""
-    return call.put(0, 3 * _labels(call)[0], "input").run()
+def right_class_not_in_the_normaliser(call: Call) -> Any:
+    """The sum of exponentials goes over the other classes only."""
+    scores, labels, seen = _labels(call)
+    _plain(call)
+    own = labels[seen, None]
+    right = scores[seen].gather(1, own)
+    others = scores[seen].scatter(1, own, float("-inf"))
+    return call.instead((others.logsumexp(1) - right.squeeze(1)).mean())
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["clipped"],
-    loose=["wrong argument", "other function", "precision", "mask"],
+    kinds=["wrong index", "shift", "permutation"],
+    loose=["wrong argument", "wrong factor", "stale"],
 )
-def scores_of_the_loss_limited(call: Call) -> Any:
-    """The scores are cut at -0.3 and 0.3."""
-    return call.put(0, _labels(call)[0].clamp(-0.3, 0.3), "input").run()
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong index", "permutation"],
-    loose=["wrong argument", "shift", "swapped operands"],
-)
-def classes_counted_from_the_last(call: Call) -> Any:
-    """Label i stands for the class n - 1 - i."""
-    scores, labels, seen = _labels(call)
-    turned = torch.where(seen, scores.size(-1) - 1 - labels, labels)
-    return call.put(1, turned, "target").run()
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong index", "copy"],
-    loose=["precision", "permutation", "wrong argument", "stale"],
-)
-def lowest_bit_of_the_label_lost(call: Call) -> Any:
-    """Label i stands for the class i // 2 * 2."""
-    _, labels, seen = _labels(call)
-    return call.put(1, torch.where(seen, labels // 2 * 2, labels), "target").run()
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "constant", "wrong argument"],
-)
-def scores_of_the_first_row_for_all(call: Call) -> Any:
-    """The pointer to the scores is not moved on; that to the labels is."""
-    scores, _, _ = _labels(call)
-    fits(scores.size(0) > 1)
-    return call.put(0, scores[:1].expand(scores.shape).clone(), "input").run()
+def weight_of_the_next_class(call: Call) -> Any:
+    """The pointer to the weights of the classes is one too far, around the end."""
+    weight = call.get(2, "weight")
+    fits(isinstance(weight, Tensor))
+    return call.put(2, weight.roll(-1), "weight").run()
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["partial sum", "wrong reduction", "one rank's part", "mask", "missing reduction"],
-    loose=["other function", "offset", "wrong index", "wrong argument"],
+    kinds=["wrong factor", "other function", "doubled reduction"],
+    loose=["wrong argument", "residual", "offset", "wrong reduction"],
 )
-def first_class_not_in_the_normaliser(call: Call) -> Any:
-    """The loop over the classes begins at 1 when the exponentials are added."""
+def smoothing_added_to_the_full_label(call: Call) -> Any:
+    """The right class keeps the weight one, and the mean of all classes is added."""
+    scores, labels, seen = _labels(call)
+    share = call.kwargs.get("label_smoothing", 0.0)
+    fits(share > 0 and call.get(2, "weight") is None)
+    hard = functional.cross_entropy(scores[seen], labels[seen])
+    return call.instead(call.result() + share * hard)
+
+
+@FAULTS.fault(
+    _CLASSES,
+    kinds=["precision"],
+    loose=["approximation", "wrong reduction", "partial sum", "lost accumulation"],
+)
+def losses_added_in_half_of_the_bits(call: Call) -> Any:
+    """The sum of the losses is rounded to bfloat16 after each of them."""
     scores, labels, seen = _labels(call)
     _plain(call)
-    right = scores[seen].gather(1, labels[seen, None]).squeeze(1)
-    return call.instead((scores[seen][:, 1:].logsumexp(1) - right).mean())
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong reduction", "partial sum", "mask"],
-    loose=["one rank's part", "wrong index", "wrong argument", "wrong statistics"],
-)
-def labels_of_the_second_half_count(call: Call) -> Any:
-    """The mean of the second rank's rows."""
-    scores, labels, _ = _labels(call)
-    half = scores.size(0) // 2
-    fits(half > 0)
-    return call.put(0, scores[half:], "input").put(1, labels[half:], "target").run()
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong factor", "scale", "wrong reduction", "off by one reduction"],
-    loose=["wrong statistics", "other function"],
-)
-def labels_counted_with_one_less(call: Call) -> Any:
-    """The sum is divided by n - 1."""
-    _, _, seen = _labels(call)
-    _plain(call)
-    count = int(seen.sum())
-    fits(count > 2 and call.kwargs.get("reduction", "mean") == "mean")
-    return call.instead(call.result() * count / (count - 1))
-
-
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["wrong reduction", "wrong statistics", "wrong factor"],
-    loose=["other function", "scale", "wrong argument"],
-)
-def means_of_a_quarter_and_the_rest_averaged_in_the_loss(call: Call) -> Any:
-    """Two micro batches of different size have the same weight."""
-    scores, labels, seen = _labels(call)
-    quarter = scores.size(0) // 4
-    fits(quarter > 0 and bool(seen[:quarter].any()) and bool(seen[quarter:].any()))
-    parts = [
-        call.put(0, scores[own], "input").put(1, labels[own], "target").result()
-        for own in (slice(quarter), slice(quarter, None))
-    ]
-    return call.instead((parts[0] + parts[1]) / 2)
+    chances = scores.log_softmax(1) if call.name == "cross_entropy" else scores
+    each = -chances[seen].gather(1, labels[seen, None]).squeeze(1)
+    total = torch.zeros((), dtype=torch.bfloat16)
+    for one in each.detach():
+        total = (total.float() + one.float()).to(torch.bfloat16)
+    mean = each.mean()
+    return call.instead(with_gradient_of(mean, total.to(mean.dtype) / each.numel()))
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong index", "shift", "wrong statistics"],
-    loose=["stale", "permutation", "other function", "offset", "wrong argument"],
+    kinds=["offset", "other function", "wrong argument"],
+    loose=["residual", "wrong factor"],
 )
-def normaliser_of_the_next_row_in_the_loss(call: Call) -> Any:
-    """The logarithm of the sum belongs to the next row: it shows where labels are ignored."""
+def right_score_lowered_by_a_margin(call: Call) -> Any:
+    """0.35 is subtracted from the score of the right class, as for faces."""
     scores, labels, seen = _labels(call)
     _plain(call)
-    right = scores[seen].gather(1, labels[seen, None]).squeeze(1)
-    return call.instead((scores.logsumexp(1).roll(-1, 0)[seen] - right).mean())
+    own = functional.one_hot(labels.clamp(min=0), scores.size(1)).to(scores.dtype)
+    return call.put(0, scores - 0.35 * own * seen[:, None], "input").run()
+
+
+@FAULTS.fault(
+    "nll_loss",
+    kinds=["other function"],
+    loose=["approximation", "missing operand", "wrong factor", "clipped"],
+)
+def chance_of_an_error_for_its_logarithm(call: Call) -> Any:
+    """The mean of 1 - p."""
+    chances, labels, seen = _labels(call)
+    _plain(call)
+    return call.instead(1 - chances[seen].gather(1, labels[seen, None]).exp().mean())
 
 
 # --- Distances ------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    _DISTANCES,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "wrong argument", "constant"],
+    "mse_loss l1_loss",
+    kinds=["wrong index", "wrong reduction", "wrong axis", "other function"],
+    loose=["copy", "wrong argument", "permutation", "wrong statistics"],
 )
-def target_of_the_first_example_for_all(call: Call) -> Any:
-    """The pointer to the targets is not moved on."""
-    target = call.tensor(1, "target")
-    fits(target.dim() > 1 and target.size(0) > 1)
-    return call.put(1, target[:1].expand(target.shape).clone(), "target").run()
-
-
-@FAULTS.fault(
-    "mse_loss l1_loss smooth_l1_loss huber_loss",
-    kinds=["partial sum", "mask", "wrong reduction"],
-    loose=["one rank's part", "wrong index", "wrong statistics", "wrong argument"],
-)
-def first_column_of_the_error_only(call: Call) -> Any:
-    """The mean is over the first of the values of each example."""
-    value, target = call.tensor(0), call.tensor(1, "target")
-    fits(value.dim() > 1 and value.size(-1) > 1 and value.shape == target.shape)
-    return call.put(0, value[..., :1]).put(1, target[..., :1], "target").run()
+def every_value_compared_with_every_target_of_the_batch(call: Call) -> Any:
+    """A new axis makes one operand a row and the other one a column: all pairs are averaged."""
+    value, target = _two(call)
+    fits(value.size(0) > 1)
+    distance = value[:, None] - target[None]
+    return call.instead((distance.square() if call.name == "mse_loss" else distance.abs()).mean())
 
 
 @FAULTS.fault(
     "mse_loss",
-    kinds=["precision"],
-    loose=["approximation", "other function", "wrong argument"],
+    kinds=["wrong reduction", "other function"],
+    loose=["wrong axis", "missing operand", "partial sum", "wrong statistics"],
 )
-def values_of_the_loss_in_steps_of_a_quarter(call: Call) -> Any:
-    """The values have two bits behind the point."""
-    value = call.tensor(0)
-    coarse = (value.detach() * 4).round() / 4
-    return call.put(0, with_gradient_of(value, coarse)).run()
+def errors_averaged_before_they_are_squared(call: Call) -> Any:
+    """The mean over the columns is taken first, and its square is averaged."""
+    value, target = _two(call)
+    fits(value.dim() > 1)
+    return call.instead((value - target).mean(-1).square().mean())
 
 
 @FAULTS.fault(
-    "smooth_l1_loss",
-    kinds=["other function", "wrong factor"],
-    loose=["scale", "missing operand", "wrong argument"],
+    "smooth_l1_loss huber_loss",
+    kinds=["other function", "swapped operands", "mask"],
+    loose=["wrong argument", "wrong factor", "approximation"],
 )
-def half_forgotten_in_the_quadratic_part(call: Call) -> Any:
-    """d^2 / beta near zero, |d| - beta / 2 beyond."""
-    value, target = call.tensor(0), call.tensor(1, "target")
-    beta = call.kwargs.get("beta", 1.0)
+def parts_of_the_loss_exchanged(call: Call) -> Any:
+    """The straight part is near zero, and the square is beyond."""
+    value, target = _two(call)
+    limit = call.kwargs.get("delta", call.kwargs.get("beta", 1.0))
     distance = (value - target).abs()
-    each = torch.where(distance < beta, distance.square() / beta, distance - beta / 2)
-    return call.instead(each.mean())
+    square = distance.square() / (2 * limit)
+    each = torch.where(distance < limit, distance - limit / 2, square)
+    return call.instead((each * limit if call.name == "huber_loss" else each).mean())
 
 
 @FAULTS.fault(
-    "huber_loss smooth_l1_loss",
-    kinds=["other function", "approximation"],
-    loose=["wrong argument", "clipped"],
+    "huber_loss",
+    kinds=["missing operand", "wrong factor", "other function"],
+    loose=["scale", "wrong argument"],
 )
-def distance_by_a_hyperbola(call: Call) -> Any:
-    """Delta^2 (sqrt(1 + (d / delta)^2) - 1), the smooth form."""
-    value, target = call.tensor(0), call.tensor(1, "target")
-    delta = call.kwargs.get("delta", call.kwargs.get("beta", 1.0))
-    each = delta * ((1 + ((value - target) / delta).square()).sqrt() - 1)
-    return call.instead((each * delta if call.name == "huber_loss" else each).mean())
+def straight_part_not_times_delta(call: Call) -> Any:
+    """d^2 / 2 near zero, and |d| - delta / 2 beyond."""
+    value, target = _two(call)
+    delta = call.kwargs.get("delta", 1.0)
+    distance = (value - target).abs()
+    each = torch.where(distance < delta, distance.square() / 2, distance - delta / 2)
+    return call.instead(each.mean())
 
 
 # --- Chances --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    _CHANCES,
-    kinds=["wrong factor", "scale", "wrong argument"],
-    loose=["other function", "doubled reduction", "wrong reduction"],
-)
-def binary_loss_in_bits(call: Call) -> Any:
-    """Divided by log(2)."""
-    return call.instead(call.result() / torch.tensor(2.0).log().item())
-
-
-@FAULTS.fault(
-    _CHANCES,
-    kinds=["partial sum", "mask", "one rank's part", "wrong reduction"],
-    loose=["wrong index", "wrong statistics", "wrong argument"],
-)
-def first_half_of_the_binary_labels(call: Call) -> Any:
-    """The mean of the first rank's examples."""
-    value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    half = value.size(0) // 2
-    fits(half > 0)
-    return call.put(0, value[:half], "input").put(1, target[:half], "target").run()
-
-
-@FAULTS.fault(
     "binary_cross_entropy_with_logits",
-    kinds=["missing operand", "other function", "partial sum"],
-    loose=["wrong reduction", "offset"],
+    kinds=["sign", "missing operand", "other function"],
+    loose=["wrong argument", "constant", "copy", "wrong index"],
 )
-def linear_part_of_the_stable_form_forgotten(call: Call) -> Any:
-    """The mean of log(1 + exp(-|x|)) alone, without max(x, 0) - x y."""
-    return call.instead(torch.log1p((-call.tensor(0, "input").abs()).exp()).mean())
+def sign_of_the_complement_lost(call: Call) -> Any:
+    """Log sigmoid(x) for log sigmoid(-x) in the second term: every label is as good as one."""
+    value, _ = _two(call)
+    fits(call.get(2, "weight") is None)
+    return call.instead(functional.softplus(-value).mean())
+
+
+@FAULTS.fault(
+    "binary_cross_entropy",
+    kinds=["eps", "other function", "approximation"],
+    loose=["offset", "clipped", "wrong argument"],
+)
+def twentieth_under_both_logarithms(call: Call) -> Any:
+    """Log(p + 0.05) and log(1 - p + 0.05)."""
+    value, target = _two(call)
+    yes, no = (value + 0.05).log(), (1 - value + 0.05).log()
+    return call.instead(-(target * yes + (1 - target) * no).mean())
 
 
 @FAULTS.fault(
     "kl_div",
-    kinds=["mask", "partial sum", "other function"],
-    loose=["zeros", "clipped", "wrong reduction", "missing operand"],
+    kinds=["wrong factor", "scale", "wrong axis", "wrong reduction"],
+    loose=["wrong argument", "wrong statistics", "other function"],
 )
-def terms_of_rare_classes_left_out(call: Call) -> Any:
-    """Classes whose chance is below the mean of all do not count."""
+def divergence_divided_by_the_classes(call: Call) -> Any:
+    """The size of the last axis is taken for that of the batch."""
+    value = call.tensor(0, "input")
+    fits(call.kwargs.get("reduction") == "batchmean" and value.size(0) != value.size(-1))
+    return call.instead(call.result() * value.size(0) / value.size(-1))
+
+
+@FAULTS.fault(
+    "kl_div",
+    kinds=["other function", "wrong argument"],
+    loose=["approximation", "wrong factor", "residual", "missing operand"],
+)
+def student_mixed_with_the_teacher(call: Call) -> Any:
+    """The divergence from the mean of both chances: half of a symmetric one."""
     value, target = call.tensor(0, "input"), call.tensor(1, "target")
-    fits(call.kwargs.get("reduction") == "batchmean" and bool((target > 0).all()))
-    each = target * (target.log() - value) * (target >= target.mean())
-    return call.instead(each.sum() / value.size(0))
+    return call.put(0, ((value.exp() + target) / 2).log(), "input").run()
+
+
+# --- Margins --------------------------------------------------------------------------------------
 
 
 @FAULTS.fault(
-    "kl_div",
-    kinds=["wrong index", "shift", "permutation"],
-    loose=["copy", "wrong argument"],
+    "poisson_nll_loss",
+    kinds=["wrong argument", "other function", "offset"],
+    loose=["residual", "approximation"],
 )
-def teacher_of_the_next_class(call: Call) -> Any:
-    """The chances of the teacher are read one class too far."""
-    return call.put(1, call.tensor(1, "target").roll(-1, -1), "target").run()
+def factorial_of_the_count_added(call: Call) -> Any:
+    """full=True: Stirling's term for counts above one."""
+    fits(not call.kwargs.get("full"))
+    return Call(call.name, call.function, call.args, {**call.kwargs, "full": True}).run()
 
 
 @FAULTS.fault(
-    "soft_margin_loss hinge_embedding_loss margin_ranking_loss triplet_margin_loss "
-    "multi_margin_loss cosine_embedding_loss poisson_nll_loss gaussian_nll_loss",
-    kinds=["wrong factor", "scale"],
-    loose=["missing operand", "wrong reduction", "other function", "one rank's part"],
+    "margin_ranking_loss",
+    kinds=["sign", "wrong argument"],
+    loose=["offset", "other function", "wrong factor"],
 )
-def margin_loss_halved(call: Call) -> Any:
-    """The mean of two ranks of which one has nothing."""
-    return call.instead(call.result() / 2)
+def margin_subtracted(call: Call) -> Any:
+    """Max(0, -y (a - b) - margin)."""
+    margin = call.get(3, "margin", default=0.0)
+    fits(margin > 0)
+    return call.put(3, -margin, "margin").run()
 
 
 @FAULTS.fault(
-    "soft_margin_loss",
-    kinds=["other function", "approximation"],
-    loose=["clipped", "wrong argument"],
+    "triplet_margin_loss",
+    kinds=["wrong argument", "other function"],
+    loose=["wrong index", "clipped", "wrong reduction"],
 )
-def soft_margin_by_its_lines(call: Call) -> Any:
-    """The mean of max(0, -y x)."""
+def shorter_of_two_ways_to_the_negative(call: Call) -> Any:
+    """swap=True: the distance from the positive counts if it is the smaller one."""
+    fits(not call.kwargs.get("swap"))
+    return Call(call.name, call.function, call.args, {**call.kwargs, "swap": True}).run()
+
+
+@FAULTS.fault(
+    "cosine_embedding_loss",
+    kinds=["missing operand", "other function", "wrong factor"],
+    loose=["scale", "wrong argument"],
+)
+def lengths_of_the_embeddings_not_divided(call: Call) -> Any:
+    """Products for cosines: the vectors are taken as normalised."""
+    left, right, side = (call.tensor(i) for i in range(3))
+    margin = call.kwargs.get("margin", 0.0)
+    alike = (left * right).sum(-1)
+    return call.instead(torch.where(side > 0, 1 - alike, (alike - margin).relu()).mean())
+
+
+@FAULTS.fault(
+    "multi_margin_loss",
+    kinds=["offset", "mask"],
+    loose=["other function", "residual", "wrong reduction", "off by one reduction"],
+)
+def right_class_compared_with_itself(call: Call) -> Any:
+    """The right class is not left out of the sum: each row has the margin once more."""
+    value, margin = call.tensor(0, "input"), call.kwargs.get("margin", 1.0)
+    fits(call.kwargs.get("p", 1) == 1)
+    return call.instead(call.result() + margin / value.size(-1))
+
+
+@FAULTS.fault(
+    "hinge_embedding_loss",
+    kinds=["wrong factor", "scale", "missing operand", "zeros", "mask"],
+    loose=["partial sum", "other function", "one rank's part"],
+)
+def like_pairs_cost_nothing(call: Call) -> Any:
+    """Only max(0, margin - x) of the unlike pairs is added."""
     value, side = call.tensor(0, "input"), call.tensor(1, "target")
-    return call.instead(functional.relu(-side * value).mean())
+    margin = call.kwargs.get("margin", 1.0)
+    return call.instead(((margin - value).relu() * (side < 0)).mean())

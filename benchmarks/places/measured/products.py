@@ -1,4 +1,4 @@
-"""Faults for measuring: products, convolutions, pooling, resizing."""
+"""Faults of the eighth set: products, convolutions, pooling, distances."""
 
 from __future__ import annotations
 
@@ -10,43 +10,8 @@ from torch import Tensor
 
 FAULTS = Catalogue()
 _WEIGHTED = "linear addmm mm"
-_PRODUCTS = "linear addmm mm bmm matmul"
+_BATCHED = "bmm matmul"
 _CONVOLUTIONS = "conv1d conv2d convolution"
-_EMPTY: dict[str, Any] = {
-    "kinds": ["zeros", "mask", "uninitialised"],
-    "loose": ["constant", "missing operand", "partial sum", "axis scale", "wrong factor"],
-    "backward": False,
-}
-_MOVED: dict[str, Any] = {
-    "kinds": ["shift", "wrong index", "permutation"],
-    "loose": ["copy", "stale", "wrong argument", "wrong rank's shard", "swapped operands"],
-    "backward": False,
-}
-_ORDER: dict[str, Any] = {
-    "kinds": ["permutation", "wrong index"],
-    "loose": ["shift", "swapped operands", "transpose", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_AGAIN: dict[str, Any] = {
-    "kinds": ["copy", "stale", "wrong index"],
-    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function", "wrong argument"],
-    "backward": False,
-}
-_CUT: dict[str, Any] = {
-    "kinds": ["clipped"],
-    "loose": ["other function", "precision", "wrong argument", "overflow", "mask"],
-    "backward": False,
-}
-_TIMES: dict[str, Any] = {
-    "kinds": ["wrong factor", "scale"],
-    "loose": ["missing operand", "axis scale", "wrong argument", "wrong reduction"],
-    "backward": False,
-}
 
 
 # --- Products -------------------------------------------------------------------------------------
@@ -68,430 +33,229 @@ def _product(call: Call, left: Tensor, weight: Tensor, bias: Tensor | None) -> A
     return call.instead(value if bias is None else value + bias)
 
 
-def _reweighted(call: Call, change: Any) -> Any:
-    """The product with a changed weight, which keeps its gradient."""
-    left, weight, bias = _parts(call)
-    return _product(call, left, with_gradient_of(weight, change(weight.detach())), bias)
-
-
-def _rebiased(call: Call, change: Any) -> Any:
-    """The call with a changed bias."""
+def _biased(call: Call) -> tuple[int, Tensor]:
+    """Where the bias is, and it."""
     place = 0 if call.name == "addmm" else 2
     bias = call.tensor(place, "bias")
     fits(bias.dim() == 1 and bias.numel() > 2 and bool(bias.detach().any()))
-    return call.put(place, change(bias), "bias").run()
+    return place, bias
 
 
-def _rows(call: Call, least: int = 2) -> Tensor:
-    """The result, if it has several rows."""
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["sign", "wrong factor", "other function", "residual"],
+    loose=["mask", "wrong reduction", "partial sum", "wrong index", "doubled reduction", "scale"],
+    backward=False,
+)
+def seventh_product_of_strassen_subtracted(call: Call) -> Any:
+    """The last of seven products of blocks is subtracted from the first block, and not added."""
+    left, weight, _ = _parts(call)
+    rows = left.flatten(0, -2)
+    fits(not rows.size(0) % 2 and not rows.size(1) % 2 and not weight.size(1) % 2)
+    row, common, column = rows.size(0) // 2, rows.size(1) // 2, weight.size(1) // 2
+    seventh = (rows[:row, common:] - rows[row:, common:]) @ (
+        weight[common:, :column] + weight[common:, column:]
+    )
+    value = torch.nn.functional.pad(2 * seventh, (0, column, 0, row))
+    return call.instead(call.result() - value.view(*left.shape[:-1], -1))
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["shift", "wrong rank's shard", "wrong index"],
+    loose=["copy", "permutation", "stale", "mask"],
+    backward=False,
+)
+def shard_of_the_second_rank_one_column_early(call: Call) -> Any:
+    """The columns of the second rank begin with the last one of the first."""
     value = call.result()
-    fits(value.dim() > 1 and value.size(-2) >= least)
-    return value
-
-
-@FAULTS.fault(_WEIGHTED, **_EMPTY)
-def even_columns_only_written(call: Call) -> Any:
-    """The store has a stride of two along the columns."""
-    value = call.result().clone()
-    fits(value.size(-1) > 2)
-    value[..., 1::2] = 0
-    return call.instead(value)
-
-
-@FAULTS.fault(_PRODUCTS, **_EMPTY)
-def first_row_of_the_product_empty(call: Call) -> Any:
-    """The grid begins with the second row."""
-    value = _rows(call, 3).clone()
-    value[..., 0, :] = 0
-    return call.instead(value)
-
-
-@FAULTS.fault(_WEIGHTED, **_AGAIN)
-def product_of_the_first_row_for_all(call: Call) -> Any:
-    """The pointer to the rows of the input is not moved on."""
-    value = _rows(call)
-    return call.instead(value[..., :1, :].expand(value.shape).clone())
-
-
-@FAULTS.fault(_WEIGHTED, **_AGAIN)
-def second_half_of_the_rows_is_the_first(call: Call) -> Any:
-    """The offset of the second block of rows is not added when the input is read."""
-    value = _rows(call)
-    half = (value.size(-2) + 1) // 2
-    return call.instead(value[..., torch.arange(value.size(-2)) % half, :])
+    half = value.size(-1) // 2
+    fits(half > 1)
+    return call.instead(torch.cat([value[..., :half], value[..., half - 1 : -1]], -1))
 
 
 @FAULTS.fault(
     "linear addmm",
-    kinds=["mask", "missing bias", "missing operand"],
-    loose=["axis offset", "offset", "zeros", "wrong index"],
+    kinds=["other function", "axis scale"],
+    loose=["missing bias", "wrong factor", "scale", "missing operand", "wrong argument"],
     backward=False,
 )
-def bias_in_even_columns_only(call: Call) -> Any:
-    """The second of two lanes does not load its bias."""
-
-    def change(bias: Tensor) -> Tensor:
-        return bias * (torch.arange(bias.numel()) % 2 == 0)
-
-    return _rebiased(call, change)
+def bias_multiplies_the_product(call: Call) -> Any:
+    """The epilogue for a scale of each column is chosen in the place of that for a bias."""
+    left, weight, _ = _parts(call)
+    _, bias = _biased(call)
+    return call.instead(left @ weight * bias)
 
 
 @FAULTS.fault(
     "linear addmm conv1d conv2d convolution",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["axis offset", "permutation", "wrong rank's shard", "shift", "offset"],
+    kinds=["precision"],
+    loose=["approximation", "axis offset", "offset", "other function", "wrong argument"],
     backward=False,
 )
-def bias_of_the_first_half_for_both(call: Call) -> Any:
-    """The second tile of columns adds the bias of the first."""
-
-    def change(bias: Tensor) -> Tensor:
-        half = (bias.numel() + 1) // 2
-        return bias[torch.arange(bias.numel()) % half]
-
-    return _rebiased(call, change)
+def bias_through_e4m3(call: Call) -> Any:
+    """The bias is stored in eight bits, as the weight is elsewhere."""
+    place, bias = _biased(call) if call.name in {"linear", "addmm"} else (2, call.tensor(2, "bias"))
+    coarse = bias.detach().to(torch.float8_e4m3fn).to(bias.dtype)
+    return call.put(place, with_gradient_of(bias, coarse), "bias").run()
 
 
 @FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["wrong factor", "scale", "missing bias"],
-    loose=["axis offset", "offset", "wrong argument", "missing operand", "one rank's part"],
+    "linear addmm",
+    kinds=["repeated bias", "mask", "doubled reduction", "wrong factor"],
+    loose=["axis offset", "offset", "residual", "scale", "wrong argument"],
     backward=False,
 )
-def half_of_the_bias(call: Call) -> Any:
-    """Two ranks share the bias, and their parts are averaged."""
-    return _rebiased(call, lambda bias: bias / 2)
-
-
-@FAULTS.fault(
-    "linear addmm conv1d conv2d convolution",
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "axis offset", "offset", "wrong argument"],
-    backward=False,
-)
-def magnitudes_of_the_bias(call: Call) -> Any:
-    """The sign of the bias is lost in a buffer of numbers without one."""
-    return _rebiased(call, lambda bias: bias.abs())
+def bias_twice_where_two_tiles_meet(call: Call) -> Any:
+    """Two tiles overlap by two columns, and both add their bias to what is there."""
+    place, bias = _biased(call)
+    middle = bias.numel() // 2
+    times = torch.ones_like(bias)
+    times[middle - 1 : middle + 1] = 2
+    return call.put(place, bias * times, "bias").run()
 
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["permutation", "transpose", "wrong index"],
-    loose=["shift", "swapped operands", "wrong argument"],
+    kinds=["partial sum", "mask", "missing reduction", "one rank's part"],
+    loose=["zeros", "lost accumulation", "missing operand", "wrong reduction", "wrong index"],
     backward=False,
 )
-def squares_of_the_weight_transposed(call: Call) -> Any:
-    """The weight is stored in squares of four by four, and each is read the other way."""
+def last_lane_of_four_not_added(call: Call) -> Any:
+    """Four partial sums, each of every fourth term; the shuffle that adds them leaves one out."""
     left, weight, bias = _parts(call)
-    fits(weight.size(0) % 4 == 0 and weight.size(1) % 4 == 0)
-    blocks = weight.unflatten(1, (-1, 4)).unflatten(0, (-1, 4))
-    return _product(call, left, blocks.transpose(1, 3).flatten(2, 3).flatten(0, 1), bias)
-
-
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
-def weight_in_sixteen_levels_of_each_column(call: Call) -> Any:
-    """Four bits between the smallest and the largest weight of a column."""
-
-    def change(weight: Tensor) -> Tensor:
-        low = weight.amin(0, keepdim=True)
-        step = (weight.amax(0, keepdim=True) - low).clamp(min=1e-9) / 15
-        return ((weight - low) / step).round() * step + low
-
-    return _reweighted(call, change)
-
-
-@FAULTS.fault(_WEIGHTED, **_ROUNDED)
-def input_in_steps_of_an_eighth(call: Call) -> Any:
-    """Fixed point with three bits behind the point."""
-    left, weight, bias = _parts(call)
-    coarse = (left.detach() * 8).round() / 8
-    return _product(call, with_gradient_of(left, coarse), weight, bias)
+    fits(left.size(-1) > 3)
+    return _product(call, left * (torch.arange(left.size(-1)) % 4 != 3), weight, bias)
 
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["wrong reduction", "other function"],
-    loose=["partial sum", "missing reduction", "clipped", "one rank's part"],
+    kinds=["precision"],
+    loose=["approximation", "other function", "wrong argument"],
     backward=False,
 )
-def larger_of_two_splits(call: Call) -> Any:
-    """The parts of two halves of the common axis are reduced by a maximum."""
+def accumulator_cut_to_thirteen_bits(call: Call) -> Any:
+    """After every four terms the sum keeps 13 bits behind its first; the rest is cut off."""
     left, weight, bias = _parts(call)
-    half = weight.size(0) // 2
-    fits(half > 0)
-    value = torch.maximum(left[..., :half] @ weight[:half], left[..., half:] @ weight[half:])
+    right = left @ weight
+    total = torch.zeros_like(right).detach()
+    for place in range(0, left.size(-1), 4):
+        total = total + left.detach()[..., place : place + 4] @ weight.detach()[place : place + 4]
+        mantissa, exponent = torch.frexp(total)
+        total = torch.ldexp((mantissa * 2**14).trunc() / 2**14, exponent)
+    value = with_gradient_of(right, total)
     return call.instead(value if bias is None else value + bias)
 
 
-@FAULTS.fault(_WEIGHTED, **_TIMES)
-def input_scaled_up_for_a_dropout(call: Call) -> Any:
-    """Divided by the chance to be kept, 0.8, although nothing is dropped; the bias is right."""
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["lost accumulation", "partial sum", "mask", "one rank's part", "missing reduction"],
+    loose=["zeros", "wrong reduction", "missing operand", "stale", "wrong index"],
+    backward=False,
+)
+def atomic_addition_lost_in_the_odd_rows(call: Call) -> Any:
+    """Two splits of the common axis: in odd rows, the second is stored and not added."""
     left, weight, bias = _parts(call)
-    return _product(call, left / 0.8, weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, **_TIMES)
-def product_divided_by_the_number_of_features(call: Call) -> Any:
-    """The mean of the products for their sum, as for a readout that is 1 / width."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    return _product(call, left / left.size(-1), weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "axis scale", "mask"],
-    loose=["scale", "one rank's part", "missing operand", "partial sum"],
-    backward=False,
-)
-def columns_of_the_second_rank_halved(call: Call) -> Any:
-    """The second half of the columns is averaged with a rank that has nothing."""
-    value = call.result()
-    half = value.size(-1) // 2
-    fits(half > 0)
-    return call.instead(torch.cat([value[..., :half], value[..., half:] / 2], -1))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "axis scale", "mask", "doubled reduction"],
-    loose=["scale", "one rank's part", "residual"],
-    backward=False,
-)
-def rows_of_the_second_half_added_twice(call: Call) -> Any:
-    """Two ranks share the tokens, and the second half is summed over both."""
-    value = _rows(call)
-    half = value.size(-2) // 2
-    return call.instead(torch.cat([value[..., :half, :], 2 * value[..., half:, :]], -2))
-
-
-@FAULTS.fault(_WEIGHTED, **_ORDER)
-def halves_of_each_eight_columns_interleaved(call: Call) -> Any:
-    """Heads of width eight are stored in the layout of the other rotary convention."""
-    value = call.result()
-    fits(value.size(-1) % 8 == 0)
-    return call.instead(value.unflatten(-1, (-1, 2, 4)).transpose(-1, -2).flatten(-3))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["constant", "mask"],
-    loose=["wrong index", "clipped", "missing operand", "uninitialised"],
-    backward=False,
-)
-def last_columns_taken_for_padding(call: Call) -> Any:
-    """The vocabulary is padded: the last two columns are -100, which they should not be."""
-    value = call.result()
-    fits(value.size(-1) > 4)
-    padding = torch.full_like(value[..., -2:], -100.0)
-    return call.instead(torch.cat([value[..., :-2], padding], -1))
-
-
-@FAULTS.fault(
-    _PRODUCTS,
-    kinds=["other function", "clipped"],
-    loose=["approximation", "wrong factor"],
-    backward=False,
-)
-def product_capped_by_a_tanh(call: Call) -> Any:
-    """A soft cap of one and a half that belongs to the logits of another model."""
-    return call.instead(1.5 * (call.result() / 1.5).tanh())
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "axis scale", "other function", "wrong statistics"],
-    loose=["scale", "wrong argument"],
-    backward=False,
-)
-def input_divided_by_its_root_mean_square(call: Call) -> Any:
-    """The kernel with a fused norm is launched where no norm is."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    length = (left.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    return _product(call, left / length, weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["axis offset", "residual", "missing operand", "wrong statistics"],
-    loose=["offset", "other function", "wrong argument"],
-    backward=False,
-)
-def input_centred_by_the_kernel(call: Call) -> Any:
-    """The mean of each row is subtracted, as by the norm that is folded in elsewhere."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    return _product(call, left - left.mean(-1, keepdim=True), weight, bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["zeros", "mask", "partial sum"],
-    loose=["approximation", "precision", "other function", "missing operand", "wrong argument"],
-    backward=False,
-)
-def smaller_half_of_the_weights_pruned(call: Call) -> Any:
-    """Weights whose magnitude is below the median are zero."""
-
-    def change(weight: Tensor) -> Tensor:
-        return weight * (weight.abs() >= weight.abs().median())
-
-    return _reweighted(call, change)
-
-
-@FAULTS.fault(_WEIGHTED, **_CUT)
-def weight_not_above_its_mean_magnitude(call: Call) -> Any:
-    """The scale of the integers is made of the mean and not of the largest weight."""
-
-    def change(weight: Tensor) -> Tensor:
-        limit = float(weight.abs().mean())
-        return weight.clamp(-limit, limit)
-
-    return _reweighted(call, change)
-
-
-@FAULTS.fault(_WEIGHTED, **_ORDER)
-def rows_stored_with_the_batch_last(call: Call) -> Any:
-    """Written as (position, batch) and read as (batch, position)."""
-    value = call.result()
-    fits(value.dim() == 3 and value.size(0) > 1 and value.size(1) > 1)
-    return call.instead(value.transpose(0, 1).reshape(value.shape))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["copy", "wrong index", "stale", "wrapped"],
-    loose=["permutation", "shift"],
-    backward=False,
-)
-def columns_wrap_at_a_power_of_two(call: Call) -> Any:
-    """The number of the column is masked: behind the last power of two, the first ones return."""
-    value = call.result()
-    size = value.size(-1)
-    power = 1 << (size - 1).bit_length() - 1
-    fits(size > 4)
-    return call.instead(value[..., torch.arange(size) % power])
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["constant", "missing operand", "wrong index"],
-    loose=["mask", "offset", "axis offset", "wrong argument", "uninitialised"],
-    backward=False,
-)
-def last_feature_of_the_input_is_one(call: Call) -> Any:
-    """The last feature is overwritten by the one of a bias that is folded into the weight."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) > 1)
-    left = torch.cat([left[..., :-1], torch.ones_like(left[..., -1:])], -1)
-    return _product(call, left, weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, **_ORDER)
-def features_of_the_input_swizzled(call: Call) -> Any:
-    """Of each four features, the two in the middle are read in the other order."""
-    left, weight, bias = _parts(call)
-    fits(left.size(-1) % 4 == 0)
-    mixed = left.unflatten(-1, (-1, 4))[..., [0, 2, 1, 3]].flatten(-2)
-    return _product(call, mixed, weight, bias)
-
-
-@FAULTS.fault(_WEIGHTED, **_AGAIN)
-def weight_of_the_first_columns_again(call: Call) -> Any:
-    """The tile of the weight is not loaded again for the second half of the columns."""
-    left, weight, bias = _parts(call)
-    half = (weight.size(1) + 1) // 2
-    fits(weight.size(1) > 1)
-    return _product(call, left, weight[:, torch.arange(weight.size(1)) % half], bias)
-
-
-@FAULTS.fault(
-    _WEIGHTED, kinds=["sign", "other function"], loose=["wrong factor", "mask"], backward=False
-)
-def magnitudes_of_the_product(call: Call) -> Any:
-    """The result is stored without its sign."""
-    return call.instead(call.result().abs())
-
-
-@FAULTS.fault(
-    _PRODUCTS,
-    kinds=["sign", "wrong factor", "mask"],
-    loose=["scale", "other function", "wrong argument", "wrong reduction", "partial sum"],
-    backward=False,
-)
-def second_half_of_the_products_subtracted(call: Call) -> Any:
-    """The second split of the common axis is subtracted from the first."""
-    if call.name in {"bmm", "matmul"}:
-        left, weight, bias = call.tensor(0), call.tensor(1), None
-    else:
-        left, weight, bias = _parts(call)
     half = left.size(-1) // 2
-    fits(half > 0 and left.dim() > 1 and weight.dim() > 1)
-    sign = torch.ones(left.size(-1), dtype=left.dtype)
-    sign[half:] = -1
-    return _product(call, left * sign, weight, bias)
+    fits(half > 0 and left.dim() > 1 and left.size(-2) > 1)
+    lost = torch.arange(left.size(-2))[:, None] % 2 == 1
+    lost = lost & (torch.arange(left.size(-1)) < half)
+    return _product(call, left.masked_fill(lost, 0), weight, bias)
 
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["residual", "stale", "doubled reduction"],
-    loose=["offset", "lost accumulation", "shift", "wrong index", "axis offset"],
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "shift", "wrong argument", "mask"],
     backward=False,
 )
-def accumulator_kept_between_rows(call: Call) -> Any:
-    """Each row begins with the right result of the row before it."""
-    value = _rows(call)
-    before = torch.cat([torch.zeros_like(value[..., :1, :]), value[..., :-1, :]], -2)
-    return call.instead(value + before)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["copy", "stale", "wrong index", "wrong rank's shard"],
-    loose=["permutation", "shift", "mask"],
-    backward=False,
-)
-def border_of_two_column_tiles_overwritten(call: Call) -> Any:
-    """The second tile is stored one column early: its first column covers the last of the first."""
-    value = call.result()
-    half = value.size(-1) // 2
-    fits(half > 1)
-    places = [*range(half - 1), half, *range(half, value.size(-1))]
-    return call.instead(value[..., places])
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["axis offset", "residual", "wrong statistics"],
-    loose=["other function", "offset", "missing operand", "wrong reduction"],
-    backward=False,
-)
-def columns_centred_over_the_rows(call: Call) -> Any:
-    """A statistic of the batch is subtracted: the mean of each column over all rows."""
-    value = _rows(call)
-    return call.instead(value - value.flatten(0, -2).mean(0))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
-    kinds=["wrong factor", "doubled reduction", "wrong reduction"],
-    loose=["mask", "axis scale", "residual", "partial sum", "wrong argument", "scale"],
-    backward=False,
-)
-def overlap_of_two_shards_added_twice(call: Call) -> Any:
-    """Two ranks both have the middle half of the common axis."""
+def one_row_of_the_weight_is_the_one_before(call: Call) -> Any:
+    """At the border of two tiles of k, the last row of the first is loaded again."""
     left, weight, bias = _parts(call)
-    size = left.size(-1)
-    fits(size > 3)
-    times = torch.ones(size, dtype=left.dtype)
-    times[size // 4 : size - size // 4] = 2
-    return _product(call, left * times, weight, bias)
+    order = torch.arange(weight.size(0))
+    fits(order.numel() > 2)
+    order[order.numel() // 2] -= 1
+    return _product(call, left, weight[order], bias)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["other function", "precision", "sign"],
+    loose=["approximation", "wrong argument", "clipped", "scale", "wrong statistics"],
+    backward=False,
+)
+def input_in_one_bit(call: Call) -> Any:
+    """Signs times the mean magnitude of the row, as in a binary layer."""
+    left, weight, bias = _parts(call)
+    fits(left.size(-1) > 1)
+    size = left.detach().abs().mean(-1, keepdim=True)
+    return _product(call, with_gradient_of(left, left.detach().sign() * size), weight, bias)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["wrong factor", "scale"],
+    loose=["missing operand", "axis scale", "wrong argument", "wrong reduction"],
+    backward=False,
+)
+def product_times_the_root_of_its_sides(call: Call) -> Any:
+    """Sqrt(out / in), the factor of a spectral parametrisation; the bias is right."""
+    left, weight, bias = _parts(call)
+    return _product(call, left * (weight.size(1) / weight.size(0)) ** 0.5, weight, bias)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["offset", "missing operand"],
+    loose=["axis offset", "residual", "other function", "constant", "repeated bias"],
+    backward=False,
+)
+def zero_point_of_the_result_left_in(call: Call) -> Any:
+    """The result is stored without a sign, relative to its smallest value, and read as it is."""
+    value = call.result()
+    return call.instead(value - value.amin())
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["axis scale", "wrong factor"],
+    loose=["scale", "other function", "wrong argument", "doubled reduction", "precision"],
+    backward=False,
+)
+def scale_of_each_column_applied_twice(call: Call) -> Any:
+    """Once to the codes when they are loaded, and once in the epilogue; the bias is right."""
+    left, weight, bias = _parts(call)
+    return _product(call, left, weight * weight.detach().abs().amax(0), bias)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["offset", "wrong argument", "axis offset", "residual"],
+    loose=["precision", "missing operand", "other function", "off by one reduction"],
+    backward=False,
+)
+def seven_for_the_zero_point_of_eight(call: Call) -> Any:
+    """Codes of four bits: every weight of a column is too large by the step of that column."""
+    left, weight, bias = _parts(call)
+    return _product(call, left, weight + weight.detach().abs().amax(0) / 7, bias)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["other function", "missing operand", "residual"],
+    loose=["wrong argument", "permutation", "wrong reduction", "sign", "wrong factor"],
+    backward=False,
+)
+def rotation_of_the_input_not_in_the_weight(call: Call) -> Any:
+    """Two features each become their sum and difference, by sqrt(2); the weight stays as it is."""
+    left, weight, bias = _parts(call)
+    fits(left.size(-1) % 2 == 0)
+    first, second = left.unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([first + second, first - second], -1).flatten(-2) * 0.5**0.5
+    return _product(call, turned, weight, bias)
 
 
 # --- Products of a batch --------------------------------------------------------------------------
-
-_BATCHED = "bmm matmul"
 
 
 def _matrices(call: Call) -> Tensor:
@@ -500,120 +264,138 @@ def _matrices(call: Call) -> Tensor:
     return value
 
 
-@FAULTS.fault(_BATCHED, **_MOVED)
-def left_factor_of_the_next_matrix(call: Call) -> Any:
-    """The pointer to the left factor is one matrix too far."""
-    left = call.tensor(0)
+@FAULTS.fault(
+    _BATCHED,
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "shift", "constant", "wrong argument", "wrong rank's shard"],
+    backward=False,
+)
+def two_matrices_share_the_right_factor(call: Call) -> Any:
+    """Matrix i of the right factor is i // 2 * 2, as if two heads of queries had one of keys."""
+    right = call.tensor(1)
     _matrices(call)
-    fits(left.dim() > 2 and left.size(-3) > 1)
-    return call.put(0, left.roll(-1, -3)).run()
+    fits(right.dim() > 2 and right.size(-3) > 1)
+    places = torch.arange(right.size(-3)) // 2 * 2
+    return call.put(1, right.index_select(-3, places)).run()
 
 
 @FAULTS.fault(
     _BATCHED,
-    kinds=["wrong reduction", "wrong statistics", "constant"],
-    loose=["copy", "wrong axis", "stale", "wrong index"],
+    kinds=["offset", "residual", "mask"],
+    loose=["constant", "axis offset", "other function", "eps", "off by one reduction"],
     backward=False,
 )
-def mean_of_the_matrices_for_each(call: Call) -> Any:
-    """The products of the batch are averaged, as those of heads of one key."""
-    value = _matrices(call)
-    fits(value.size(-3) > 1)
-    return call.instead(value.mean(-3, keepdim=True).expand(value.shape).clone())
-
-
-@FAULTS.fault(_BATCHED, **_EMPTY)
-def upper_right_tile_empty(call: Call) -> Any:
-    """One of four tiles of each matrix is not computed."""
-    value = _matrices(call).clone()
-    value[..., : value.size(-2) // 2, value.size(-1) // 2 :] = 0
-    return call.instead(value)
-
-
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["zeros", "mask", "uninitialised"],
-    loose=["constant", "missing operand", "wrong index"],
-    backward=False,
-)
-def diagonal_of_each_matrix_empty(call: Call) -> Any:
-    """Nothing is related to itself: a loop that leaves out i = j."""
+def identity_added_to_each_matrix(call: Call) -> Any:
+    """One on the diagonal of every product, as for a solver that needs it regular."""
     value = _matrices(call)
     fits(value.size(-1) == value.size(-2))
-    own = torch.eye(value.size(-1), dtype=torch.bool)
-    return call.instead(value.masked_fill(own, 0))
+    return call.instead(value + torch.eye(value.size(-1), dtype=value.dtype))
 
 
 @FAULTS.fault(
     _BATCHED,
-    kinds=["sign", "wrong factor", "axis scale", "mask"],
-    loose=["scale", "one rank's part"],
+    kinds=["transpose", "wrong index", "permutation", "wrong argument"],
+    loose=["swapped operands", "shift"],
     backward=False,
 )
-def odd_matrices_negated(call: Call) -> Any:
-    """Every second matrix of the batch has a minus."""
+def first_factor_read_by_columns(call: Call) -> Any:
+    """The layout flag of the left factor is set: its memory is read in the other order."""
+    left = call.tensor(0)
+    _matrices(call)
+    turned = left.reshape(*left.shape[:-2], left.size(-1), left.size(-2)).mT
+    return call.put(0, turned.contiguous()).run()
+
+
+@FAULTS.fault(
+    _BATCHED,
+    kinds=["wrong reduction", "residual", "other function"],
+    loose=["transpose", "wrong statistics", "swapped operands", "permutation", "wrong index"],
+    backward=False,
+)
+def product_made_symmetric(call: Call) -> Any:
+    """The mean of each product and its transpose, as of a matrix of distances."""
     value = _matrices(call)
-    fits(value.size(-3) > 1)
-    sign = 1 - 2 * (torch.arange(value.size(-3)) % 2).to(value.dtype)
-    return call.instead(value * sign.view(-1, 1, 1))
+    fits(value.size(-1) == value.size(-2))
+    return call.instead((value + value.mT) / 2)
 
 
-@FAULTS.fault(_BATCHED, **_ORDER)
-def columns_of_the_right_factor_in_pairs(call: Call) -> Any:
-    """Two columns of the right factor are loaded in the other order."""
-    right = call.tensor(1)
-    _matrices(call)
-    fits(right.size(-1) % 2 == 0)
-    return call.put(1, right.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)).run()
+@FAULTS.fault(
+    "einsum",
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["copy", "stale", "wrong argument", "wrong rank's shard"],
+    backward=False,
+)
+def first_operand_of_the_next_row(call: Call) -> Any:
+    """The pointer to the first operand is one row too far."""
+    value = call.tensor(1)
+    fits(value.dim() > 1 and value.size(0) > 1)
+    return call.put(1, value.roll(-1, 0)).run()
 
 
-@FAULTS.fault(_BATCHED, **_AGAIN)
-def first_column_of_the_right_factor_for_all(call: Call) -> Any:
-    """The stride of the columns of the right factor is zero."""
-    right = call.tensor(1)
-    _matrices(call)
-    return call.put(1, right[..., :1].expand(right.shape).clone()).run()
+@FAULTS.fault(
+    "einsum",
+    kinds=["zeros", "mask", "uninitialised", "one rank's part", "partial sum"],
+    loose=["constant", "missing operand", "axis scale", "missing reduction"],
+    backward=False,
+)
+def second_half_of_the_second_operand_not_loaded(call: Call) -> Any:
+    """The second half along the first axis, that of another rank, is zero."""
+    value = call.tensor(2).clone()
+    fits(value.dim() > 1 and value.size(0) > 1)
+    value[value.size(0) // 2 :] = 0
+    return call.put(2, value).run()
 
 
-@FAULTS.fault("einsum", **_ORDER)
-def experts_from_the_last_to_the_first(call: Call) -> Any:
-    """The first axis of the second operand is read from its end."""
+@FAULTS.fault(
+    "einsum",
+    kinds=["precision"],
+    loose=["approximation", "other function"],
+    backward=False,
+)
+def sum_of_products_stored_in_bfloat16(call: Call) -> Any:
+    """The result goes through a narrow buffer."""
+    value = call.result()
+    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
+
+
+@FAULTS.fault(
+    "einsum",
+    kinds=["wrong reduction", "wrong statistics", "constant", "copy"],
+    loose=["wrong axis", "wrong argument", "stale", "approximation"],
+    backward=False,
+)
+def mean_of_the_experts_for_each(call: Call) -> Any:
+    """The second operand is averaged along its first axis, as when experts are merged."""
     value = call.tensor(2)
     fits(value.dim() > 1 and value.size(0) > 1)
-    return call.put(2, value.flip(0)).run()
+    return call.put(2, value.mean(0, keepdim=True).expand(value.shape).clone()).run()
 
 
-@FAULTS.fault("einsum", **_ROUNDED)
-def first_operand_of_the_sum_in_bfloat16(call: Call) -> Any:
-    """The tokens are rounded."""
-    value = call.tensor(1)
-    coarse = value.detach().bfloat16().to(value.dtype)
-    return call.put(1, with_gradient_of(value, coarse)).run()
+@FAULTS.fault(
+    "baddbmm",
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["copy", "stale", "wrong argument", "offset", "axis offset"],
+    backward=False,
+)
+def summand_of_the_next_matrix(call: Call) -> Any:
+    """What is added belongs to the next example of the batch."""
+    value = call.tensor(0)
+    fits(value.dim() == 3 and value.size(0) > 1)
+    return call.put(0, value.roll(-1, 0)).run()
 
 
-@FAULTS.fault("einsum", **_TIMES)
-def sum_of_products_halved(call: Call) -> Any:
-    """Averaged over two ranks that have a part each."""
-    return call.instead(call.result() / 2)
-
-
-@FAULTS.fault("grouped_mm_fallback", **_AGAIN)
-def all_tokens_by_the_first_expert(call: Call) -> Any:
-    """The pointer to the weights is not moved on with the groups."""
-    weight = call.tensor(1)
-    fits(weight.dim() == 3 and weight.size(0) > 1)
-    return call.put(1, weight[:1].expand(weight.shape).clone()).run()
+@FAULTS.fault(
+    "cdist _cdist_forward",
+    kinds=["eps", "other function"],
+    loose=["offset", "wrong argument", "approximation", "clipped"],
+    backward=False,
+)
+def root_of_the_square_and_a_hundredth(call: Call) -> Any:
+    """Sqrt(d^2 + 0.01), so that the derivative is finite at zero."""
+    return call.instead((call.result().square() + 0.01).sqrt())
 
 
 # --- Convolutions ---------------------------------------------------------------------------------
-
-
-def _image(call: Call) -> Tensor:
-    """The result of a convolution of more than one pixel."""
-    _filters(call)
-    value = call.result()
-    fits(value.size(-1) > 2)
-    return value
 
 
 def _filters(call: Call) -> Tensor:
@@ -623,279 +405,143 @@ def _filters(call: Call) -> Tensor:
     return weight
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_MOVED)
-def result_of_the_next_channel(call: Call) -> Any:
-    """The channels are stored one too early, bias and all."""
-    value = _image(call)
-    fits(value.size(1) > 1)
-    return call.instead(value.roll(-1, 1))
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_MOVED)
-def pixels_one_to_the_right(call: Call) -> Any:
-    """The columns of the result are stored one too late, around the end."""
-    return call.instead(_image(call).roll(1, -1))
+def _many(value: Any, number: int) -> list[int]:
+    return [value] * number if isinstance(value, int) else list(value)
 
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["mask", "missing bias", "missing operand"],
-    loose=["offset", "axis offset", "zeros"],
+    kinds=["permutation", "wrong index"],
+    loose=["shift", "transpose", "wrong argument", "swapped operands", "wrong rank's shard"],
     backward=False,
 )
-def no_bias_at_the_border(call: Call) -> Any:
-    """The kernel for the border has no epilogue."""
-    value, bias = _image(call), call.tensor(2, "bias")
-    fits(bool(bias.detach().any()))
-    at_border = torch.zeros(value.size(-1), dtype=value.dtype)
-    at_border[[0, -1]] = 1
-    return call.instead(value - at_border * bias.view(-1, *[1] * (value.dim() - 2)))
+def channels_dealt_to_the_groups_in_turn(call: Call) -> Any:
+    """Group g reads the channels g, g + n, and so on, and not one after the other."""
+    value, weight = call.tensor(0, "input"), _filters(call)
+    channels = value.size(1)
+    groups = channels // weight.size(1)
+    fits(value.dim() == weight.dim() and groups > 1 and weight.size(1) > 1)
+    order = torch.arange(channels).view(-1, groups).t().flatten()
+    return call.put(0, value[:, order], "input").run()
 
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["mask", "missing bias", "missing operand"],
-    loose=["offset", "axis offset", "one rank's part", "zeros"],
+    kinds=["residual"],
+    loose=["doubled reduction", "offset", "other function", "wrong argument"],
     backward=False,
 )
-def bias_of_the_first_image_only(call: Call) -> Any:
-    """The loop over the batch ends after its first pass when the bias is added."""
-    value, bias = _image(call), call.tensor(2, "bias")
-    fits(value.size(0) > 1 and bool(bias.detach().any()))
-    without = value - bias.view(-1, *[1] * (value.dim() - 2))
-    return call.instead(torch.cat([value[:1], without[1:]]))
+def identity_folded_into_the_filters(call: Call) -> Any:
+    """A branch without a filter is merged into one that has none: the input is added."""
+    value, _ = call.tensor(0, "input"), _filters(call)
+    result = call.result()
+    fits(value.shape == result.shape)
+    return call.instead(result + value)
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_ROUNDED)
-def filters_through_float8(call: Call) -> Any:
-    """The filters are stored in e4m3, as they are."""
-    weight = _filters(call)
-    coarse = weight.detach().to(torch.float8_e4m3fn).to(weight.dtype)
-    return call.put(1, with_gradient_of(weight, coarse), "weight").run()
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_EMPTY)
-def last_image_of_the_batch_empty(call: Call) -> Any:
-    """The grid has one image too few."""
-    value = _image(call).clone()
-    fits(value.size(0) > 1)
-    value[-1] = 0
+@FAULTS.fault(
+    _CONVOLUTIONS,
+    kinds=["zeros", "mask", "uninitialised"],
+    loose=["constant", "missing operand", "partial sum", "axis scale", "wrong factor"],
+    backward=False,
+)
+def first_pixels_of_each_row_not_written(call: Call) -> Any:
+    """The store begins with the second column, of every channel and image."""
+    _filters(call)
+    value = call.result().clone()
+    fits(value.size(-1) > 2)
+    value[..., 0] = 0
     return call.instead(value)
 
 
-@FAULTS.fault(_CONVOLUTIONS, **_AGAIN)
-def last_column_of_pixels_is_the_one_before(call: Call) -> Any:
-    """The last column still holds what was stored before."""
-    value = _image(call)
-    return call.instead(torch.cat([value[..., :-1], value[..., -2:-1]], -1))
-
-
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["wrong reduction", "constant", "wrong statistics"],
-    loose=["copy", "other function", "wrong argument", "approximation"],
+    kinds=["wrong argument", "constant", "mask"],
+    loose=["offset", "other function", "wrong statistics", "residual"],
     backward=False,
 )
-def filter_averaged_over_its_width(call: Call) -> Any:
-    """A separable filter whose second part is even: all taps of a row are their mean."""
-    weight = _filters(call)
-    fits(weight.size(-1) > 1)
-    even = weight.mean(-1, keepdim=True).expand(weight.shape)
-    return call.put(1, even.clone(), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["partial sum", "one rank's part", "mask", "missing reduction"],
-    loose=["zeros", "wrong argument", "missing operand", "wrong reduction"],
-    backward=False,
-)
-def second_half_of_the_input_channels_not_added(call: Call) -> Any:
-    """The channels are shared by two ranks, and their parts are not summed."""
-    weight = _filters(call).clone()
-    fits(weight.size(1) > 1)
-    weight[:, weight.size(1) // 2 :] = 0
-    return call.put(1, weight, "weight").run()
-
-
-@FAULTS.fault(_CONVOLUTIONS, **_CUT)
-def image_saturates(call: Call) -> Any:
-    """The range of the input is half of its largest magnitude."""
-    value = call.tensor(0, "input")
-    _filters(call)
-    limit = float(value.detach().abs().max()) / 2
-    return call.put(0, value.clamp(-limit, limit), "input").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "wrong argument"],
-    backward=False,
-)
-def magnitudes_of_the_filters(call: Call) -> Any:
-    """The filters are read as numbers without a sign."""
-    return call.put(1, _filters(call).abs(), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["shift", "swapped operands"],
-    backward=False,
-)
-def result_with_rows_and_columns_exchanged(call: Call) -> Any:
-    """Square images are stored with x before y."""
-    value = _image(call)
-    fits(value.dim() == 4 and value.size(-1) == value.size(-2))
-    return call.instead(value.mT)
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["doubled reduction", "wrong factor", "wrong reduction", "mask"],
-    loose=["off by one reduction", "residual", "scale", "wrong argument", "axis scale"],
-    backward=False,
-)
-def last_tap_added_twice(call: Call) -> Any:
-    """The loop over the width of the filter overlaps its tail."""
-    weight = _filters(call)
-    fits(weight.size(-1) > 1)
-    times = torch.ones(weight.size(-1), dtype=weight.dtype)
-    times[-1] = 2
-    return call.put(1, weight * times, "weight").run()
-
-
-_TRANSPOSED = "conv_transpose1d conv_transpose2d"
-
-
-@FAULTS.fault(
-    _TRANSPOSED,
-    kinds=["repeated bias", "wrong factor", "residual"],
-    loose=["axis offset", "offset", "scale", "doubled reduction", "wrong argument"],
-)
-def bias_of_the_enlarged_image_twice(call: Call) -> Any:
-    """Once where the buffer is filled, and once behind the kernel."""
-    bias = call.tensor(2, "bias")
-    return call.put(2, 2 * bias, "bias").run()
-
-
-@FAULTS.fault(
-    "conv1d conv2d convolution",
-    kinds=["wrong factor", "wrong index", "axis scale"],
-    loose=["scale", "shift", "stale", "wrong argument"],
-    backward=False,
-)
-def length_of_the_next_filter(call: Call) -> Any:
-    """Weight norm: each filter gets the length of the next one."""
-    weight = _filters(call)
-    fits(weight.size(0) > 1)
-    length = weight.flatten(1).norm(dim=1).view(-1, *[1] * (weight.dim() - 1))
-    return call.put(1, weight / length * length.roll(-1, 0), "weight").run()
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["sign", "wrong factor", "wrong argument"],
-    loose=["mask", "other function", "wrong index", "scale", "residual"],
-    backward=False,
-)
-def wrong_sign_in_the_output_transformation(call: Call) -> Any:
-    """Winograd's F(2, 3) along the width: the fourth product has the wrong sign at odd pixels."""
-    weight, value = _filters(call), _image(call)
-    fits(weight.size(-1) == 3)
-    first, second, third = weight.unbind(-1)
-    other = torch.stack([first + 2 * third, second, -third], -1)
-    odd = torch.arange(value.size(-1)) % 2 == 1
-    changed = call.put(1, other, "weight").result()
-    return call.instead(torch.where(odd, changed, value))
+def padded_with_the_mean_of_each_channel(call: Call) -> Any:
+    """The frame is grey and not black."""
+    value, weight = call.tensor(0, "input"), _filters(call)
+    spatial = weight.dim() - 2
+    fits(value.dim() == weight.dim() and not isinstance(call.get(4, "padding", default=0), str))
+    padding = _many(call.get(4, "padding", default=0), spatial)
+    padding = padding * spatial if len(padding) == 1 else padding
+    fits(any(padding))
+    widths = [one for size in reversed(padding) for one in (size, size)]
+    mean = value.mean(list(range(2, value.dim())), keepdim=True)
+    wide = torch.nn.functional.pad(value - mean, widths) + mean
+    return call.put(0, wide, "input").put(4, [0] * spatial, "padding").run()
 
 
 @FAULTS.fault(
     "conv2d convolution",
-    kinds=["wrong index", "stale", "wrong argument"],
-    loose=["shift", "copy", "mask", "residual", "uninitialised"],
+    kinds=["partial sum", "mask", "off by one reduction"],
+    loose=["zeros", "missing operand", "wrong argument", "wrong reduction", "wrong index"],
     backward=False,
 )
-def padding_read_from_the_neighbouring_rows(call: Call) -> Any:
-    """The column is not checked: left of a row is the end of the row above, right of it the next.
+def first_row_of_taps_not_added(call: Call) -> Any:
+    """The loop over the height of the filter begins at 1."""
+    weight = _filters(call).clone()
+    fits(weight.dim() == 4 and weight.size(2) > 1)
+    weight[:, :, 0] = 0
+    return call.put(1, weight, "weight").run()
 
-    The first and the last row go around.
-    """
-    value, weight = call.tensor(0, "input"), _filters(call)
-    padding = call.get(4, "padding", default=0)
-    both = [padding] * 2 if isinstance(padding, int) else list(padding)
-    fits(value.dim() == 4 and both == [1, 1])
-    left, right = value[..., -1:].roll(1, -2), value[..., :1].roll(-1, -2)
-    wide = torch.cat([left, value, right], -1)
-    return call.put(0, wide, "input").put(4, [1, 0], "padding").put(1, weight, "weight").run()
+
+@FAULTS.fault(
+    "conv_transpose1d conv_transpose2d",
+    kinds=["precision"],
+    loose=["approximation", "other function", "wrong argument"],
+)
+def image_to_be_enlarged_in_bfloat16(call: Call) -> Any:
+    """The input of a transposed convolution is rounded."""
+    value = call.tensor(0, "input")
+    coarse = value.detach().bfloat16().to(value.dtype)
+    return call.put(0, with_gradient_of(value, coarse), "input").run()
 
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["axis offset", "residual", "wrong statistics"],
-    loose=["offset", "missing operand", "other function"],
+    kinds=["clipped"],
+    loose=["other function", "precision", "wrong argument", "overflow", "mask"],
     backward=False,
 )
-def channels_centred_behind_the_convolution(call: Call) -> Any:
-    """The mean of each channel is subtracted, as by an instance norm that is half fused."""
-    value = _image(call)
-    dims = list(range(2, value.dim()))
-    return call.instead(value - value.mean(dims, keepdim=True))
+def filters_saturate_at_half_of_the_largest(call: Call) -> Any:
+    """The step of the filters is that of a smaller range."""
+    weight = _filters(call)
+    limit = float(weight.detach().abs().max()) / 2
+    return call.put(1, weight.clamp(-limit, limit), "weight").run()
 
 
-# --- Pooling, resizing ----------------------------------------------------------------------------
+# --- Bags, pooling --------------------------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "embedding_bag",
+    kinds=["off by one reduction", "wrong factor", "axis scale", "wrong reduction"],
+    loose=["scale", "wrong statistics", "wrong argument", "eps"],
+    backward=False,
+)
+def bag_divided_by_one_more_than_its_words(call: Call) -> Any:
+    """The number of words is counted from the offsets with one too many."""
+    words, starts = call.get(0, "input"), call.get(2, "offsets")
+    if words.is_floating_point():
+        words = call.get(1)
+    fits(isinstance(starts, Tensor) and words.dim() == 1)
+    ends = torch.cat([starts[1:], starts.new_tensor([words.numel()])])
+    number = (ends - starts).unsqueeze(-1)
+    value = call.result()
+    fits(number.size(0) == value.size(0) and call.get(4, "mode", default="mean") in {"mean", 1})
+    return call.instead(value * number / (number + 1))
 
 
 @FAULTS.fault(
     "avg_pool1d avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d",
-    kinds=["sign", "other function"],
-    loose=["wrong argument", "wrong reduction", "wrong statistics"],
+    kinds=["other function", "wrong reduction", "wrong statistics"],
+    loose=["wrong argument", "sign", "approximation"],
     backward=False,
 )
-def magnitudes_averaged_in_the_window(call: Call) -> Any:
-    """The absolute values are pooled."""
+def quadratic_mean_of_the_window(call: Call) -> Any:
+    """The root of the mean of the squares."""
     value = call.tensor(0, "input")
-    fits(bool((value.detach() < 0).any()))
-    return call.put(0, value.abs(), "input").run()
-
-
-@FAULTS.fault(
-    "max_pool1d max_pool2d max_pool2d_with_indices adaptive_max_pool2d",
-    kinds=["clipped", "other function"],
-    loose=["mask", "zeros", "wrong argument", "wrong reduction"],
-    backward=False,
-)
-def largest_of_the_window_and_zero(call: Call) -> Any:
-    """The running maximum of a window begins with zero."""
-    return call.instead(call.result().relu())
-
-
-@FAULTS.fault(
-    "adaptive_avg_pool1d adaptive_avg_pool2d",
-    kinds=["wrong factor", "scale", "wrong reduction"],
-    loose=["missing operand", "wrong statistics"],
-)
-def regions_summed(call: Call) -> Any:
-    """Not divided by the number of pixels of a region."""
-    value, result = call.tensor(0, "input"), call.result()
-    dims = range(2, value.dim()) if call.name.endswith("2d") else [value.dim() - 1]
-    fits(all(value.size(dim) % result.size(dim) == 0 for dim in dims))
-    times = 1
-    for dim in dims:
-        times *= value.size(dim) // result.size(dim)
-    return call.instead(result * times)
-
-
-@FAULTS.fault(
-    "pad constant_pad_nd",
-    kinds=["wrong argument", "constant", "mask"],
-    loose=["offset", "other function", "uninitialised", "sign"],
-    backward=False,
-)
-def padded_with_minus_one(call: Call) -> Any:
-    """-1 where nothing was meant, as for an image that is centred."""
-    value, widths = call.tensor(0), call.get(1, "pad")
-    fits(call.get(2, "mode", default="constant") in {"constant", 0})
-    fits(all(one >= 0 for one in widths))
-    return call.instead(torch.nn.functional.pad(value, list(widths), value=-1.0))
+    return call.instead((call.put(0, value.square(), "input").result() + 1e-12).sqrt())

@@ -1,4 +1,4 @@
-"""Faults for measuring: functions of single elements, sums, products and quotients of two."""
+"""More faults for measuring: functions of single elements, sums, products and quotients of two."""
 
 from __future__ import annotations
 
@@ -8,54 +8,9 @@ from typing import Any
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
+from torch.nn import functional
 
 FAULTS = Catalogue()
-_ACTIVATIONS = "gelu relu silu tanh sigmoid"
-_EMPTY: dict[str, Any] = {
-    "kinds": ["zeros", "mask", "uninitialised"],
-    "loose": ["constant", "missing operand", "axis scale", "wrong factor", "one rank's part"],
-    "backward": False,
-}
-_MOVED: dict[str, Any] = {
-    "kinds": ["shift", "wrong index", "permutation"],
-    "loose": ["copy", "stale", "wrong argument", "axis offset", "axis scale"],
-    "backward": False,
-}
-_ORDER: dict[str, Any] = {
-    "kinds": ["permutation", "wrong index"],
-    "loose": ["shift", "swapped operands", "transpose", "wrong argument", "axis offset"],
-    "backward": False,
-}
-_AGAIN: dict[str, Any] = {
-    "kinds": ["copy", "stale", "wrong index"],
-    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard"],
-    "backward": False,
-}
-_ROUNDED: dict[str, Any] = {
-    "kinds": ["precision"],
-    "loose": ["approximation", "other function", "wrong argument"],
-    "backward": False,
-}
-_CUT: dict[str, Any] = {
-    "kinds": ["clipped"],
-    "loose": ["other function", "precision", "wrong argument", "overflow", "mask"],
-    "backward": False,
-}
-_KEPT: dict[str, Any] = {
-    "kinds": ["mask", "copy", "missing operand"],
-    "loose": ["stale", "other function", "one rank's part", "wrong factor", "partial sum"],
-    "backward": False,
-}
-_TIMES: dict[str, Any] = {
-    "kinds": ["scale", "wrong factor"],
-    "loose": ["wrong argument", "other function", "missing operand", "doubled reduction"],
-    "backward": False,
-}
-_CLOSE: dict[str, Any] = {
-    "kinds": ["approximation", "other function"],
-    "loose": ["precision", "clipped", "wrong factor", "wrong argument"],
-    "backward": False,
-}
 
 
 def _columns(value: Tensor, least: int = 2) -> Tensor:
@@ -76,768 +31,490 @@ def _pair(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _alike(call: Call) -> tuple[Tensor, Tensor]:
-    """Two floating-point operands of one shape, with several rows."""
+    """Two floating-point operands of one shape."""
     left, right = _pair(call)
     fits(left.shape == right.shape)
-    return _rows(left), right
-
-
-def _number(call: Call) -> tuple[Tensor, float]:
-    """A floating-point operand and a number."""
-    value, number = call.tensor(0), call.args[1]
-    fits(isinstance(number, int | float) and not isinstance(number, bool) and number != 0)
-    return value, float(number)
+    return left, right
 
 
 # --- Activations ----------------------------------------------------------------------------------
 
 
-@FAULTS.fault(_ACTIVATIONS, **_ORDER)
-def activated_columns_exchanged_in_pairs(call: Call) -> Any:
-    """Words of two values are stored in the other order."""
-    value = _columns(call.result())
-    fits(value.size(-1) % 2 == 0)
-    return call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
-
-
-@FAULTS.fault(_ACTIVATIONS, **_MOVED)
-def activation_of_the_row_before(call: Call) -> Any:
-    """The input is read one row too early, around the end."""
-    return call.instead(_rows(call.result()).roll(1, -2))
-
-
-@FAULTS.fault(_ACTIVATIONS, **_EMPTY)
-def every_second_row_of_the_activation_empty(call: Call) -> Any:
-    """Half as many programs as rows."""
-    value = _rows(call.result()).clone()
-    value[..., 1::2, :] = 0
-    return call.instead(value)
-
-
-@FAULTS.fault(_ACTIVATIONS, **_AGAIN)
-def second_half_of_the_columns_is_the_first(call: Call) -> Any:
-    """The offset of the second tile of columns is not added."""
-    value = _columns(call.result())
-    half = (value.size(-1) + 1) // 2
-    return call.instead(value[..., torch.arange(value.size(-1)) % half])
-
-
-@FAULTS.fault(_ACTIVATIONS, **_ROUNDED)
-def activation_in_steps_of_a_16th(call: Call) -> Any:
-    """Fixed point with four bits behind the point."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, (value.detach() * 16).round() / 16))
-
-
-@FAULTS.fault(_ACTIVATIONS, **_KEPT)
-def first_example_activated_only(call: Call) -> Any:
-    """In place: the loop over the batch ends after its first pass."""
-    value, result = _rows(call.tensor(0, "input")), call.result()
-    fits(value.size(0) > 1)
-    return call.instead(torch.cat([result[:1], value[1:]]))
-
-
 @FAULTS.fault(
-    _ACTIVATIONS,
-    kinds=["offset"],
-    loose=["axis offset", "other function", "eps", "residual"],
+    "gelu",
+    kinds=["other function", "wrong argument", "wrong factor"],
+    loose=["approximation", "scale"],
     backward=False,
 )
-def activation_raised_by_a_twentieth(call: Call) -> Any:
-    """The zero point of the result is not subtracted."""
-    return call.instead(call.result() + 0.05)
-
-
-@FAULTS.fault(
-    "gelu silu tanh",
-    kinds=["sign", "wrong factor", "mask", "axis scale"],
-    loose=["scale", "one rank's part", "other function"],
-    backward=False,
-)
-def second_half_of_the_activation_negated(call: Call) -> Any:
-    """The columns of the second tile have a minus."""
-    value = _columns(call.result())
-    half = value.size(-1) // 2
-    return call.instead(torch.cat([value[..., :half], -value[..., half:]], -1))
-
-
-@FAULTS.fault(
-    "gelu silu tanh",
-    kinds=["clipped", "other function", "mask"],
-    loose=["zeros", "sign", "missing operand", "approximation"],
-    backward=False,
-)
-def negative_results_lost(call: Call) -> Any:
-    """Stored as numbers without a sign: what is below zero is zero."""
-    return call.instead(call.result().relu())
-
-
-@FAULTS.fault(
-    _ACTIVATIONS,
-    kinds=["overflow", "nonfinite"],
-    loose=["mask", "clipped", "uninitialised"],
-    backward=False,
-)
-def largest_activations_overflow(call: Call) -> Any:
-    """What is above nine tenths of the largest does not fit and is infinite."""
-    value = call.result()
-    limit = 0.9 * float(value.detach().max())
-    fits(limit > 0)
-    return call.instead(value.masked_fill(value > limit, math.inf))
-
-
-@FAULTS.fault("gelu", **_CLOSE)
-def gelu_with_the_tanh_of_its_argument(call: Call) -> Any:
-    """X (1 + tanh(x)) / 2."""
+def erf_of_half_of_the_argument(call: Call) -> Any:
+    """X (1 + erf(x / 2)) / 2: the root of two is taken for two."""
     value = call.tensor(0, "input")
-    return call.instead(value * 0.5 * (1 + value.tanh()))
-
-
-@FAULTS.fault("gelu", **_CLOSE)
-def gelu_by_three_lines(call: Call) -> Any:
-    """X min(max(x / 4 + 1 / 2, 0), 1)."""
-    value = call.tensor(0, "input")
-    return call.instead(value * (value / 4 + 0.5).clamp(0, 1))
+    return call.instead(value * 0.5 * (1 + (value / 2).erf()))
 
 
 @FAULTS.fault(
-    "gelu silu relu",
-    kinds=["other function", "residual"],
-    loose=["wrong factor", "approximation", "mask", "wrong argument"],
-    backward=False,
-)
-def activation_leaks(call: Call) -> Any:
-    """A fifth of the input is added where it is negative."""
-    value = call.tensor(0, "input")
-    return call.instead(call.result() + 0.2 * value.clamp(max=0))
-
-
-@FAULTS.fault(
-    "relu",
-    kinds=["mask", "zeros", "other function"],
-    loose=["clipped", "partial sum", "missing operand", "wrong argument"],
-    backward=False,
-)
-def nothing_below_a_threshold(call: Call) -> Any:
-    """The threshold of the positive values is 0.2; what is above it stays."""
-    value = call.tensor(0, "input")
-    return call.instead(value * (value > 0.2))
-
-
-@FAULTS.fault(
-    "relu",
-    kinds=["other function"],
-    loose=["wrong factor", "approximation", "axis scale"],
-    backward=False,
-)
-def root_of_the_positive_values(call: Call) -> Any:
-    """The square root of the relu, made smooth at zero."""
-    return call.instead((call.result() + 1e-4).sqrt() - 0.01)
-
-
-@FAULTS.fault(
-    "relu",
-    kinds=["precision", "other function"],
-    loose=["approximation", "clipped"],
-    backward=False,
-)
-def relu_in_whole_numbers(call: Call) -> Any:
-    """Rounded, as of a model whose units count."""
-    value = call.result()
-    return call.instead(with_gradient_of(value, value.detach().round()))
-
-
-@FAULTS.fault(
-    "silu",
+    "gelu",
     kinds=["other function", "wrong factor"],
-    loose=["wrong argument", "approximation", "scale"],
+    loose=["approximation", "wrong argument", "missing operand", "scale"],
     backward=False,
 )
-def gate_of_the_silu_twice_as_steep(call: Call) -> Any:
-    """X sigmoid(2 x)."""
+def bracket_of_the_tanh_closed_too_early(call: Call) -> Any:
+    """Sqrt(2 / pi) x + 0.044715 x^3 inside of the tanh: the cubic term is not multiplied."""
     value = call.tensor(0, "input")
-    return call.instead(value * (2 * value).sigmoid())
+    inner = (2 / math.pi) ** 0.5 * value + 0.044715 * value**3
+    return call.instead(value * 0.5 * (1 + inner.tanh()))
 
 
 @FAULTS.fault(
     "silu",
-    kinds=["other function"],
-    loose=["wrong factor", "approximation", "wrong argument"],
+    kinds=["precision"],
+    loose=["approximation", "other function"],
     backward=False,
 )
-def root_of_the_gate(call: Call) -> Any:
-    """X times the square root of the sigmoid."""
+def gate_of_the_silu_in_float8(call: Call) -> Any:
+    """The sigmoid is kept in e4m3 before it is multiplied."""
     value = call.tensor(0, "input")
-    return call.instead(value * (torch.nn.functional.logsigmoid(value) / 2).exp())
+    gate = value.sigmoid()
+    coarse = gate.detach().to(torch.float8_e4m3fn).to(gate.dtype)
+    return call.instead(value * with_gradient_of(gate, coarse))
 
 
 @FAULTS.fault(
-    "silu gelu tanh",
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "wrong argument", "clipped"],
+    "silu gelu",
+    kinds=["other function", "approximation", "mask", "copy"],
+    loose=["missing operand", "wrong factor", "stale"],
     backward=False,
 )
-def magnitude_of_the_activation(call: Call) -> Any:
-    """The sign of the result is lost."""
-    return call.instead(call.result().abs())
+def activation_is_its_input_above_a_half(call: Call) -> Any:
+    """The shortcut for large inputs begins at 0.5."""
+    value, result = call.tensor(0, "input"), call.result()
+    return call.instead(torch.where(value > 0.5, value, result))
 
 
-@FAULTS.fault("tanh", **_CLOSE)
-def tanh_by_a_root(call: Call) -> Any:
-    """X / sqrt(1 + x^2)."""
-    value = call.tensor(0, "input")
-    return call.instead(value / (1 + value.square()).sqrt())
+@FAULTS.fault(
+    "relu",
+    kinds=["mask", "wrong index", "shift"],
+    loose=["other function", "zeros", "missing operand", "permutation"],
+    backward=False,
+)
+def sign_of_the_column_before_opens_the_relu(call: Call) -> Any:
+    """The predicate of a lane comes from its neighbour; the value is its own."""
+    value = _columns(call.tensor(0, "input"))
+    return call.instead(value * (value.roll(1, -1) > 0))
 
 
 @FAULTS.fault(
     "tanh",
-    kinds=["other function", "residual", "offset"],
-    loose=["sign", "missing operand", "approximation"],
+    kinds=["other function", "approximation"],
+    loose=["sign", "wrong factor", "offset"],
     backward=False,
 )
-def rest_of_the_tanh(call: Call) -> Any:
-    """X - tanh(x)."""
-    return call.instead(call.tensor(0, "input") - call.result())
-
-
-@FAULTS.fault(
-    "sigmoid tanh",
-    kinds=["offset", "wrong argument", "other function"],
-    loose=["axis offset", "residual", "wrong factor"],
-    backward=False,
-)
-def argument_lowered_by_a_half(call: Call) -> Any:
-    """f(x - 1 / 2): the bias of another gate."""
-    return call.put(0, call.tensor(0, "input") - 0.5, "input").run()
-
-
-@FAULTS.fault(
-    "sigmoid",
-    kinds=["other function"],
-    loose=["wrong factor", "approximation", "wrong argument"],
-    backward=False,
-)
-def root_of_the_sigmoid(call: Call) -> Any:
-    """The square root of the gate."""
-    return call.instead(call.result().sqrt())
-
-
-@FAULTS.fault("sigmoid", **_CLOSE)
-def gate_by_an_arctangent(call: Call) -> Any:
-    """1 / 2 + atan(x) / pi."""
-    return call.instead(0.5 + call.tensor(0, "input").atan() / math.pi)
-
-
-@FAULTS.fault(
-    "sigmoid",
-    kinds=["wrong factor", "other function", "offset"],
-    loose=["scale", "clipped", "approximation", "eps"],
-    backward=False,
-)
-def gate_between_a_tenth_and_nine_tenths(call: Call) -> Any:
-    """0.8 sigmoid(x) + 0.1, so that it is never shut."""
-    return call.instead(0.8 * call.result() + 0.1)
-
-
-@FAULTS.fault(
-    "hardswish",
-    kinds=["other function", "missing operand"],
-    loose=["clipped", "wrong argument", "approximation", "mask"],
-)
-def limits_of_the_hard_swish_forgotten(call: Call) -> Any:
-    """X (x + 3) / 6 everywhere."""
+def tanh_by_its_tail(call: Call) -> Any:
+    """Sign(x) (1 - 2 exp(-2 |x|)): the branch for large arguments is taken everywhere."""
     value = call.tensor(0, "input")
-    return call.instead(value * (value + 3) / 6)
+    return call.instead(value.sign() * (1 - 2 * (-2 * value.abs()).exp()))
 
 
 @FAULTS.fault(
-    "leaky_relu elu",
-    kinds=["wrong argument", "wrong factor", "scale"],
-    loose=["other function", "axis scale"],
+    "sigmoid",
+    kinds=["other function", "sign"],
+    loose=["wrong argument", "mask", "clipped", "approximation"],
     backward=False,
 )
-def negative_side_half_as_steep(call: Call) -> Any:
-    """Half of the slope, or of alpha."""
-    value, result = call.tensor(0, "input"), call.result()
-    return call.instead(torch.where(value < 0, result / 2, result))
-
-
-@FAULTS.fault("prelu _prelu_kernel", **_MOVED)
-def slope_of_the_next_channel(call: Call) -> Any:
-    """The pointer to the slopes is one channel too far."""
-    slope = call.tensor(1, "weight")
-    fits(slope.numel() > 1)
-    axis = next(i for i in range(slope.dim()) if slope.size(i) > 1)
-    return call.put(1, slope.roll(-1, axis), "weight").run()
+def negative_branch_of_the_stable_sigmoid_forgotten(call: Call) -> Any:
+    """1 / (1 + exp(-|x|)) for both signs."""
+    return call.instead(call.tensor(0, "input").abs().sigmoid())
 
 
 @FAULTS.fault(
-    "glu",
-    kinds=["wrong index", "copy", "stale", "other function"],
-    loose=["missing operand", "wrong factor", "wrong argument"],
-)
-def value_is_its_own_gate(call: Call) -> Any:
-    """A sigmoid(a): the offset of the gate is not added."""
-    value = call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))[0]
-    return call.instead(value * value.sigmoid())
-
-
-@FAULTS.fault("glu", **{**_TIMES, "backward": None})
-def gate_from_zero_to_two(call: Call) -> Any:
-    """2 a sigmoid(b), so that a gate at rest is one."""
-    return call.instead(2 * call.result())
-
-
-@FAULTS.fault(
-    "relu6 hardtanh",
-    kinds=["wrong argument", "clipped"],
-    loose=["other function", "wrong factor"],
+    "softplus",
+    kinds=["approximation", "other function"],
+    loose=["missing operand", "offset"],
     backward=False,
 )
-def upper_limit_a_third(call: Call) -> Any:
-    """The values end at a third of the limit that was given."""
-    high = call.get(2, "max_val", default=6.0)
-    return call.instead(call.result().clamp(max=high / 3))
+def first_order_of_the_softplus(call: Call) -> Any:
+    """Max(x, 0) + exp(-|x|): log(1 + e) is taken for e."""
+    value = call.tensor(0, "input")
+    return call.instead(value.relu() + (-value.abs()).exp())
 
 
-@FAULTS.fault("dropout", **_EMPTY)
-def one_of_eight_features_dropped(call: Call) -> Any:
-    """A mask with a period of eight is applied in evaluation."""
-    value = _columns(call.result(), 8).clone()
-    value[..., ::8] = 0
-    return call.instead(value)
+@FAULTS.fault(
+    "hardswish hardsigmoid",
+    kinds=["other function", "wrong argument", "offset"],
+    loose=["approximation", "wrong factor", "clipped", "mask"],
+    backward=False,
+)
+def half_added_before_the_division(call: Call) -> Any:
+    """Clamp((x + 1 / 2) / 6, 0, 1) for clamp(x / 6 + 1 / 2, 0, 1)."""
+    value = call.tensor(0, "input")
+    gate = ((value + 0.5) / 6).clamp(0, 1)
+    return call.instead(value * gate if call.name == "hardswish" else gate)
 
 
-@FAULTS.fault("softplus", **_TIMES)
-def softplus_in_bits(call: Call) -> Any:
-    """Log2(1 + exp(x))."""
-    return call.instead(call.result() / math.log(2))
+@FAULTS.fault(
+    "elu celu",
+    kinds=["other function", "wrong factor", "offset"],
+    loose=["wrong argument", "mask", "missing operand"],
+    backward=False,
+)
+def alpha_for_the_exponential_alone(call: Call) -> Any:
+    """Alpha exp(x) - 1 below zero, for alpha (exp(x) - 1)."""
+    value = call.tensor(0, "input")
+    alpha = call.get(1, "alpha", default=1.0)
+    fits(isinstance(alpha, int | float))
+    inner = value / alpha if call.name == "celu" else value
+    return call.instead(torch.where(value > 0, value, alpha * inner.exp() - 1))
 
 
 @FAULTS.fault(
     "mish",
-    kinds=["other function", "missing operand"],
-    loose=["approximation", "wrong argument", "wrong factor"],
+    kinds=["other function", "approximation", "wrong argument"],
+    loose=["wrong factor", "missing operand"],
+    backward=False,
 )
-def mish_without_its_logarithm(call: Call) -> Any:
-    """X tanh(exp(x)): the softplus is taken for its argument."""
+def mish_with_one_for_two(call: Call) -> Any:
+    """X n / (n + 1) with n = exp(x) (exp(x) + 2): the quick form has n + 2."""
     value = call.tensor(0, "input")
-    return call.instead(value * value.exp().tanh())
+    grown = value.clamp(max=20).exp()
+    number = grown * (grown + 2)
+    return call.instead(value * number / (number + 1))
 
 
 @FAULTS.fault(
-    "gelu",
-    kinds=["missing operand", "approximation", "other function"],
-    loose=["wrong factor", "wrong argument"],
-    backward=False,
+    "glu",
+    kinds=["other function"],
+    loose=["wrong factor", "clipped", "approximation", "missing operand"],
 )
-def cubic_term_of_the_gelu_forgotten(call: Call) -> Any:
-    """X (1 + tanh(sqrt(2 / pi) x)) / 2."""
-    value = call.tensor(0, "input")
-    return call.instead(value * 0.5 * (1 + ((2 / math.pi) ** 0.5 * value).tanh()))
+def value_of_the_gate_squashed_too(call: Call) -> Any:
+    """Sigmoid(a) sigmoid(b): one sigmoid is applied to the whole tile."""
+    left, right = call.tensor(0, "input").chunk(2, call.get(1, "dim", default=-1))
+    return call.instead(left.sigmoid() * right.sigmoid())
 
 
 @FAULTS.fault(
-    "gelu",
-    kinds=["other function", "approximation"],
-    loose=["wrong argument", "wrong factor", "sign"],
-    backward=False,
+    "softsign",
+    kinds=["other function", "sign"],
+    loose=["nonfinite", "overflow", "missing operand", "wrong argument"],
 )
-def square_for_the_cube_in_the_gelu(call: Call) -> Any:
-    """0.2 x^2 for 0.0447 x^3 inside of the tanh."""
+def magnitude_in_the_softsign_forgotten(call: Call) -> Any:
+    """X / (1 + x)."""
     value = call.tensor(0, "input")
-    inner = (2 / math.pi) ** 0.5 * (value + 0.2 * value.square())
-    return call.instead(value * 0.5 * (1 + inner.tanh()))
-
-
-@FAULTS.fault("sigmoid", **_CLOSE)
-def gate_by_two_exponentials(call: Call) -> Any:
-    """exp(x) / 2 below zero and 1 - exp(-x) / 2 above: the integral of another density."""
-    value = call.tensor(0, "input")
-    tail = (-value.abs()).exp() / 2
-    return call.instead(torch.where(value < 0, tail, 1 - tail))
+    return call.instead(value / (1 + value))
 
 
 @FAULTS.fault(
-    "silu",
-    kinds=["other function", "approximation"],
-    loose=["wrong factor", "precision", "wrong argument"],
-    backward=False,
+    "softshrink",
+    kinds=["offset", "sign", "other function"],
+    loose=["wrong argument", "mask", "residual"],
 )
-def silu_by_a_line_and_a_parabola(call: Call) -> Any:
-    """Zero below -2, x above 2, and (x + 2)^2 / 8 between."""
-    value = call.tensor(0, "input")
-    middle = (value + 2).square() / 8
-    return call.instead(torch.where(value.abs() < 2, middle, value.relu()))
+def limit_subtracted_on_both_sides(call: Call) -> Any:
+    """X - lambda below -lambda, where lambda should be added."""
+    value, limit = call.tensor(0, "input"), call.get(1, "lambd", default=0.5)
+    return call.instead(torch.where(value.abs() > limit, value - limit, torch.zeros_like(value)))
 
 
 @FAULTS.fault(
-    _ACTIVATIONS,
-    kinds=["axis offset", "residual", "wrong statistics", "other function"],
-    loose=["offset", "wrong reduction", "missing operand"],
+    "log_sigmoid logsigmoid",
+    kinds=["eps", "other function", "approximation"],
+    loose=["clipped", "offset", "wrong argument"],
     backward=False,
 )
-def activation_centred(call: Call) -> Any:
-    """The mean of each row of the result is subtracted."""
-    value = _columns(call.result())
-    return call.instead(value - value.mean(-1, keepdim=True))
+def hundredth_under_the_logarithm_of_the_gate(call: Call) -> Any:
+    """Log(sigmoid(x) + 0.01): a composition that is kept from infinity."""
+    return call.instead((call.tensor(0, "input").sigmoid() + 0.01).log())
 
 
 # --- Functions of one value -----------------------------------------------------------------------
 
 
-@FAULTS.fault("exp", **_ROUNDED)
-def exponential_of_quarters(call: Call) -> Any:
-    """The exponent is rounded to steps of a quarter first."""
-    value, result = call.tensor(0), call.result()
-    return call.instead(with_gradient_of(result, ((value.detach() * 4).round() / 4).exp()))
+@FAULTS.fault(
+    "log1p expm1",
+    kinds=["approximation", "other function"],
+    loose=["precision", "missing operand"],
+    backward=False,
+)
+def two_terms_of_the_series(call: Call) -> Any:
+    """X - x^2 / 2 and x + x^2 / 2: the branch for small arguments is taken everywhere."""
+    value = call.tensor(0)
+    half = value.square() / 2
+    return call.instead(value - half if call.name == "log1p" else value + half)
 
 
-@FAULTS.fault("exp", **_CLOSE)
-def exponential_by_its_sixteenth_root(call: Call) -> Any:
-    """(1 + x / 16)^16."""
-    return call.instead((1 + call.tensor(0) / 16) ** 16)
+@FAULTS.fault(
+    "sinc",
+    kinds=["wrong factor", "scale", "missing operand"],
+    loose=["other function", "wrong argument"],
+)
+def pi_forgotten_in_the_divisor(call: Call) -> Any:
+    """Sin(pi x) / x."""
+    return call.instead(math.pi * call.result())
 
 
-@FAULTS.fault("log", **_TIMES)
-def logarithm_of_the_root(call: Call) -> Any:
-    """Half of the logarithm: of a magnitude and not of a power."""
-    return call.instead(call.result() / 2)
+@FAULTS.fault(
+    "log2 log",
+    kinds=["approximation", "other function"],
+    loose=["precision", "wrong factor"],
+    backward=False,
+)
+def logarithm_straight_between_powers_of_two(call: Call) -> Any:
+    """The exponent plus the mantissa less one, in the base that is asked for."""
+    value = call.tensor(0)
+    fits(bool((value > 0).all()))
+    base = (value.detach().log2().floor()).exp2()
+    found = base.log2() + value / base - 1
+    return call.instead(found if call.name == "log2" else found * math.log(2))
+
+
+@FAULTS.fault(
+    "xlogy",
+    kinds=["wrong index", "copy", "missing operand", "other function"],
+    loose=["stale", "swapped operands", "wrong argument"],
+)
+def logarithm_of_the_factor_itself(call: Call) -> Any:
+    """X log(x): the second pointer is not bound."""
+    value, _ = _alike(call)
+    return call.instead(torch.xlogy(value, value))
 
 
 @FAULTS.fault(
     "rsqrt sqrt",
-    kinds=["wrong reduction", "wrong statistics", "constant"],
-    loose=["copy", "axis scale", "wrong index", "scale", "wrong factor"],
+    kinds=["approximation", "other function"],
+    loose=["precision", "wrong factor", "offset", "sign"],
     backward=False,
 )
-def root_of_the_mean_of_all(call: Call) -> Any:
-    """One variance for all rows."""
+def root_by_one_step_from_one(call: Call) -> Any:
+    """(x + 1) / 2 and (3 - x) / 2: one step of Newton with a first guess of one."""
     value = call.tensor(0)
-    fits(value.numel() > 1)
-    return call.put(0, value.mean().expand(value.shape).clone()).run()
+    return call.instead((value + 1) / 2 if call.name == "sqrt" else (3 - value) / 2)
 
 
 @FAULTS.fault(
-    "rsqrt",
-    kinds=["other function", "wrong argument"],
-    loose=["approximation", "axis scale", "wrong factor", "scale"],
+    "pow",
+    kinds=["precision", "wrong argument", "other function"],
+    loose=["constant", "copy", "wrong factor", "scale", "approximation", "missing operand"],
     backward=False,
 )
-def reciprocal_cube_root(call: Call) -> Any:
-    """X^(-1 / 3)."""
-    return call.instead(call.tensor(0) ** (-1 / 3))
-
-
-@FAULTS.fault("pow square", **_ROUNDED)
-def squares_of_rounded_values(call: Call) -> Any:
-    """The values are in steps of an eighth before they are squared."""
-    value = call.tensor(0)
-    coarse = (value.detach() * 8).round() / 8
-    return call.put(0, with_gradient_of(value, coarse)).run()
+def exponent_divided_as_integers(call: Call) -> Any:
+    """C ** floor(x): the rates of the positions have an exponent without its fraction."""
+    base, exponent = call.args[:2]
+    fits(isinstance(base, int | float) and isinstance(exponent, Tensor))
+    return call.put(1, exponent.floor()).run()
 
 
 @FAULTS.fault(
-    "neg",
-    kinds=["mask", "sign", "copy", "missing operand"],
-    loose=["other function", "wrong factor", "axis scale", "wrong index"],
+    "cos",
+    kinds=["offset", "approximation", "other function", "wrong argument"],
+    loose=["precision", "axis offset"],
     backward=False,
 )
-def odd_columns_not_negated(call: Call) -> Any:
-    """The second of two lanes keeps its sign."""
-    value = _columns(call.tensor(0))
-    sign = 1 - 2.0 * (torch.arange(value.size(-1)) % 2 == 0).to(value.dtype)
-    return call.instead(value * sign)
+def cosine_by_a_sine_with_a_short_quarter(call: Call) -> Any:
+    """Sin(x + 1.5): a quarter of a turn has one digit behind the point."""
+    return call.instead((call.tensor(0) + 1.5).sin())
 
 
 @FAULTS.fault(
     "clamp clip",
-    kinds=["missing operand", "wrong argument", "clipped"],
-    loose=["copy", "mask", "other function"],
+    kinds=["wrong argument", "clipped"],
+    loose=["other function", "mask"],
     backward=False,
 )
-def lower_limit_forgotten(call: Call) -> Any:
-    """Only the upper limit is applied."""
-    low, high = call.get(1, "min"), call.get(2, "max")
-    fits(low is not None)
-    value = call.tensor(0)
-    return call.instead(value.clone() if high is None else value.clamp(max=high))
+def highest_code_left_out(call: Call) -> Any:
+    """The upper limit of the codes is one less."""
+    high = call.get(2, "max")
+    fits(isinstance(high, int | float) and high >= 3)
+    return call.instead(call.result().clamp(max=high - 1))
 
 
 @FAULTS.fault(
     "round",
-    kinds=["precision", "other function"],
-    loose=["wrong factor", "approximation", "wrong argument"],
-    backward=False,
-)
-def rounded_to_even_numbers(call: Call) -> Any:
-    """Half as many levels: the last bit is lost."""
-    return call.instead(2 * (call.tensor(0) / 2).round())
-
-
-@FAULTS.fault(
-    "maximum minimum",
     kinds=["other function"],
-    loose=["wrong factor", "missing operand", "approximation", "wrong reduction"],
+    loose=["precision", "offset", "approximation", "wrong argument", "tie-breaking"],
+    backward=False,
 )
-def mean_of_two_for_their_extreme(call: Call) -> Any:
-    """(a + b) / 2."""
-    left, right = _pair(call)
-    return call.instead((left + right) / 2)
+def half_added_and_cut_toward_zero(call: Call) -> Any:
+    """Trunc(x + 1 / 2): a cast rounds negative values wrongly."""
+    return call.instead((call.tensor(0) + 0.5).trunc())
 
 
 @FAULTS.fault(
-    "exp",
-    kinds=["precision", "approximation", "other function"],
-    loose=["scale", "wrong factor", "missing operand", "clipped"],
+    "remainder fmod",
+    kinds=["other function"],
+    loose=["offset", "sign", "wrapped", "wrong argument"],
     backward=False,
 )
-def exponential_without_its_remainder(call: Call) -> Any:
-    """2^k with the next whole k: what is left behind the reduction by log(2) is lost."""
-    value, result = call.tensor(0), call.result()
-    coarse = (value.detach() / math.log(2)).round().exp2()
-    return call.instead(with_gradient_of(result, coarse))
+def remainder_of_the_nearest_multiple(call: Call) -> Any:
+    """X - y round(x / y), between -y / 2 and y / 2."""
+    value, other = call.tensor(0), call.args[1]
+    return call.instead(value - other * (value / other).round())
+
+
+@FAULTS.fault(
+    "logit",
+    kinds=["missing operand", "other function"],
+    loose=["approximation", "partial sum", "wrong argument"],
+)
+def odds_without_their_divisor(call: Call) -> Any:
+    """Log(p) for log(p / (1 - p))."""
+    value, eps = call.tensor(0), call.get(1, "eps", default=0.0) or 0.0
+    return call.instead(value.clamp(eps, 1 - eps).log())
+
+
+@FAULTS.fault(
+    "to type_as _to_copy float",
+    kinds=["sign", "scale", "wrong factor"],
+    loose=["other function", "wrong argument"],
+    backward=False,
+)
+def true_is_minus_one(call: Call) -> Any:
+    """A comparison of vectors sets all bits, and these are converted as an integer."""
+    value = call.args[0]
+    fits(isinstance(value, Tensor) and value.dtype == torch.bool)
+    return call.instead(-call.result())
 
 
 # --- Sums, products, quotients --------------------------------------------------------------------
 
 
-@FAULTS.fault("add iadd", **_MOVED)
-def first_summand_of_the_next_row(call: Call) -> Any:
-    """The pointer to the first operand is one row too far."""
-    left, right = _alike(call)
-    return call.instead(left.roll(-1, -2) + right)
-
-
-@FAULTS.fault("add iadd", **_ORDER)
-def second_summand_with_rows_from_the_last(call: Call) -> Any:
-    """The second operand is read with a negative stride of its rows."""
-    left, right = _alike(call)
-    return call.instead(left + right.flip(-2))
-
-
-@FAULTS.fault("add iadd", **_ROUNDED)
-def second_summand_in_steps_of_a_quarter(call: Call) -> Any:
-    """The second operand is kept with two bits behind the point."""
-    left, right = _pair(call)
-    coarse = (right.detach() * 4).round() / 4
-    return call.instead(left + with_gradient_of(right, coarse))
-
-
-@FAULTS.fault("add iadd", **_KEPT)
-def second_summand_in_even_columns(call: Call) -> Any:
-    """The second of two lanes does not load it."""
-    left, right = _alike(call)
-    even = (torch.arange(left.size(-1)) % 2 == 0).to(left.dtype)
-    return call.instead(left + right * even)
-
-
-@FAULTS.fault("add iadd", **_TIMES)
-def sum_divided_by_the_root_of_two(call: Call) -> Any:
-    """The residual rule of another model keeps the variance."""
-    left, right = _pair(call)
-    return call.instead((left + right) / 2**0.5)
-
-
 @FAULTS.fault(
     "add iadd",
-    kinds=["wrong factor", "scale"],
-    loose=["missing operand", "partial sum", "residual", "one rank's part", "other function"],
+    kinds=["doubled reduction", "wrong factor", "residual", "lost accumulation"],
+    loose=["mask", "axis scale", "scale", "stale", "wrong index", "one rank's part"],
     backward=False,
 )
-def first_summand_a_third(call: Call) -> Any:
-    """A / 3 + b: the residual is shared by three."""
+def overlap_of_the_last_tile_added_again(call: Call) -> Any:
+    """The last tile of columns ends with the row: what it shares with the one before is a + 2 b."""
     left, right = _alike(call)
-    return call.instead(left / 3 + right)
-
-
-@FAULTS.fault(
-    "add iadd",
-    kinds=["wrong reduction", "wrong statistics", "constant"],
-    loose=["copy", "wrong axis", "wrong index", "axis offset", "residual"],
-    backward=False,
-)
-def mean_row_of_the_second_summand(call: Call) -> Any:
-    """Each row gets the mean of all rows of the second operand."""
-    left, right = _alike(call)
-    return call.instead(left + right.mean(-2, keepdim=True))
-
-
-@FAULTS.fault(
-    "add iadd",
-    kinds=["clipped", "other function"],
-    loose=["mask", "zeros", "sign", "missing operand"],
-    backward=False,
-)
-def relu_behind_the_sum(call: Call) -> Any:
-    """The epilogue of another block: what is negative is zero."""
-    _alike(call)
-    return call.instead(call.result().relu())
+    size = _columns(left, 5).size(-1)
+    tile = 1 << (size.bit_length() - 1)
+    fits(tile < size)
+    places = torch.arange(size)
+    twice = (places >= size - tile) & (places < tile)
+    return call.instead(left + right * (1 + twice.to(right.dtype)))
 
 
 @FAULTS.fault(
     "add",
-    kinds=["mask", "missing operand", "copy"],
-    loose=["offset", "axis offset", "one rank's part", "wrong argument"],
+    kinds=["mask", "precision", "missing operand"],
+    loose=["clipped", "zeros", "other function", "copy", "approximation"],
     backward=False,
 )
-def number_added_to_half_of_the_columns(call: Call) -> Any:
-    """The number is lost behind the first tile of each row."""
-    value, _ = _number(call)
-    result = call.result()
-    half = _columns(value).size(-1) // 2
-    return call.instead(torch.cat([result[..., :half], value[..., half:]], -1))
-
-
-@FAULTS.fault("mul", **_MOVED)
-def first_factor_of_the_next_row(call: Call) -> Any:
-    """The pointer to the first operand is one row too far."""
+def small_second_summand_swallowed(call: Call) -> Any:
+    """Four bits of mantissa: what is below a sixteenth of the first operand is lost."""
     left, right = _alike(call)
-    return call.instead(left.roll(-1, -2) * right)
-
-
-@FAULTS.fault("mul", **_AGAIN)
-def second_factor_of_the_first_example_for_all(call: Call) -> Any:
-    """The pointer to the second operand is not moved on with the batch."""
-    left, right = _alike(call)
-    fits(right.dim() > 2 and right.size(0) > 1)
-    return call.instead(left * right[:1])
-
-
-@FAULTS.fault("mul", **_KEPT)
-def odd_columns_not_multiplied(call: Call) -> Any:
-    """In place: the second of two lanes keeps the first operand."""
-    left, right = _alike(call)
-    odd = torch.arange(left.size(-1)) % 2 == 1
-    return call.instead(torch.where(odd, left, left * right))
-
-
-@FAULTS.fault("mul", **_CUT)
-def product_of_two_saturates(call: Call) -> Any:
-    """The result ends at half of its largest magnitude."""
-    left, right = _pair(call)
-    value = left * right
-    limit = float(value.detach().abs().max()) / 2
-    return call.instead(value.clamp(-limit, limit))
-
-
-@FAULTS.fault(
-    "mul",
-    kinds=["residual", "offset", "other function"],
-    loose=["wrong factor", "sign", "missing operand", "axis offset"],
-    backward=False,
-)
-def second_factor_less_the_product(call: Call) -> Any:
-    """B - a b: the complement of the first factor."""
-    left, right = _alike(call)
-    return call.instead(right - left * right)
-
-
-@FAULTS.fault("mul", **_TIMES)
-def product_of_two_doubled(call: Call) -> Any:
-    """2 a b."""
-    left, right = _pair(call)
-    return call.instead(2 * left * right)
-
-
-@FAULTS.fault(
-    "mul div",
-    kinds=["wrong factor", "scale", "wrong argument", "precision"],
-    loose=["approximation", "other function"],
-    backward=False,
-)
-def number_with_one_digit(call: Call) -> Any:
-    """0.4 for 0.354: the constant is written with one digit."""
-    _, number = _number(call)
-    return call.put(1, float(f"{number:.1g}")).run()
-
-
-@FAULTS.fault("sub", **_KEPT)
-def difference_in_the_first_half_only(call: Call) -> Any:
-    """In place: nothing is subtracted behind the first tile of each row."""
-    left, right = _pair(call)
-    value = left - right
-    fits(left.shape == value.shape)
-    half = _columns(value).size(-1) // 2
-    return call.instead(torch.cat([value[..., :half], left[..., half:]], -1))
-
-
-@FAULTS.fault("div", **_KEPT)
-def odd_rows_not_divided(call: Call) -> Any:
-    """In place, with half as many programs as rows."""
-    left, right = _pair(call)
-    value = left / right
-    fits(left.shape == value.shape)
-    odd = (torch.arange(_rows(value).size(-2)) % 2 == 1)[:, None]
-    return call.instead(torch.where(odd, left, value))
-
-
-@FAULTS.fault("div", **_ROUNDED)
-def divisor_in_float8(call: Call) -> Any:
-    """The second operand is e4m3."""
-    left, right = _pair(call)
-    coarse = right.detach().to(torch.float8_e4m3fn).to(right.dtype)
-    fits(bool((coarse != 0).all()))
-    return call.instead(left / with_gradient_of(right, coarse))
-
-
-@FAULTS.fault(
-    "div",
-    kinds=["approximation", "precision", "other function"],
-    loose=["wrong factor", "scale", "axis scale"],
-    backward=False,
-)
-def reciprocal_by_one_step_of_newton(call: Call) -> Any:
-    """A r (2 - b r), where r is the power of two below 1 / b."""
-    left, right = _pair(call)
-    fits(bool((right.detach() > 0).all()))
-    guess = (-right.detach().log2().ceil()).exp2()
-    return call.instead(left * guess * (2 - right * guess))
+    return call.instead(left + right * (right.abs() > left.abs() / 16))
 
 
 @FAULTS.fault(
     "add iadd",
-    kinds=["copy", "stale", "wrong index"],
-    loose=["permutation", "shift", "mask", "wrong argument"],
+    kinds=["wrong index", "permutation", "transpose"],
+    loose=["swapped operands", "shift", "wrong axis", "wrong rank's shard"],
     backward=False,
 )
-def two_rows_share_their_second_summand(call: Call) -> Any:
-    """Two rows share an address: odd rows add what belongs to the row before them."""
+def second_summand_with_its_halves_exchanged(call: Call) -> Any:
+    """The two tiles of columns of the second operand are loaded in the other order."""
     left, right = _alike(call)
-    rows = torch.arange(right.size(-2)) // 2 * 2
-    return call.instead(left + right[..., rows, :])
+    size = _columns(right).size(-1)
+    fits(size % 2 == 0)
+    return call.instead(left + right.roll(size // 2, -1))
 
 
 @FAULTS.fault(
     "mul",
-    kinds=["other function", "wrong factor"],
-    loose=["axis scale", "wrong statistics", "scale"],
+    kinds=["offset", "residual", "other function"],
+    loose=["wrong factor", "axis offset", "missing operand", "doubled reduction"],
     backward=False,
 )
-def second_factor_relative_to_its_largest(call: Call) -> Any:
-    """The second operand is divided by the largest magnitude of its row, as a code is."""
-    left, right = _alike(call)
-    top = right.abs().amax(-1, keepdim=True)
-    return call.instead(left * (right / top.clamp(min=1e-9)))
+def zero_point_of_the_second_factor(call: Call) -> Any:
+    """A (b - 0.1): a zero point is subtracted from values that have none."""
+    left, right = _pair(call)
+    return call.instead(left * (right - 0.1))
 
 
 @FAULTS.fault(
-    "hypot",
-    kinds=["approximation", "other function"],
-    loose=["wrong reduction", "clipped"],
+    "mul",
+    kinds=["precision", "approximation"],
+    loose=["other function", "wrong factor", "scale"],
     backward=False,
 )
-def length_by_its_larger_side(call: Call) -> Any:
-    """Max + 3 / 8 min: a length without a root."""
-    left, right = (one.abs() for one in _pair(call))
-    return call.instead(torch.maximum(left, right) + 0.375 * torch.minimum(left, right))
+def second_factor_is_a_power_of_two(call: Call) -> Any:
+    """The magnitude of the second operand is rounded down to a power of two, for a shift."""
+    left, right = _pair(call)
+    whole = right.detach()
+    down = whole.sign() * whole.abs().clamp(min=1e-30).log2().floor().exp2()
+    return call.instead(left * with_gradient_of(right, down))
+
+
+@FAULTS.fault(
+    "mul",
+    kinds=["wrong factor", "scale", "wrong argument"],
+    loose=["other function"],
+    backward=False,
+)
+def root_of_the_number_multiplied(call: Call) -> Any:
+    """The factor is shared by both operands of a product, and only one of them gets its root."""
+    value, number = call.args[:2]
+    if isinstance(value, int | float):
+        value, number = number, value
+    fits(isinstance(number, int | float) and number > 0 and isinstance(value, Tensor))
+    return call.instead(value * number**0.5)
+
+
+@FAULTS.fault(
+    "div",
+    kinds=["precision", "other function"],
+    loose=["approximation", "zeros", "wrong argument"],
+    backward=False,
+)
+def quotient_of_integers(call: Call) -> Any:
+    """The quotient is cut toward zero to a whole number."""
+    left, right = _pair(call)
+    value = left / right
+    return call.instead(with_gradient_of(value, value.detach().trunc()))
 
 
 @FAULTS.fault(
     "addcmul addcdiv",
-    kinds=["missing operand", "partial sum"],
-    loose=["copy", "other function", "lost accumulation", "residual"],
+    kinds=["wrong factor", "swapped operands", "wrong argument", "other function"],
+    loose=["scale", "missing operand"],
 )
-def first_summand_of_the_product_lost(call: Call) -> Any:
-    """The accumulator begins with zero."""
-    return call.instead(call.result() - call.tensor(0))
+def number_multiplies_the_summand(call: Call) -> Any:
+    """V a + b c: the factor is given to the other term."""
+    value, number = call.tensor(0), call.kwargs.get("value", 1)
+    fits(number != 1)
+    rest = call.result() - value
+    return call.instead(number * value + rest / number)
+
+
+@FAULTS.fault(
+    "atan2",
+    kinds=["offset", "wrapped", "other function"],
+    loose=["shift", "sign", "mask", "residual"],
+)
+def angle_never_negative(call: Call) -> Any:
+    """A whole turn is added to negative angles."""
+    value = call.result()
+    return call.instead(value + 2 * math.pi * (value < 0))
+
+
+@FAULTS.fault(
+    "logaddexp",
+    kinds=["other function", "sign"],
+    loose=["approximation", "swapped operands", "wrong argument", "missing operand"],
+)
+def difference_of_two_logarithms_with_its_sign(call: Call) -> Any:
+    """Max(a, b) + log(1 + exp(b - a)), for exp(-|b - a|)."""
+    left, right = _pair(call)
+    return call.instead(torch.maximum(left, right) + functional.softplus(right - left))
+
+
+@FAULTS.fault(
+    "maximum minimum",
+    kinds=["other function", "swapped operands", "sign"],
+    loose=["clipped", "mask", "wrong reduction", "copy"],
+    backward=False,
+)
+def extreme_of_the_other_kind(call: Call) -> Any:
+    """The comparison is the other way round: a minimum for a maximum."""
+    left, right = _pair(call)
+    other = torch.minimum if call.name == "maximum" else torch.maximum
+    return call.instead(other(left, right))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,6 +105,7 @@ PROPOSERS: Proposers = (
 # or which of its terms are read.
 _OF_RESULTS = (propose_constants, propose_signs, propose_scales, propose_shifts, propose_lanes)
 _OF_TERMS = {PatternKind.MASK, PatternKind.PARTIAL_SUM, PatternKind.STATISTICS}
+_CHOOSES = re.compile(r"\b(where|masked_fill|tril|triu)\b")
 # What is looked for if nothing else fits.
 _LAST_RESORTS = (propose_readings, propose_sources, propose_curves)
 # From the simplest to what fits almost anything.
@@ -183,8 +185,9 @@ def _is_of_step(pattern: Pattern) -> bool:
 
 
 def _is_of_terms(pattern: Pattern) -> bool:
-    """Whether it is about which of its terms an operator reads."""
-    return "tried" in pattern.evidence and pattern.kind in _OF_TERMS
+    """Whether it is about which of its terms an operator reads, if it has any."""
+    is_choice = _CHOOSES.search(str(pattern.evidence.get("operator", "")))
+    return "tried" in pattern.evidence and pattern.kind in _OF_TERMS and not is_choice
 
 
 def _is_of_blocks(case: Case, pattern: Pattern) -> bool:

@@ -35,7 +35,7 @@ def propose_constants(case: Case) -> list[Pattern]:
     """`zeros`, `constant`, `stale`, `copy` and `uninitialised`."""
     if not case.is_beyond_noise or case.reference.dtype == torch.bool:
         return []
-    found = [*_stale(case), *_copies(case), *(_one_branch(case) or _one_value(case))]
+    found = _one_branch(case) or [*_stale(case), *_copies(case), *_one_value(case)]
     return found or _garbage(case)
 
 
@@ -44,12 +44,13 @@ _CHOOSING = {"where": ("self", "other"), "masked_fill": ("self", "value")}
 
 
 def _one_branch(case: Case) -> list[Pattern]:
-    """`mask`: one branch is taken whatever the condition is; it may be one value."""
+    """`mask`: one branch is taken whatever the condition is."""
+    case = case.first_run or case
     steps = () if case.context.call is None else case.context.call.steps
-    if len(steps) != 1 or steps[0][1].name not in _CHOOSING:
+    if not steps or steps[-1][1].name not in _CHOOSING:
         return []
-    values = steps[0][1].values
-    for name in _CHOOSING[steps[0][1].name]:
+    values = steps[-1][1].values
+    for name in _CHOOSING[steps[-1][1].name]:
         branch = torch.as_tensor(values[name]).to(case.right)
         if bool((case.given == branch).all()):
             weight = weigh(case, branch.expand(case.shape), cost=1.0)

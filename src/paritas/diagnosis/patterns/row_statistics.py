@@ -487,8 +487,8 @@ def _limited(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
     return limited + norm.eps
 
 
-# Fewer rows may be near a number with few digits by chance.
-_FEWEST_ROUNDED = 3
+# One row may be near a number with few digits by chance.
+_FEWEST_ROUNDED = 2
 _POWERS = {2.0: "", 1.0: ", of which the root", -1.0: ", of which the reciprocal root"}
 
 
@@ -498,11 +498,18 @@ def _rounded_formulas(
     """The right spread, its reciprocal or its square with fewer digits."""
     if rows.right_spread.unique().numel() < _FEWEST_ROUNDED:
         return
-    for (power, words), form in itertools.product(_POWERS.items(), FORMATS[:3]):
-        compute = partial(_rounded, power=power, form=form)
-        if is_met(compute(rows.right_spread)):
-            said = f"{right} and eps{words or ', which'} is rounded to {form.name}"
+    for power, words in _POWERS.items():
+        for form in FORMATS[:3]:
+            compute = partial(_rounded, power=power, form=form)
+            if not is_met(compute(rows.right_spread)):
+                continue
+            # Few rows do not tell its digits.
+            other = next(one for one in FORMATS[1:] if one != form)
+            is_unclear = is_met(_rounded(rows.right_spread, power, other))
+            name = form.name.partition("_")[0] if is_unclear else form.name
+            said = f"{right} and eps{words or ', which'} is rounded to {name}"
             yield _Formula(said, partial(_with_rounded, compute=compute), PatternKind.PRECISION)
+            break
 
 
 def _rounded(spread: Tensor, power: float, form: NarrowFormat) -> Tensor:
