@@ -8,7 +8,6 @@ all, limited, mixed. If they are none of these, it is still known that they are 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
