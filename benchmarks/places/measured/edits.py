@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.places.calls import Edit, edit
+from benchmarks.places.calls import edit
 
 # What a call is given, with brackets in two levels.
 _GIVEN = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
@@ -145,4 +145,34 @@ KERNEL_EDITS = {
     ),
 }  # fmt: skip
 # Of the kernels in `triton_kernels.py`.
-TRITON_EDITS: dict[str, Edit] = {}
+TRITON_EDITS = {
+    "bias of the norm before the weight": edit(
+        (r"normal \* weight \+ bias", "(normal + bias) * weight"),
+        kinds=["other function", "wrong factor", "residual"],
+        loose=["offset", "axis offset", "axis scale", "swapped operands"], operators="layer_norm",
+    ),
+    "normal values at least minus a half": edit(
+        (r"normal \* weight \+ bias", "tl.maximum(normal, -0.5) * weight + bias"),
+        kinds=["clipped"], loose=["other function"], operators="layer_norm",
+    ),
+    "row of the norm two programs before": edit(
+        (r"tl\.load\(x \+ row \* n \+ at",
+         "tl.load(x + ((row + tl.num_programs(0) - 2) % tl.num_programs(0)) * n + at"),
+        kinds=["shift", "wrong index", "permutation"], loose=["copy", "stale"],
+        operators="layer_norm",
+    ),
+    "total less than zero not stored": edit(
+        (r"total, mask=wanted", "tl.maximum(total, 0.0), mask=wanted"),
+        kinds=["clipped", "other function"], loose=["zeros", "mask"], operators="linear",
+    ),
+    "right tile three times": edit(
+        (r"tl\.dot\(left, right,", "tl.dot(left, 3.0 * right,"),
+        kinds=["wrong factor", "scale"], loose=["axis scale"], operators="linear",
+    ),
+    "gelu less its argument": edit(
+        (r"tl\.store\(y \+ at, result, mask=at < n\)",
+         "tl.store(y + at, result - value, mask=at < n)"),
+        kinds=["residual", "other function", "offset"], loose=["sign", "missing operand"],
+        operators="gelu",
+    ),
+}  # fmt: skip
