@@ -272,8 +272,9 @@ def _diagnose_value(
     if found.patterns or known.is_result:
         return found
     # No prediction reproduces the candidate: ask the candidate itself.
-    patterns = experiment(known)
-    return msgspec.structs.replace(found, patterns=patterns) if patterns else found
+    asked = experiment(known)
+    note = "; ".join(filter(None, (asked.note, found.note)))
+    return msgspec.structs.replace(found, patterns=asked.patterns, note=note)
 
 
 def _diagnose_lifted(

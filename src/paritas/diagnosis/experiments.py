@@ -32,7 +32,7 @@ from paritas.diagnosis.stating import with_confidence
 from paritas.diagnosis.term_experiments import find_other_terms
 from paritas.execution.scouting import can_scout, run_apart
 from paritas.numerics.bits import is_inexact
-from paritas.results.findings import Pattern, PatternKind
+from paritas.results.findings import Diagnosis, Pattern, PatternKind
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from paritas.diagnosis.case import Context
     from paritas.diagnosis.place_runs import PlaceRuns
 
-    Experiment = Callable[[Laboratory, str], Pattern | None]
+    # A kind, or a sentence: what is seen, where nothing that was tried reproduces the candidate.
+    Answer = Pattern | str
+    Experiment = Callable[[Laboratory, str], Answer | None]
 
 # Larger places take too long to be called a hundred times.
 MOST_ELEMENTS = 1 << 20
@@ -67,35 +69,41 @@ _FEWEST_FIXED = 3
 _LOSS = re.compile("loss|cross_entropy|kl_div")
 
 
-def experiment(context: Context) -> tuple[Pattern, ...]:
-    """The kind that follows from experiments with both programs at a place; empty if none does."""
+def experiment(context: Context) -> Diagnosis:
+    """The kind that follows from experiments with both programs at a place; empty if none does.
+
+    Where they only show what the result follows from, that is the note, and no kind is stated.
+    """
     runs = context.runs
     if runs is None or context.draws or context.lifted_agrees or not _can_be_asked(runs.operands):
-        return ()
+        return Diagnosis()
     if runs.expected.numel() > MOST_ELEMENTS or not runs.is_faithful:
-        return ()
-    pattern = _pattern_apart(context, runs)
-    return () if pattern is None else with_confidence([pattern], at_output=False)
+        return Diagnosis()
+    answer = _answer_apart(context, runs)
+    if isinstance(answer, str):
+        return Diagnosis(note=answer)
+    patterns = () if answer is None else with_confidence([answer], at_output=False)
+    return Diagnosis(patterns=patterns)
 
 
-def _pattern_apart(context: Context, runs: PlaceRuns) -> Pattern | None:
+def _answer_apart(context: Context, runs: PlaceRuns) -> Answer | None:
     """What experiments show; in another process if the operator does not check its arguments."""
 
-    def find_pattern() -> Pattern | None:
+    def find_answer() -> Answer | None:
         names = name_operands(context, runs.operands)
         lab = Laboratory(runs, names, time.monotonic() + SECONDS)
         operator = _operator_name(context)
         for ask in _experiments(lab, operator, context.call):
-            pattern = ask(lab, operator)
-            if pattern is not None:
-                return pattern if _is_shown_again(lab, operator, ask, pattern) else None
+            answer = ask(lab, operator)
+            if answer is not None:
+                return answer if _is_shown_again(lab, operator, ask, answer) else None
         return None
 
     if context.call is not None and context.call.is_safe_here:
-        return find_pattern()
+        return find_answer()
     if not can_scout(runs.operands):
         return None
-    return run_apart(find_pattern, seconds=4 * SECONDS).result
+    return run_apart(find_answer, seconds=4 * SECONDS).result
 
 
 def _operator_name(context: Context) -> str:
@@ -137,14 +145,18 @@ def _experiments(lab: Laboratory, operator: str, call: LiveCall | None) -> Itera
 _SEED = 1
 
 
-def _is_shown_again(lab: Laboratory, operator: str, ask: Experiment, pattern: Pattern) -> bool:
+def _is_shown_again(lab: Laboratory, operator: str, ask: Experiment, answer: Answer) -> bool:
     """Whether the same follows for other operands; also if nothing is wrong with these."""
     if ask not in _OF_ONE_RUN:
         return True  # it was asked with many operands
     other = lab.with_operands(vary_operands(lab.operands, _SEED), time.monotonic() + SECONDS)
     again = None if other is None else ask(other, operator)
     is_unknown = other is None or (again is None and other.is_over)
-    return is_unknown or (again is not None and again.kind == pattern.kind)
+    return is_unknown or (again is not None and _kind_of(again) == _kind_of(answer))
+
+
+def _kind_of(answer: Answer) -> str:
+    return "" if isinstance(answer, str) else answer.kind
 
 
 def _state(kind: PatternKind, sentence: str, lab: Laboratory) -> Pattern:
@@ -183,10 +195,13 @@ def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
 # --- A mean of other terms ------------------------------------------------------------------------
 
 
-def _other_mean(lab: Laboratory, _operator: str, call: LiveCall | None) -> Pattern | None:
+def _other_mean(lab: Laboratory, _operator: str, call: LiveCall | None) -> Answer | None:
     """One number that is a mean of other terms, or of the same terms with other weights."""
     named = name_terms(lab, call)
-    return None if named is None else _state(*named, lab)
+    if named is None:
+        return None
+    kind, sentence = named
+    return sentence if kind is None else _state(kind, sentence, lab)
 
 
 def _fixed_result(lab: Laboratory) -> Pattern | None:
@@ -315,8 +330,12 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
 # --- Another function of the same lines -----------------------------------------------------------
 
 
-def _other_function_of_lines(lab: Laboratory, operator: str) -> Pattern | None:
-    """Each line of a reduction follows from the same line, but otherwise."""
+def _other_function_of_lines(lab: Laboratory, operator: str) -> Answer | None:
+    """Each line of a reduction follows from the same line, but otherwise.
+
+    That says what is read, and not what is computed: any mistake with the elements of a line is
+    another function of it.
+    """
     reduces, of_lines = _REDUCING.match(operator), _OF_LINES.match(operator)
     if not (reduces or of_lines) or lab.relative_error() < _CLOSE or lab.is_coarse():
         return None
@@ -336,8 +355,7 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Pattern | None:
         return _state(PatternKind.WRONG_REDUCTION, f"{words}: {_results(lab)}", lab)
     if not symmetries.is_symmetric:
         return None
-    words = "another function of the same lines"
-    return _state(PatternKind.OTHER_FUNCTION, f"{words}: {_results(lab)}", lab)
+    return f"each line follows from the same line of the operand: {_results(lab)}"
 
 
 def _results(lab: Laboratory) -> str:

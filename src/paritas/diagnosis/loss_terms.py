@@ -44,8 +44,10 @@ _SAME = 2e-3
 _CLOSE = 0.02
 
 
-def name_terms(lab: Laboratory, call: LiveCall | None) -> tuple[PatternKind, str] | None:
+def name_terms(lab: Laboratory, call: LiveCall | None) -> tuple[PatternKind | None, str] | None:
     """The kind and the sentence of a mean of other terms, or of other weights; None if neither.
+
+    There is a sentence without a kind where it is not known what the terms are made of.
 
     Args:
         call: the reference's call at the place, if it can be repeated.
@@ -119,6 +121,11 @@ class _Mean:
             return None
         right, given = torch.tensor(pairs, dtype=torch.float64).unbind(1)
         return dataclasses.replace(draft, used=tuple(used), values=(right, given))
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """Whether each term is made of single numbers, not of rows."""
+        return all(pool is None or pool.dim() == 1 for pool in self.pools)
 
     def results(self, parts: Tensor) -> tuple[float, float] | None:
         """What both programs give for terms that are made of these parts."""
@@ -313,10 +320,14 @@ def _gives_candidate(mean: _Mean, pools: Sequence[Tensor | None]) -> bool:
 # --- Another function -----------------------------------------------------------------------------
 
 
-def _name_function(mean: _Mean) -> tuple[PatternKind, str]:
+def _name_function(mean: _Mean) -> tuple[PatternKind | None, str]:
     right, given = mean.values
     share = float((given - right).square().mean().sqrt() / right.square().mean().sqrt())
-    kind, words = PatternKind.OTHER_FUNCTION, "another function of the same terms"
+    kind: PatternKind | None = PatternKind.OTHER_FUNCTION
+    words = "another function of the same terms"
+    if not mean.is_of_numbers:
+        # A mistake with the elements of a row is another function of it as well.
+        kind, words = None, "each term follows from the same rows"
     if share < _CLOSE and _is_stepped(mean):
         kind, words = PatternKind.PRECISION, "the same terms with fewer digits"
     elif share < _CLOSE:
@@ -335,8 +346,7 @@ def _example(mean: _Mean, number: int) -> str:
         for name, pool in zip(mean.lab.names, mean.pools, strict=True)
         if pool is not None and pool.dim() == 1 and pool.is_floating_point()
     ]
-    is_plain = all(pool is None or pool.dim() == 1 for pool in mean.pools)
-    at = f"at {', '.join(values)} " if values and is_plain else ""
+    at = f"at {', '.join(values)} " if values and mean.is_of_numbers else ""
     return f"{at}a term is {given:.4g} instead of {right:.4g}"
 
 

@@ -127,7 +127,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     Attributes:
         where: the elements that are wrong.
         patterns: the kinds, the best first; may be empty.
-        note: why not all kinds were tried.
+        note: what was seen where no kind is stated, or why not all kinds were tried.
     """
 
     where: Region | None = None

@@ -12,6 +12,7 @@ from torch.nn import functional
 from paritas.checks.failures import call_context
 from paritas.diagnosis.experiments import experiment
 from paritas.diagnosis.place_runs import PlaceRuns
+from paritas.results.findings import Diagnosis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ def _ask(
     *operands: Tensor,
     reads_all: bool = True,
 ) -> tuple[str, str]:
-    """The kind and the sentence that experiments give; two empty texts if they give none."""
+    """The kind and the sentence that experiments give; without a kind, what they show."""
     runs = PlaceRuns(
         operands,
         lambda values: reference(*values),
@@ -35,8 +36,8 @@ def _ask(
         reads_all=reads_all,
     )
     context = call_context(reference, operands, {})
-    patterns = experiment(dataclasses.replace(context, runs=runs))
-    return (str(patterns[0].kind), patterns[0].sentence) if patterns else ("", "")
+    shown = experiment(dataclasses.replace(context, runs=runs))
+    return (str(shown.best.kind), shown.best.sentence) if shown.best else ("", shown.note)
 
 
 @pytest.fixture
@@ -67,6 +68,16 @@ def test_values_that_depend_on_their_place_are_no_function_of_the_element(rows: 
     places = torch.linspace(1, 2, 48).view(6, 8)
     kind, _ = _ask(torch.tanh, lambda x: torch.tanh(x) * places, rows)
     assert kind == ""
+
+
+def test_another_function_of_each_line_is_seen_and_has_no_kind(rows: Tensor) -> None:
+    kind, note = _ask(
+        torch.var,
+        lambda x: x.sort().values.diff().cosh().sum().sqrt(),
+        rows,
+    )
+    assert kind == ""
+    assert note.startswith("each line follows from the same line of the operand: it gives ")
 
 
 def test_an_operand_without_effect_is_missing(rows: Tensor, weight: Tensor) -> None:
@@ -176,7 +187,7 @@ def test_what_differs_only_among_its_surroundings_is_not_asked(rows: Tensor) -> 
         rows.sin(), rows.cos(),
     )  # fmt: skip
     context = call_context(torch.sin, (rows,), {})
-    assert experiment(dataclasses.replace(context, runs=runs)) == ()
+    assert experiment(dataclasses.replace(context, runs=runs)) == Diagnosis()
 
 
 def test_other_factors_of_an_operand_do_not_explain_an_operand_that_is_lost(rows: Tensor) -> None:

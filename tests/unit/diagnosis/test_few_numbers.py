@@ -40,8 +40,9 @@ def _explain(
     right, wrong = run(operands), candidate(*operands)
     runs = PlaceRuns(operands, run, lambda: lambda values: candidate(*values), right, wrong)
     context = dataclasses.replace(call_context(reference, args, named), runs=runs)
-    patterns = diagnose(wrong, right, context=context).patterns or experiment(context)
-    return (str(patterns[0].kind), patterns[0].sentence) if patterns else ("", "")
+    shown = diagnose(wrong, right, context=context)
+    shown = shown if shown.patterns else experiment(context)
+    return (str(shown.best.kind), shown.best.sentence) if shown.best else ("", shown.note)
 
 
 @pytest.fixture
@@ -64,6 +65,18 @@ def test_a_loss_of_other_terms_is_shown_term_by_term(pair: tuple[Tensor, Tensor]
     assert kind == "other function"
     assert "another function of the same terms: at self = " in sentence
     assert " a term is 0.491 instead of 0.532; at " in sentence
+
+
+def test_terms_of_rows_are_no_function_of_which_the_kind_is_known(
+    scores: tuple[Tensor, Tensor],
+) -> None:
+    def candidate(rows: Tensor, targets: Tensor) -> Tensor:
+        turned = rows.cumsum(1).sin() * rows.roll(2, 1).cosh()
+        return functional.cross_entropy(turned, targets)
+
+    kind, note = _explain(functional.cross_entropy, candidate, *scores)
+    assert kind == ""
+    assert note.startswith("each term follows from the same rows: a term is ")
 
 
 def test_a_limit_on_what_a_loss_reads_is_found_in_its_terms() -> None:

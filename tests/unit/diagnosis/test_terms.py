@@ -33,7 +33,7 @@ class _Named:
 def _ask(
     name: str, reference: Callable[..., Any], candidate: Callable[..., Any], *operands: Tensor
 ) -> tuple[str, str]:
-    """The kind and the sentence that experiments give; two empty texts if they give none."""
+    """The kind and the sentence that experiments give; without a kind, what they show."""
     runs = PlaceRuns(
         operands,
         lambda values: reference(*values),
@@ -42,8 +42,8 @@ def _ask(
         candidate(*operands),
     )
     context = call_context(_Named(name, reference), operands, {})
-    patterns = experiment(dataclasses.replace(context, runs=runs))
-    return (str(patterns[0].kind), patterns[0].sentence) if patterns else ("", "")
+    shown = experiment(dataclasses.replace(context, runs=runs))
+    return (str(shown.best.kind), shown.best.sentence) if shown.best else ("", shown.note)
 
 
 @pytest.fixture

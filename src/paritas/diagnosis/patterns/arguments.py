@@ -519,6 +519,11 @@ def _scores_of_weights(
         return step.with_first(powers.softmax(-1).nan_to_num(0.0) @ values)
 
     hidden = torch.where(is_seen, value, 0.0), torch.where(is_seen, right, 0.0)
+    error = torch.where(is_seen, value - right, math.nan)[..., 1:]
+    largest, least = (error.nan_to_num(-sign * math.inf) * sign for sign in (1, -1))
+    apart = largest.amax(-1, keepdim=True) + least.amax(-1, keepdim=True)
+    if bool((apart <= noise.amax(-1, keepdim=True)).all()):
+        return  # only the first key is off, or all others are: which one is not known
     if not _is_of_sums(*hidden, noise, -1):
         words = "the matrix of scores"
         yield from _Solution(words, *hidden, noise, change).at(predictor, place)
