@@ -240,6 +240,9 @@ class _Pair:
         if most[0] > 1 and keeps and not are_same(self.wrong.factors[self.more], usual):
             words = f"other elements of {self.name} are added: {self._added_words()}"
             return TermName(PatternKind.RESIDUAL, words)
+        if most[1] == most[0] > 1 and (keeps or is_mean):
+            words = f"elements of {self.name} are added up where there should be fewer"
+            return TermName(PatternKind.WRONG_INDEX, f"{words}: {self._added_words()}")
         if most[0] > 1 and (keeps or is_mean):
             words = f"up to {most[1]} elements of {self.name} are added up instead of {most[0]}"
             return TermName(PatternKind.WRONG_REDUCTION, f"{words}: {self._added_words()}")

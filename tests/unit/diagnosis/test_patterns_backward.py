@@ -95,6 +95,9 @@ LAYER = (*LAYER, ROW_WEIGHT, ROW_WEIGHT, [True, True, True])
 ROW_NORMAL = (ROWS - ROW_MEAN) * ROW_ROOT
 UNWEIGHTED = ROW_GRAD - ROW_GRAD.mean(-1, keepdim=True)
 UNWEIGHTED = UNWEIGHTED - ROW_NORMAL * (ROW_GRAD * ROW_NORMAL).mean(-1, keepdim=True)
+_WEIGHTED = ROW_GRAD * ROW_WEIGHT
+OTHER_SIGN = _WEIGHTED - _WEIGHTED.mean(-1, keepdim=True)
+OTHER_SIGN = OTHER_SIGN + ROW_NORMAL * (_WEIGHTED * ROW_NORMAL).mean(-1, keepdim=True)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +108,7 @@ UNWEIGHTED = UNWEIGHTED - ROW_NORMAL * (ROW_GRAD * ROW_NORMAL).mean(-1, keepdim=
         ("missing operand", (FAR[..., None] * APART).sum(1), CDIST, 0),
         ("wrong index", ROW_GRAD.sum(0), LAYER, 1),
         ("wrong factor", UNWEIGHTED * ROW_ROOT * ROW_WEIGHT, LAYER, 0),
+        ("sign", OTHER_SIGN * ROW_ROOT, LAYER, 0),
         # Nothing that belongs to these kernels gives these.
         ("", torch.cat([BACK * GATE, BACK * VALUE.sinh() * GATE.cos()], 1), GLU, 0),
         ("", (FAR[..., None] * APART.sinh()).sum(1), CDIST, 0),

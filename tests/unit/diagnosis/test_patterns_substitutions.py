@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paritas.checks.failures import call_context
 from paritas.diagnosis.diagnose import diagnose
+from paritas.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,6 +127,12 @@ def test_a_scaled_gradient_that_overflows_is_named_though_the_rest_is_rounded() 
     given = (right * 40000.0).half().float() / 40000.0
     assert torch.isinf(given).any()
     assert said_of(given, torch.mm, INPUT, WEIGHT.T).startswith("overflow: overflow: values beyond")
+
+
+def test_one_that_becomes_minus_one_is_another_sign_and_did_not_wrap() -> None:
+    right = torch.randint(0, 2, (4, 9), generator=torch.Generator().manual_seed(2)).float()
+    kinds = {pattern.kind for pattern in diagnose(-right, right).patterns}
+    assert kinds == {PatternKind.SIGN}
 
 
 def test_rounded_results_are_not_called_wrapped_or_narrow() -> None:

@@ -189,3 +189,15 @@ def test_other_elements_of_a_triangle_are_another_mask(rows: Tensor) -> None:
     assert kind == "mask"
     kind, _ = _ask("triu", lambda x: x.triu(1), lambda x: x.tril(-1) * 2, rows)
     assert kind != "mask"
+
+
+def test_a_border_that_is_filled_with_other_elements_is_a_wrong_index() -> None:
+    image = torch.randn(1, 2, 4, 4, generator=torch.Generator().manual_seed(5))
+    kind, sentence = _ask(
+        "avg_pool2d",
+        lambda x: functional.avg_pool2d(x, 3, 1, 1),
+        lambda x: functional.avg_pool2d(functional.pad(x, (1, 1, 1, 1), "circular"), 3, 1),
+        image,
+    )
+    assert kind == "wrong index"
+    assert sentence.startswith("elements of self are added up where there should be fewer: the ")

@@ -526,6 +526,8 @@ def propose_wrapped(case: Case) -> list[Pattern]:
     """`wrapped`: modulo a power of two, signed or not; also floats beyond a range."""
     if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
         return []
+    if len(case.right[case.wrong].unique()) < _FEWEST_WRAPPED:
+        return []  # of one or two values, any other is the same modulo some range
     some = case.given.reshape(-1)[case.some_wrong]
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
         return _wrapped_levels(case) or _begun_below(case)

@@ -179,9 +179,14 @@ class Written:
                 kind = PatternKind.EPS
             elif roles == ("the bias",) and kind is PatternKind.MISSING_OPERAND:
                 kind = PatternKind.MISSING_BIAS
+            elif kind is PatternKind.SWAPPED_OPERANDS and self._are_differences(roles):
+                kind = PatternKind.SIGN  # nobody sees the operands of a step inside
         said = f"{' and '.join(roles)}: {variation.sentence}"
         change = partial(_changed, formula=self.formula, roles=roles, change=variation.change)
         return Variation(kind, said, change)
+
+    def _are_differences(self, roles: tuple[str, ...]) -> bool:
+        return all(role in self.inner and self.inner[role].name == "sub" for role in roles)
 
 
 def _is_same(mine: Tensor, right: Tensor) -> bool:
