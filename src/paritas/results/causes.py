@@ -34,11 +34,27 @@ class Cause:
 
     @property
     def result_names(self) -> tuple[str, ...]:
-        """The results by name, without the graph if it is that of the start."""
+        """The results by name, without the gradients of a forward pass that is wrong already."""
+        return self._names(one for one in self.results if not self._is_behind_forward(one))
+
+    @property
+    def gradient_names(self) -> tuple[str, ...]:
+        """The gradients of a forward pass that is wrong already.
+
+        They follow from it, but whether they also have a fault of their own cannot be seen.
+        """
+        return self._names(filter(self._is_behind_forward, self.results))
+
+    def _is_behind_forward(self, finding: Finding) -> bool:
+        is_forward = any(not one.item.kind.is_gradient for one in self.results)
+        return is_forward and finding.item.kind.is_gradient
+
+    def _names(self, findings: Iterable[Finding]) -> tuple[str, ...]:
+        """By name, without the graph if it is that of the start."""
         place = self.start.item.place
         items = [
             one.item.without_place if place and one.item.place == place else one.item
-            for one in self.results
+            for one in findings
         ]
         return tuple(dict.fromkeys(item.text for item in items))
 

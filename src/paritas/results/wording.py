@@ -61,10 +61,14 @@ def cause_lines(cause: Cause) -> list[str]:
 
 def results_words(cause: Cause) -> str:
     """`as a result, also 2 values: output[0], gradient of x`; empty if nothing results from it."""
-    names = cause.result_names
+    names, gradients = cause.result_names, cause.gradient_names
     if not names:
         return ""
-    return f"as a result, also {counted(len(names), 'value')}: {enumerated(names)}"
+    words = f"as a result, also {counted(len(names), 'value')}: {enumerated(names)}"
+    if not gradients:
+        return words
+    behind = f"{counted(len(gradients), 'gradient')}, which may hide a fault of their own"
+    return f"{words}; {behind}: {enumerated(gradients)}"
 
 
 def _brief_line(finding: Finding) -> str:

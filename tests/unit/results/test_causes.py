@@ -54,7 +54,7 @@ def verdict_of(*findings, **fields):
 
 
 def shape_of(causes):
-    return [(one.start.path, one.result_names) for one in causes]
+    return [(one.start.path, (*one.result_names, *one.gradient_names)) for one in causes]
 
 
 def test_findings_that_name_their_cause_are_grouped_under_it():
@@ -120,7 +120,7 @@ def test_a_located_verdict_is_told_in_few_lines():
         "    at model.py:18, in forward",
         "      weights = scores.softmax(-1)",
         "    from there on: softmax -> bmm -> linear -> output[0]",
-        "    as a result, also 5 values: output[0], gradient of w1, gradient of w2, gradient of w3, gradient of w4",  # noqa: E501
+        "    as a result, also 1 value: output[0]; 4 gradients, which may hide a fault of their own: gradient of w1, gradient of w2, gradient of w3, gradient of w4",  # noqa: E501
         "  note: a remark",
     ]
 
