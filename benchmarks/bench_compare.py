@@ -11,8 +11,8 @@ alternating rounds; wall-clock ratios are next to them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from paritas.dumps.reading import Dump
 from paritas.numerics.metrics import bitwise_equal
 from paritas.numerics.pair_figures import pair_figures, quick_figures
 from paritas.reports.files import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NUMEL = 8 << 20  # 32 MiB of float32
 EQUAL_OF = 16

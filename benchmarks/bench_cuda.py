@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from benchmarks.lab.figures import RESULTS, Figure, Report, write
 
 from paritas.numerics.metrics import begin_pair, pair_metrics
 from paritas.numerics.statistics import begin_statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 GIB = 1 << 30
 BYTES = 4 * GIB

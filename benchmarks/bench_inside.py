@@ -21,9 +21,8 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -36,6 +35,9 @@ from benchmarks.inside.measuring import (
     honest_outcomes,
 )
 from benchmarks.lab.figures import Figure, Report, Table, line, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WHOLE = os.environ.get("BENCH_WHOLE") == "1"
 JOURNAL = Path(__file__).parents[1] / ".cache" / "inside.jsonl"

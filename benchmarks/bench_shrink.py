@@ -52,7 +52,7 @@ def prepared(name):
     """The fault, planted for good, and the programs of its model."""
     import torch
 
-    from paritas.shrinking.programs import Candidate
+    from paritas.execution.compilation import Candidate
     from paritas.shrinking.sources import capture_programs
     from quality.faulty_compiler import plant, setup
     from quality.shrink_faults import FAULTS, STUBBORN

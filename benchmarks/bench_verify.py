@@ -9,7 +9,7 @@ it is next to the figure. Memory is the peak of torch's allocator.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from benchmarks.lab.figures import Figure, Report, write
@@ -18,6 +18,9 @@ from benchmarks.lab.timing import in_turns
 from torch import nn
 
 import paritas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 REPEATS = 7
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -18,6 +17,8 @@ from paritas.mutants.planting import Effect, ProgramNoise, measure_effect
 from paritas.mutants.power import Places, ScaledProgram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.fx import GraphModule
 
     from paritas.mutants.programs import FlatProgram

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from benchmarks.diagnosing.operators import ATEN, SINGLE, Draw, OperatorFault, say
@@ -21,6 +20,9 @@ from torch import Tensor, nn
 
 import paritas
 from paritas.diagnosis.stating import COUNTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -13,6 +12,9 @@ from benchmarks.inside.steps import Names, Rounded, exact
 from torch import Tensor
 
 import paritas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 RATIOS = (3, 5, 10, 30)
 # Any rounding counts at least as one of the result.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from paritas.dumps.writing import DumpWriter
 from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
 from paritas.files.tensor_bytes import as_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 def tensors(count: int, numel: int, *, is_mine: bool, every: int = 1) -> Iterator[torch.Tensor]:

@@ -10,10 +10,13 @@ import re
 import tempfile
 import threading
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch.profiler import ProfilerActivity, profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # The profiler talks to the terminal about itself, unless told before its first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")

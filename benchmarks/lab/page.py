@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,8 @@ from benchmarks.lab.figures import Cell, Figure, Report, Table, number, read
 from benchmarks.lab.missed import reason
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchmarks.lab.conditions import Conditions
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"

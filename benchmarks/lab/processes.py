@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from benchmarks.lab.figures import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 
 class Cost(NamedTuple):

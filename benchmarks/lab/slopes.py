@@ -7,9 +7,12 @@ smaller, so the sizes have to be large enough that it does not matter, and the r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from benchmarks.lab.figures import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LINEAR, FLAT = 1.1, 0.2
 

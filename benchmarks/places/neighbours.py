@@ -23,10 +23,9 @@ import os
 import sys
 import time
 import unittest.mock
-from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -36,6 +35,9 @@ from paritas._torch.global_state import quietly
 from paritas._torch.named_operators import operator_database
 from paritas.checks.failures import Explainer
 from paritas.results.findings import OriginKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 BEFORE, OPERATOR, AFTER = "before", "operator", "after"
 # Memory that nothing was written to, views of given memory, and what has no value to be wrong.

@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.places import plain
@@ -27,6 +26,7 @@ from benchmarks.places.trying import try_unit
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator
+    from pathlib import Path
 
 KEY = ("half", "what", "model", "source", "number")
 # In turn, model by model; what a model has no source for is left out.

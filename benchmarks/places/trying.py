@@ -25,10 +25,10 @@ from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpro
 
 import paritas
 from paritas.errors import UsageError
+from paritas.execution.compilation import Candidate
 from paritas.execution.time_limit import TimeLimit
 from paritas.reports.scripts import SHOWN
 from paritas.results.findings import Finding, OriginKind, Status
-from paritas.shrinking.programs import Candidate
 from paritas.shrinking.shrink import NothingFailsError, shrink
 from paritas.shrinking.sources import capture_programs
 

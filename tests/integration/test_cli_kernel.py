@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +11,9 @@ from click.testing import CliRunner
 from paritas.cli import main
 from paritas.kernels import judging
 from paritas.kernels.calling import STREAM
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TASK = """
 import torch

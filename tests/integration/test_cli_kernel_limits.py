@@ -6,8 +6,8 @@ import itertools
 import json
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +15,9 @@ from click.testing import CliRunner
 from paritas.cli import main
 from paritas.execution import time_limit
 from paritas.kernels.called import CalledCandidate
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FLOAT8 = """
 import torch

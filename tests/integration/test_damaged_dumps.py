@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from integration.damaged_dumps import LAYOUTS, experiment, make
 from paritas.cli import main
 from paritas.comparison.compare import compare
+from paritas.comparison.report import comparison_verdict_line
 from paritas.errors import UsageError
-from paritas.reports.dumps import comparison_verdict_line
 from paritas.results.findings import Status
 
 # More of them where that is asked for: see tests/README.md.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from integration.odd_backends import backend_that, on_results
 from paritas import UsageError, guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from integration.odd_backends import backend_that, on_results
 from paritas import MismatchError, ParityWarning, Status, guard
 from quality.guard_program_table import disagreements
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 pytestmark = [
     pytest.mark.usefixtures("undiagnosed"),

@@ -9,8 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,6 +20,9 @@ from torch.fx._lazy_graph_module import _force_skip_lazy_graph_module
 from paritas import guard
 from quality.guard_program_table import disagreements, inductor_settings, outside
 from quality.guard_programs_special import group_of_one
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = [
     # Dynamo looks at the inputs of the graph after a break.

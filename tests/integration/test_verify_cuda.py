@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +11,9 @@ from torch import nn
 from paritas import Status, VerifyConfig, verify
 from quality.transformer import Transformer, token_ids
 from quality.transformer_variants import BENIGN, FAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.cuda,

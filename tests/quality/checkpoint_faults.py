@@ -16,13 +16,15 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from quality.vllm_cases import BOS, RANK, new_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TOKENS = 10
 LENGTHS = (9, 23, 41)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +17,9 @@ from quality.diagnosis_values_limits import (
     OVERFLOWS,
     PRODUCTS,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["FAULTS", "exact_faults"]
 

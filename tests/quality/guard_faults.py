@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -22,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from quality.guard_program_table import Program, gradients, under
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 aten = torch.ops.aten
 

@@ -10,8 +10,7 @@ import contextlib
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from quality import guard_programs_tensors as tensors
 from quality.guard_program_table import gradients, inductor_settings, program, under
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # --- random numbers -------------------------------------------------------------------------------
 

@@ -10,12 +10,15 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quality.kernel_registry import cheat, honest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TO_NEAREST, _UPWARDS = 0, 0x800 if os.uname().machine == "x86_64" else 0x400000
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +26,8 @@ from torch.nn import functional
 from quality.parallel_models import SMALL, WIDE, Core, Llama, Norm, Sizes, next_token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.device_mesh import DeviceMesh
 
 # --- torch's own ----------------------------------------------------------------------------------

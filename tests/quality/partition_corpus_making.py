@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.items import Partial, Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SEED = 7
 CAT0, CAT1, CAT2, CAT3 = (Shard(dim) for dim in range(4))

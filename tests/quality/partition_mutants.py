@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from paritas.errors import UsageError
 from paritas.partition.annotation import Annotation, Option
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from paritas.placement.placement import OperatorCall, Recipe
 
 _SUFFIXES = ("", "+", "+avg", "+max", "+min", "+product")

@@ -6,8 +6,7 @@ that follows is computed from it, as with a faulty kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,9 @@ from torch.utils._python_dispatch import (  # noqa: TID251  (a fault below the r
 )
 
 import paritas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # What moves values, makes memory, or has no value of its own to be wrong.
 IDLE = {

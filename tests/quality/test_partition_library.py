@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,6 +24,9 @@ from paritas.placement.placement import OperatorCall
 from paritas.results.findings import Status
 from quality import partition_samples, partition_samples_layout, partition_samples_lowered
 from quality.partition_samples import Sample, call, mask, normal, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 RIGHT = (Status.IDENTICAL, Status.EQUIVALENT)
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))

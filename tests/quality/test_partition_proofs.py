@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +27,8 @@ from quality.partition_mutants import mutants
 from quality.test_partition_library import RIGHT, calls_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from paritas.placement.placement import OperatorCall
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +35,8 @@ from quality.parallel_models import SMALL, Llama, Sizes, batches, next_token
 from quality.parallel_plans import SEQUENCE, TENSOR, context
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.device_mesh import DeviceMesh
 
     from paritas.results.findings import Verdict

@@ -16,9 +16,8 @@ import platform
 import shutil
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -51,6 +50,9 @@ from quality.vllm_cases import (
     sent,
     served_checkpoint,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Most of what the process of each engine would import again.
 for name in ("vllm.entrypoints.llm", "vllm.v1.engine.core_client", "vllm.v1.worker.cpu_worker"):

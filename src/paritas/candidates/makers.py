@@ -26,6 +26,7 @@ from paritas.candidates.loading import (
     resolve,
 )
 from paritas.errors import UsageError, chain_of_causes, in_one_line
+from paritas.execution.compilation import Candidate
 from paritas.execution.isolation import ProgramState, copy_inputs
 from paritas.execution.subjects import (
     ForeignProgram,
@@ -36,7 +37,6 @@ from paritas.execution.subjects import (
 )
 from paritas.numerics.contents import leaves, map_leaves
 from paritas.precision.widening import lift_captured
-from paritas.shrinking.programs import Candidate
 from paritas.targets import build_target, is_target
 
 if TYPE_CHECKING:

@@ -27,7 +27,14 @@ from paritas.checks.failures import Explainer, FailedPair
 from paritas.checks.places import add_place, wrong_findings
 from paritas.checks.verify import Verification, same_observation
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.block_runs import ComposedNoise, Parked, Recorder, Shaken, bring_back
+from paritas.execution.block_runs import (
+    ComposedEvidence,
+    ComposedNoise,
+    Parked,
+    Recorder,
+    Shaken,
+    bring_back,
+)
 from paritas.execution.blocks import (
     find_blocks,
     named_modules,
@@ -45,12 +52,10 @@ from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import ForeignProgram, Inputs, inspect_subject
 from paritas.numerics import criterion
-from paritas.numerics.automatic import FEW_RUNS, MOST_RUNS
+from paritas.numerics.automatic import FEW_RUNS
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import map_leaves
 from paritas.numerics.flattening import flattened
-from paritas.numerics.judge_evidence import NoEvidence
-from paritas.numerics.metrics import promotable
 from paritas.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind, gradient, harness, output
 from paritas.results.progress import Progress
@@ -199,40 +204,6 @@ class _WholeComparer(Comparer):
             self.out.findings[position] = msgspec.structs.replace(
                 finding, shape=shape, reason=reason, metrics=None
             )
-
-
-class ComposedEvidence(NoEvidence):
-    """The composed noise of one item of the whole model."""
-
-    def __init__(self, noise: ComposedNoise, item: Item, native: Any, unit: float) -> None:
-        self.noise = noise
-        self.item = item
-        self.native = native
-        self.unit = unit
-        self.is_gradient = item.kind.is_gradient
-
-    def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The spread over native runs in which the blocks round differently."""
-        return self.noise.spread(self.item, runs)
-
-    def runs_made(self, unit: float) -> int:
-        """The number of these runs so far."""
-        return self.noise.runs
-
-    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
-        """Where one of these runs gives the candidate's value."""
-        if not isinstance(self.native, torch.Tensor) or self.native.shape != candidate.shape:
-            return None
-        reference, candidate = promotable(self.native, candidate.to(self.native.device))
-        reached = torch.zeros_like(reference, dtype=torch.bool)
-        contested = reference != candidate
-        for runs in range(1, MOST_RUNS + 1):
-            for value in self.noise.values(self.item, runs)[runs - 1 :]:
-                if isinstance(value, torch.Tensor) and value.shape == reference.shape:
-                    reached |= torch.eq(*promotable(value, candidate))
-            if bool(reached[contested].all()):
-                break
-        return reached & contested
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,7 +55,11 @@ from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
 from paritas.execution.time_limit import OutOfTime
 from paritas.recording.figures import figures_of
-from paritas.recording.module_calls import NOWHERE, format_line, is_user_file
+from paritas.recording.source_lines import (
+    NOWHERE,
+    format_line,
+    is_user_file,
+)
 from paritas.recording.traces import OutOfTimeError
 from paritas.results.findings import Aspect, Finding, Origin, OriginKind, Status
 from paritas.results.items import Item, ItemKind

@@ -24,7 +24,7 @@ from paritas.checks.trace_matching import (
     same_settings,
 )
 from paritas.numerics.bits import dtype_name
-from paritas.recording.module_calls import NOWHERE, UserLine
+from paritas.recording.source_lines import NOWHERE, UserLine
 from paritas.recording.traces import Operation, TracedCall, ValueRef
 from paritas.results.findings import Origin, OriginKind
 from paritas.results.wording import counted

@@ -91,8 +91,8 @@ def inspect(  # noqa: PLR0913  (one for each option)
     from rich.console import Console
 
     from paritas.dumps.opening import open_dump
+    from paritas.dumps.report import dump_report
     from paritas.dumps.survey import DumpSurvey, RecordFilter
-    from paritas.reports.dumps import dump_report
     from paritas.reports.terminal import Printable
 
     wanted = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
@@ -110,8 +110,8 @@ def inspect(  # noqa: PLR0913  (one for each option)
 
 def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[ExaminedRecord]:
     """Survey all records; print them if there is a console, and return them if `keep`."""
+    from paritas.dumps.report import record_lines
     from paritas.errors import plain
-    from paritas.reports.dumps import record_lines
 
     kept: list[ExaminedRecord] = []
     for examined in survey.walk():
@@ -399,8 +399,8 @@ def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) ->
 def _show_comparison(
     comparison: Comparison, remark: str, form: OutputFormat, *, quiet: bool
 ) -> None:
+    from paritas.comparison.report import comparison_report, comparison_verdict_line
     from paritas.reports.annotations import comparison_account
-    from paritas.reports.dumps import comparison_report, comparison_verdict_line
 
     shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
     subject = f"{comparison.my.path} {comparison.golden.path}"

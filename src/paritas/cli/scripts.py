@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.cli.running import Ending, ScriptProgram
+    from paritas.execution.compilation import Candidate
     from paritas.execution.time_limit import TimeLimit
-    from paritas.shrinking.programs import Candidate, FailingProgram
+    from paritas.shrinking.programs import FailingProgram
     from paritas.shrinking.shrink import ShrinkReport
 
 
@@ -301,8 +302,8 @@ def _shrink_factory(
     """Shrink the compiled form of the user's model."""
     from paritas._torch.dynamo import find_backend
     from paritas.candidates.makers import build_reference
+    from paritas.execution.compilation import Candidate
     from paritas.execution.time_limit import TimeLimit
-    from paritas.shrinking.programs import Candidate
     from paritas.shrinking.sources import capture_programs
 
     candidate = Candidate(

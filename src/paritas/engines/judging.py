@@ -26,10 +26,10 @@ from paritas.execution.observation import RunConditions
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectProgram
 from paritas.execution.subjects import Inputs, inspect_subject
+from paritas.execution.ways import DoesNotApply
 from paritas.numerics import criterion
 from paritas.numerics.automatic import judge_floats
 from paritas.numerics.bits import dtype_name
-from paritas.relations.relation import DoesNotApply
 from paritas.relations.token_models import TokenModel
 from paritas.results.findings import Aspect, Finding, Status
 from paritas.results.items import Item, ItemKind

@@ -17,9 +17,12 @@ import torch
 from paritas.execution.observation import INPUT, OUTPUT, Observation
 from paritas.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.execution.subjects import Inputs
+from paritas.numerics.automatic import MOST_RUNS
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import contents, leaves, map_leaves
 from paritas.numerics.flattening import flattened, is_dense
+from paritas.numerics.judge_evidence import NoEvidence
+from paritas.numerics.metrics import promotable
 from paritas.results.items import Item, gradient, output
 
 if TYPE_CHECKING:
@@ -492,3 +495,37 @@ class ComposedNoise:
         square = (moved.double() - still.double()).square().nan_to_num(0.0, 0.0, 0.0)
         known = self._squares.get(item)
         self._squares[item] = square if known is None else known.add_(square)
+
+
+class ComposedEvidence(NoEvidence):
+    """The composed noise of one item of the whole model."""
+
+    def __init__(self, noise: ComposedNoise, item: Item, native: Any, unit: float) -> None:
+        self.noise = noise
+        self.item = item
+        self.native = native
+        self.unit = unit
+        self.is_gradient = item.kind.is_gradient
+
+    def spread(self, unit: float, runs: int) -> Tensor | None:
+        """The spread over native runs in which the blocks round differently."""
+        return self.noise.spread(self.item, runs)
+
+    def runs_made(self, unit: float) -> int:
+        """The number of these runs so far."""
+        return self.noise.runs
+
+    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
+        """Where one of these runs gives the candidate's value."""
+        if not isinstance(self.native, torch.Tensor) or self.native.shape != candidate.shape:
+            return None
+        reference, candidate = promotable(self.native, candidate.to(self.native.device))
+        reached = torch.zeros_like(reference, dtype=torch.bool)
+        contested = reference != candidate
+        for runs in range(1, MOST_RUNS + 1):
+            for value in self.noise.values(self.item, runs)[runs - 1 :]:
+                if isinstance(value, torch.Tensor) and value.shape == reference.shape:
+                    reached |= torch.eq(*promotable(value, candidate))
+            if bool(reached[contested].all()):
+                break
+        return reached & contested

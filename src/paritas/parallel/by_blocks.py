@@ -18,10 +18,15 @@ import torch
 from torch import nn
 
 from paritas._torch.tensors import return_free_memory
-from paritas.checks.blocks import ComposedEvidence
 from paritas.checks.failures import Explainer
 from paritas.errors import UsageError, in_one_line
-from paritas.execution.block_runs import ComposedNoise, Parked, Shaken, TrainingRecorder
+from paritas.execution.block_runs import (
+    ComposedEvidence,
+    ComposedNoise,
+    Parked,
+    Shaken,
+    TrainingRecorder,
+)
 from paritas.execution.blocks import ReachedInsideError, find_blocks
 from paritas.execution.observation import Observation
 from paritas.numerics import criterion

@@ -5,7 +5,6 @@ Given are the program, each rank's samples, the loss and dropout.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import fnmatch
@@ -30,6 +29,7 @@ from paritas.parallel.traces import ModelNames
 from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Iterable
 
     from torch import Tensor

@@ -23,17 +23,19 @@ from paritas._torch.watching import (
 from paritas.errors import UsageError
 from paritas.files.records import Site
 from paritas.recording.module_calls import (
-    NOWHERE,
     GradientHooks,
     ModuleCalls,
-    UserLine,
-    argument_values,
     put_all,
-    user_line,
 )
+from paritas.recording.module_names import argument_values
 from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions, Stepping
 from paritas.recording.selection import Mode, Selection, check_one_of
 from paritas.recording.session import RecordingSession
+from paritas.recording.source_lines import (
+    NOWHERE,
+    UserLine,
+    user_line,
+)
 
 if TYPE_CHECKING:
     import os

@@ -39,13 +39,12 @@ from paritas._torch.watching import (
 )
 from paritas.execution.observation import storage_address as _address
 from paritas.recording.figures import Figures, figures_of
-from paritas.recording.module_calls import (
+from paritas.recording.module_names import ModuleNames, result_values
+from paritas.recording.source_lines import (
     NOWHERE,
-    ModuleNames,
     UserLine,
     format_line,
     function_of,
-    result_values,
     user_frame,
     user_frames,
 )

@@ -15,15 +15,17 @@ from paritas._torch.dynamo import original_of, uncompiled
 from paritas._torch.operators import plain_flex_attention
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
+from paritas.execution.ways import (
+    DoesNotApply,
+    NotPromised,
+    computing_nothing,
+)
 from paritas.precision.lifting import LiftMode
 from paritas.relations.relation import (
     Case,
     CheckedModel,
-    DoesNotApply,
-    NotPromised,
     Relation,
     RelationFamily,
-    computing_nothing,
     related,
 )
 from paritas.relations.serving import PADDING, in_chunks, padded, plain_case

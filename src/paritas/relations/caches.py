@@ -12,15 +12,17 @@ import torch
 
 from paritas._torch.dynamo import original_of
 from paritas.errors import in_one_line
+from paritas.execution.ways import (
+    DoesNotApply,
+    NotPromised,
+    computing,
+    computing_nothing,
+)
 from paritas.relations.relation import (
     Case,
     CheckedModel,
-    DoesNotApply,
-    NotPromised,
     Relation,
     RelationFamily,
-    computing,
-    computing_nothing,
     related,
 )
 from paritas.relations.serving import in_chunks, plain_case

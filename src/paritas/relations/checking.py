@@ -26,6 +26,12 @@ from paritas.execution.observation import RunConditions, RunOptions
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
+from paritas.execution.ways import (
+    DoesNotApply,
+    NotPromised,
+    OtherShape,
+    current_piece,
+)
 from paritas.numerics import criterion
 from paritas.numerics.automatic import LIFTED_SLACK_SCALED, nonfinite_mismatch
 from paritas.numerics.bits import is_inexact
@@ -35,12 +41,8 @@ from paritas.numerics.pooling import NO_NOISE
 from paritas.relations.relation import (
     Case,
     CheckedModel,
-    DoesNotApply,
-    NotPromised,
-    OtherShape,
     RelationFamily,
     chosen,
-    current_piece,
 )
 from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
 from paritas.results.items import CALL, Item, ItemKind
@@ -55,7 +57,8 @@ if TYPE_CHECKING:
 
     from paritas.execution.observation import Observation
     from paritas.execution.subjects import Subject
-    from paritas.relations.relation import Piece, Relation, Way
+    from paritas.execution.ways import Piece
+    from paritas.relations.relation import Relation, Way
 
 _LONGEST_REASON = 240
 _BUFFER_RUNS = 3

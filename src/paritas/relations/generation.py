@@ -15,12 +15,11 @@ import torch
 from paritas._torch.dynamo import original_of
 from paritas.errors import in_one_line
 from paritas.execution.subjects import Inputs
+from paritas.execution.ways import DoesNotApply, NotPromised
 from paritas.relations.caches import static_caches_refused
 from paritas.relations.relation import (
     Case,
     CheckedModel,
-    DoesNotApply,
-    NotPromised,
     Relation,
     RelationFamily,
     related,

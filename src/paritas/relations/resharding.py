@@ -18,7 +18,12 @@ from torch import distributed, nn
 from paritas._torch.dynamo import uncompiled
 from paritas._torch.ranks import run_in_threads
 from paritas.errors import in_one_line
-from paritas.relations.relation import DoesNotApply, Relation, RelationFamily, related
+from paritas.execution.ways import DoesNotApply
+from paritas.relations.relation import (
+    Relation,
+    RelationFamily,
+    related,
+)
 from paritas.relations.training import RATE, STEPS, Lesson, training
 
 if TYPE_CHECKING:

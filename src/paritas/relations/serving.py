@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.execution.ways import (
+    DoesNotApply,
+    NotPromised,
+    computing,
+    computing_nothing,
+)
 from paritas.numerics.bits import is_inexact
 from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
     CheckedModel,
-    DoesNotApply,
-    NotPromised,
     Relation,
     RelationFamily,
     batch_of,
-    computing,
-    computing_nothing,
     related,
     rows_of,
 )

@@ -20,8 +20,13 @@ from paritas._torch.dynamo import original_of
 from paritas.errors import in_one_line
 from paritas.execution.saved_state import RandomState
 from paritas.execution.subjects import Inputs
+from paritas.execution.ways import (
+    DoesNotApply,
+    NotPromised,
+    OtherShape,
+    computing,
+)
 from paritas.numerics.contents import map_leaves
-from paritas.relations.relation import DoesNotApply, NotPromised, OtherShape, computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

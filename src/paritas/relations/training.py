@@ -17,12 +17,11 @@ from torch.utils.checkpoint import checkpoint
 from paritas._torch.dynamo import original_of, uncompiled
 from paritas._torch.operators import default_dtype
 from paritas.errors import in_one_line
+from paritas.execution.ways import DoesNotApply, NotPromised
 from paritas.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
     CheckedModel,
-    DoesNotApply,
-    NotPromised,
     Relation,
     RelationFamily,
     batch_of,

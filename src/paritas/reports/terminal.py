@@ -367,3 +367,13 @@ def power_rows(report: PowerReport) -> list[list[str]]:
             cells += [percent(share.value), percent(share.least)] if share.of else ["", ""]
         rows.append(cells)
     return rows
+
+
+def heading(facts: Iterable[tuple[str, str]]) -> RenderableType:
+    """A label and its text on each line."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for label, words in facts:
+        grid.add_row(label, Text(words))
+    return grid

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.results.items import harness
 from paritas.results.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # --- What is known about a split, or about a graph of split calls, over the real numbers ----------
 # Everything here is data. `paritas.partition.proofs` fills it in; certificates are checked by

@@ -19,6 +19,7 @@ import torch
 from paritas._torch.named_operators import is_operator, registering_module
 from paritas.checks.locate import REMEDY_SWITCHES
 from paritas.errors import UsageError
+from paritas.execution.compilation import Candidate
 from paritas.execution.time_limit import OutOfTime, TimeLimit
 from paritas.reports.scripts import (
     Script,
@@ -44,7 +45,6 @@ from paritas.shrinking.programs import (
     EXCEPTION,
     GRADIENT,
     OUTPUT,
-    Candidate,
     FailingProgram,
     FailureSignature,
     Oracle,

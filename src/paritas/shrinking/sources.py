@@ -19,6 +19,7 @@ from paritas._torch.dynamo import (
 from paritas._torch.graphs import copy_graph, placeholders
 from paritas.checks.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
 from paritas.errors import UsageError
+from paritas.execution.compilation import Candidate
 from paritas.execution.observation import RunConditions
 from paritas.execution.running import running_subject
 from paritas.execution.saved_state import Copier, RandomState
@@ -27,7 +28,11 @@ from paritas.execution.time_limit import TimeLimit
 from paritas.reports.scripts import NoScriptError, find_name, literal
 from paritas.results.findings import Status
 from paritas.results.progress import shows_progress
-from paritas.shrinking.programs import Candidate, FailingProgram, fresh_copy, signature_of
+from paritas.shrinking.programs import (
+    FailingProgram,
+    fresh_copy,
+    signature_of,
+)
 from paritas.shrinking.shrink import ShrinkReport, shrink
 
 if TYPE_CHECKING:

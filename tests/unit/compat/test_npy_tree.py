@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,6 +11,9 @@ import torch
 
 from paritas.compat import npy_tree
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NOW = "20240125031118787351"
 LATER = "20240125031118900000"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import struct
 import zipfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +14,9 @@ from safetensors.torch import save_file
 
 from paritas.compat import plain_files
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SOME = torch.arange(24, dtype=torch.float32).reshape(4, 6)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from paritas.compat import sglang
 from paritas.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def put(folder: Path, value: Any, meta: dict[str, Any] | None = None, **tags: object) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,6 +14,10 @@ from safetensors.torch import save_file
 
 from paritas.compat import npy_tree, plain_files, sglang
 from paritas.errors import ParitasError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 # More of them where that is asked for: see tests/README.md.
 MUTANTS = 600 if os.environ.get("PARITAS_WHOLE_CORPUS") else 80

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
 from paritas.dumps.opening import open_dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def fx(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -15,6 +15,9 @@ from paritas.dumps.writing import DumpWriter
 from paritas.errors import ParitasError, UsageError
 from paritas.files.records import Entry, Header, run_identity
 from unit.files.entries import abandon, entry_of, site, write_dump
+
+if TYPE_CHECKING:
+    import io
 
 HEADER = Header(run="a" * 32)
 

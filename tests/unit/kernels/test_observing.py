@@ -7,7 +7,6 @@ import importlib.util
 import operator
 import shutil
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,8 @@ from paritas.kernels.outside import Audit, OwnCode
 from paritas.kernels.wire import encode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from paritas.execution.subjects import Inputs
 
 LIBRARY = getattr(importlib.util.find_spec("_ctypes"), "origin", None)

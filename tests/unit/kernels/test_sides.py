@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,6 +10,9 @@ import torch
 from paritas.errors import UsageError
 from paritas.kernels.sides import load_side, parse_side
 from paritas.kernels.weights import match_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MODEL = """
 import torch

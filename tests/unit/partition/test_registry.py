@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +11,9 @@ from paritas.partition.library import annotated, annotation_for, known, register
 from paritas.partition.library.registry import name_of
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.placement import OperatorCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.reports.dumps import MOST_ROWS, comparison_report
+from paritas.comparison.report import MOST_ROWS, comparison_report
 from paritas.results.comparisons import Comparison, ComparisonRow, Divergence, DumpFacts
 from paritas.results.findings import Coverage, Status
 from paritas.results.wording import headline

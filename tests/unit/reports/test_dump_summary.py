@@ -8,10 +8,15 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from paritas.dumps.report import (
+    MOST_NAMES,
+    dump_report,
+    dump_verdict_line,
+    record_lines,
+)
 from paritas.dumps.survey import DumpSummary, ExaminedRecord, NameFacts, NonFinite, RankFacts
 from paritas.files.records import Header, Observed, Payload, Record, Site, TensorFacts
 from paritas.numerics.statistics import Statistics
-from paritas.reports.dumps import MOST_NAMES, dump_report, dump_verdict_line, record_lines
 from paritas.results.wording import size
 
 SITE = Site(

@@ -1,9 +1,10 @@
 import torch
 from torch import fx
 
+from paritas.execution.compilation import Candidate
 from paritas.execution.time_limit import TimeLimit
 from paritas.shrinking.nodes import islands, record_values
-from paritas.shrinking.programs import Candidate, FailingProgram
+from paritas.shrinking.programs import FailingProgram
 from paritas.shrinking.shrink import shrink
 from quality.faulty_backends import backend
 

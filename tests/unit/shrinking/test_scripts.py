@@ -10,9 +10,10 @@ from safetensors.torch import load, save
 from torch import fx
 
 from paritas.errors import UsageError
+from paritas.execution.compilation import Candidate
 from paritas.reports.scripts import ScriptValues, write
 from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
-from paritas.shrinking.programs import Candidate, FailingProgram, FailureSignature
+from paritas.shrinking.programs import FailingProgram, FailureSignature
 from paritas.shrinking.shrink import program_script
 from quality.faulty_backends import backend
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from paritas.errors import UsageError
+from paritas.execution.compilation import Candidate
 from paritas.execution.time_limit import TimeLimit
 from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import (
-    Candidate,
     FailureSignature,
     Oracle,
     is_failure_of_part,

@@ -17,10 +17,10 @@ from torch import nn
 import paritas
 from paritas.checks.failures import recall_failed
 from paritas.errors import MismatchError, UsageError
+from paritas.execution.compilation import Candidate
 from paritas.results.findings import Verdict
 from paritas.shrinking import shrink as shrinking
 from paritas.shrinking import sources
-from paritas.shrinking.programs import Candidate
 from quality import faulty_backends
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import copy
 import json
 import os
 import random
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -24,6 +23,9 @@ from paritas.partition.proofs.prove import Prover
 from paritas.partition.recipe_checks import check_recipe
 from paritas.placement.placement import OperatorCall, Recipe
 from paritas.results.findings import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 

@@ -10,9 +10,8 @@ import contextlib
 import dataclasses
 import random
 import re
-from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -26,6 +25,9 @@ from paritas.partition.recipe_checks import check_recipe
 from paritas.partition.resolving import resolve_operator
 from paritas.placement.placement import OperatorCall
 from paritas.results.findings import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 RIGHT = (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE)
 LENGTHS = {"a": 4, "b": 6, "c": 8}
