@@ -74,8 +74,8 @@ test-oracle: $(VENV)/.installed-test ## Install mindstudio-probe and compare its
 # The oldest versions of what paritas needs, in an environment of their own. Torch is the one of
 # constraints.txt. Tests of what those versions do for us: files, tables, pages and commands.
 OLDEST := .venv-oldest
-OLDEST_TESTS ?= tests/unit/numerics tests/unit/dumps tests/unit/files tests/unit/results tests/unit/reports \
-	tests/unit/cli tests/unit/settings tests/integration/test_cli_compare.py \
+OLDEST_TESTS ?= tests/unit/core/numerics tests/unit/formats tests/unit/core/results tests/unit/core/reporting \
+	tests/unit/app/cli tests/unit/core/settings tests/integration/test_cli_compare.py \
 	tests/integration/test_cli_convert.py
 
 # Of the extra "test" what these tests import: import-linter, for one, asks for a newer rich.

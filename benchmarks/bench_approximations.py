@@ -26,7 +26,7 @@ from benchmarks.approximating import honest, wrong
 from benchmarks.lab.figures import Figure, Report, Table, line, write
 
 import paritas
-from paritas.checks import approximations
+from paritas.verification import approximations
 
 if TYPE_CHECKING:
     from benchmarks.approximating.programs import Program

@@ -25,10 +25,10 @@ import paritas
 from paritas.comparison.gathering import operands
 from paritas.comparison.pairing import match
 from paritas.comparison.rules import Rules
-from paritas.dumps.reading import Dump
-from paritas.numerics.metrics import bitwise_equal
-from paritas.numerics.pair_figures import pair_figures, quick_figures
-from paritas.reports.files import write_all
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.numerics.pair_figures import pair_figures, quick_figures
+from paritas.core.reporting.files import write_all
+from paritas.formats.dumps.reading import Dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

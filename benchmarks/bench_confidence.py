@@ -4,8 +4,8 @@
 Faults *at an operator* come with its inputs, as at a located place; *at an output*, `verify` sees
 only what a small program returns. Of a fault without a word, every kind is wrong. Statements are
 counted by how well they reproduce the candidate; the shares that are stated (`CONFIDENCE` in
-`paritas.diagnosis.stating`) are (right + 1) over (cases + 2), since few cases prove little, and at
-most 0.99.
+`paritas.core.diagnosis.stating`) are (right + 1) over (cases + 2), since few cases prove little,
+and at most 0.99.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from benchmarks.diagnosing import drawn
 from benchmarks.lab.figures import Figure, Report, Table, write
 
-from paritas.diagnosis.stating import CONFIDENCE, Grade
+from paritas.core.diagnosis.stating import CONFIDENCE, Grade
 
 if TYPE_CHECKING:
     from benchmarks.diagnosing.parts import Sample

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from benchmarks.lab.figures import RESULTS, Figure, Report, write
 
-from paritas.numerics.metrics import begin_pair, pair_metrics
-from paritas.numerics.statistics import begin_statistics
+from paritas.core.numerics.metrics import begin_pair, pair_metrics
+from paritas.core.numerics.statistics import begin_statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

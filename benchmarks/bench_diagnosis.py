@@ -26,9 +26,9 @@ from benchmarks.lab.timing import measured
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from paritas.diagnosis.case import Context
-from paritas.diagnosis.diagnose import ACROSS_RANKS, PROPOSERS, diagnose, rank_patterns
-from paritas.diagnosis.stating import CONFIDENCE, COUNTED
+from paritas.core.diagnosis.case import Context
+from paritas.core.diagnosis.diagnose import ACROSS_RANKS, PROPOSERS, diagnose, rank_patterns
+from paritas.core.diagnosis.stating import CONFIDENCE, COUNTED
 from quality import diagnosis_arrangements as arrangements
 from quality import diagnosis_ranks as ranks
 from quality import diagnosis_values as values

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 import paritas
-from paritas.graphs.calls import Graph, GraphCall, TensorValue
+from paritas.sharding.graphs.calls import Graph, GraphCall, TensorValue
 
 WIDTH, HEADS, TOKENS, BATCH = 128, 4, 32, 2
 

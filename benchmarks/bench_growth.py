@@ -24,10 +24,10 @@ from benchmarks.lab.timing import in_turns
 from torch import nn
 
 import paritas
-from paritas.dumps.reading import Dump
-from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.placement import OperatorCall, Recipe
-from paritas.results.items import Shard
+from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.results.items import Shard
+from paritas.formats.dumps.reading import Dump
+from paritas.sharding.operators.recipe_checks import check_recipe
 
 ROUNDS = 3
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)

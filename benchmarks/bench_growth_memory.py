@@ -20,7 +20,7 @@ from benchmarks.lab.slopes import FLAT, growth
 from torch import nn
 
 import paritas
-from paritas.numerics.metrics import pair_metrics
+from paritas.core.numerics.metrics import pair_metrics
 
 MIB = 2**20
 

@@ -25,8 +25,8 @@ from benchmarks.lab.timing import in_turns
 from torch import Tensor, nn
 
 import paritas
-from paritas._torch.inductor import compile_watched
-from paritas.cli import demo_model
+from paritas.app.cli import demo_model
+from paritas.core.torch_private.inductor import compile_watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -9,7 +9,7 @@ import torch
 from benchmarks.lab.figures import Figure, Report, write
 from benchmarks.lab.timing import in_turns
 
-from paritas.numerics.metrics import bitwise_equal, pair_metrics
+from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
 
 NUMEL = 16 << 20
 ROUNDS = 7

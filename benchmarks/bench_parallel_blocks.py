@@ -17,8 +17,8 @@ import torch
 from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.memory import resident_peak
 
-from paritas.execution.subjects import Inputs
-from paritas.parallel.verify import verify_parallel
+from paritas.core.execution.subjects import Inputs
+from paritas.sharding.plans.verify import verify_parallel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -17,10 +17,10 @@ from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import best, measured
 from torch.nn import functional
 
+from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.results.items import Once, Partial, Shard
 from paritas.partition import check_partition, discover_partitions
-from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.placement import OperatorCall, Recipe
-from paritas.results.items import Once, Partial, Shard
+from paritas.sharding.operators.recipe_checks import check_recipe
 
 ROUNDS, CALLS, RANKS = 9, 5, 2
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)

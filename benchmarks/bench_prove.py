@@ -20,11 +20,11 @@ import warnings
 
 from benchmarks.lab.figures import Figure, Report, Table, write
 
-from paritas.partition.library import known
-from paritas.partition.proofs.checker import Checker
-from paritas.partition.proofs.dtensor import prove_dtensor
-from paritas.partition.proofs.prove import Prover
-from paritas.partition.recipe_checks import check_recipe
+from paritas.sharding.operators.library import known
+from paritas.sharding.operators.recipe_checks import check_recipe
+from paritas.sharding.proofs.checker import Checker
+from paritas.sharding.proofs.dtensor import prove_dtensor
+from paritas.sharding.proofs.prove import Prover
 from quality.dtensor_table import examples
 from quality.partition_mutants import mutants
 from quality.test_partition_library import RIGHT, calls_of

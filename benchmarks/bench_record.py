@@ -22,8 +22,8 @@ from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import in_turns
 
 import paritas
-from paritas.cli import demo_model
-from paritas.dumps.reading import Dump
+from paritas.app.cli import demo_model
+from paritas.formats.dumps.reading import Dump
 
 ROUNDS, CALLS = 7, 60
 

@@ -52,7 +52,7 @@ def prepared(name):
     """The fault, planted for good, and the programs of its model."""
     import torch
 
-    from paritas.execution.compilation import Candidate
+    from paritas.core.execution.compilation import Candidate
     from paritas.shrinking.sources import capture_programs
     from quality.faulty_compiler import plant, setup
     from quality.shrink_faults import FAULTS, STUBBORN
@@ -66,7 +66,7 @@ def prepared(name):
 
 
 def ours(name, seconds, folder):
-    from paritas.execution.time_limit import TimeLimit
+    from paritas.core.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import Oracle
     from paritas.shrinking.shrink import shrink
 
@@ -175,7 +175,7 @@ def judged(fault, candidate, program, best):
     """How many calls are left, and whether they show the failure that was asked about."""
     import dataclasses
 
-    from paritas.execution.time_limit import TimeLimit
+    from paritas.core.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import Oracle
 
     inputs = tuple(

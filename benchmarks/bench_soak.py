@@ -23,7 +23,7 @@ import paritas
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from paritas.checks.guard import Guard
+    from paritas.core.compiled.guard import Guard
 
 # For a look at it; what is written is of all of them.
 STEPS = int(os.environ.get("BENCH_SOAK_STEPS", "5000"))

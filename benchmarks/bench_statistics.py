@@ -12,8 +12,8 @@ import torch
 from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import best
 
-from paritas.numerics.sketch import begin_sketch
-from paritas.numerics.statistics import begin_statistics
+from paritas.core.numerics.sketch import begin_sketch
+from paritas.core.numerics.statistics import begin_statistics
 
 # Name, elements, calls in a round.
 SIZES = (("1k", 1 << 10, 100), ("16k", 1 << 14, 50), ("1M", 1 << 20, 3), ("16M", 16 << 20, 1))

@@ -15,10 +15,10 @@ import torch
 from benchmarks.lab.figures import Figure, Report, write
 from benchmarks.lab.timing import measured, taken
 
-from paritas.dumps.reading import Dump
-from paritas.dumps.writing import DumpWriter
-from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
-from paritas.files.tensor_bytes import as_stored, digest
+from paritas.formats.dumps.reading import Dump
+from paritas.formats.dumps.writing import DumpWriter
+from paritas.formats.files.records import Entry, Header, Site, TensorFacts, run_identity
+from paritas.formats.files.tensor_bytes import as_stored, digest
 
 LARGE, LARGE_NUMEL = 32, 8 << 20
 SMALL, SMALL_NUMEL = 20_000, 4 << 10

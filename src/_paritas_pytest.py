@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from paritas.pytest.parity import Parity
-    from paritas.pytest.session import Session
+    from paritas.app.pytest.parity import Parity
+    from paritas.app.pytest.session import Session
 
 _SESSION = pytest.StashKey["Session"]()
 _TESTS = pytest.StashKey[list[str]]()
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _has_settings(root: Path) -> bool:
-    from paritas.pytest import may_have_settings
+    from paritas.app.pytest import may_have_settings
 
     return may_have_settings(root)
 
@@ -92,9 +92,9 @@ def _has_settings(root: Path) -> bool:
 def _session(config: pytest.Config) -> Session:
     """The state of this run, created when it is first needed."""
     if _SESSION not in config.stash:
-        from paritas.errors import ParitasError
-        from paritas.pytest import PluginOptions
-        from paritas.pytest.session import Session
+        from paritas.app.pytest import PluginOptions
+        from paritas.app.pytest.session import Session
+        from paritas.core.errors import ParitasError
 
         try:
             config.stash[_SESSION] = Session(PluginOptions.of(config))
@@ -107,7 +107,7 @@ def _session(config: pytest.Config) -> Session:
 def parity(request: pytest.FixtureRequest) -> Parity:
     """Checks of parity: `verify`, `guard` and `golden`; the test's report has their verdicts.
 
-    See `paritas.pytest.parity.Parity`.
+    See `paritas.app.pytest.parity.Parity`.
     """
     return _session(request.config).parity_of(request.node)
 
@@ -155,7 +155,7 @@ def pytest_testnodedown(node: Any) -> None:
     """Merge the account of a worker of xdist."""
     text = getattr(node, "workeroutput", {}).get(_ACCOUNT)
     if text is not None:
-        from paritas.pytest.session import RunAccount
+        from paritas.app.pytest.session import RunAccount
 
         _session(node.config).account.merge(RunAccount.decode(text))
 
@@ -185,11 +185,11 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Summarise the verdicts of the run, if there are any."""
-    from paritas.pytest import has_outcomes
+    from paritas.app.pytest import has_outcomes
 
     reports = [report for found in terminalreporter.stats.values() for report in found]
     if _SESSION not in config.stash and not has_outcomes(reports):
         return
-    from paritas.pytest.session import print_summary
+    from paritas.app.pytest.session import print_summary
 
     print_summary(terminalreporter, reports, _session(config))

@@ -207,6 +207,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         processes.build_kernels_together()
 
 
+@pytest.fixture(autouse=True)
+def _own_excepthook() -> Iterator[None]:
+    """A script that paritas wrote puts its own hook there, also if a test runs it in this process."""
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _forked_scripts() -> Iterator[None]:
     """Scripts that paritas writes and tries are run by `processes`, unless a test is `unforked`."""
@@ -218,7 +226,7 @@ def _forked_scripts() -> Iterator[None]:
 
     forking = types.SimpleNamespace(**{**vars(subprocess), "run": run})
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr("paritas.reports.scripts.subprocess", forking)
+        patching.setattr("paritas.core.reporting.scripts.subprocess", forking)
         yield
 
 
@@ -242,7 +250,7 @@ def _forked_nursery() -> Iterator[None]:
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts are written, and taken at their word: to run each takes seconds."""
     shown = 1, "the fault is there\n"
-    monkeypatch.setattr("paritas.reports.scripts.run_script", lambda *_: shown)
+    monkeypatch.setattr("paritas.core.reporting.scripts.run_script", lambda *_: shown)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def without_diagnosis() -> Iterator[None]:
     """Leave out what kind of wrong it is, which takes as long as finding that it is."""
-    from paritas.checks.failures import Explainer
+    from paritas.core.judging.failures import Explainer
 
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(Explainer, "_explained", lambda _, finding, *others: finding)

@@ -286,7 +286,7 @@ def build_kernels_together() -> None:
 
     From here on, in this thread and in the processes that are forked from it.
     """
-    from paritas._torch import compile_time, kernel_units
+    from paritas.core.torch_private import compile_time, kernel_units
 
     kernel_units._asked.set(kernel_units._install())
     compile_time._asked.set(compile_time._install())

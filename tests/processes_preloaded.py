@@ -13,12 +13,6 @@ import torch.distributed.run
 import torch.distributed.tensor
 import torch.utils.data
 
-import paritas.checks.verify
-import paritas.cli
-import paritas.cli.running
-import paritas.comparison.compare
-import paritas.recording.capture
-import paritas.reports.terminal  # noqa: F401
 import processes
 
 torch.set_num_threads(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from paritas.execution.threads import ThreadTimes
+from paritas.core.execution.threads import ThreadTimes
 
 # A thread that waits for a processor has not run either: give it the time to get one.
 LOOKS, PAUSE = 5, 0.01

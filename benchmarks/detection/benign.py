@@ -18,9 +18,9 @@ from benchmarks.detection.benign_picking import PICKING
 from benchmarks.detection.benign_pointwise import POINTWISE
 from benchmarks.detection.benign_reductions import REDUCTIONS
 
-from paritas._torch.graphs import copy_graph
-from paritas.errors import UsageError
-from paritas.numerics.metrics import bitwise_equal
+from paritas.core.errors import UsageError
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.torch_private.graphs import copy_graph
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,16 +21,16 @@ from benchmarks.detection.measuring import BENIGN, MUTANT, Entry, Measuring, Out
 from benchmarks.detection.programs import DTYPES, impossible
 from benchmarks.detection.summing import NO_VALUES
 
-from paritas._torch.graphs import trace_calls
+from paritas.core.results.findings import Status
+from paritas.core.torch_private.graphs import trace_calls
 from paritas.mutants.planting import FaultSite, measure_effect, plant, program_noise
-from paritas.results.findings import Status
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
+    from paritas.core.results.findings import Verdict
     from paritas.mutants.programs import FlatProgram
-    from paritas.results.findings import Verdict
 
 # A fault that a pass of the compiler brings in, asked of the guard.
 PLANTED = "planted"

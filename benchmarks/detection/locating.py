@@ -25,16 +25,16 @@ from benchmarks.detection.node_values import (
     table_of,
 )
 
-from paritas._torch.graphs import as_traced, is_undefined, node_draws
-from paritas._torch.operators import default_dtype
-from paritas.checks.failures import PLAIN_SHARE, call_context
-from paritas.checks.locate import judge_node
-from paritas.diagnosis.diagnose import diagnose
-from paritas.numerics import criterion
-from paritas.numerics.automatic import nonfinite_mismatch
-from paritas.numerics.judge import Checks, check_pair
-from paritas.precision.lifting import LiftMode
-from paritas.results.items import Item, ItemKind
+from paritas.core.compiled.locate import judge_node
+from paritas.core.diagnosis.diagnose import diagnose
+from paritas.core.judging.failures import PLAIN_SHARE, call_context
+from paritas.core.numerics import criterion
+from paritas.core.numerics.automatic import nonfinite_mismatch
+from paritas.core.numerics.judge import Checks, check_pair
+from paritas.core.precision.lifting import LiftMode
+from paritas.core.results.items import Item, ItemKind
+from paritas.core.torch_private.graphs import as_traced, is_undefined, node_draws
+from paritas.core.torch_private.operators import default_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule, Node
 
+    from paritas.core.results.findings import Diagnosis, Finding
     from paritas.mutants.planting import ProgramNoise
     from paritas.mutants.programs import FlatProgram
-    from paritas.results.findings import Diagnosis, Finding
 
 _CHECKS = Checks()
 # Of the size of a value: far above what one operator loses in float64, far below any fault.

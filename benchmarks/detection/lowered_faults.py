@@ -24,19 +24,19 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 import paritas
-from paritas._torch.graphs import as_traced, returned
-from paritas._torch.inductor import capture_lowered
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.core.results.items import output
+from paritas.core.torch_private.graphs import as_traced, returned
+from paritas.core.torch_private.inductor import capture_lowered
 from paritas.mutants.programs import FlatProgram
-from paritas.results.items import output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.fx import GraphModule
 
-    from paritas._torch.inductor import LoweredGraph
-    from paritas.results.findings import Verdict
+    from paritas.core.results.findings import Verdict
+    from paritas.core.torch_private.inductor import LoweredGraph
 
 
 def lowered_program(program: FlatProgram) -> FlatProgram:

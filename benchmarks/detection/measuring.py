@@ -14,9 +14,9 @@ from benchmarks.detection.locating import Located, Locator, distance
 from benchmarks.detection.programs import allow_tf32, make_program
 from benchmarks.detection.rules import OURS, Values, judged, rules
 
-from paritas._torch.graphs import as_traced
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.torch_private.graphs import as_traced
 from paritas.mutants.planting import measure_effect, plant, program_noise
-from paritas.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from torch import Tensor

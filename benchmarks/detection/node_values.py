@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from paritas._torch.graphs import node_traits
-from paritas._torch.operators import WIDE
-from paritas.numerics.contents import map_leaves
-from paritas.numerics.metrics import bitwise_equal
+from paritas.core.numerics.contents import map_leaves
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.torch_private.graphs import node_traits
+from paritas.core.torch_private.operators import WIDE
 
 if TYPE_CHECKING:
-    from paritas.precision.lifting import LiftMode
+    from paritas.core.precision.lifting import LiftMode
 
 
 @dataclasses.dataclass(frozen=True)

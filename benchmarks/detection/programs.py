@@ -9,7 +9,7 @@ from benchmarks.detection.families import FAMILIES
 from benchmarks.detection.operators import OPERATORS
 from torch import Tensor, nn
 
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from paritas.mutants.programs import FlatProgram, trace_program
 
 DTYPES = ("float32", "bfloat16", "float16", "autocast")

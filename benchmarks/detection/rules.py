@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paritas.errors import ParitasError
+from paritas.core.errors import ParitasError
+from paritas.core.results.findings import Status
 from paritas.mutants.planting import judge_mutant
-from paritas.results.findings import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable

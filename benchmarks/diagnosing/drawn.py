@@ -19,7 +19,7 @@ from benchmarks.diagnosing.parts import Sample
 from torch import Tensor, nn
 
 import paritas
-from paritas.diagnosis.stating import COUNTED
+from paritas.core.diagnosis.stating import COUNTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from benchmarks.diagnosing.parts import Sample
 from torch import Tensor
 
-from paritas.checks.failures import Explainer, call_context
-from paritas.diagnosis.stating import COUNTED
-from paritas.numerics.checkers import NoEvidence
-from paritas.numerics.criterion import unit_roundoff
-from paritas.numerics.judge import Checks, check_pair
-from paritas.results.items import nth_output
+from paritas.core.diagnosis.stating import COUNTED
+from paritas.core.judging.failures import Explainer, call_context
+from paritas.core.numerics.checkers import NoEvidence
+from paritas.core.numerics.criterion import unit_roundoff
+from paritas.core.numerics.judge import Checks, check_pair
+from paritas.core.results.items import nth_output
 
 ATEN = torch.ops.aten
 DTYPES = (torch.float32, torch.bfloat16)

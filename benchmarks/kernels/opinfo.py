@@ -14,7 +14,7 @@ import warnings
 import torch
 
 from paritas import Inputs
-from paritas._torch.named_operators import operator_database
+from paritas.core.torch_private.named_operators import operator_database
 
 SAMPLES, LOOKED_AT, LARGEST = 3, 120, 4096
 

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 
-from paritas.errors import ParitasError
+from paritas.core.errors import ParitasError
 from paritas.kernels.forking import shared_nursery
 
 TRIAL_SECONDS = 60

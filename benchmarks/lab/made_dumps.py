@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.dumps.writing import DumpWriter
-from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
-from paritas.files.tensor_bytes import as_stored
+from paritas.formats.dumps.writing import DumpWriter
+from paritas.formats.files.records import Entry, Header, Site, TensorFacts, run_identity
+from paritas.formats.files.tensor_bytes import as_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from benchmarks.places import plain
 from torch.utils._pytree import tree_map  # noqa: TID251
 
 if TYPE_CHECKING:
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
 
 HALVES = ("building", "measured")
 # Of transformers: every one runs without weights, and compiles to few graphs.
@@ -45,14 +45,14 @@ def models_of(half: str) -> list[str]:
 
 def build(name: str, device: str = "cpu") -> tuple[torch.nn.Module, Inputs]:
     """A model in evaluation mode, and inputs for it; the same every time."""
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
 
     torch.manual_seed(0)
     if name in plain.MODELS:
         model: Any = plain.MODELS[name]()
         args = tuple(one.to(device) for one in plain.MODELS[name].inputs())
         return model.eval().to(device), Inputs(args=args)
-    from paritas.targets import build_target
+    from paritas.core.targets import build_target
 
     model, inputs = build_target(f"hf:{name}")
     if inputs is None:

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor, fx
 
 import paritas
-from paritas._torch.global_state import quietly
-from paritas._torch.named_operators import operator_database
-from paritas.checks.failures import Explainer
-from paritas.results.findings import OriginKind
+from paritas.core.judging.failures import Explainer
+from paritas.core.results.findings import OriginKind
+from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.named_operators import operator_database
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

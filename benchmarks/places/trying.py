@@ -24,18 +24,18 @@ from benchmarks.places.models import HALVES
 from benchmarks.places.planting import SOURCES, Planted, Subject, Truth, backpropagate
 
 import paritas
-from paritas.errors import UsageError
-from paritas.execution.compilation import Candidate
-from paritas.execution.time_limit import TimeLimit
-from paritas.reports.scripts import SHOWN
-from paritas.results.findings import Finding, OriginKind, Status
+from paritas.core.errors import UsageError
+from paritas.core.execution.compilation import Candidate
+from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.reporting.scripts import SHOWN
+from paritas.core.results.findings import Finding, OriginKind, Status
 from paritas.shrinking.shrink import NothingFailsError, shrink
 from paritas.shrinking.sources import capture_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.results.findings import Origin, Verdict
+    from paritas.core.results.findings import Origin, Verdict
     from paritas.shrinking.shrink import ShrinkReport
 
 # Of a share of a tensor's largest value: what is smaller may be rounding.
@@ -114,8 +114,8 @@ def _relative(right: torch.Tensor, wrong: torch.Tensor, least: float) -> float:
 @contextlib.contextmanager
 def timing_the_search() -> Iterator[list[float]]:
     """The seconds that looking for the place took, one number for each search."""
-    import paritas.checks.locate as guards
-    import paritas.checks.places as verifies
+    import paritas.core.compiled.locate as guards
+    import paritas.core.locating.places as verifies
 
     took: list[float] = []
     kept = []

@@ -82,7 +82,7 @@ def near(left: float, right: float) -> bool:
 
 
 def check(name: str, plan: str) -> str:
-    from paritas.targets import build_target
+    from paritas.core.targets import build_target
 
     torch.manual_seed(0)
     model, inputs = build_target(f"hf:{name}")

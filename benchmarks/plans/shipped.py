@@ -22,8 +22,8 @@ import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from paritas.parallel.verify import verify_parallel
-from paritas.targets import build_target
+from paritas.core.targets import build_target
+from paritas.sharding.plans.verify import verify_parallel
 
 LIMIT = 240.0
 MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING")

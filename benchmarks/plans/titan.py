@@ -16,7 +16,7 @@ from quality.titan_further import NOT_ON_A_CPU, RIGHT_FURTHER
 from quality.titan_mistakes import MISTAKES, is_named
 
 if TYPE_CHECKING:
-    from paritas.results.findings import Verdict
+    from paritas.core.results.findings import Verdict
 
 RIGHT = [*titan_plans.RIGHT, *RIGHT_FURTHER]
 

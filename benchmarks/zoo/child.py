@@ -18,7 +18,7 @@ def build(target, *, train, seed):
 
         model, args = getattr(others, target.removeprefix("zoo:"))()
         return model, tuple(args), {}
-    from paritas.targets import build_target
+    from paritas.core.targets import build_target
 
     model, inputs = build_target(target, train=train)
     return model, inputs.args, inputs.kwargs

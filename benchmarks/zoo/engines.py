@@ -71,7 +71,7 @@ TOKENS = 12
 
 def model_of(name):
     """A small random model in bfloat16."""
-    from paritas.targets import build_target
+    from paritas.core.targets import build_target
 
     ending = {"GPT2": "LMHeadModel"}.get(name, "ForCausalLM")
     torch.manual_seed(0)

@@ -51,7 +51,7 @@ def build(fault):
     import transformers
 
     if fault.get("drawn"):
-        from paritas.targets import build_target
+        from paritas.core.targets import build_target
 
         torch.manual_seed(0)
         model, inputs = build_target("hf:" + fault["model"])

@@ -30,8 +30,8 @@ _ALARMS = ("different", "degraded")
 
 def check(name, dtype, only):
     """The row of one class."""
+    from paritas.core.targets import build_target
     from paritas.relations.checking import invariants
-    from paritas.targets import build_target
 
     warnings.simplefilter("ignore")
     began = time.monotonic()
@@ -142,11 +142,13 @@ def main():
         return
     import transformers
 
+    import paritas.core.targets.hugging_face
     import paritas.relations.checking
-    import paritas.targets.hugging_face
 
     transformers.logging.set_verbosity_error()
-    paritas.targets.build_target("hf:LlamaForCausalLM")  # what all children need is imported here
+    paritas.core.targets.build_target(
+        "hf:LlamaForCausalLM"
+    )  # what all children need is imported here
     names = asked.names or (_HERE / "generative.txt").read_text().split()
     names = [name for name in names if asked.half in (None, half(f"hf:{name}"))]
     random.Random(0).shuffle(names)

@@ -48,9 +48,9 @@ def inductor(program):
 
 def limits(measured):
     """Item -> what is known about the whole errors of right programs."""
-    from paritas.numerics.automatic import MOST_RUNS
-    from paritas.numerics.criterion import rms, unit_roundoff
-    from paritas.numerics.whole_error import WholeNoise, whole_error
+    from paritas.core.numerics.automatic import MOST_RUNS
+    from paritas.core.numerics.criterion import rms, unit_roundoff
+    from paritas.core.numerics.whole_error import WholeNoise, whole_error
 
     evidence, found = measured.evidence, {}
     for item, known in measured.items.items():
@@ -71,7 +71,7 @@ def limits(measured):
 
 def shares(found, measured, noise, least):
     """The largest figures of one program, and the items."""
-    from paritas.numerics.whole_error import whole_error
+    from paritas.core.numerics.whole_error import whole_error
 
     row = dict.fromkeys(("ratio", "size", "factor"), (0.0, ""))
     for item, known in noise.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paritas import results as _results
+from paritas.core import results as _results
 
 __all__ = [
     "AllCloseValueChecker",
@@ -54,79 +54,79 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AllCloseValueChecker": "paritas.numerics.checkers",
-    "AutomaticValueChecker": "paritas.numerics.checkers",
-    "Comparison": "paritas.results.comparisons",
-    "Coverage": "paritas.results.findings",
+    "AllCloseValueChecker": "paritas.core.numerics.checkers",
+    "AutomaticValueChecker": "paritas.core.numerics.checkers",
+    "Comparison": "paritas.core.results.comparisons",
+    "Coverage": "paritas.core.results.findings",
     "EngineRecord": "paritas.engines.records",
-    "EngineReport": "paritas.results.model_reports",
-    "Finding": "paritas.results.findings",
-    "FullValueChecker": "paritas.numerics.checkers",
-    "GraphReport": "paritas.results.graph_reports",
-    "Inputs": "paritas.execution.subjects",
-    "InvariantsReport": "paritas.results.model_reports",
+    "EngineReport": "paritas.core.results.model_reports",
+    "Finding": "paritas.core.results.findings",
+    "FullValueChecker": "paritas.core.numerics.checkers",
+    "GraphReport": "paritas.core.results.graph_reports",
+    "Inputs": "paritas.core.execution.subjects",
+    "InvariantsReport": "paritas.core.results.model_reports",
     "KernelJudge": "paritas.kernels.judge",
     "KernelOptions": "paritas.kernels",
-    "KernelReport": "paritas.results.model_reports",
-    "MismatchError": "paritas.errors",
-    "Origin": "paritas.results.findings",
-    "ParitasError": "paritas.errors",
-    "ParityWarning": "paritas.errors",
-    "PowerReport": "paritas.results.power_reports",
-    "Status": "paritas.results.findings",
-    "SweepReport": "paritas.results.sweeps",
-    "UsageError": "paritas.errors",
-    "Verdict": "paritas.results.findings",
-    "VerifyConfig": "paritas.execution.subjects",
+    "KernelReport": "paritas.core.results.model_reports",
+    "MismatchError": "paritas.core.errors",
+    "Origin": "paritas.core.results.findings",
+    "ParitasError": "paritas.core.errors",
+    "ParityWarning": "paritas.core.errors",
+    "PowerReport": "paritas.core.results.power_reports",
+    "Status": "paritas.core.results.findings",
+    "SweepReport": "paritas.core.results.sweeps",
+    "UsageError": "paritas.core.errors",
+    "Verdict": "paritas.core.results.findings",
+    "VerifyConfig": "paritas.core.execution.subjects",
     "capture": "paritas.recording.capture",
     "check_engine": "paritas.engines.check",
     "compare": "paritas.comparison.compare",
-    "guard": "paritas.checks.guard",
-    "guard_everywhere": "paritas.checks.guard",
+    "guard": "paritas.core.compiled.guard",
+    "guard_everywhere": "paritas.core.compiled.guard",
     "invariants": "paritas.relations.checking",
-    "judge": "paritas.numerics.judge",
+    "judge": "paritas.core.numerics.judge",
     "judge_kernel": "paritas.kernels.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
     "relation": "paritas.relations.relation",
     "sweep": "paritas.sweeping.sweep",
-    "verify": "paritas.checks.verify",
-    "verify_graph": "paritas.graphs.verify",
-    "verify_parallel": "paritas.parallel.verify",
+    "verify": "paritas.verification.verify",
+    "verify_graph": "paritas.sharding.graphs.verify",
+    "verify_parallel": "paritas.sharding.plans.verify",
 }
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from paritas.checks.guard import guard, guard_everywhere
-    from paritas.checks.verify import verify
     from paritas.comparison.compare import compare
-    from paritas.engines.check import check_engine
-    from paritas.engines.records import EngineRecord
-    from paritas.errors import MismatchError, ParitasError, ParityWarning, UsageError
-    from paritas.execution.subjects import Inputs, VerifyConfig
-    from paritas.graphs.verify import verify_graph
-    from paritas.kernels import KernelOptions
-    from paritas.kernels.judge import KernelJudge, judge_kernel
-    from paritas.mutants.power import power
-    from paritas.numerics.checkers import (
+    from paritas.core.compiled.guard import guard, guard_everywhere
+    from paritas.core.errors import MismatchError, ParitasError, ParityWarning, UsageError
+    from paritas.core.execution.subjects import Inputs, VerifyConfig
+    from paritas.core.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
         FullValueChecker,
     )
-    from paritas.numerics.judge import judge
-    from paritas.parallel.verify import verify_parallel
+    from paritas.core.numerics.judge import judge
+    from paritas.core.results.comparisons import Comparison
+    from paritas.core.results.findings import Coverage, Finding, Origin, Status, Verdict
+    from paritas.core.results.graph_reports import GraphReport
+    from paritas.core.results.model_reports import EngineReport, InvariantsReport, KernelReport
+    from paritas.core.results.power_reports import PowerReport
+    from paritas.core.results.sweeps import SweepReport
+    from paritas.engines.check import check_engine
+    from paritas.engines.records import EngineRecord
+    from paritas.kernels import KernelOptions
+    from paritas.kernels.judge import KernelJudge, judge_kernel
+    from paritas.mutants.power import power
     from paritas.recording.capture import capture
     from paritas.recording.record import record
     from paritas.relations.checking import invariants
     from paritas.relations.relation import relation
-    from paritas.results.comparisons import Comparison
-    from paritas.results.findings import Coverage, Finding, Origin, Status, Verdict
-    from paritas.results.graph_reports import GraphReport
-    from paritas.results.model_reports import EngineReport, InvariantsReport, KernelReport
-    from paritas.results.power_reports import PowerReport
-    from paritas.results.sweeps import SweepReport
+    from paritas.sharding.graphs.verify import verify_graph
+    from paritas.sharding.plans.verify import verify_parallel
     from paritas.sweeping.sweep import sweep
+    from paritas.verification.verify import verify
 
     __version__: str
 else:
@@ -146,9 +146,9 @@ else:
 
 
 def _html_of(result: object) -> str:
-    import paritas.reports.notebook
+    import paritas.core.reporting.notebook
 
-    return paritas.reports.notebook.notebook_html(result)
+    return paritas.core.reporting.notebook.notebook_html(result)
 
 
 def _shrink(verdict: Verdict, **options: Any) -> object:
@@ -162,9 +162,9 @@ _results.show_by(_html_of)
 _results.shrink_by(_shrink)
 
 if os.environ.get("PARITAS_GUARD"):
-    import paritas.checks.guard_settings
+    import paritas.core.compiled.guard_settings
 
-    paritas.checks.guard_settings.watch_by_environment()
+    paritas.core.compiled.guard_settings.watch_by_environment()
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """`python -m paritas` is the command `paritas`."""
 
-from paritas.cli import main
+from paritas.app.cli import main
 
 if __name__ == "__main__":
     main(prog_name="paritas")

@@ -18,13 +18,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paritas.compat.fusion_switch import load_switch
-from paritas.compat.npy_tree import is_of_tree
-from paritas.errors import ParityWarning, UsageError
-from paritas.files.records import TIME
+from paritas.core.errors import ParityWarning, UsageError
+from paritas.formats.dumps.selection import Selection
+from paritas.formats.files.records import TIME
+from paritas.formats.foreign.fusion_switch import load_switch
+from paritas.formats.foreign.npy_tree import is_of_tree
 from paritas.recording.pipeline import rank_and_world
 from paritas.recording.record import record
-from paritas.recording.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

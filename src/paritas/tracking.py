@@ -11,11 +11,11 @@ import importlib
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
-from paritas.errors import UsageError
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Status
 
 if TYPE_CHECKING:
-    from paritas.results.findings import Score, Verdict
+    from paritas.core.results.findings import Score, Verdict
 
 __all__ = ["SummaryWriter", "log_to_mlflow", "log_to_tensorboard", "scalars"]
 

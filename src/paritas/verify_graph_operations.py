@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from paritas.cli import main
+from paritas.app.cli import main
 
 if __name__ == "__main__":
     main(["verify-graph", *sys.argv[1:]], prog_name="python -m paritas")

@@ -22,7 +22,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 import processes
-from paritas.cli import main
+from paritas.app.cli import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

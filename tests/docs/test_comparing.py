@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paritas.cli.dumps import compare
+from paritas.app.cli.dumps import compare
 from paritas.comparison.rules import Rules
-from paritas.reports.exports import COMPARISON_COLUMNS
-from paritas.results.findings import Status
+from paritas.core.reporting.exports import COMPARISON_COLUMNS
+from paritas.core.results.findings import Status
 
 GUIDE = Path(__file__).parents[2] / "docs" / "comparing.md"
 TEXT = GUIDE.read_text(encoding="utf-8")

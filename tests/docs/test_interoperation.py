@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from paritas.candidates.loading import NAMED
+from paritas.core.candidates.loading import NAMED
 
 PAGE = Path(__file__).parents[2] / "docs" / "interoperation.md"
 

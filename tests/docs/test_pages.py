@@ -12,9 +12,9 @@ import torch
 
 import paritas
 from docs.pages import DOCS, ROOT, blocks, run_page, run_python, shell_commands
-from paritas.cli import _HOMES, main
-from paritas.dumps.reading import Dump
-from paritas.partition.library import unregister
+from paritas.app.cli import _HOMES, main
+from paritas.formats.dumps.reading import Dump
+from paritas.sharding.operators.library import unregister
 
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "findings")
 # Pages that tests of their own run.
@@ -24,7 +24,7 @@ ELSEWHERE = {
     "interoperation.md": "docs/test_interoperation.py",
     "comparing.md": "docs/test_pages.py",
     "recording.md": "docs/test_pages.py",
-    "configuration.md": "unit/cli/test_config.py",
+    "configuration.md": "unit/app/cli/test_config.py",
     "sweep.md": "integration/test_sweep.py",
 }
 # Those that call the C++ compiler, or start processes.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from docs.pages import DOCS, ROOT, assert_shown, blocks, python_code, run_python
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 
 README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")

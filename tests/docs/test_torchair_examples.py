@@ -17,8 +17,8 @@ from torch import nn
 
 import processes
 from paritas import torchair_dump
-from paritas.dumps.reading import Dump
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.formats.dumps.reading import Dump
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from docs.pages import DOCS
-from paritas.compat.fusion_switch import PASSES
-from paritas.reports.exports import COMPARISON_COLUMNS
+from paritas.core.reporting.exports import COMPARISON_COLUMNS
+from paritas.formats.foreign.fusion_switch import PASSES
 
 TOUR = (DOCS / "coming_from" / "torchair_msit.md").read_text(encoding="utf-8")
 NAMED = """

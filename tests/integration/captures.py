@@ -7,7 +7,7 @@ import contextlib
 import torch
 from torch import nn
 
-from paritas.dumps.reading import Dump
+from paritas.formats.dumps.reading import Dump
 
 
 class Block(nn.Module):

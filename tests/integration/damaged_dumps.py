@@ -16,13 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from integration.dump_making import Making, site, values
 from paritas.comparison.compare import compare
-from paritas.dumps.opening import open_dump
-from paritas.errors import UsageError
-from paritas.numerics.sketch import sketch
-from paritas.results.findings import Status
-from unit.compat import ge_files as ge
-from unit.compat.msprobe_dumps import linear_program, tensor, write_process
-from unit.files.entries import bits
+from paritas.core.errors import UsageError
+from paritas.core.numerics.sketch import sketch
+from paritas.core.results.findings import Status
+from paritas.formats.dumps.opening import open_dump
+from unit.formats.files.entries import bits
+from unit.formats.foreign import ge_files as ge
+from unit.formats.foreign.msprobe_dumps import linear_program, tensor, write_process
 
 TENSORS = {
     "w": values(5, 8),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from paritas.dumps.writing import DumpWriter
-from paritas.files.records import Entry, Header, Site, TensorFacts
-from paritas.files.tensor_bytes import as_stored, digest
-from paritas.numerics.statistics import summarize
+from paritas.core.numerics.statistics import summarize
+from paritas.formats.dumps.writing import DumpWriter
+from paritas.formats.files.records import Entry, Header, Site, TensorFacts
+from paritas.formats.files.tensor_bytes import as_stored, digest
 
 RUN = "0123456789abcdef"
 

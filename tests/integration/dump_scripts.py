@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from paritas.dumps.writing import DumpWriter
-from paritas.errors import ParitasError
-from paritas.files.records import Entry, Header, Site, TensorFacts, run_identity
-from paritas.files.tensor_bytes import as_stored, digest
+from paritas.core.errors import ParitasError
+from paritas.formats.dumps.writing import DumpWriter
+from paritas.formats.files.records import Entry, Header, Site, TensorFacts, run_identity
+from paritas.formats.files.tensor_bytes import as_stored, digest
 
 DTYPES = [torch.uint8, torch.float32, torch.float16, torch.float64]
 

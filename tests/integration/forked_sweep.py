@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.sweeping import processes
 
 

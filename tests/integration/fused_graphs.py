@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.fx import Interpreter
 
-from paritas._torch.buffers import ListeningCode, SeenBuffer, compile_listening
-from paritas._torch.eager_graphs import use_twins
-from paritas._torch.graphs import as_traced, copy_graph
-from paritas._torch.inductor import LoweredGraph, compile_watched
-from paritas.execution.saved_state import Copier, RandomState
+from paritas.core.execution.saved_state import Copier, RandomState
+from paritas.core.torch_private.buffers import ListeningCode, SeenBuffer, compile_listening
+from paritas.core.torch_private.eager_graphs import use_twins
+from paritas.core.torch_private.graphs import as_traced, copy_graph
+from paritas.core.torch_private.inductor import LoweredGraph, compile_watched
 
 # What the fused code may be off by, in the norm of a whole tensor. It keeps more digits inside of a
 # kernel than the node by node run, so that a float32 sum of bfloat16 numbers differs more.

@@ -64,7 +64,7 @@ def _watch(stop: int | None, report: Path) -> None:
 
 def _child(task: dict, stop: int | None, said: Path, report: Path) -> int:
     """Run one command to its end; what it says goes to a file."""
-    from paritas.cli import main
+    from paritas.app.cli import main
 
     os.chdir(task["folder"])
     sys.path.insert(0, task["folder"])
@@ -139,13 +139,6 @@ def _endings_of(task: dict, work: Path) -> list[dict]:
 
 def _main() -> None:
     import torch
-
-    import paritas.checks.verify
-    import paritas.cli
-    import paritas.comparison.compare
-    import paritas.graphs.verify
-    import paritas.mutants.power
-    import paritas.recording.capture  # noqa: F401
 
     torch.set_num_threads(1)
     work = Path(sys.argv[1])

@@ -13,7 +13,7 @@ import torch._inductor.config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
 
-from paritas.checks.passes import PassChecks
+from paritas.core.compiled.passes import PassChecks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paritas.pytest.session import outcomes_in
+from paritas.app.pytest.session import outcomes_in
 
 if TYPE_CHECKING:
     import pytest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from paritas.results.findings import Verdict
+from paritas.core.results.findings import Verdict
 
 # A net of 8 inputs and 4 outputs in float32, seed 0; a fault takes relu for abs.
 NET = """

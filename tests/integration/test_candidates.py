@@ -13,8 +13,8 @@ from torch import nn
 
 import paritas
 from paritas import candidates
-from paritas.cli import main
-from paritas.results.findings import Status
+from paritas.app.cli import main
+from paritas.core.results.findings import Status
 from quality.guard_program_table import inductor_settings
 
 PROGRAM = """

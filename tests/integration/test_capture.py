@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from integration.captures import Dumped, tokens, transformer
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from paritas.recording.capture import capture
 
 

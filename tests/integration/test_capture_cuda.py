@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.dumps.reading import Dump
-from paritas.numerics.sketch import sketch
-from paritas.numerics.statistics import summarize
+from paritas.core.numerics.sketch import sketch
+from paritas.core.numerics.statistics import summarize
+from paritas.formats.dumps.reading import Dump
 
 pytestmark = [
     pytest.mark.cuda,

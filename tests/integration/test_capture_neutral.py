@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from integration.captures import Dumped, one_thread, tokens, transformer
-from paritas._torch import watching
-from paritas.numerics.contents import leaves
+from paritas.core.numerics.contents import leaves
+from paritas.core.torch_private import watching
 from paritas.recording.capture import capture
 
 

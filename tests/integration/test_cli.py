@@ -13,10 +13,10 @@ import torch
 from click.testing import CliRunner
 
 import processes
-from paritas.checks import verify
-from paritas.cli import main
-from paritas.results.findings import Aspect, Status, Verdict
-from paritas.results.wording import headline
+from paritas.app.cli import main
+from paritas.core.results.findings import Aspect, Status, Verdict
+from paritas.core.results.wording import headline
+from paritas.verification import verify
 
 NETS = Path(__file__).with_name("nets.py")
 
@@ -145,7 +145,7 @@ def test_a_run_can_be_repeated(folder):
 def test_a_terminal_that_knows_no_unicode_is_written_to_all_the_same():
     code = """
 import sys
-from paritas.cli import main
+from paritas.app.cli import main
 
 sys.stdout.reconfigure(encoding="ascii", errors="strict")
 sys.stderr.reconfigure(encoding="ascii", errors="strict")
@@ -309,7 +309,7 @@ def test_short_work_outside_of_a_terminal_shows_no_progress():
 
 
 def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
-    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.core.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = paritas("nets:build", "--backend", "eager")
     steps = result.stderr.splitlines()
     assert steps[:3] == [
@@ -322,11 +322,11 @@ def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
 
 def test_the_command_line_starts_without_torch_rich_or_any_command():
     code = textwrap.dedent("""
-        import sys, paritas.cli
-        commands = {'paritas.cli.models', 'paritas.cli.getting_started'}
+        import sys, paritas.app.cli
+        commands = {'paritas.app.cli.models', 'paritas.app.cli.getting_started'}
         loaded = {'torch', 'rich', *commands} & set(sys.modules)
         assert not loaded, loaded
-        paritas.cli.main(['--help'], standalone_mode=False)
+        paritas.app.cli.main(['--help'], standalone_mode=False)
         assert not {'torch', 'rich'} & set(sys.modules)
     """)
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=600)

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from integration.dump_making import Making, values
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.comparison import compare as comparing
-from paritas.reports.files import read_comparison
-from paritas.results.findings import Status
-from unit.results.comparison_samples import transformer
+from paritas.core.reporting.files import read_comparison
+from paritas.core.results.findings import Status
+from unit.core.results.comparison_samples import transformer
 
 FILES = ["comparison.csv", "comparison.json", "report.html"]
 
@@ -258,7 +258,7 @@ def test_interrupted_is_130_and_leaves_nothing(monkeypatch, tmp_path):
 
 def test_a_slip_is_told_before_torch_is_imported(tmp_path):
     code = (
-        "import sys; from paritas.cli import main\n"
+        "import sys; from paritas.app.cli import main\n"
         "try: main(['compare', '--my-path', 'a', '--golden-path', 'b', '--rule', 'x'])\n"
         "finally: assert 'torch' not in sys.modules"
     )

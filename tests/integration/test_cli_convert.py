@@ -8,11 +8,11 @@ import torch
 from click.testing import CliRunner
 
 from integration.dump_making import Making, assert_same_records, site, values, write_run
-from paritas.cli import main
-from paritas.dumps.reading import Dump
-from paritas.numerics.sketch import sketch, sketch_distance
-from paritas.numerics.statistics import summarize
-from paritas.results.items import LocalPlacement
+from paritas.app.cli import main
+from paritas.core.numerics.sketch import sketch, sketch_distance
+from paritas.core.numerics.statistics import summarize
+from paritas.core.results.items import LocalPlacement
+from paritas.formats.dumps.reading import Dump
 
 
 def convert(*arguments):

@@ -12,17 +12,17 @@ from click.testing import CliRunner
 
 from integration.dump_making import Making, site, values
 from paritas import compare
-from paritas.cli import main
-from paritas.compat.ge_writing import GeTree
-from paritas.dumps.opening import open_dump
-from paritas.dumps.reading import Dump
-from paritas.files.records import Entry, TensorFacts
-from paritas.files.tensor_bytes import digest
-from paritas.numerics.statistics import summarize
+from paritas.app.cli import main
+from paritas.core.numerics.statistics import summarize
+from paritas.core.results.findings import Status
+from paritas.formats.dumps.opening import open_dump
+from paritas.formats.dumps.reading import Dump
+from paritas.formats.files.records import Entry, TensorFacts
+from paritas.formats.files.tensor_bytes import digest
+from paritas.formats.foreign.ge_writing import GeTree
 from paritas.recording import conversion
-from paritas.results.findings import Status
-from unit.compat.msprobe_dumps import linear_program
-from unit.compat.test_sglang import put
+from unit.formats.foreign.msprobe_dumps import linear_program
+from unit.formats.foreign.test_sglang import put
 
 NOW = "20240125031118787351"
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 import processes
 from integration.dump_making import Making, assert_same_records, site, values, write_run
-from paritas.cli import main
-from paritas.dumps.reading import Dump
-from paritas.errors import ParitasError
-from paritas.numerics.sketch import sketch, sketch_distance
-from paritas.numerics.statistics import summarize
+from paritas.app.cli import main
+from paritas.core.errors import ParitasError
+from paritas.core.numerics.sketch import sketch, sketch_distance
+from paritas.core.numerics.statistics import summarize
+from paritas.formats.dumps.reading import Dump
 from paritas.recording import conversion
 from paritas.recording.conversion import Converter
 

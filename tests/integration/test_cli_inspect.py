@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from integration.dump_making import Making, site, values, write_run
-from paritas.cli import main
+from paritas.app.cli import main
 
 
 def inspect(*arguments):

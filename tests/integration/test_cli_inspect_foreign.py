@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from paritas.cli import main
+from paritas.app.cli import main
 
 STAMP = "20240125031118787351"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.kernels import judging
 from paritas.kernels.calling import STREAM
 

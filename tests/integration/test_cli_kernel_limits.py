@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from paritas.cli import main
-from paritas.execution import time_limit
+from paritas.app.cli import main
+from paritas.core.execution import time_limit
 from paritas.kernels.called import CalledCandidate
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paritas.cli import main
-from paritas.cli.partition_checks import read_argument
-from paritas.results.findings import Status, Verdict
+from paritas.app.cli import main
+from paritas.app.cli.partition_checks import read_argument
+from paritas.core.results.findings import Status, Verdict
 
 LINEAR = ("torch.nn.functional:linear", "--arg", "4x8", "--arg", "10x8", "--arg", "10")
 MATMUL = ("torch:matmul", "--arg", "4x8", "--arg", "8x6")
@@ -65,7 +65,7 @@ def test_splits_that_the_library_knows_are_checked_and_the_exit_code_is_0():
 
 
 def test_a_rule_that_the_user_registered_is_called_so(operators):
-    registered = "from paritas.partition.library import annotated\n\n\n"
+    registered = "from paritas.sharding.operators.library import annotated\n\n\n"
     path = Path("registering.py")
     path.write_text(registered + '@annotated("m n -> m n")\ndef doubled(x):\n    return 2 * x\n')
     result = partition("registering:doubled", "--arg", "4x4")

@@ -8,10 +8,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from paritas.cli import main
+from paritas.app.cli import main
+from paritas.core.results.findings import Status
+from paritas.core.results.power_reports import PowerReport
 from paritas.mutants import power as searching
-from paritas.results.findings import Status
-from paritas.results.power_reports import PowerReport
 
 NET = """
 import torch

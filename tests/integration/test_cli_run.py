@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 import processes
 from integration.run_scripts import NET, TRAIN, verdict_in, write
-from paritas.cli import main
-from paritas.errors import ParityWarning
-from paritas.results.findings import OriginKind, Status
-from paritas.results.wording import headline
+from paritas.app.cli import main
+from paritas.core.errors import ParityWarning
+from paritas.core.results.findings import OriginKind, Status
+from paritas.core.results.wording import headline
 
 
 @pytest.fixture(autouse=True)

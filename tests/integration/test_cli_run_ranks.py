@@ -10,8 +10,8 @@ import pytest
 
 import processes
 from integration.run_scripts import NET, verdict_in, write
-from paritas.results.findings import Status
-from paritas.results.wording import headline
+from paritas.core.results.findings import Status
+from paritas.core.results.wording import headline
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import paritas
 from integration.dump_making import Making, values
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.shrinking import shrink as shrinking
 
 NET = """
@@ -81,7 +81,7 @@ def shrink(*arguments):
 
 
 def test_a_wrong_operator_of_a_model_becomes_a_standalone_script_and_is_1(net, monkeypatch):
-    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.core.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = shrink(
         "shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out", "--json", "j"
     )
@@ -100,7 +100,7 @@ def test_a_wrong_operator_of_a_model_becomes_a_standalone_script_and_is_1(net, m
 
 
 def test_a_place_that_verify_named_is_tried_before_all_other_operators(net, monkeypatch):
-    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.core.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     backend = "--backend", "shrink_backend:wrong"
     for place, searches in (("sin", False), ("no_such_node", True)):
         result = shrink("shrink_net:build", *backend, "--at", place, "--output", place)
@@ -132,7 +132,7 @@ def test_an_interruption_keeps_the_best_so_far_and_is_130(net, untried, monkeypa
 
 
 def test_a_script_is_kept_and_called_untried_if_its_run_is_interrupted(net, monkeypatch):
-    monkeypatch.setattr("paritas.reports.scripts.run_script", interrupted)
+    monkeypatch.setattr("paritas.core.reporting.scripts.run_script", interrupted)
     result = shrink("shrink_net:build", "--backend", "shrink_backend:wrong", "--output", "out")
     assert result.exit_code == 130, result.output
     assert result.stdout.splitlines()[-1] == (
@@ -201,7 +201,7 @@ def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared,
     assert "torch.ops.aten.addmm.default(v0, v1, v2)" in (net / "out" / "repro.py").read_text()
 
 
-@pytest.mark.parametrize("where", ["shrinking.comparisons._part", "reports.scripts.run_script"])
+@pytest.mark.parametrize("where", ["shrinking.comparisons._part", "core.reporting.scripts.run_script"])
 def test_an_interruption_keeps_the_operator_as_small_as_it_is(
     compared, net, untried, monkeypatch, where
 ):
@@ -276,7 +276,7 @@ def build():
 
 @pytest.fixture
 def graph_results(net):
-    from paritas.partition.library import unregister
+    from paritas.sharding.operators.library import unregister
 
     (net / "shrink_graph.py").write_text(GRAPH)
     command = ["verify-graph", "--graph", "shrink_graph:build", "--outdir", "results", "--no-html"]

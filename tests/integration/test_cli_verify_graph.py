@@ -13,12 +13,12 @@ import torch
 from click.testing import CliRunner
 
 import processes
-from paritas.cli import main
-from paritas.graphs.verify import verify_graph
-from paritas.partition.library.registry import unregister
-from paritas.partition.proofs.graph_checker import GraphChecker
-from paritas.results.graph_reports import CallOutcome, GraphReport
-from unit.graphs.small_graphs import graph, linear, relu
+from paritas.app.cli import main
+from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.sharding.graphs.verify import verify_graph
+from paritas.sharding.operators.library.registry import unregister
+from paritas.sharding.proofs.graph_checker import GraphChecker
+from unit.sharding.graphs.small_graphs import graph, linear, relu
 
 NET = """
 import torch
@@ -109,7 +109,7 @@ def net(tmp_path, monkeypatch):
 
 
 def known_names():
-    from paritas.partition.library import known
+    from paritas.sharding.operators.library import known
 
     return known()
 
@@ -126,7 +126,7 @@ def words(text):
 
 
 def test_a_graph_with_correct_splits_passes_and_all_files_are_written(net, monkeypatch):
-    monkeypatch.setattr("paritas.results.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("paritas.core.results.progress.SECONDS_BETWEEN_LINES", 0.0)
     result = run("--graph", "net:build", "--outdir", "out", "--import", "right_rules")
     assert result.exit_code == 0, result.output
     assert "checking operators" in result.stderr
@@ -303,7 +303,7 @@ def test_a_second_graph_is_registered_into_the_same_folder(net):
 
 
 def test_an_interruption_ends_with_130_and_the_same_command_goes_on(net, monkeypatch):
-    from paritas.graphs import verify
+    from paritas.sharding.graphs import verify
 
     check, seen = verify.check_call, []
 
@@ -336,8 +336,8 @@ def test_a_killed_run_resumes_and_gives_the_crashing_operator_its_own_process(
     (tmp_path / "deadly.py").write_text(DEADLY.format(marker=tmp_path / "marker"))
     out = tmp_path / "out"
     program = (
-        "from unit.graphs.small_graphs import graph, linear, relu\n"
-        "from paritas.graphs.verify import verify_graph\n"
+        "from unit.sharding.graphs.small_graphs import graph, linear, relu\n"
+        "from paritas.sharding.graphs.verify import verify_graph\n"
         f"verify_graph(graph(linear(0), relu(1, 'deadly.once')), {str(out)!r}, "
         "imports=['deadly'])\n"
     )

@@ -13,12 +13,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paritas.cli import main
-from paritas.graphs.verify import verify_graph
-from paritas.parallel import rank_pool
-from paritas.results.findings import Status
-from paritas.results.graph_reports import CallOutcome, GraphReport
-from unit.graphs.small_graphs import graph, linear, relu
+from paritas.app.cli import main
+from paritas.core.results.findings import Status
+from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.sharding.graphs.verify import verify_graph
+from paritas.sharding.plans import rank_pool
+from unit.sharding.graphs.small_graphs import graph, linear, relu
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def checked(tmp_path_factory, _forked_ranks):
         yield result, folder / "out"
         for name in names:
             sys.modules.pop(name, None)
-    from paritas.partition.library import unregister
+    from paritas.sharding.operators.library import unregister
 
     unregister("ranked_operators.shifted")
 

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import processes
-from paritas.cli import main
-from paritas.results.findings import Status, Verdict
+from paritas.app.cli import main
+from paritas.core.results.findings import Status, Verdict
 
 PROGRAM = """
 
@@ -201,7 +201,7 @@ def test_interrupted_is_130(monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paritas.parallel.verify.verify_parallel", interrupt)
+    monkeypatch.setattr("paritas.sharding.plans.verify.verify_parallel", interrupt)
     result = verify_parallel("own_parallel:build", "--plan", "ddp")
     assert result.exit_code == 130
     assert "interrupted: there is no verdict" in result.stderr

@@ -13,7 +13,7 @@ from torch import nn
 import paritas
 import processes
 from integration.once import made_once
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 from quality.guard_faults import without_caches, wrong_operation
 
 FUSION_OFF = {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}
@@ -153,7 +153,7 @@ def test_a_diagnosis_that_fails_is_reported_in_its_row(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise ArithmeticError("no memory for it")
 
-    monkeypatch.setattr("paritas.diagnosis.diagnose.diagnose", fail)
+    monkeypatch.setattr("paritas.core.diagnosis.diagnose.diagnose", fail)
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     with paritas.capture(tmp_path / "golden"):
         model(x)

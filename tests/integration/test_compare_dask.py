@@ -9,11 +9,11 @@ import torch
 
 import processes
 from paritas.comparison.compare import compare, opened
-from paritas.errors import UsageError
-from paritas.execution import executors
-from paritas.execution.executors import Failed, executor_of, run_batches
+from paritas.core.errors import UsageError
+from paritas.core.execution import executors
+from paritas.core.execution.executors import Failed, executor_of, run_batches
 from unit.comparison.dying import die_at_three
-from unit.files.entries import write_dump
+from unit.formats.files.entries import write_dump
 
 pytestmark = pytest.mark.slow
 

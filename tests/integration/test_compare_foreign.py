@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import paritas
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 
 ASCEND = Path(__file__).parents[3] / "shared" / "fixtures" / "ascend"
 GE = Path(__file__).parents[1] / "data" / "ge"

@@ -13,12 +13,12 @@ import torch
 from click.testing import CliRunner
 
 from integration.dump_making import Making, values
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.comparison.compare import compare
-from paritas.dumps.opening import open_dump
-from paritas.errors import UsageError
-from paritas.files.records import LOCK
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Status
+from paritas.formats.dumps.opening import open_dump
+from paritas.formats.files.records import LOCK
 
 RANKS = 2
 # More of them where that is asked for: see tests/README.md.

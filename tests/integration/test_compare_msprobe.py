@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from paritas.comparison.compare import compare
-from paritas.dumps.opening import open_dump
-from paritas.numerics.pair_figures import pair_figures
+from paritas.core.numerics.pair_figures import pair_figures
+from paritas.formats.dumps.opening import open_dump
 
 # Forward, in float32, seed 0; no value is zero. The first weight is scaled by the second argument.
 PROGRAM = """

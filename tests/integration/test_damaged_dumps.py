@@ -12,11 +12,11 @@ import torch
 from click.testing import CliRunner
 
 from integration.damaged_dumps import LAYOUTS, experiment, make
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.comparison.compare import compare
 from paritas.comparison.report import comparison_verdict_line
-from paritas.errors import UsageError
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Status
 
 # More of them where that is asked for: see tests/README.md.
 FLIPS = 330 if os.environ.get("PARITAS_WHOLE_CORPUS") else 14

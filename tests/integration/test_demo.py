@@ -9,7 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paritas.cli import demo_model, main
+from paritas.app.cli import demo_model, main
 
 
 @pytest.fixture(autouse=True)

@@ -8,17 +8,17 @@ import torch.nn.functional as F
 from torch import distributed
 from torch.distributed.tensor.parallel import loss_parallel
 
-from paritas.errors import UsageError
-from paritas.parallel.dtensor import (
+from paritas.core.errors import UsageError
+from paritas.core.placement.placement import split_tensor
+from paritas.core.results.findings import Status
+from paritas.core.results.items import Partial, Shard
+from paritas.sharding.plans.dtensor import (
     ExactTerms,
     check_dtensor,
     examine_dtensor,
     roles_of,
     short_word,
 )
-from paritas.placement.placement import split_tensor
-from paritas.results.findings import Status
-from paritas.results.items import Partial, Shard
 from quality.dtensor_table import Example, RuleRow, examine_example, examples, make_table
 
 # What DTensor claims, and where it is wrong, is another matter in every release.

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 import processes
 from integration import dump_scripts
-from paritas.dumps.reading import Dump
+from paritas.formats.dumps.reading import Dump
 
 SEED = 20260801
 TIMES = 24

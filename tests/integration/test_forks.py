@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import processes
-from paritas.dumps.reading import Dump
+from paritas.formats.dumps.reading import Dump
 
 # Forked in a process of its own: the tests' may have threads. An alarm ends what waits for ever.
 PROGRAM = """

@@ -30,7 +30,7 @@ def test_code_that_lies_in_the_caches_is_guarded_forward_and_backward():
 
 
 def test_code_that_never_came_by_the_guard_is_unverified(monkeypatch):
-    from paritas.checks import guard as guarding
+    from paritas.core.compiled import guard as guarding
 
     def out_of_a_cache(graph, example_inputs, watch, options=None, around=None):
         return graph.forward

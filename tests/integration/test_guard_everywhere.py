@@ -19,15 +19,15 @@ from torch import nn
 import paritas
 from integration.odd_backends import on_results
 from paritas import MismatchError, ParityWarning, Status, UsageError, guard_everywhere
-from paritas._torch.arrival import HOOK, MODULE
-from paritas.checks import guard, guard_settings
-from paritas.checks.guard_settings import (
+from paritas.core.compiled import guard, guard_settings
+from paritas.core.compiled.guard_settings import (
     GuardSettings,
     GuardWatch,
     environment_set_aside,
     summary_line,
 )
-from paritas.errors import UnsupportedTorchError
+from paritas.core.errors import UnsupportedTorchError
+from paritas.core.torch_private.arrival import HOOK, MODULE
 
 X = torch.arange(1.0, 9.0)
 

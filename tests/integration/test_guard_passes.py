@@ -17,10 +17,10 @@ from torch import nn
 
 import paritas
 from integration.pass_checks import checked, inputs, without_kernels
-from paritas._torch.inductor import compile_watched
-from paritas.checks import passes
-from paritas.checks.passes import PassChecks, check_graph_passes
-from paritas.results.findings import Aspect, OriginKind, Status
+from paritas.core.compiled import passes
+from paritas.core.compiled.passes import PassChecks, check_graph_passes
+from paritas.core.results.findings import Aspect, OriginKind, Status
+from paritas.core.torch_private.inductor import compile_watched
 
 pytestmark = pytest.mark.usefixtures("undiagnosed")  # where it is wrong is asked, and not how
 ATEN = torch.ops.aten

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from integration.pass_checks import checked, without_kernels
-from paritas.checks.passes import PassChecks
+from paritas.core.compiled.passes import PassChecks
 from quality.guard_program_table import run
 from quality.guard_programs import PROGRAMS
 

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from diagnosing import without_diagnosis
 from paritas import guard
-from paritas.checks.failures import node_origin
-from paritas.results.findings import Aspect, Finding, OriginKind, PatternKind
+from paritas.core.judging.failures import node_origin
+from paritas.core.results.findings import Aspect, Finding, OriginKind, PatternKind
 
 Edit = Callable[[fx.GraphModule], None]
 

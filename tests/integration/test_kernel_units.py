@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paritas import Status, VerifyConfig, verify
-from paritas._torch import kernel_units
-from paritas.checks import approximations
+from paritas.core.torch_private import kernel_units
+from paritas.verification import approximations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from integration.dump_making import Making, site, values
 from paritas import compare
-from paritas.cli import main
-from paritas.compat.ge_writing import GeTree
-from paritas.dumps.opening import open_dump
-from paritas.results.findings import Status
+from paritas.app.cli import main
+from paritas.core.results.findings import Status
+from paritas.formats.dumps.opening import open_dump
+from paritas.formats.foreign.ge_writing import GeTree
 
 NOW = "20240125031118787351"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paritas.dumps.opening import open_dump
-from paritas.numerics.statistics import summarize
+from paritas.core.numerics.statistics import summarize
+from paritas.formats.dumps.opening import open_dump
 
 # Two steps of training in float32, seed 0; the layer b is called twice, a takes and gives trees.
 # The first argument says who looks on: msprobe with a configuration, or paritas with a folder.

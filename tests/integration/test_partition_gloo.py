@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 
 from integration import rank_programs as programs
-from paritas.errors import UsageError
-from paritas.parallel import rank_pool
-from paritas.parallel.rank_pool import LostRankError, RankPool, close_pools, warm_pool
-from paritas.partition import nnscaler_functions
-from paritas.partition.annotation import Annotation, Option
-from paritas.partition.ranks.threads import check_on_threads, confirm_on_gloo
-from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.placement import Group, OperatorCall, Recipe
-from paritas.results.findings import Status
-from paritas.results.items import Once, Partial, Replicate, Shard
+from paritas.core.errors import UsageError
+from paritas.core.placement.placement import Group, OperatorCall, Recipe
+from paritas.core.results.findings import Status
+from paritas.core.results.items import Once, Partial, Replicate, Shard
+from paritas.sharding.operators import nnscaler_functions
+from paritas.sharding.operators.annotation import Annotation, Option
+from paritas.sharding.operators.ranks.threads import check_on_threads, confirm_on_gloo
+from paritas.sharding.operators.recipe_checks import check_recipe
+from paritas.sharding.plans import rank_pool
+from paritas.sharding.plans.rank_pool import LostRankError, RankPool, close_pools, warm_pool
 from quality.partition_corpus import RIGHT
 from quality.partition_corpus_wrong import WRONG
 

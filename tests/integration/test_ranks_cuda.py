@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 
-from paritas.cli import main
-from paritas.errors import UsageError
-from paritas.graphs.verify import verify_graph
-from paritas.parallel.rank_pool import close_pools
+from paritas.app.cli import main
+from paritas.core.errors import UsageError
+from paritas.core.placement.placement import OperatorCall, Recipe, on_device
+from paritas.core.results.findings import Status
+from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.core.results.items import Once, Partial, Shard
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions
-from paritas.partition.recipe_checks import check_recipe, confirmation
-from paritas.placement.placement import OperatorCall, Recipe, on_device
-from paritas.results.findings import Status
-from paritas.results.graph_reports import CallOutcome, GraphReport
-from paritas.results.items import Once, Partial, Shard
-from unit.graphs.small_graphs import WRONG, graph, linear, relu
+from paritas.sharding.graphs.verify import verify_graph
+from paritas.sharding.operators.recipe_checks import check_recipe, confirmation
+from paritas.sharding.plans.rank_pool import close_pools
+from unit.sharding.graphs.small_graphs import WRONG, graph, linear, relu
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from integration.fused_graphs import perceptron
-from paritas.dumps.reading import Dump
-from paritas.errors import UnsupportedTorchError, UsageError
+from paritas.core.errors import UnsupportedTorchError, UsageError
+from paritas.formats.dumps.reading import Dump
 from paritas.recording import record as fused
 from paritas.recording.record import record
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from integration.fused_graphs import Block, Listening, convolutional, perceptron
-from paritas.dumps.reading import Dump
+from paritas.formats.dumps.reading import Dump
 from paritas.recording.record import record
 
 pytestmark = [

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.dumps.reading import Dump
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.formats.dumps.reading import Dump
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 import processes
 from integration.once import made_once
 from paritas.comparison.gathering import gather
-from paritas.dumps.reading import Dump
+from paritas.formats.dumps.reading import Dump
 
 BEGIN = """
 import sys
@@ -112,7 +112,7 @@ def test_partial_and_replicated_values_say_so(sharded):
 
 @pytest.mark.slow
 def test_sketches_of_shards_add_up_to_that_of_the_whole(sharded):
-    from paritas.numerics.sketch import sketch
+    from paritas.core.numerics.sketch import sketch
 
     dump = Dump.open(sharded / "dump_stats")
     whole = torch.load(sharded / "dump.pt")

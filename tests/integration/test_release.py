@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 INFO = f"paritas-{VERSION}.dist-info"
-ASSETS = "paritas/reports/assets"
+ASSETS = "paritas/core/reporting/assets"
 
 
 def given(pattern: str) -> Path | None:
@@ -212,7 +212,7 @@ USE = """
 import json
 import torch
 import paritas
-from paritas.dumps.reading import Dump
+from paritas.formats.dumps.reading import Dump
 
 config = paritas.VerifyConfig(raise_on_mismatch=False)
 x = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -283,5 +283,5 @@ def test_a_type_checker_sees_the_types_of_what_is_installed(environment, tmp_pat
     said, failed, code = api.run([*place, "--config-file", str(settings), str(program)])
     sys.setrecursionlimit(limit)
     assert (failed, code) == ("", 1), said
-    assert "-> paritas.results.findings.Verdict" in said
+    assert "-> paritas.core.results.findings.Verdict" in said
     assert "Missing positional arguments" in said

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from paritas.cli import main
-from paritas.errors import ClusterLostError
-from paritas.execution.executors import executor_of, run_batches
-from paritas.results.sweeps import SweepReport
+from paritas.app.cli import main
+from paritas.core.errors import ClusterLostError
+from paritas.core.execution.executors import executor_of, run_batches
+from paritas.core.results.sweeps import SweepReport
 from paritas.sweeping.sweep import sweep
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paritas
-from paritas._torch.operators import default_dtype
+from paritas.core.torch_private.operators import default_dtype
 from sleeping import times_when_others_sleep
 from spying import Spy
 

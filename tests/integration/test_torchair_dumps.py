@@ -19,9 +19,9 @@ from torch import nn
 import paritas
 from integration import ge_tree_rules
 from paritas import torchair_dump
-from paritas.cli import main
-from paritas.dumps.reading import Dump
-from paritas.errors import UsageError
+from paritas.app.cli import main
+from paritas.core.errors import UsageError
+from paritas.formats.dumps.reading import Dump
 
 pytestmark = pytest.mark.usefixtures("scalar_kernels")
 TOKENS = 3
@@ -237,7 +237,7 @@ def test_read_as_a_dump_of_another_tool_the_tree_says_the_same(layout, dumps, tm
 
 
 def test_a_fault_is_found_in_the_tree(dumps, tmp_path):
-    from paritas.compat.ge_writing import write_tensor_file
+    from paritas.formats.foreign.ge_writing import write_tensor_file
 
     folder = dumps("ge", layout="ge")
     files = ge_tree_rules.tensor_files(folder, ge_tree_rules.NEW)
@@ -379,7 +379,7 @@ def test_a_layout_that_there_is_not_is_refused_and_torchairs_own_configuration_h
 
 
 def test_a_file_appears_under_its_name_when_it_is_whole(tmp_path, monkeypatch):
-    from paritas.compat import ge_writing
+    from paritas.formats.foreign import ge_writing
 
     seen = []
     replace = ge_writing.Path.replace

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import paritas
 from paritas import VerifyConfig
-from paritas.checks import fitting
-from paritas.errors import UsageError
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError
+from paritas.core.execution import fitting
+from paritas.core.results.findings import Status
 from spying import Spy
 
 QUIET = VerifyConfig(raise_on_mismatch=False)
@@ -453,7 +453,7 @@ def test_an_exhausted_memory_is_reported_with_what_was_needed_and_free(monkeypat
 
 
 def test_blocks_are_tried_after_the_memory_is_exhausted(monkeypatch):
-    from paritas.checks import verify as verifying
+    from paritas.verification import verify as verifying
 
     def too_large(*_):
         raise torch.OutOfMemoryError("Tried to allocate 20.00 MiB.")

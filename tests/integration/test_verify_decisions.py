@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from paritas import MismatchError, VerifyConfig, verify
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 
 CONFIG = VerifyConfig(verify_double_backward=False, verify_second_call=False)
 

@@ -660,7 +660,7 @@ def test_outputs_that_are_not_large_are_looked_at_once_more_at_the_end(
         return x.sin() * 3 / 3
 
     if not are_held:
-        monkeypatch.setattr("paritas.checks.verify.MOST_HELD", 0)
+        monkeypatch.setattr("paritas.verification.verify.MOST_HELD", 0)
     verdict = verdict_on(reference, candidate)
     assert verdict.passed is not are_held
     assert are_held is any("written to after" in one.reason for one in verdict.failures)

@@ -12,8 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from paritas import Status, VerifyConfig, verify
-from paritas.execution.leftovers import undoing_leftovers
-from paritas.precision.lifting import DtypeLog
+from paritas.core.execution.leftovers import undoing_leftovers
+from paritas.core.precision.lifting import DtypeLog
 
 QUIET = VerifyConfig(raise_on_mismatch=False)
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
@@ -298,9 +298,9 @@ def test_a_backward_that_spoils_what_it_saved_is_different() -> None:
 def test_a_large_program_is_asked_for_a_second_backward_pass_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("paritas.checks.verify.MOST_NUMBERS", 0)
+    monkeypatch.setattr("paritas.verification.verify.MOST_NUMBERS", 0)
     assert not verdict_on(through(torch.sin), through(SpoiltSine.apply)).passed
-    monkeypatch.setattr("paritas.checks.verify.MOST_REPEATED", 0)
+    monkeypatch.setattr("paritas.verification.verify.MOST_REPEATED", 0)
     verdict = verdict_on(through(torch.sin), through(SpoiltSine.apply))
     assert verdict.passed
     assert (

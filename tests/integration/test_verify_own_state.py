@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from paritas import Status, UsageError, VerifyConfig, verify
-from paritas.execution.observation import find_aliases
-from paritas.results.items import output
+from paritas.core.execution.observation import find_aliases
+from paritas.core.results.items import output
 
 QUIET = VerifyConfig(raise_on_mismatch=False)
 

@@ -11,7 +11,7 @@ from torch import distributed
 import paritas
 from integration.parallel_plans import TENSOR_PLAN, Model, by_hand, make_model, over_samples
 from paritas import verify_parallel
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 
 
 @pytest.fixture

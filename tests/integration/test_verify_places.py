@@ -12,11 +12,14 @@ from torch import nn
 
 import paritas
 from paritas import Inputs, VerifyConfig
-from paritas._torch.dynamo import count_compiled_frames
-from paritas.checks import blocks, failures, locate_compiled, places
-from paritas.checks.places import Place
-from paritas.cli import main
-from paritas.results.findings import OriginKind, PatternKind, Status, Verdict
+from paritas.app.cli import main
+from paritas.core.compiled import locate_compiled
+from paritas.core.judging import failures
+from paritas.core.locating.places import Place
+from paritas.verification import places
+from paritas.core.results.findings import OriginKind, PatternKind, Status, Verdict
+from paritas.core.torch_private.dynamo import count_compiled_frames
+from paritas.verification import blocks
 from quality.faulty_backends import (
     gradient_of_sin_wrong,
     sin_as_cos,
@@ -28,8 +31,8 @@ from spying import Spy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.checks.places import FailedCall
-    from paritas.results.findings import Finding
+    from paritas.core.locating.places import FailedCall
+    from paritas.core.results.findings import Finding
 
 pytest_plugins = ["pytester"]
 X = torch.linspace(-1, 1, 12).reshape(3, 4)

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from integration.dump_making import Making, values
-from paritas.cli import main
+from paritas.app.cli import main
 
 NET = """
 import torch
@@ -123,7 +123,9 @@ def seen(folder):
 
 def test_a_command_writes_what_it_was_asked_for_and_nothing_else(places, monkeypatch):
     if not WHOLE:  # torch is looked at in a process of its own, for long
-        monkeypatch.setattr("paritas.doctor.examination._examine_torch", lambda *_, quick: iter(()))
+        monkeypatch.setattr(
+            "paritas.app.doctor.examination._examine_torch", lambda *_, quick: iter(())
+        )
     check_written(places, COMMANDS)
 
 

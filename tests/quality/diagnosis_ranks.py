@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Case, Context
-from paritas.numerics.criterion import unit_roundoff
+from paritas.core.diagnosis.case import Case, Context
+from paritas.core.numerics.criterion import unit_roundoff
 from quality.diagnosis_arrangements import Planted
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from paritas.diagnosis.case import Case, Context
+from paritas.core.diagnosis.case import Case, Context
 
 __all__ = ["Planted", "benign", "planted"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from paritas.diagnosis.case import Case, Context
-from paritas.numerics.criterion import unit_roundoff
+from paritas.core.diagnosis.case import Case, Context
+from paritas.core.numerics.criterion import unit_roundoff
 
 __all__ = ["Planted", "benign_cases", "planted_cases"]
 

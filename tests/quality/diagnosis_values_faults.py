@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.diagnosis.case import Case, Context
+from paritas.core.diagnosis.case import Case, Context
 from quality.diagnosis_values import Make, Planted, Setting
 from quality.diagnosis_values_limits import (
     CLIPPED,

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from paritas.diagnosis.case import Case, Context
+from paritas.core.diagnosis.case import Case, Context
 from quality.diagnosis_values import Make, Setting
 
 __all__ = ["CLIPPED", "GARBAGE", "NOT_NUMBERS", "OUTPUTS", "OVERFLOWS", "PRODUCTS"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from paritas.errors import UsageError
-from paritas.parallel.dtensor import DTensorClaim, examine_dtensor
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Status
+from paritas.sharding.plans.dtensor import DTensorClaim, examine_dtensor
 
 if TYPE_CHECKING:
     import contextlib

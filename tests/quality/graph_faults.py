@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from paritas.graphs.calls import GraphCall, TensorValue
+from paritas.sharding.graphs.calls import GraphCall, TensorValue
 
 INDEX = torch.int64
 MASK = torch.bool

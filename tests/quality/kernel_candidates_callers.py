@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from paritas.execution import isolation
+from paritas.core.execution import isolation
 from paritas.kernels import calling, observing
 from quality.kernel_registry import cheat, honest
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.placement.placement import OperatorCall, Recipe
-from paritas.results.items import Partial, Shard
+from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.results.items import Partial, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

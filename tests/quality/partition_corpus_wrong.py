@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from paritas.placement.placement import Divided, Range
-from paritas.results.items import Once, Partial, Replicate, Shard
+from paritas.core.placement.placement import Divided, Range
+from paritas.core.results.items import Once, Partial, Replicate, Shard
 from quality.partition_corpus_making import (
     AVG,
     CAT0,

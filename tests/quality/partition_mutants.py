@@ -7,13 +7,13 @@ import random
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from paritas.errors import UsageError
-from paritas.partition.annotation import Annotation, Option
+from paritas.core.errors import UsageError
+from paritas.sharding.operators.annotation import Annotation, Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.placement.placement import OperatorCall, Recipe
+    from paritas.core.placement.placement import OperatorCall, Recipe
 
 _SUFFIXES = ("", "+", "+avg", "+max", "+min", "+product")
 _REDUCTIONS = {"avg", "max", "min", "product"}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 from torch.nn import functional as F
 
-from paritas._torch.inductor import LoweredGraph, capture_lowered
+from paritas.core.torch_private.inductor import LoweredGraph, capture_lowered
 from quality.planted_faults import FAULTS, OF_OPERATORS, Emit, handles
 
 if TYPE_CHECKING:

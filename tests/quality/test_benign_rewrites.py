@@ -71,13 +71,13 @@ def test_some_rewrites_change_bits_and_some_do_not():
 
 def test_an_unknown_rewrite_is_refused():
     program = make_program("mm", 0, "float32")
-    with pytest.raises(paritas.errors.UsageError, match="no benign rewrite 'magic'"):
+    with pytest.raises(paritas.core.errors.UsageError, match="no benign rewrite 'magic'"):
         rewrite(program, BenignSite("mm", "magic"))
 
 
 def test_what_is_no_case_has_a_reason_and_is_refused():
     assert "no floats" in impossible("integer_wrap", "float16")
-    with pytest.raises(paritas.errors.UsageError, match="integer_wrap in float16 is no case"):
+    with pytest.raises(paritas.core.errors.UsageError, match="integer_wrap in float16 is no case"):
         make_program("integer_wrap", 0, "float16")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paritas
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 from quality.families import FAMILIES
 from quality.spoiled_operators import FAULTS, record, rounding, spoil_one
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.comparison.compare import compare
+from paritas.core.results.findings import Status
 from paritas.recording.capture import capture
-from paritas.results.findings import Status
 from quality.ported_model import EPS, WORDS, Original, port
 
 WRONG = 1e-2

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import paritas
 from paritas.comparison.replay import Replayed, Unreplayed, replay
-from paritas.dumps.opening import open_dump
-from paritas.dumps.survey import RecordedCalls, is_result
+from paritas.formats.dumps.opening import open_dump
+from paritas.formats.dumps.survey import RecordedCalls, is_result
 
 if TYPE_CHECKING:
     from pathlib import Path

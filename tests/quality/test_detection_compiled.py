@@ -31,7 +31,7 @@ from benchmarks.detection.measuring import BENIGN, MUTANT, Entry, Outcome
 from benchmarks.detection.programs import DTYPES, make_program
 from benchmarks.detection.rules import OURS, OURS_NATIVE
 
-from paritas._torch.graphs import copy_graph
+from paritas.core.torch_private.graphs import copy_graph
 from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
 from paritas.mutants.programs import FaultyCall
 

@@ -6,7 +6,7 @@ import collections
 import os
 from itertools import islice
 
-from paritas.diagnosis.diagnose import rank_patterns
+from paritas.core.diagnosis.diagnose import rank_patterns
 from quality.diagnosis_arrangements import benign, planted, unexplained
 
 EACH = 1 if os.environ.get("PARITAS_WHOLE_CORPUS") else 4

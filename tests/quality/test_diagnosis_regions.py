@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from paritas.diagnosis.region import describe_region, find_place, find_region
+from paritas.core.diagnosis.region import describe_region, find_place, find_region
 from quality.diagnosis_regions import Planted, benign, planted
 
 # The rule was made by looking at the first two, and not at the others. The usual run has one each.

@@ -6,14 +6,18 @@ import collections
 import os
 from typing import TYPE_CHECKING
 
-from paritas.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
-from paritas.diagnosis.patterns.limits import propose_clipping, propose_nonfinite, propose_wrapped
-from paritas.diagnosis.patterns.precision import propose_precision
-from paritas.diagnosis.patterns.replacements import propose_constants
+from paritas.core.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
+from paritas.core.diagnosis.patterns.limits import (
+    propose_clipping,
+    propose_nonfinite,
+    propose_wrapped,
+)
+from paritas.core.diagnosis.patterns.precision import propose_precision
+from paritas.core.diagnosis.patterns.replacements import propose_constants
 from quality.diagnosis_values import benign_cases, planted_cases
 
 if TYPE_CHECKING:
-    from paritas.diagnosis.case import Case
+    from paritas.core.diagnosis.case import Case
 
 PROPOSERS = (
     propose_scales,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.graphs.calls import GraphSettings
-from paritas.graphs.checking import check_call
-from paritas.results.findings import Status
-from paritas.results.graph_reports import CallOutcome, GraphReport
+from paritas.core.results.findings import Status
+from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.sharding.graphs.calls import GraphSettings
+from paritas.sharding.graphs.checking import check_call
 from quality.graph_faults import CNN, MISFITS, TRANSFORMER, Planted, call_of
 
 SPLITS = [*TRANSFORMER, *CNN]

@@ -7,7 +7,7 @@ import torch
 
 import paritas
 from paritas import VerifyConfig
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 
 pytestmark = pytest.mark.usefixtures("undiagnosed")
 

@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from paritas.core.results.findings import Status
 from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge
-from paritas.results.findings import Status
 from quality import (
     kernel_candidates,
     kernel_candidates_callers,

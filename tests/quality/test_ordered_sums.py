@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import paritas
 from paritas import VerifyConfig
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 
 Add = Callable[[Tensor], Tensor]
 

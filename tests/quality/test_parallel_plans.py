@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.execution.subjects import Inputs
-from paritas.parallel.verify import verify_parallel
-from paritas.results.findings import Status
+from paritas.core.execution.subjects import Inputs
+from paritas.core.results.findings import Status
+from paritas.sharding.plans.verify import verify_parallel
 from quality import parallel_faults, parallel_group_faults
 from quality.parallel_models import Llama, Training, batches
 from quality.parallel_plans import RIGHT, Case
 
 if TYPE_CHECKING:
-    from paritas.results.findings import Origin, Verdict
+    from paritas.core.results.findings import Origin, Verdict
     from quality.parallel_faults import Fault
 
 FAULTS = [*parallel_faults.FAULTS, *parallel_group_faults.FAULTS]

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from paritas.errors import UsageError
-from paritas.partition import nnscaler_functions
-from paritas.partition.annotation import Annotation, Option
-from paritas.partition.library import annotation_for, known
-from paritas.partition.recipe_checks import check_recipe
-from paritas.placement.placement import OperatorCall
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError
+from paritas.core.placement.placement import OperatorCall
+from paritas.core.results.findings import Status
+from paritas.sharding.operators import nnscaler_functions
+from paritas.sharding.operators.annotation import Annotation, Option
+from paritas.sharding.operators.library import annotation_for, known
+from paritas.sharding.operators.recipe_checks import check_recipe
 from quality import partition_samples, partition_samples_layout, partition_samples_lowered
 from quality.partition_samples import Sample, call, mask, normal, whole
 

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.partition.annotation import Annotation, expand
-from paritas.partition.library import known
-from paritas.partition.proofs import definitions
-from paritas.partition.proofs.algebra import OutsideTheoryError
-from paritas.partition.proofs.checker import Checker
-from paritas.partition.proofs.claims import symbolic_numbers
-from paritas.partition.proofs.definitions import define
-from paritas.partition.proofs.prove import Prover, resized
-from paritas.partition.proofs.validation import DisagreementError, lifted, validate
-from paritas.partition.recipe_checks import check_recipe
+from paritas.sharding.operators.annotation import Annotation, expand
+from paritas.sharding.operators.library import known
+from paritas.sharding.operators.recipe_checks import check_recipe
+from paritas.sharding.proofs import definitions
+from paritas.sharding.proofs.algebra import OutsideTheoryError
+from paritas.sharding.proofs.checker import Checker
+from paritas.sharding.proofs.claims import symbolic_numbers
+from paritas.sharding.proofs.definitions import define
+from paritas.sharding.proofs.prove import Prover, resized
+from paritas.sharding.proofs.validation import DisagreementError, lifted, validate
 from quality.partition_mutants import mutants
 from quality.test_partition_library import RIGHT, calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paritas.placement.placement import OperatorCall
+    from paritas.core.placement.placement import OperatorCall
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 # One spelling of each operator; the others have the same definition.

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from paritas.partition.recipe_checks import check_recipe
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
+from paritas.sharding.operators.recipe_checks import check_recipe
 from quality.partition_corpus import RIGHT
 from quality.partition_corpus_wrong import WRONG
 

@@ -21,7 +21,7 @@ from torch import nn
 
 import paritas
 from letters import LETTERS
-from paritas.results.findings import Status, Verdict
+from paritas.core.results.findings import Status, Verdict
 
 WHOLE = os.environ.get("PARITAS_WHOLE_CORPUS") == "1"
 QUIET = paritas.VerifyConfig(raise_on_mismatch=False)

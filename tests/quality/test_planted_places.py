@@ -18,7 +18,7 @@ from benchmarks.places.planting import Subject, Truth, backpropagate
 from benchmarks.places.triton_kernels import TEXT
 from benchmarks.places.trying import place_of, try_unit
 
-from paritas.results.findings import Origin, OriginKind, PatternKind
+from paritas.core.results.findings import Origin, OriginKind, PatternKind
 
 
 @pytest.mark.parametrize("table_of", ["FAULTS", "EDITS", "KERNEL_EDITS", "TRITON_EDITS"])

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from paritas.parallel.verify import verify_parallel
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
+from paritas.sharding.plans.verify import verify_parallel
 from quality import titan_mistakes, titan_plans
 from quality.titan_further import NOT_ON_A_CPU, RIGHT_FURTHER
 

@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from paritas.execution.subjects import Inputs
-from paritas.parallel.verify import verify_parallel
+from paritas.core.execution.subjects import Inputs
+from paritas.sharding.plans.verify import verify_parallel
 from quality.parallel_models import SMALL, Llama, Sizes, batches, next_token
 from quality.parallel_plans import SEQUENCE, TENSOR, context
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from paritas.results.findings import Verdict
+    from paritas.core.results.findings import Verdict
 
 TP, DP, CP, PP = {"tp": 2}, {"dp": 2}, {"cp": 2}, {"pp": 2}
 DP_TP = {"dp": 2, "tp": 2}

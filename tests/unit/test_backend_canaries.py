@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from paritas._torch import (
+from paritas.core.precision import summing, widening
+from paritas.core.torch_private import (
     dynamo,
     eager_graphs,
     global_state,
@@ -18,7 +19,6 @@ from paritas._torch import (
     operators,
     tensors,
 )
-from paritas.precision import summing, widening
 
 
 def test_a_backend_is_known_by_its_name_and_its_function():

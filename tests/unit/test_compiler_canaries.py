@@ -1,4 +1,4 @@
-"""Canaries for the parts of paritas._torch that reach into compilers: see test_torch_canaries."""
+"""Canaries for what `core.torch_private` knows of compilers: see test_torch_canaries."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from torch.fx import Graph, GraphModule, symbolic_trace
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
-from paritas._torch import dynamo, graphs, inductor, kernels, passes, replaying, vmapped
-from paritas.errors import UnsupportedTorchError
+from paritas.core.errors import UnsupportedTorchError
+from paritas.core.torch_private import dynamo, graphs, inductor, kernels, passes, replaying, vmapped
 
 ATEN = torch.ops.aten
 PRIMS = torch.ops.prims
@@ -60,7 +60,7 @@ def captured(function, *args, look=lambda graph: graph):
     return seen[0]
 
 
-# --- paritas._torch.kernels -----------------------------------------------------------------------
+# --- paritas.core.torch_private.kernels -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("op", sorted(kernels.FORWARD, key=str))
@@ -79,7 +79,7 @@ def test_every_backward_kernel_is_given_the_state_of_the_generator(op):
     assert {"grad_out", "grad_out_"} & taken
 
 
-# --- paritas._torch.replaying ---------------------------------------------------------------------
+# --- paritas.core.torch_private.replaying ---------------------------------------------------------
 
 
 def test_inductor_s_random_operators_take_what_keys_are_read_from():
@@ -102,7 +102,7 @@ def test_the_operators_that_keep_a_generator_s_state_are_called_that(name):
     assert getattr(torch.ops.higher_order, name) is getattr(rng_prims, name)
 
 
-# --- paritas._torch.passes: snapshots -------------------------------------------------------------
+# --- paritas.core.torch_private.passes: snapshots -------------------------------------------------
 
 
 def test_the_arguments_of_a_node_are_other_objects_once_they_change():
@@ -147,7 +147,7 @@ def test_a_lowering_pattern_leaves_the_match_in_what_it_puts_into_the_graph():
     assert "self.nodes" in inspect.getsource(Match.__init__)
 
 
-# --- paritas._torch.graphs ------------------------------------------------------------------------
+# --- paritas.core.torch_private.graphs ------------------------------------------------------------
 
 
 def test_a_copied_graph_stays_as_it_was_and_shares_its_tensors():
@@ -180,7 +180,7 @@ def test_the_inputs_that_a_graph_writes_to_are_told():
     assert graphs.node_dtypes(traced(wave, X)) == {torch.float32: 4}
 
 
-# --- paritas._torch.inductor ----------------------------------------------------------------------
+# --- paritas.core.torch_private.inductor ----------------------------------------------------------
 
 
 def test_outputs_in_cuda_graphs_are_told_by_the_settings_of_the_backend():
@@ -228,7 +228,7 @@ def test_settings_of_another_time_are_in_force_only_inside():
         pass
 
 
-# --- paritas._torch.graphs ------------------------------------------------------------------------
+# --- paritas.core.torch_private.graphs ------------------------------------------------------------
 
 
 def test_the_inputs_of_a_captured_graph_are_named_as_the_user_would():
@@ -245,7 +245,7 @@ def test_lowered_graphs_are_described_in_words_that_are_known():
         assert hasattr(descriptors, kind)
 
 
-# --- paritas._torch.passes ------------------------------------------------------------------------
+# --- paritas.core.torch_private.passes ------------------------------------------------------------
 
 
 def heard_by(listener):
@@ -308,7 +308,7 @@ def test_a_torch_without_one_of_the_stages_is_named():
     assert compile_fx.partition_fn.__module__ == compile_fx.__name__
 
 
-# --- paritas._torch.replaying ---------------------------------------------------------------------
+# --- paritas.core.torch_private.replaying ---------------------------------------------------------
 
 
 def test_the_operators_with_branches_take_them_where_they_are_looked_for():
@@ -347,7 +347,7 @@ def test_the_depth_of_functorch_s_transforms_is_told():
     assert callable(torch._C._functorch.pop_dynamic_layer_stack)
 
 
-# --- paritas._torch.inductor and paritas._torch.graphs --------------------------------------------
+# --- paritas.core.torch_private.inductor and paritas.core.torch_private.graphs --------------------
 
 
 def test_nodes_can_be_marked_for_compilation_and_made_outputs():

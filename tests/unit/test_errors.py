@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from paritas import errors
-from paritas.errors import (
+from paritas.core import errors
+from paritas.core.errors import (
     ClusterLostError,
     MismatchError,
     ParitasError,

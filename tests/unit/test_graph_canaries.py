@@ -11,7 +11,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from paritas._torch import (
+from paritas.core.errors import UnsupportedTorchError
+from paritas.core.torch_private import (
     buffers,
     eager_graphs,
     generated_code,
@@ -24,7 +25,6 @@ from paritas._torch import (
     tensors,
     watching,
 )
-from paritas.errors import UnsupportedTorchError
 
 
 def gradient_of_a_maximum(x):

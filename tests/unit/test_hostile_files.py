@@ -15,19 +15,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from paritas.cli import main
+from paritas.app.cli import main
+from paritas.app.pytest.parity import golden_of, read_golden, write_golden
 from paritas.comparison.rules import Rules
-from paritas.compat.fusion_switch import load_switch
-from paritas.dumps.reading import Dump
-from paritas.errors import UsageError
-from paritas.graphs import results_folder
-from paritas.pytest.parity import golden_of, read_golden, write_golden
-from paritas.reports import files as comparison_files
-from paritas.results.comparisons import Comparison
-from paritas.results.findings import Verdict
-from paritas.results.graph_reports import GraphReport
-from paritas.results.power_reports import PowerReport
-from paritas.settings import find_file
+from paritas.core.errors import UsageError
+from paritas.core.reporting import files as comparison_files
+from paritas.core.results.comparisons import Comparison
+from paritas.core.results.findings import Verdict
+from paritas.core.results.graph_reports import GraphReport
+from paritas.core.results.power_reports import PowerReport
+from paritas.core.settings import find_file
+from paritas.formats.dumps.reading import Dump
+from paritas.formats.foreign.fusion_switch import load_switch
+from paritas.sharding.graphs import results_folder
 
 MARK = "was-run"
 

@@ -17,7 +17,8 @@ from sampling import is_run
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
-SEAM = [SOURCE / "paritas" / "_torch", SOURCE / "paritas" / "precision"]
+CORE = SOURCE / "paritas" / "core"
+SEAM = [CORE / "torch_private", CORE / "precision"]
 CANARIES = [
     ROOT / "tests" / "unit" / "test_torch_canaries.py",
     ROOT / "tests" / "unit" / "test_compiler_canaries.py",
@@ -74,7 +75,7 @@ def test_pytest_loads_the_plugin_and_leaves_torch_unimported(tmp_path):
 
 def test_help_leaves_torch_unimported(tmp_path):
     output = run_cold(
-        "import sys; from paritas.cli import main; main(['--help'], standalone_mode=False); "
+        "import sys; from paritas.app.cli import main; main(['--help'], standalone_mode=False); "
         "assert 'torch' not in sys.modules",
         tmp_path,
     )
@@ -105,7 +106,8 @@ def test_a_guard_asked_for_by_the_environment_waits_for_the_import_of_torch(tmp_
     monkeypatch.setenv("PARITAS_GUARD", "1")
     before = "assert '_paritas_guard' in sys.modules; assert 'paritas' not in sys.modules\n"
     after = (
-        "assert 'paritas.checks.guard_settings' in sys.modules; assert 'torch' not in sys.modules"
+        "assert 'paritas.core.compiled.guard_settings' in sys.modules; "
+        "assert 'torch' not in sys.modules"
     )
     run_cold(START + before + "importlib.util.find_spec('torch')\n" + after, tmp_path)
 
@@ -174,7 +176,7 @@ READING = {
     *("startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition"),
     *("split", "rsplit", "find", "index", "search", "match", "fullmatch", "findall"),
 }
-# Words of a finding's path, which only `results/items.py` knows.
+# Words of a finding's path, which only `core/results/items.py` knows.
 PATH_WORDS = re.compile(
     r"^( after the call| after backward|gradient of ?|second gradient( of ?)?|state )$"
 )
@@ -221,9 +223,9 @@ def is_finding_by_path(node: ast.AST) -> bool:
 
 
 READERS = {  # of what older versions wrote, or for the sake of the words alone
-    "paritas/results/items.py",
-    "paritas/results/comparisons.py",
-    "paritas/results/wording.py",  # not to say a remedy twice
+    "paritas/core/results/items.py",
+    "paritas/core/results/comparisons.py",
+    "paritas/core/results/wording.py",  # not to say a remedy twice
 }
 
 

@@ -12,10 +12,10 @@ from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 
-from paritas._torch import ranks
-from paritas._torch.ranks import gradient_factors
-from paritas.errors import UnsupportedTorchError, UsageError
-from paritas.precision.lifting import RankLiftMode
+from paritas.core.errors import UnsupportedTorchError, UsageError
+from paritas.core.precision.lifting import RankLiftMode
+from paritas.core.torch_private import ranks
+from paritas.core.torch_private.ranks import gradient_factors
 
 
 def test_a_simulated_tensor_is_another_on_each_rank():

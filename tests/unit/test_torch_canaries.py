@@ -1,4 +1,4 @@
-"""One canary for each module of paritas._torch: a new torch fails here first, and by name."""
+"""One canary for each module of `core.torch_private`: a new torch fails here first, by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
 
-from paritas._torch import dynamo, kernels, operators, tensors
-from paritas.errors import UnsupportedTorchError
-from paritas.numerics.contents import given_to_tensor
-from paritas.precision import accumulation, lifting, perturbing, widening
+from paritas.core.errors import UnsupportedTorchError
+from paritas.core.numerics.contents import given_to_tensor
+from paritas.core.precision import accumulation, lifting, perturbing, widening
+from paritas.core.torch_private import dynamo, kernels, operators, tensors
 
 ATEN = torch.ops.aten
 FLOAT32 = frozenset({torch.float32})
@@ -34,7 +34,7 @@ def rms(tensor):
     return float(tensor.square().mean().sqrt())
 
 
-# --- paritas.precision.accumulation ---------------------------------------------------------------
+# --- paritas.core.precision.accumulation ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(accumulation._RULES))
@@ -42,7 +42,7 @@ def test_every_rule_of_accumulation_is_of_an_operator(name):
     assert getattr(ATEN, name).overloads()
 
 
-# --- paritas._torch.dynamo ------------------------------------------------------------------------
+# --- paritas.core.torch_private.dynamo ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("answer", [None, "inductor"])
@@ -52,7 +52,7 @@ def test_a_torch_without_an_inductor_backend_is_named(answer, monkeypatch):
         dynamo.inductor_backend()
 
 
-# --- paritas._torch.dynamo ------------------------------------------------------------------------
+# --- paritas.core.torch_private.dynamo ------------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -225,7 +225,7 @@ def test_torch_takes_backward_kernels_apart_by_their_own_arguments():
     assert kernels.decomposition_of(ATEN.mm.default) is None
 
 
-# --- paritas.precision.lifting --------------------------------------------------------------------
+# --- paritas.core.precision.lifting ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_margin_of_a_rounding_is_the_distance_to_its_edge(rounding, margin):
     assert decision.margin(result, result + 2) is None, "no rounding leads two steps away"
 
 
-# --- paritas._torch.tensors -----------------------------------------------------------------------
+# --- paritas.core.torch_private.tensors -----------------------------------------------------------
 
 
 def test_the_hooks_of_a_tensor_are_seen_and_stand_on_another():
@@ -295,7 +295,7 @@ def test_a_tensor_without_the_place_of_its_hooks_is_a_torch_we_do_not_know():
         tensors.gradient_hooks(object())
 
 
-# --- paritas._torch.kernels -----------------------------------------------------------------------
+# --- paritas.core.torch_private.kernels -----------------------------------------------------------
 
 
 def test_a_float64_kernel_with_a_float32_constant_is_replaced(monkeypatch):
@@ -309,7 +309,7 @@ def test_a_float64_kernel_with_a_float32_constant_is_replaced(monkeypatch):
     assert kernels.float64_kernel(ATEN.hardswish.default, (values(8),)) is coarse
 
 
-# --- paritas.precision.lifting --------------------------------------------------------------------
+# --- paritas.core.precision.lifting ---------------------------------------------------------------
 
 
 def test_every_operator_passes_through_a_lifting_mode_forward_and_backward():
@@ -346,7 +346,7 @@ def test_the_dtype_of_every_call_is_written_down():
     assert not [call for call in log.calls if call[0] is ATEN.argmax.default]
 
 
-# --- paritas._torch.tensors -----------------------------------------------------------------------
+# --- paritas.core.torch_private.tensors -----------------------------------------------------------
 
 
 def test_the_slots_of_a_module_are_where_it_reads_its_tensors_from():
@@ -368,7 +368,7 @@ def test_what_a_module_has_of_its_own_is_told_from_torch_s():
     assert set(vars(net)) - tensors.INTERNALS == {"steps", "training"}
 
 
-# --- paritas._torch.operators ---------------------------------------------------------------------
+# --- paritas.core.torch_private.operators ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_every_operator_that_decides_exists(name):
     assert getattr(ATEN, name).overloads()
 
 
-# --- paritas.precision.perturbing -----------------------------------------------------------------
+# --- paritas.core.precision.perturbing ------------------------------------------------------------
 
 
 def test_a_perturbed_run_differs_by_the_noise_of_the_precision_it_stands_for():

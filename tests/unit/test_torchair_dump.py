@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paritas import torchair_dump
-from paritas.errors import ParityWarning, UsageError
+from paritas.core.errors import ParityWarning, UsageError
 
 OFF = {"Switch": {"GraphFusion": {"ALL": "off"}, "UBFusion": {"ALL": "off"}}}
 

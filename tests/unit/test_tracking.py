@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from paritas.errors import UsageError
-from paritas.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
 from paritas.tracking import log_to_mlflow, log_to_tensorboard, scalars
 
 

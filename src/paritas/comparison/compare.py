@@ -24,22 +24,22 @@ from paritas.comparison.operands import describe_side
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
 from paritas.comparison.table import Table, resolve
-from paritas.dumps.completeness import find_losses, list_problems
-from paritas.errors import ParitasError, UsageError, in_one_line
-from paritas.execution.executors import (
+from paritas.core.errors import ParitasError, UsageError, in_one_line
+from paritas.core.execution.executors import (
     Failed,
     executor_of,
     few_full_collections,
     run_batches,
     session_of_work,
 )
-from paritas.files.trees import local_copy
-from paritas.numerics.pair_figures import mismatch_detail
-from paritas.results.comparisons import Comparison, Divergence, DumpFacts
-from paritas.results.findings import Aspect, Coverage, Diagnosis, Status
-from paritas.results.progress import Progress, shows_progress
-from paritas.results.wording import counted
-from paritas.settings import own_version
+from paritas.core.file_trees import local_copy
+from paritas.core.numerics.pair_figures import mismatch_detail
+from paritas.core.results.comparisons import Comparison, Divergence, DumpFacts
+from paritas.core.results.findings import Aspect, Coverage, Diagnosis, Status
+from paritas.core.results.progress import Progress, shows_progress
+from paritas.core.results.wording import counted
+from paritas.core.settings import own_version
+from paritas.formats.dumps.completeness import find_losses, list_problems
 
 if TYPE_CHECKING:
     import os
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
     from paritas.comparison.operands import Operand, Pair
     from paritas.comparison.pairing import Matches
-    from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Record, Site
-    from paritas.numerics.requirements import Requirement
-    from paritas.results.comparisons import ComparisonRow, Detail
+    from paritas.core.numerics.requirements import Requirement
+    from paritas.core.results.comparisons import ComparisonRow, Detail
+    from paritas.formats.dumps.opening import ReadableDump
+    from paritas.formats.files.records import Record, Site
 
     _Key = tuple[str, str | None]
 
@@ -100,7 +100,7 @@ def _forget_others(session: str | None) -> None:
 
 
 def _open_for_worker(path: str, kind: str | None, session: str | None) -> ReadableDump:
-    from paritas.dumps.opening import open_dump
+    from paritas.formats.dumps.opening import open_dump
 
     try:
         return open_dump(path, kind)
@@ -245,9 +245,9 @@ def _diagnose(
     request: DetailRequest, reference: Tensor, candidate: Tensor, read: Callable[[Record], Tensor]
 ) -> Diagnosis | None:
     """What kind of wrong it is, or why that is not known; None if there is nothing to say."""
-    from paritas.diagnosis.boxes import MOST_ELEMENTS
-    from paritas.diagnosis.case import Context
-    from paritas.diagnosis.diagnose import diagnose
+    from paritas.core.diagnosis.boxes import MOST_ELEMENTS
+    from paritas.core.diagnosis.case import Context
+    from paritas.core.diagnosis.diagnose import diagnose
 
     is_large = reference.numel() > _ELEMENTS_SIDE_BY_SIDE
     try:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paritas.comparison.operands import Operand, same_digest
 from paritas.comparison.rules import Rearranged, parse_dims
-from paritas.errors import UsageError
-from paritas.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
-from paritas.placement.placement import HeldPart, MeshAxis, Placement
-from paritas.results.items import Partial, Replicate, Shard
-from paritas.results.wording import counted
+from paritas.core.errors import UsageError
+from paritas.core.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
+from paritas.core.placement.placement import HeldPart, MeshAxis, Placement
+from paritas.core.results.items import Partial, Replicate, Shard
+from paritas.core.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from paritas.comparison.rules import Dims, Rules
-    from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Record
-    from paritas.placement.assembly import Segment, Where
-    from paritas.results.items import LocalPlacement, Role
+    from paritas.core.placement.assembly import Segment, Where
+    from paritas.core.results.items import LocalPlacement, Role
+    from paritas.formats.dumps.opening import ReadableDump
+    from paritas.formats.files.records import Record
 
 
 # --- Where each rank is on the axes of its mesh ---------------------------------------------------

@@ -21,22 +21,22 @@ from paritas.comparison.operands import (
     same_digest,
     with_extremes,
 )
-from paritas.errors import ParitasError, UsageError
-from paritas.files.records import Record
-from paritas.files.tensor_bytes import check_repeats
-from paritas.numerics import criterion
-from paritas.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
-from paritas.numerics.bits import dtype_name, is_inexact
-from paritas.numerics.criterion import MAX_Z, RMS_Z, Noise, real_view
-from paritas.numerics.gates import bound_score
-from paritas.numerics.pair_figures import pair_figures, quick_figures
-from paritas.numerics.pooling import populations
-from paritas.numerics.sketch import sketch, sketch_distance
-from paritas.numerics.statistics import summarize
-from paritas.placement.assembly import Assembly
-from paritas.results.comparisons import Basis
-from paritas.results.findings import Aspect, Score, Status
-from paritas.results.items import PairFigures
+from paritas.core.errors import ParitasError, UsageError
+from paritas.core.numerics import criterion
+from paritas.core.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
+from paritas.core.numerics.bits import dtype_name, is_inexact
+from paritas.core.numerics.criterion import MAX_Z, RMS_Z, Noise, real_view
+from paritas.core.numerics.gates import bound_score
+from paritas.core.numerics.pair_figures import pair_figures, quick_figures
+from paritas.core.numerics.pooling import populations
+from paritas.core.numerics.sketch import sketch, sketch_distance
+from paritas.core.numerics.statistics import summarize
+from paritas.core.placement.assembly import Assembly
+from paritas.core.results.comparisons import Basis
+from paritas.core.results.findings import Aspect, Score, Status
+from paritas.core.results.items import PairFigures
+from paritas.formats.files.records import Record
+from paritas.formats.files.tensor_bytes import check_repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
-    from paritas.dumps.opening import ReadableDump
-    from paritas.numerics.requirements import Requirement
-    from paritas.numerics.statistics import Statistics
-    from paritas.results.comparisons import Attributed, Made, SideFacts
+    from paritas.core.numerics.requirements import Requirement
+    from paritas.core.numerics.statistics import Statistics
+    from paritas.core.results.comparisons import Attributed, Made, SideFacts
+    from paritas.formats.dumps.opening import ReadableDump
 
 
 # --- The noise of a dtype -------------------------------------------------------------------------

@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from paritas.files.trees import natural_key
+from paritas.core.file_trees import natural_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
     from paritas.comparison.operands import Book, GraphKey, MatchItem, Scope
     from paritas.comparison.rules import Renaming
-    from paritas.files.records import Site
+    from paritas.formats.files.records import Site
 
     NodeKey = tuple[Scope | None, GraphKey, str, int]
 

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 import torch
 
-from paritas.errors import UsageError
-from paritas.numerics.bits import dtype_name
-from paritas.numerics.sketch import add_sketches
-from paritas.numerics.statistics import Statistics
-from paritas.placement.assembly import Assembly, ReplicaDisagreement, ReplicasDisagreeError
-from paritas.results.comparisons import SideFacts
-from paritas.results.wording import counted
+from paritas.core.errors import UsageError
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.numerics.sketch import add_sketches
+from paritas.core.numerics.statistics import Statistics
+from paritas.core.placement.assembly import Assembly, ReplicaDisagreement, ReplicasDisagreeError
+from paritas.core.results.comparisons import SideFacts
+from paritas.core.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
-    from paritas.files.records import Record, Site
-    from paritas.results.comparisons import MatchedBy
-    from paritas.results.items import Extremes
+    from paritas.core.results.comparisons import MatchedBy
+    from paritas.core.results.items import Extremes
+    from paritas.formats.files.records import Record, Site
 
 
 # --- Operands -------------------------------------------------------------------------------------

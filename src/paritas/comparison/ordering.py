@@ -12,13 +12,13 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from paritas.comparison.matching import increasing
-from paritas.results.wording import counted, enumerated
+from paritas.core.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from paritas.comparison.operands import Book, MatchItem
-    from paritas.results.comparisons import MatchedBy
+    from paritas.core.results.comparisons import MatchedBy
 
 _ATEN = re.compile(r"(?:aten|prims)\.")
 _COMPOSITE = "composite"

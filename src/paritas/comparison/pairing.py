@@ -27,16 +27,16 @@ from paritas.comparison.matching import (
 from paritas.comparison.operands import Book, NearestNames, Pair
 from paritas.comparison.ordering import match_order
 from paritas.comparison.rules import span_text
-from paritas.errors import UsageError
-from paritas.files.trees import natural_key
-from paritas.recording.selection import Selection, Sieve
+from paritas.core.errors import UsageError
+from paritas.core.file_trees import natural_key
+from paritas.formats.dumps.selection import Selection, Sieve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from paritas.comparison.operands import MatchItem, Operand, Scope
     from paritas.comparison.rules import Rules
-    from paritas.dumps.opening import ReadableDump
+    from paritas.formats.dumps.opening import ReadableDump
 
     Key = tuple[Scope | None, str, str]
     Pass = tuple[Scope | None, str]

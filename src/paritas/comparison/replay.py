@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.global_state import quietly
-from paritas._torch.named_operators import operator_named
-from paritas._torch.operators import WIDE, map_tensors
 from paritas.comparison.operands import read_value
-from paritas.dumps.survey import RecordedCall, is_result, scope_of
-from paritas.errors import UsageError, first_line, in_one_line
-from paritas.execution.evidence import Evidence
-from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.program import VALUE, ValueProgram
-from paritas.files.tensor_bytes import known_dtype
-from paritas.numerics.automatic import nonfinite_mismatch
-from paritas.numerics.bits import is_inexact
-from paritas.numerics.checkers import AutomaticValueChecker
-from paritas.results.findings import Status
+from paritas.core.errors import UsageError, first_line, in_one_line
+from paritas.core.execution.evidence import Evidence
+from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.program import VALUE, ValueProgram
+from paritas.core.numerics.automatic import nonfinite_mismatch
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.checkers import AutomaticValueChecker
+from paritas.core.results.findings import Status
+from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.named_operators import operator_named
+from paritas.core.torch_private.operators import WIDE, map_tensors
+from paritas.formats.dumps.survey import RecordedCall, is_result, scope_of
+from paritas.formats.files.tensor_bytes import known_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from paritas._torch.named_operators import NamedOperator
-    from paritas.dumps.survey import RecordedCalls, Scope
-    from paritas.execution.observation import RunOptions
-    from paritas.files.records import Record
-    from paritas.numerics.automatic import Judgement
+    from paritas.core.execution.observation import RunOptions
+    from paritas.core.numerics.automatic import Judgement
+    from paritas.core.torch_private.named_operators import NamedOperator
+    from paritas.formats.dumps.survey import RecordedCalls, Scope
+    from paritas.formats.files.records import Record
 
 
 # --- Operators as a program: natively, in float64, perturbed --------------------------------------

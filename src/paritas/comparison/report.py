@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from paritas.reports.terminal import (
+from paritas.core.reporting.terminal import (
     STYLES,
     details,
     finding_cells,
@@ -23,9 +23,9 @@ from paritas.reports.terminal import (
     remarks,
     small_table,
 )
-from paritas.results.comparisons import beginnings, finding_of, losses_of
-from paritas.results.findings import Aspect, Status
-from paritas.results.wording import finding_lines, near_path, ranges, size
+from paritas.core.results.comparisons import beginnings, finding_of, losses_of
+from paritas.core.results.findings import Aspect, Status
+from paritas.core.results.wording import finding_lines, near_path, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from paritas.results.comparisons import (
+    from paritas.core.results.comparisons import (
         Beginning,
         Comparison,
         ComparisonRow,
         Divergence,
         DumpFacts,
     )
-    from paritas.results.findings import Verdict
+    from paritas.core.results.findings import Verdict
 
 MOST_ROWS = 24
 _NEAR_THEIR_LIMITS = 6  # rows to show if all pass

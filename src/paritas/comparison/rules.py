@@ -58,16 +58,16 @@ import msgspec
 import torch
 
 from paritas.comparison.operands import Operand
-from paritas.errors import UsageError
-from paritas.numerics.requirements import Requirement
-from paritas.results.wording import ranges
+from paritas.core.errors import UsageError
+from paritas.core.numerics.requirements import Requirement
+from paritas.core.results.wording import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from torch import Tensor
 
-    from paritas.results.items import Order
+    from paritas.core.results.items import Order
 
 
 # --- Steps ----------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from paritas.dumps.survey import RecordedCalls, is_result
-from paritas.numerics.automatic import BLIND_NOISE
-from paritas.numerics.criterion import MAX_Z, RMS_Z
-from paritas.results.comparisons import Basis, ComparisonRow
-from paritas.results.findings import Aspect, Status
-from paritas.results.progress import Progress
+from paritas.core.numerics.automatic import BLIND_NOISE
+from paritas.core.numerics.criterion import MAX_Z, RMS_Z
+from paritas.core.results.comparisons import Basis, ComparisonRow
+from paritas.core.results.findings import Aspect, Status
+from paritas.core.results.progress import Progress
+from paritas.formats.dumps.survey import RecordedCalls, is_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from paritas.comparison.judgement import Measured
     from paritas.comparison.operands import Operand, Pair
     from paritas.comparison.replay import Replayed
-    from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Record
+    from paritas.formats.dumps.opening import ReadableDump
+    from paritas.formats.files.records import Record
 
 
 # --- Inherited error and own error ----------------------------------------------------------------

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas._torch.dynamo import original_of
+from paritas.core.execution.token_models import config_parts
+from paritas.core.torch_private.dynamo import original_of
 from paritas.engines.changes import BLOCKS, Change, Family, Runner
 from paritas.engines.looks import Reach
-from paritas.relations.token_models import config_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas._torch.dynamo import original_of
+from paritas.core.execution.token_models import text_config
+from paritas.core.torch_private.dynamo import original_of
 from paritas.engines.changed_models import PRECISION, blocks_of, replace_parameter, share
 from paritas.engines.changes import Change, Family
 from paritas.engines.looks import Reach
-from paritas.relations.token_models import text_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import original_of
+from paritas.core.execution.subjects import Inputs
+from paritas.core.execution.token_models import TokenModel, config_parts, special_tokens
+from paritas.core.torch_private.dynamo import original_of
 from paritas.engines.looks import Reach
-from paritas.execution.subjects import Inputs
-from paritas.relations.token_models import TokenModel, config_parts, special_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

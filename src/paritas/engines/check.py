@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paritas.engines.causes import Search
-from paritas.engines.changed_models import PRECISION
-from paritas.engines.drawing import drawn_by_temperature
-from paritas.engines.judging import GROWTH, Bench, Clock, item_of
-from paritas.engines.records import TOKENS, Request, read_records
-from paritas.errors import UsageError
-from paritas.execution.saved_state import RandomState
-from paritas.results.findings import Aspect, Finding, Status
-from paritas.results.model_reports import (
+from paritas.core.errors import UsageError
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.results.model_reports import (
     EngineCause,
     EngineReport,
     EngineRow,
     engine_headline,
 )
-from paritas.results.progress import shows_progress
-from paritas.results.wording import counted
+from paritas.core.results.progress import shows_progress
+from paritas.core.results.wording import counted
+from paritas.engines.causes import Search
+from paritas.engines.changed_models import PRECISION
+from paritas.engines.drawing import drawn_by_temperature
+from paritas.engines.judging import GROWTH, Bench, Clock, item_of
+from paritas.engines.records import TOKENS, Request, read_records
 
 if TYPE_CHECKING:
     import os

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import original_of
-from paritas._torch.global_state import quietly
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.evidence import Evidence
+from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.observation import RunConditions
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subject_runs import SubjectProgram
+from paritas.core.execution.subjects import Inputs, inspect_subject
+from paritas.core.execution.token_models import TokenModel
+from paritas.core.execution.ways import DoesNotApply
+from paritas.core.numerics import criterion
+from paritas.core.numerics.automatic import judge_floats
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.results.items import Item, ItemKind
+from paritas.core.results.model_reports import EngineRow
+from paritas.core.torch_private.dynamo import original_of
+from paritas.core.torch_private.global_state import quietly
 from paritas.engines.changes import Runner, vocabulary
 from paritas.engines.records import AS_RECORDED, CLAIMS, LIMITS, LOGPROBS, PROMPT, TOKENS, Readout
-from paritas.errors import UsageError, in_one_line
-from paritas.execution.evidence import Evidence
-from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.observation import RunConditions
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subject_runs import SubjectProgram
-from paritas.execution.subjects import Inputs, inspect_subject
-from paritas.execution.ways import DoesNotApply
-from paritas.numerics import criterion
-from paritas.numerics.automatic import judge_floats
-from paritas.numerics.bits import dtype_name
-from paritas.relations.token_models import TokenModel
-from paritas.results.findings import Aspect, Finding, Status
-from paritas.results.items import Item, ItemKind
-from paritas.results.model_reports import EngineRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

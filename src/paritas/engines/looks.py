@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from paritas.results.wording import counted
+from paritas.core.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

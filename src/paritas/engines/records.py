@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import torch
 
-from paritas.compat.vllm import answer_records, is_answer
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.formats.foreign.vllm import answer_records, is_answer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,8 @@ import dataclasses
 import importlib.util
 from typing import TYPE_CHECKING
 
-from paritas.errors import UsageError
-from paritas.results.model_reports import CaseFamily
+from paritas.core.errors import UsageError
+from paritas.core.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
     from pathlib import Path

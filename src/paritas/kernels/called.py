@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paritas.checks.comparer import CollectedFindings
+from paritas.core.judging.comparer import CollectedFindings
+from paritas.core.results.findings import Aspect, Status
+from paritas.core.results.items import harness
 from paritas.kernels.comparing import encode_inputs, setting_findings, stand_in
 from paritas.kernels.processes import CandidateProcess
 from paritas.kernels.weights import fitting, match_weights
 from paritas.kernels.wire import decode, encode
-from paritas.results.findings import Aspect, Status
-from paritas.results.items import harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.operators import DispatchMode
-from paritas.execution.observation import OUTPUT, input_tensors
-from paritas.execution.subjects import Inputs
+from paritas.core.execution.observation import OUTPUT, input_tensors
+from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.bits import INTEGERS
+from paritas.core.numerics.contents import contents
+from paritas.core.results.model_reports import KernelTiming
+from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.wire import bytes_of, decode, encode
-from paritas.numerics.bits import INTEGERS
-from paritas.numerics.contents import contents
-from paritas.results.model_reports import KernelTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """Make the cases on which a kernel is judged, from the inputs that the task gives.
 
 What the reference itself refuses is not asked of the candidate; the judge filters that. Other
-values of the same kind come from `execution/similar_inputs.py`.
+values of the same kind come from `core/execution/similar_inputs.py`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.execution.computable import as_computable, is_number, stored_as
-from paritas.execution.observation import input_tensors
-from paritas.execution.similar_inputs import SimilarInputs
-from paritas.execution.subjects import Inputs
-from paritas.numerics.bits import dtype_name
-from paritas.results.model_reports import CaseFamily
+from paritas.core.execution.computable import as_computable, is_number, stored_as
+from paritas.core.execution.observation import input_tensors
+from paritas.core.execution.similar_inputs import SimilarInputs
+from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.results.model_reports import CaseFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -19,28 +19,28 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from paritas.checks.comparer import CollectedFindings, Comparer
-from paritas.checks.failures import Explainer
-from paritas.execution.computable import as_computable, is_number
-from paritas.execution.isolation import copy_inputs
-from paritas.execution.observation import Observation, input_tensors, same_value
-from paritas.execution.subject_runs import SubjectLift
-from paritas.execution.subjects import VerifyConfig, inspect_subject
+from paritas.core.execution.computable import as_computable, is_number
+from paritas.core.execution.isolation import copy_inputs
+from paritas.core.execution.observation import Observation, input_tensors, same_value
+from paritas.core.execution.subject_runs import SubjectLift
+from paritas.core.execution.subjects import VerifyConfig, inspect_subject
+from paritas.core.judging.comparer import CollectedFindings, Comparer
+from paritas.core.judging.failures import Explainer
+from paritas.core.numerics.automatic import nonfinite_mismatch
+from paritas.core.numerics.bits import dtype_name, is_inexact
+from paritas.core.numerics.contents import ContainerKind, Opaque
+from paritas.core.numerics.criterion import unit_roundoff
+from paritas.core.results.findings import Aspect, Finding, Status, Verdict
+from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
+from paritas.core.results.wording import enumerated
 from paritas.kernels.wire import WireError, decode, encode
-from paritas.numerics.automatic import nonfinite_mismatch
-from paritas.numerics.bits import dtype_name, is_inexact
-from paritas.numerics.contents import ContainerKind, Opaque
-from paritas.numerics.criterion import unit_roundoff
-from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
-from paritas.results.wording import enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from paritas.execution.evidence import Evidence
-    from paritas.execution.subject_runs import SubjectProgram
-    from paritas.execution.subjects import Inputs, Subject
+    from paritas.core.execution.evidence import Evidence
+    from paritas.core.execution.subject_runs import SubjectProgram
+    from paritas.core.execution.subjects import Inputs, Subject
     from paritas.kernels.references import ReferenceRun
 
 _FLOAT64_ONLY = "only the native run was made"

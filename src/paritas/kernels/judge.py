@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 import torch
 
-from paritas._torch.global_state import quietly
-from paritas.errors import UsageError
-from paritas.execution.observation import input_tensors
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subjects import Inputs, usable_device
-from paritas.execution.time_limit import OutOfTime, TimeLimit
+from paritas.core.errors import UsageError
+from paritas.core.execution.observation import input_tensors
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subjects import Inputs, usable_device
+from paritas.core.execution.time_limit import OutOfTime, TimeLimit
+from paritas.core.numerics.contents import map_leaves
+from paritas.core.results.findings import Verdict, unverified
+from paritas.core.results.model_reports import CaseEnd, CaseFamily, KernelReport, KernelRow
+from paritas.core.results.progress import Progress, shows_progress
+from paritas.core.torch_private.global_state import quietly
 from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
 from paritas.kernels.comparing import encode_inputs
@@ -29,10 +33,6 @@ from paritas.kernels.references import (
 )
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
-from paritas.numerics.contents import map_leaves
-from paritas.results.findings import Verdict, unverified
-from paritas.results.model_reports import CaseEnd, CaseFamily, KernelReport, KernelRow
-from paritas.results.progress import Progress, shows_progress
 
 if TYPE_CHECKING:
     import contextlib

@@ -7,10 +7,22 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from paritas.checks.comparer import CollectedFindings
-from paritas.execution.observation import input_tensors
-from paritas.execution.subjects import Inputs, VerifyConfig
-from paritas.execution.time_limit import OutOfTime
+from paritas.core.execution.observation import input_tensors
+from paritas.core.execution.subjects import Inputs, VerifyConfig
+from paritas.core.execution.time_limit import OutOfTime
+from paritas.core.judging.comparer import CollectedFindings
+from paritas.core.results.findings import Aspect, Finding, Status, Verdict
+from paritas.core.results.items import Item, ItemKind, harness, output
+from paritas.core.results.model_reports import (
+    CaseEnd,
+    CaseFamily,
+    KernelReport,
+    KernelRow,
+    KernelTiming,
+    TaskRating,
+)
+from paritas.core.results.progress import Progress
+from paritas.core.results.wording import counted, enumerated
 from paritas.kernels import PROMISES
 from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
@@ -30,18 +42,6 @@ from paritas.kernels.comparing import (
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.wire import WireError
-from paritas.results.findings import Aspect, Finding, Status, Verdict
-from paritas.results.items import Item, ItemKind, harness, output
-from paritas.results.model_reports import (
-    CaseEnd,
-    CaseFamily,
-    KernelReport,
-    KernelRow,
-    KernelTiming,
-    TaskRating,
-)
-from paritas.results.progress import Progress
-from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,8 +254,8 @@ class Judgement:
 
     def _shrink(self) -> tuple[str, str]:
         """The smallest failing case in words, and the path of the script that shows it."""
+        from paritas.core.reporting.scripts import NoScriptError, write
         from paritas.kernels.smallest import FailingCase, case_script, smallest_failing
-        from paritas.reports.scripts import NoScriptError, write
 
         failing = next((one for one in self.cases if one.row in self._failed), None)
         assert self.options.script is not None  # noqa: S101  (for the type checker)
@@ -702,6 +702,6 @@ def _no_counterpart(missing: list[str]) -> Verdict:
         ),
         advice="keep the parameters, or promise fixed weights",
     )
-    from paritas.results.findings import Coverage
+    from paritas.core.results.findings import Coverage
 
     return Verdict(findings=(finding,), coverage=Coverage(compared=1))

@@ -23,20 +23,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas._torch.global_state import taking_stance
-from paritas._torch.kernels import any_attention
-from paritas._torch.operators import WIDE, default_dtype
-from paritas.errors import in_one_line
-from paritas.execution.isolation import detached_copy, is_same_leaf
-from paritas.execution.observation import (
+from paritas.core.errors import in_one_line
+from paritas.core.execution.isolation import detached_copy, is_same_leaf
+from paritas.core.execution.observation import (
     OUTPUT,
     cotangent,
     find_aliases,
     input_contents,
     input_tensors,
 )
-from paritas.execution.saved_state import ProcessState, RandomState
-from paritas.execution.subjects import Inputs
+from paritas.core.execution.saved_state import ProcessState, RandomState
+from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.numerics.contents import Opaque, contents, map_leaves
+from paritas.core.numerics.flattening import as_plain, flattened
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.precision.lifting import LiftMode, is_rounding
+from paritas.core.results.items import Item, ItemKind, output
+from paritas.core.torch_private.global_state import taking_stance
+from paritas.core.torch_private.kernels import any_attention
+from paritas.core.torch_private.operators import WIDE, default_dtype
 from paritas.kernels.calling import (
     COMPILED,
     REPEATED,
@@ -59,12 +65,6 @@ from paritas.kernels.outside import (
     our_modules_hidden,
 )
 from paritas.kernels.wire import WireError, bytes_of, decode, encode
-from paritas.numerics.bits import dtype_name
-from paritas.numerics.contents import Opaque, contents, map_leaves
-from paritas.numerics.flattening import as_plain, flattened
-from paritas.numerics.metrics import bitwise_equal
-from paritas.precision.lifting import LiftMode, is_rounding
-from paritas.results.items import Item, ItemKind, output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -569,7 +569,7 @@ def _has_compiled() -> bool:
     """Whether torch.compile has compiled something here; in a lifted run it is off."""
     if "torch._dynamo" not in sys.modules:  # importing it takes seconds
         return False
-    from paritas._torch.dynamo import count_compiled_frames
+    from paritas.core.torch_private.dynamo import count_compiled_frames
 
     return count_compiled_frames() > 0
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas._torch.watching import (
+from paritas.core.torch_private.watching import (
     close_modes,
     library_kernels,
     loaded_operators,

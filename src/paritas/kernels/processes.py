@@ -28,14 +28,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import msgspec
 
-from paritas.execution.time_limit import OutOfTime
+from paritas.core.execution.time_limit import OutOfTime
 from paritas.kernels.forking import READY, environment, stop_nurseries
 from paritas.kernels.wire import ChannelClosedError, WireError, decode, encode, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from paritas.execution.time_limit import TimeLimit
+    from paritas.core.execution.time_limit import TimeLimit
     from paritas.kernels.forking import Nursery
     from paritas.kernels.observing import Observer
     from paritas.kernels.outside import OwnCode
@@ -483,8 +483,8 @@ class _Process:
 
     def _do_load(self, order: dict[str, Any]) -> dict[str, Any]:
         """Import the candidate; what its import changes in the process is reported."""
-        from paritas.errors import UsageError
-        from paritas.execution.saved_state import ProcessState
+        from paritas.core.errors import UsageError
+        from paritas.core.execution.saved_state import ProcessState
         from paritas.kernels.outside import Leftovers, our_modules_hidden
         from paritas.kernels.sides import SideName, load_side
 
@@ -514,8 +514,8 @@ class _Process:
 
     def _do_construct(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make what is called, and return its parameters and buffers."""
-        from paritas.errors import in_one_line
-        from paritas.execution.saved_state import ProcessState
+        from paritas.core.errors import in_one_line
+        from paritas.core.execution.saved_state import ProcessState
         from paritas.kernels.observing import Observer
         from paritas.kernels.outside import our_modules_hidden
 
@@ -545,7 +545,7 @@ class _Process:
         }
 
     def _do_state(self, order: dict[str, Any]) -> dict[str, Any]:
-        from paritas.errors import in_one_line
+        from paritas.core.errors import in_one_line
 
         try:
             self._observers[-1].set_state(decode(order["state"], self._device))
@@ -571,7 +571,7 @@ class _Process:
 
 
 def _in_words(error: Exception) -> str:
-    from paritas.errors import in_one_line
+    from paritas.core.errors import in_one_line
 
     return in_one_line(error, _LONGEST_TEXT)
 
@@ -582,7 +582,7 @@ def _move(module: Any) -> None:
     def state() -> dict[str, Any]:
         return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
-    from paritas.execution.computable import is_number
+    from paritas.core.execution.computable import is_number
 
     dtypes = {name: value.dtype for name, value in state().items()}
     # As `module.double()`, which cannot convert float4.

@@ -13,40 +13,40 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas._torch.named_operators import sample_calls
-from paritas._torch.operators import DispatchMode
-from paritas.errors import UsageError, in_one_line
-from paritas.execution.computable import as_computable, is_number, stored_as
-from paritas.execution.evidence import Demand, Evidence
-from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.observation import RunConditions, input_tensors
-from paritas.execution.running import running_subject
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subject_runs import SubjectProgram
-from paritas.execution.subjects import Inputs, Subject, input_sets, inspect_subject
-from paritas.execution.time_limit import TimeLimit, TimeWatch
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.computable import as_computable, is_number, stored_as
+from paritas.core.execution.evidence import Demand, Evidence
+from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.observation import RunConditions, input_tensors
+from paritas.core.execution.running import running_subject
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subject_runs import SubjectProgram
+from paritas.core.execution.subjects import Inputs, Subject, input_sets, inspect_subject
+from paritas.core.execution.time_limit import TimeLimit, TimeWatch
+from paritas.core.numerics.contents import map_leaves
+from paritas.core.numerics.judge import Checks, check_pair
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
+from paritas.core.results.power_reports import CAUGHT
+from paritas.core.torch_private.named_operators import sample_calls
+from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
 from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
-from paritas.numerics.contents import map_leaves
-from paritas.numerics.judge import Checks, check_pair
-from paritas.numerics.metrics import bitwise_equal
-from paritas.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
-from paritas.results.power_reports import CAUGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from paritas.execution.observation import Observation, RunOptions
+    from paritas.core.execution.observation import Observation, RunOptions
+    from paritas.core.results.items import Item
+    from paritas.core.results.model_reports import KernelRow
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.forking import Nursery
-    from paritas.results.items import Item
-    from paritas.results.model_reports import KernelRow
 
 
 _LONGEST_REASON = 160

@@ -18,8 +18,8 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas._torch.named_operators import find_operator, is_operator
-from paritas.errors import UsageError, did_you_mean, in_one_line
+from paritas.core.errors import UsageError, did_you_mean, in_one_line
+from paritas.core.torch_private.named_operators import find_operator, is_operator
 
 if TYPE_CHECKING:
     import os

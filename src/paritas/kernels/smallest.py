@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.execution.computable import as_computable, is_number, stored_as
-from paritas.execution.observation import input_tensors
-from paritas.execution.similar_inputs import as_leaf
-from paritas.execution.subjects import Inputs
+from paritas.core.execution.computable import as_computable, is_number, stored_as
+from paritas.core.execution.observation import input_tensors
+from paritas.core.execution.similar_inputs import as_leaf
+from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.contents import map_leaves
+from paritas.core.reporting.scripts import Script, ScriptValues, literal
 from paritas.kernels.cases import dimension_groups
-from paritas.numerics.contents import map_leaves
-from paritas.reports.scripts import Script, ScriptValues, literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.execution.computable import as_computable, is_number, stored_as
-from paritas.numerics.metrics import bitwise_equal
+from paritas.core.execution.computable import as_computable, is_number, stored_as
+from paritas.core.numerics.metrics import bitwise_equal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

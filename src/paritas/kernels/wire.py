@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.numerics.bits import dtype_name
+from paritas.core.numerics.bits import dtype_name
 
 if TYPE_CHECKING:
     import socket

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.results.items import ItemKind
 from paritas.mutants.programs import (
     CallPlace,
     FaultRule,
@@ -18,8 +20,6 @@ from paritas.mutants.programs import (
     number_in,
     result_position,
 )
-from paritas.numerics.bits import dtype_name
-from paritas.results.items import ItemKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,34 +13,34 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from paritas._torch.graphs import node_traits, placeholders, returned
-from paritas.checks.comparer import Comparer
-from paritas.errors import UsageError
-from paritas.execution.evidence import Evidence, WideDefault, run_quietly
-from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.observation import Observation, RunConditions, RunOptions
-from paritas.execution.running import running_subject
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subject_runs import SubjectLift, SubjectProgram
-from paritas.execution.subjects import Inputs, VerifyConfig, inspect_subject
-from paritas.mutants import operator_faults, reduction_faults
-from paritas.mutants.programs import CallPlace, FaultyCall
-from paritas.numerics import criterion
-from paritas.numerics.automatic import (
+from paritas.core.errors import UsageError
+from paritas.core.execution.evidence import Evidence, WideDefault, run_quietly
+from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.observation import Observation, RunConditions, RunOptions
+from paritas.core.execution.running import running_subject
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
+from paritas.core.execution.subjects import Inputs, VerifyConfig, inspect_subject
+from paritas.core.judging.comparer import Comparer
+from paritas.core.numerics import criterion
+from paritas.core.numerics.automatic import (
     BLIND_NOISE,
     BLIND_SHARE,
     FEW_RUNS,
     LIFTED_SLACK_SCALED,
     nonfinite_mismatch,
 )
-from paritas.numerics.bits import is_inexact
-from paritas.numerics.criterion import UNIT_F64, Noise
-from paritas.numerics.pooling import NO_NOISE
-from paritas.results.items import CALL, Item
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.criterion import UNIT_F64, Noise
+from paritas.core.numerics.pooling import NO_NOISE
+from paritas.core.results.items import CALL, Item
+from paritas.core.torch_private.graphs import node_traits, placeholders, returned
+from paritas.mutants import operator_faults, reduction_faults
+from paritas.mutants.programs import CallPlace, FaultyCall
 
 if TYPE_CHECKING:
+    from paritas.core.results.findings import Verdict
     from paritas.mutants.programs import FaultRule, FlatProgram
-    from paritas.results.findings import Verdict
 
 
 # --- The kinds of faults --------------------------------------------------------------------------

@@ -17,12 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from paritas._torch.global_state import quietly
-from paritas._torch.graphs import copy_graph, node_traits, returned
-from paritas.checks.fitting import check_by, describe_shortage
-from paritas.errors import UsageError
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subjects import input_sets
+from paritas.core.errors import UsageError
+from paritas.core.execution.fitting import check_by, describe_shortage
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subjects import input_sets
+from paritas.core.numerics.contents import leaves
+from paritas.core.results.findings import Status
+from paritas.core.results.items import Item, ItemKind
+from paritas.core.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
+from paritas.core.results.progress import Progress, shows_progress
+from paritas.core.results.wording import counted, enumerated
+from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.graphs import copy_graph, node_traits, returned
 from paritas.mutants.planting import (
     MUTATIONS,
     judge_mutant,
@@ -32,19 +38,13 @@ from paritas.mutants.planting import (
     sites,
 )
 from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
-from paritas.numerics.contents import leaves
-from paritas.results.findings import Status
-from paritas.results.items import Item, ItemKind
-from paritas.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
-from paritas.results.progress import Progress, shows_progress
-from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch.fx import Node
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
     from paritas.mutants.planting import Effect, FaultSite
     from paritas.mutants.programs import FlatProgram
 

@@ -12,29 +12,29 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from paritas._torch.dynamo import backends_of, original_of
-from paritas._torch.graphs import node_traits, trace_calls
-from paritas.checks.cut_models import Rest, Side
-from paritas.errors import UsageError, in_one_line
-from paritas.execution.block_runs import Recorder
-from paritas.execution.blocks import find_blocks
-from paritas.execution.observation import OUTPUT, RunConditions, RunOptions
-from paritas.execution.reachable import reachable_modules
-from paritas.execution.running import running_subject
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subjects import inspect_subject
-from paritas.numerics.contents import leaves, map_leaves
-from paritas.results.items import Item, ItemKind, gradient, nth_output
-from paritas.results.wording import counted, enumerated
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.block_runs import Recorder
+from paritas.core.execution.blocks import find_blocks
+from paritas.core.execution.cut_models import Rest, Side
+from paritas.core.execution.observation import OUTPUT, RunConditions, RunOptions
+from paritas.core.execution.reachable import reachable_modules
+from paritas.core.execution.running import running_subject
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subjects import inspect_subject
+from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.results.items import Item, ItemKind, gradient, nth_output
+from paritas.core.results.wording import counted, enumerated
+from paritas.core.torch_private.dynamo import backends_of, original_of
+from paritas.core.torch_private.graphs import node_traits, trace_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.fx import GraphModule
 
-    from paritas._torch.operators import Traits
-    from paritas.execution.block_runs import BlockCall
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.block_runs import BlockCall
+    from paritas.core.execution.subjects import Inputs
+    from paritas.core.torch_private.operators import Traits
 
 
 # --- The flat graph -------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from msgspec.structs import replace
 
-from paritas._torch.operators import traits
-from paritas._torch.watching import (
+from paritas.core.errors import UsageError
+from paritas.core.torch_private.operators import traits
+from paritas.core.torch_private.watching import (
     in_backward,
     mode_depth,
     out_arguments,
@@ -20,30 +21,29 @@ from paritas._torch.watching import (
     watch_module_calls,
     written_arguments,
 )
-from paritas.errors import UsageError
-from paritas.files.records import Site
+from paritas.core.tracing.module_names import argument_values
+from paritas.core.tracing.source_lines import (
+    NOWHERE,
+    UserLine,
+    user_line,
+)
+from paritas.formats.dumps.selection import Mode, Selection, check_one_of
+from paritas.formats.files.records import Site
 from paritas.recording.module_calls import (
     GradientHooks,
     ModuleCalls,
     put_all,
 )
-from paritas.recording.module_names import argument_values
 from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions, Stepping
-from paritas.recording.selection import Mode, Selection, check_one_of
 from paritas.recording.session import RecordingSession
-from paritas.recording.source_lines import (
-    NOWHERE,
-    UserLine,
-    user_line,
-)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from paritas._torch.operators import Operator
-    from paritas.files.records import Layout, Phase
+    from paritas.core.torch_private.operators import Operator
+    from paritas.formats.files.records import Layout, Phase
 
 
 # --- Calls of operators ---------------------------------------------------------------------------

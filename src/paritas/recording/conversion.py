@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import torch
 
-from paritas.compat.ge_writing import Operator
-from paritas.compat.npy_tree import is_of_tree
-from paritas.dumps.completeness import describe_missing, missing_ranks
-from paritas.dumps.reading import Dump
-from paritas.dumps.writing import DumpWriter
-from paritas.errors import ParitasError, UsageError
-from paritas.files.records import LOCK, Entry, discard, is_locked, rank_folders, read_header
-from paritas.files.tensor_bytes import (
+from paritas.core.errors import ParitasError, UsageError
+from paritas.core.numerics.sketch import sketch
+from paritas.core.numerics.statistics import summarize
+from paritas.core.results.wording import counted, enumerated
+from paritas.formats.dumps.completeness import describe_missing, missing_ranks
+from paritas.formats.dumps.reading import Dump
+from paritas.formats.dumps.writing import DumpWriter
+from paritas.formats.files.records import LOCK, Entry, discard, is_locked, rank_folders, read_header
+from paritas.formats.files.tensor_bytes import (
     as_stored,
     bytes_needed,
     check_repeats,
@@ -28,8 +29,8 @@ from paritas.files.tensor_bytes import (
     stored_dtype,
     stored_shape,
 )
-from paritas.numerics.sketch import sketch
-from paritas.numerics.statistics import summarize
+from paritas.formats.foreign.ge_writing import Operator
+from paritas.formats.foreign.npy_tree import is_of_tree
 from paritas.recording.conversion_sources import (
     DumpSource,
     LatestFiles,
@@ -38,7 +39,6 @@ from paritas.recording.conversion_sources import (
     source_of,
     sync_to_disk,
 )
-from paritas.results.wording import counted, enumerated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.compat.ge_writing import SiteKey
-    from paritas.files.records import Header, Record, TensorFacts
+    from paritas.formats.files.records import Header, Record, TensorFacts
+    from paritas.formats.foreign.ge_writing import SiteKey
     from paritas.recording.conversion_sources import SourceRank
 
 

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.compat.foreign_dump import ForeignDump, rank_of
-from paritas.compat.ge_files import read_ge_header
-from paritas.compat.ge_writing import call_key
-from paritas.dumps.completeness import find_losses, list_problems
-from paritas.dumps.opening import is_known, is_ours, open_dump
-from paritas.dumps.reading import LONGEST_LINE, Dump, check_record
-from paritas.errors import ParitasError, UsageError
-from paritas.files.records import (
+from paritas.core.errors import ParitasError, UsageError
+from paritas.core.file_trees import Folder, Problems, open_plain
+from paritas.formats.dumps.completeness import find_losses, list_problems
+from paritas.formats.dumps.opening import is_known, is_ours, open_dump
+from paritas.formats.dumps.reading import LONGEST_LINE, Dump, check_record
+from paritas.formats.files.records import (
     INDEX,
     LOCK,
     NPY_LAYOUTS,
@@ -30,7 +28,9 @@ from paritas.files.records import (
     volumes_of,
     write_header,
 )
-from paritas.files.trees import Folder, Problems, open_plain
+from paritas.formats.foreign.foreign_dump import ForeignDump, rank_of
+from paritas.formats.foreign.ge_files import read_ge_header
+from paritas.formats.foreign.ge_writing import call_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Header
+    from paritas.formats.dumps.opening import ReadableDump
+    from paritas.formats.files.records import Header
 
 
 # --- Reading the index of one rank as it grows ----------------------------------------------------

@@ -12,9 +12,12 @@ import msgspec
 import torch
 from torch.fx import Interpreter, Node
 
-from paritas._torch.buffers import SeenBuffer
-from paritas._torch.eager_graphs import use_twins
-from paritas._torch.graphs import (
+from paritas.core.execution.saved_state import Copier, RandomState
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.torch_private.buffers import SeenBuffer
+from paritas.core.torch_private.eager_graphs import use_twins
+from paritas.core.torch_private.graphs import (
     as_traced,
     copy_graph,
     is_view,
@@ -22,7 +25,8 @@ from paritas._torch.graphs import (
     placeholders,
     provenance,
 )
-from paritas.compat.ge_writing import (
+from paritas.formats.files.records import Observed, Site
+from paritas.formats.foreign.ge_writing import (
     FusedFacts,
     NodeFacts,
     Operator,
@@ -30,11 +34,7 @@ from paritas.compat.ge_writing import (
     optimized_graph_text,
     original_graph_text,
 )
-from paritas.compat.npy_tree import call_name, time_stamp
-from paritas.execution.saved_state import Copier, RandomState
-from paritas.files.records import Observed, Site
-from paritas.numerics.bits import dtype_name
-from paritas.numerics.metrics import bitwise_equal
+from paritas.formats.foreign.npy_tree import call_name, time_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from paritas._torch.buffers import Buffer, Kernel
-    from paritas._torch.inductor import LoweredGraph
-    from paritas.compat.ge_writing import SiteKey
-    from paritas.files.records import Phase, Source
+    from paritas.core.torch_private.buffers import Buffer, Kernel
+    from paritas.core.torch_private.inductor import LoweredGraph
+    from paritas.formats.files.records import Phase, Source
+    from paritas.formats.foreign.ge_writing import SiteKey
     from paritas.recording.session import RecordingSession
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from paritas._torch.watching import (
+from paritas.core.torch_private.watching import (
     has_values,
     in_backward,
     is_compiled,
@@ -19,9 +19,14 @@ from paritas._torch.watching import (
     is_symbolic,
     unseen,
 )
-from paritas.files.records import Site
-from paritas.recording.module_names import ModuleNames, NamedModule, argument_values, result_values
-from paritas.recording.source_lines import NOWHERE, UserLine, user_line
+from paritas.core.tracing.module_names import (
+    ModuleNames,
+    NamedModule,
+    argument_values,
+    result_values,
+)
+from paritas.core.tracing.source_lines import NOWHERE, UserLine, user_line
+from paritas.formats.files.records import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
-    from paritas.files.records import Side
+    from paritas.formats.files.records import Side
     from paritas.recording.session import RecordingSession
 
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ge
 import msgspec
 import torch
 
-from paritas.errors import UsageError
-from paritas.files.records import Entry, Layout, Site, TensorFacts
-from paritas.files.tensor_bytes import as_stored, digest
-from paritas.numerics.bits import dtype_name, holds_numbers
-from paritas.numerics.sketch import PendingSketch, begin_sketch
-from paritas.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
-from paritas.recording.selection import check_one_of
-from paritas.results.items import LocalPlacement
+from paritas.core.errors import UsageError
+from paritas.core.numerics.bits import dtype_name, holds_numbers
+from paritas.core.numerics.sketch import PendingSketch, begin_sketch
+from paritas.core.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
+from paritas.core.results.items import LocalPlacement
+from paritas.formats.dumps.selection import check_one_of
+from paritas.formats.files.records import Entry, Layout, Site, TensorFacts
+from paritas.formats.files.tensor_bytes import as_stored, digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from torch import Tensor
 
-    from paritas.dumps.writing import DumpWriter
+    from paritas.formats.dumps.writing import DumpWriter
 
 
 # --- How a recording is stored --------------------------------------------------------------------

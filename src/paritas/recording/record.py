@@ -16,9 +16,11 @@ import msgspec
 import torch
 from torch.fx import Node
 
-from paritas._torch.buffers import compile_listening
-from paritas._torch.dynamo import find_backend
-from paritas._torch.graphs import (
+from paritas.core.errors import UnsupportedTorchError, UsageError
+from paritas.core.execution.saved_state import Copier, RandomState
+from paritas.core.torch_private.buffers import compile_listening
+from paritas.core.torch_private.dynamo import find_backend
+from paritas.core.torch_private.graphs import (
     captured_input_names,
     is_undefined,
     placeholders,
@@ -26,18 +28,17 @@ from paritas._torch.graphs import (
     tap_values,
     written_placeholders,
 )
-from paritas._torch.inductor import (
+from paritas.core.torch_private.inductor import (
     capture_lowered,
     compile_again,
     compile_watched,
     compiled_frame,
     using_settings,
 )
-from paritas.compat.fusion_switch import load_switch
-from paritas.compat.npy_tree import model_name
-from paritas.errors import UnsupportedTorchError, UsageError
-from paritas.execution.saved_state import Copier, RandomState
-from paritas.files.records import NPY_LAYOUTS, Observed, Site
+from paritas.formats.dumps.selection import Selection, check_one_of
+from paritas.formats.files.records import NPY_LAYOUTS, Observed, Site
+from paritas.formats.foreign.fusion_switch import load_switch
+from paritas.formats.foreign.npy_tree import model_name
 from paritas.recording.graphs import (
     NodeSites,
     RecordedGraph,
@@ -46,7 +47,6 @@ from paritas.recording.graphs import (
     write_graph_texts,
 )
 from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions
-from paritas.recording.selection import Selection, check_one_of
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule
 
-    from paritas._torch.buffers import Buffer, Kernel, ListeningCode, SeenBuffer
-    from paritas._torch.inductor import LoweredGraph
-    from paritas.compat.fusion_switch import FusionSwitch
-    from paritas.files.records import Layout
+    from paritas.core.torch_private.buffers import Buffer, Kernel, ListeningCode, SeenBuffer
+    from paritas.core.torch_private.inductor import LoweredGraph
+    from paritas.formats.dumps.selection import Within
+    from paritas.formats.files.records import Layout
+    from paritas.formats.foreign.fusion_switch import FusionSwitch
     from paritas.recording.pipeline import Stepping
-    from paritas.recording.selection import Within
 
 
 # --- Sites of the buffers of fused code -----------------------------------------------------------

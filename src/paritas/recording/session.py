@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from paritas._torch.tensors import local_part
-from paritas.dumps.writing import DumpWriter
-from paritas.errors import UsageError
-from paritas.files.records import NPY_LAYOUTS, Header, run_identity
+from paritas.core.errors import UsageError
+from paritas.core.settings import own_version
+from paritas.core.torch_private.tensors import local_part
+from paritas.formats.dumps.selection import Sieve
+from paritas.formats.dumps.writing import DumpWriter
+from paritas.formats.files.records import NPY_LAYOUTS, Header, run_identity
 from paritas.recording.pipeline import (
     CopyPool,
     PendingSummary,
@@ -29,15 +31,13 @@ from paritas.recording.pipeline import (
     kind_of,
     rank_and_world,
 )
-from paritas.recording.selection import Sieve
-from paritas.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from paritas.compat.ge_writing import Operator, SiteKey
-    from paritas.files.records import Observed, Site, Source
-    from paritas.recording.selection import Selection, Within
+    from paritas.formats.dumps.selection import Selection, Within
+    from paritas.formats.files.records import Observed, Site, Source
+    from paritas.formats.foreign.ge_writing import Operator, SiteKey
 
 _LONGEST_VALUE = 1000
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import original_of, uncompiled
-from paritas._torch.operators import plain_flex_attention
-from paritas.errors import in_one_line
-from paritas.execution.saved_state import RandomState
-from paritas.execution.ways import (
+from paritas.core.errors import in_one_line
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.token_models import TokenModel, config_parts, has_cache, keeps_states
+from paritas.core.execution.ways import (
     DoesNotApply,
     NotPromised,
     computing_nothing,
 )
-from paritas.precision.lifting import LiftMode
+from paritas.core.precision.lifting import LiftMode
+from paritas.core.torch_private.dynamo import original_of, uncompiled
+from paritas.core.torch_private.operators import plain_flex_attention
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -29,14 +30,13 @@ from paritas.relations.relation import (
     related,
 )
 from paritas.relations.serving import PADDING, in_chunks, padded, plain_case
-from paritas.relations.token_models import TokenModel, config_parts, has_cache, keeps_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
     from paritas.relations.relation import Way
 
 EAGER, SDPA, FLEX = "eager", "sdpa", "flex_attention"

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import original_of
-from paritas.errors import in_one_line
-from paritas.execution.ways import (
+from paritas.core.errors import in_one_line
+from paritas.core.execution.token_models import (
+    KEYS_AND_VALUES,
+    TokenModel,
+    spans,
+    static_cache,
+    text_config,
+)
+from paritas.core.execution.ways import (
     DoesNotApply,
     NotPromised,
     computing,
     computing_nothing,
 )
+from paritas.core.torch_private.dynamo import original_of
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -26,20 +33,13 @@ from paritas.relations.relation import (
     related,
 )
 from paritas.relations.serving import in_chunks, plain_case
-from paritas.relations.token_models import (
-    KEYS_AND_VALUES,
-    TokenModel,
-    spans,
-    static_cache,
-    text_config,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
     from paritas.relations.relation import Way
 
 # Tokens that are run and then taken back.

@@ -17,37 +17,45 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas._torch.dynamo import original_of, room_for_entries
-from paritas.checks.comparer import Comparer
-from paritas.checks.failures import Explainer
-from paritas.errors import UsageError, in_one_line
-from paritas.execution.evidence import Demand, Evidence, Notes, WideDefault, run_quietly
-from paritas.execution.observation import RunConditions, RunOptions
-from paritas.execution.saved_state import RandomState
-from paritas.execution.subject_runs import SubjectLift, SubjectProgram
-from paritas.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
-from paritas.execution.ways import (
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.evidence import Demand, Evidence, Notes, WideDefault, run_quietly
+from paritas.core.execution.observation import RunConditions, RunOptions
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
+from paritas.core.execution.subjects import Inputs, VerifyConfig, input_sets, inspect_subject
+from paritas.core.execution.ways import (
     DoesNotApply,
     NotPromised,
     OtherShape,
     current_piece,
 )
-from paritas.numerics import criterion
-from paritas.numerics.automatic import LIFTED_SLACK_SCALED, nonfinite_mismatch
-from paritas.numerics.bits import is_inexact
-from paritas.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
-from paritas.numerics.criterion import UNIT_F64, Noise
-from paritas.numerics.pooling import NO_NOISE
+from paritas.core.judging.comparer import Comparer
+from paritas.core.judging.failures import Explainer
+from paritas.core.numerics import criterion
+from paritas.core.numerics.automatic import LIFTED_SLACK_SCALED, nonfinite_mismatch
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
+from paritas.core.numerics.criterion import UNIT_F64, Noise
+from paritas.core.numerics.pooling import NO_NOISE
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Status,
+    Verdict,
+)
+from paritas.core.results.items import CALL, Item, ItemKind
+from paritas.core.results.model_reports import InvariantsReport, Promise, RelationRow
+from paritas.core.results.progress import shows_progress
+from paritas.core.torch_private.dynamo import original_of, room_for_entries
 from paritas.relations.relation import (
     Case,
     CheckedModel,
     RelationFamily,
     chosen,
 )
-from paritas.results.findings import Aspect, Coverage, Finding, Origin, OriginKind, Status, Verdict
-from paritas.results.items import CALL, Item, ItemKind
-from paritas.results.model_reports import InvariantsReport, Promise, RelationRow
-from paritas.results.progress import shows_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,9 +63,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.utils.hooks import RemovableHandle
 
-    from paritas.execution.observation import Observation
-    from paritas.execution.subjects import Subject
-    from paritas.execution.ways import Piece
+    from paritas.core.execution.observation import Observation
+    from paritas.core.execution.subjects import Subject
+    from paritas.core.execution.ways import Piece
     from paritas.relations.relation import Relation, Way
 
 _LONGEST_REASON = 240

@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import original_of
-from paritas.errors import in_one_line
-from paritas.execution.subjects import Inputs
-from paritas.execution.ways import DoesNotApply, NotPromised
+from paritas.core.errors import in_one_line
+from paritas.core.execution.subjects import Inputs
+from paritas.core.execution.token_models import (
+    KEYS_AND_VALUES,
+    TokenModel,
+    config_parts,
+    has_cache,
+    own_static_kind,
+    pad_token,
+)
+from paritas.core.execution.ways import DoesNotApply, NotPromised
+from paritas.core.torch_private.dynamo import original_of
 from paritas.relations.caches import static_caches_refused
 from paritas.relations.relation import (
     Case,
@@ -26,14 +34,6 @@ from paritas.relations.relation import (
     rows_of,
 )
 from paritas.relations.serving import PADDING, left_padding_is_promised, pads_encoder
-from paritas.relations.token_models import (
-    KEYS_AND_VALUES,
-    TokenModel,
-    config_parts,
-    has_cache,
-    own_static_kind,
-    pad_token,
-)
 from paritas.relations.training import training
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.errors import UsageError
-from paritas.execution.ways import DoesNotApply
-from paritas.numerics.contents import leaves, map_leaves
+from paritas.core.errors import UsageError
+from paritas.core.execution.ways import DoesNotApply
+from paritas.core.numerics.contents import leaves, map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paritas.execution.subjects import Inputs
-    from paritas.relations.token_models import TokenModel
+    from paritas.core.execution.subjects import Inputs
+    from paritas.core.execution.token_models import TokenModel
 
 
 # One way of running a model: takes the model and the inputs, and returns values by name. The two
@@ -76,7 +76,7 @@ class CheckedModel:
     @functools.cached_property
     def _tokens(self) -> TokenModel | Exception:
         """What it is, or why it is not: a model that crashes is kept apart from other models."""
-        from paritas.relations.token_models import TokenModel
+        from paritas.core.execution.token_models import TokenModel
 
         try:
             return TokenModel(self.model, self.inputs)

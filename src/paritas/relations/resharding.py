@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed, nn
 
-from paritas._torch.dynamo import uncompiled
-from paritas._torch.ranks import run_in_threads
-from paritas.errors import in_one_line
-from paritas.execution.ways import DoesNotApply
+from paritas.core.errors import in_one_line
+from paritas.core.execution.ways import DoesNotApply
+from paritas.core.torch_private.dynamo import uncompiled
+from paritas.core.torch_private.ranks import run_in_threads
 from paritas.relations.relation import (
     Relation,
     RelationFamily,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
     from paritas.relations.relation import Case, CheckedModel
 
 # From how many ranks onto how many; one rank loads without a process group.

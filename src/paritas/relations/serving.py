@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.execution.ways import (
+from paritas.core.execution.token_models import (
+    KEYS_AND_VALUES,
+    config_parts,
+    has_cache,
+    pad_token,
+    spans,
+)
+from paritas.core.execution.ways import (
     DoesNotApply,
     NotPromised,
     computing,
     computing_nothing,
 )
-from paritas.numerics.bits import is_inexact
-from paritas.numerics.contents import leaves
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.contents import leaves
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -24,22 +31,15 @@ from paritas.relations.relation import (
     related,
     rows_of,
 )
-from paritas.relations.token_models import (
-    KEYS_AND_VALUES,
-    config_parts,
-    has_cache,
-    pad_token,
-    spans,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
+    from paritas.core.execution.token_models import TokenModel
     from paritas.relations.relation import Way
-    from paritas.relations.token_models import TokenModel
 
 PADDING = 3
 

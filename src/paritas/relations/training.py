@@ -14,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paritas._torch.dynamo import original_of, uncompiled
-from paritas._torch.operators import default_dtype
-from paritas.errors import in_one_line
-from paritas.execution.ways import DoesNotApply, NotPromised
-from paritas.numerics.contents import leaves
+from paritas.core.errors import in_one_line
+from paritas.core.execution.token_models import MATRIX, TokenModel, as_named, has_cache
+from paritas.core.execution.ways import DoesNotApply, NotPromised
+from paritas.core.numerics.contents import leaves
+from paritas.core.torch_private.dynamo import original_of, uncompiled
+from paritas.core.torch_private.operators import default_dtype
 from paritas.relations.relation import (
     Case,
     CheckedModel,
@@ -28,14 +29,13 @@ from paritas.relations.relation import (
     related,
     rows_of,
 )
-from paritas.relations.token_models import MATRIX, TokenModel, as_named, has_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
     from paritas.relations.relation import Way
 
 STEPS = 2

@@ -12,16 +12,16 @@ import torch
 
 from paritas.comparison.compare import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
-from paritas.dumps.survey import RecordedCalls
-from paritas.errors import UsageError
-from paritas.execution.item_evidence import ItemEvidence
-from paritas.execution.program import VALUE
-from paritas.execution.time_limit import TimeLimit
-from paritas.numerics.checkers import AutomaticValueChecker
-from paritas.numerics.metrics import bitwise_equal
-from paritas.reports.files import read_comparison
-from paritas.reports.scripts import Script, ScriptValues, literal, write
-from paritas.results.progress import Progress
+from paritas.core.errors import UsageError
+from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.program import VALUE
+from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.numerics.checkers import AutomaticValueChecker
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.reporting.files import read_comparison
+from paritas.core.reporting.scripts import Script, ScriptValues, literal, write
+from paritas.core.results.progress import Progress
+from paritas.formats.dumps.survey import RecordedCalls
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_seconds
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.replay import ReplayPlan, ReplayProgram, ReplayStep
-    from paritas.dumps.opening import ReadableDump
-    from paritas.files.records import Record
-    from paritas.results.comparisons import Comparison, ComparisonRow, SideFacts
+    from paritas.core.results.comparisons import Comparison, ComparisonRow, SideFacts
+    from paritas.formats.dumps.opening import ReadableDump
+    from paritas.formats.files.records import Record
 
 
 # --- The script of a recorded operator ------------------------------------------------------------

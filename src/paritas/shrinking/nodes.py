@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-from paritas._torch.graphs import provenance
-from paritas.checks.locate import minimise
-from paritas.execution.observation import INPUT
-from paritas.results.items import ItemKind, nth_output
+from paritas.core.compiled.locate import minimise
+from paritas.core.execution.observation import INPUT
+from paritas.core.results.items import ItemKind, nth_output
+from paritas.core.torch_private.graphs import provenance
 from paritas.shrinking.programs import (
     EXCEPTION,
     GRADIENT,
@@ -33,7 +33,7 @@ from paritas.shrinking.programs import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from paritas.results.findings import Finding
+    from paritas.core.results.findings import Finding
     from paritas.shrinking.programs import Oracle
 
 

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.errors import UsageError
-from paritas.graphs.calls import (
+from paritas.core.errors import UsageError
+from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.reporting.scripts import SHOWN, NoScriptError
+from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.core.results.progress import Progress
+from paritas.sharding.graphs.calls import (
     OPTION_SOURCES,
     CallValues,
     GraphCall,
@@ -20,27 +24,23 @@ from paritas.graphs.calls import (
     TensorValue,
     group_calls,
 )
-from paritas.graphs.checking import option_of
-from paritas.graphs.opening import open_graph
-from paritas.graphs.results_folder import JSON
-from paritas.graphs.scripts import function_text, write_first_script
-from paritas.graphs.verify import OperatorWork, check_work, versions_here
-from paritas.partition.annotation import Annotation, Option
-from paritas.partition.library.registry import name_of
-from paritas.partition.recipe_checks import kinds_of
-from paritas.placement.placement import OperatorCall, Recipe
-from paritas.reports.scripts import SHOWN, NoScriptError
-from paritas.results.graph_reports import CallOutcome, GraphReport
-from paritas.results.progress import Progress
+from paritas.sharding.graphs.checking import option_of
+from paritas.sharding.graphs.opening import open_graph
+from paritas.sharding.graphs.results_folder import JSON
+from paritas.sharding.graphs.scripts import function_text, write_first_script
+from paritas.sharding.graphs.verify import OperatorWork, check_work, versions_here
+from paritas.sharding.operators.annotation import Annotation, Option
+from paritas.sharding.operators.library.registry import name_of
+from paritas.sharding.operators.recipe_checks import kinds_of
 from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paritas.checks.failures import FailedSplit
-    from paritas.placement.placement import Place
-    from paritas.results.findings import Aspect, Status
-    from paritas.results.graph_reports import OperatorResult, OptionResult
+    from paritas.core.judging.failures import FailedSplit
+    from paritas.core.placement.placement import Place
+    from paritas.core.results.findings import Aspect, Status
+    from paritas.core.results.graph_reports import OperatorResult, OptionResult
 
 
 # --- The shapes to try, from small to large -------------------------------------------------------

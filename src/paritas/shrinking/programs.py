@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.compile_time import quick_compiles
-from paritas._torch.global_state import quietly
-from paritas.checks.failures import judging_only
-from paritas.checks.verify import verify
-from paritas.errors import UsageError
-from paritas.execution.subjects import Inputs, VerifyConfig
-from paritas.results.findings import Aspect, Status, Verdict
+from paritas.core.errors import UsageError
+from paritas.core.execution.subjects import Inputs, VerifyConfig
+from paritas.core.judging.failures import judging_only
+from paritas.core.results.findings import Aspect, Status, Verdict
+from paritas.core.torch_private.compile_time import quick_compiles
+from paritas.core.torch_private.global_state import quietly
+from paritas.verification.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch.fx import GraphModule, Node
 
-    from paritas.execution.compilation import Candidate
-    from paritas.execution.time_limit import TimeLimit
-    from paritas.results.findings import Diagnosis, Finding
+    from paritas.core.execution.compilation import Candidate
+    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.results.findings import Diagnosis, Finding
 
 
 # --- Program, candidate and signature -------------------------------------------------------------

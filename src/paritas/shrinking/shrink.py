@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from paritas._torch.named_operators import is_operator, registering_module
-from paritas.checks.locate import REMEDY_SWITCHES
-from paritas.errors import UsageError
-from paritas.execution.compilation import Candidate
-from paritas.execution.time_limit import OutOfTime, TimeLimit
-from paritas.reports.scripts import (
+from paritas.core.compiled.locate import REMEDY_SWITCHES
+from paritas.core.errors import UsageError
+from paritas.core.execution.compilation import Candidate
+from paritas.core.execution.time_limit import OutOfTime, TimeLimit
+from paritas.core.reporting.scripts import (
     Script,
     ScriptValues,
     WrittenScript,
@@ -29,10 +28,11 @@ from paritas.reports.scripts import (
     literal,
     write,
 )
-from paritas.results.findings import Aspect, Diagnosis, Status
-from paritas.results.progress import Progress
-from paritas.results.report import Result
-from paritas.results.wording import counted
+from paritas.core.results.findings import Aspect, Diagnosis, Status
+from paritas.core.results.progress import Progress
+from paritas.core.results.report import Result
+from paritas.core.results.wording import counted
+from paritas.core.torch_private.named_operators import is_operator, registering_module
 from paritas.shrinking.nodes import (
     SIZES,
     drop_outputs,

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas._torch.dynamo import (
+from paritas.core.errors import UsageError
+from paritas.core.execution.compilation import Candidate
+from paritas.core.execution.observation import RunConditions
+from paritas.core.execution.running import running_subject
+from paritas.core.execution.saved_state import Copier, RandomState
+from paritas.core.execution.subjects import input_sets, inspect_subject
+from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.judging.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
+from paritas.core.reporting.scripts import NoScriptError, find_name, literal
+from paritas.core.results.findings import Status
+from paritas.core.results.progress import shows_progress
+from paritas.core.torch_private.dynamo import (
     backends_of,
     dynamic_of,
     find_backend,
@@ -16,18 +27,7 @@ from paritas._torch.dynamo import (
     original_of,
     room_for_entries,
 )
-from paritas._torch.graphs import copy_graph, placeholders
-from paritas.checks.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
-from paritas.errors import UsageError
-from paritas.execution.compilation import Candidate
-from paritas.execution.observation import RunConditions
-from paritas.execution.running import running_subject
-from paritas.execution.saved_state import Copier, RandomState
-from paritas.execution.subjects import input_sets, inspect_subject
-from paritas.execution.time_limit import TimeLimit
-from paritas.reports.scripts import NoScriptError, find_name, literal
-from paritas.results.findings import Status
-from paritas.results.progress import shows_progress
+from paritas.core.torch_private.graphs import copy_graph, placeholders
 from paritas.shrinking.programs import (
     FailingProgram,
     fresh_copy,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule, Node
 
-    from paritas._torch.dynamo import Backend
-    from paritas.results.findings import Diagnosis, Verdict
+    from paritas.core.results.findings import Diagnosis, Verdict
+    from paritas.core.torch_private.dynamo import Backend
 
 
 # --- The graphs that a compiler receives, with their real inputs ----------------------------------

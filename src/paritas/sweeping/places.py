@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.execution.executors import count_processors
+from paritas.core.execution.executors import count_processors
 from paritas.sweeping.plan import INDUCTOR_MODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paritas.results.sweeps import SweepRun
+    from paritas.core.results.sweeps import SweepRun
 
 # What travels is code. A large file is found by its name there, or its run says that it is missing.
 MOST_BYTES = 8_000_000

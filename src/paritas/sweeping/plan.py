@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from paritas.candidates.loading import NAMED
-from paritas.errors import UsageError, did_you_mean
+from paritas.core.candidates.loading import NAMED
+from paritas.core.errors import UsageError, did_you_mean
+from paritas.core.results.sweeps import KernelSettings, SweepRun
 from paritas.kernels import PROMISES
-from paritas.results.sweeps import KernelSettings, SweepRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

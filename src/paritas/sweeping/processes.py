@@ -31,20 +31,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from paritas.candidates.loading import NAMED, CandidateOptions
-from paritas.errors import ParitasError, UsageError, in_one_line
-from paritas.results.findings import Verdict
-from paritas.results.progress import clock_words
-from paritas.results.report import json_of
-from paritas.results.sweeps import RunEnd, SweepRow, trimmed, without_verdict
-from paritas.results.wording import size
+from paritas.core.candidates.loading import NAMED, CandidateOptions
+from paritas.core.errors import ParitasError, UsageError, in_one_line
+from paritas.core.results.findings import Verdict
+from paritas.core.results.progress import clock_words
+from paritas.core.results.report import json_of
+from paritas.core.results.sweeps import RunEnd, SweepRow, trimmed, without_verdict
+from paritas.core.results.wording import size
 from paritas.sweeping.places import RunPlace, WorkerPlace
 from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from paritas.results.sweeps import KernelSettings, SweepRun
+    from paritas.core.results.sweeps import KernelSettings, SweepRun
 
 _LOOK_SECONDS = 0.1
 # The time to write a traceback, before a run is killed.
@@ -383,7 +383,7 @@ def _compile_once() -> None:
     import torch
     from torch.nn import functional
 
-    from paritas._torch.compile_time import quick_compiles
+    from paritas.core.torch_private.compile_time import quick_compiles
 
     def program(x: torch.Tensor) -> torch.Tensor:
         return functional.gelu(functional.layer_norm(x, x.shape[1:])).softmax(-1)
@@ -585,7 +585,7 @@ KERNELS = "kernels"
 # Modules that take long to import, for each kind of target.
 _LIBRARIES = {
     "hf": (
-        "paritas.targets.hugging_face",
+        "paritas.core.targets.hugging_face",
         "transformers.generation.utils",
         "transformers.modeling_layers",
         "transformers.modeling_outputs",
@@ -597,7 +597,11 @@ _LIBRARIES = {
     "torchvision": ("torchvision.models",),
     KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),
 }
-_OWN = ("paritas.checks.verify", "paritas.candidates.makers", "paritas.diagnosis.diagnose")
+_OWN = (
+    "paritas.verification.verify",
+    "paritas.core.candidates.makers",
+    "paritas.core.diagnosis.diagnose",
+)
 
 
 def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
@@ -624,9 +628,9 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
     """Compare; returns the verdict, and versions that only this process knows."""
     if run.kernel is not None:
         return _judge_kernel(run, run.kernel, tell), _device_versions(run.device)
-    from paritas.candidates.makers import build_candidate, build_reference
-    from paritas.checks.verify import verify
-    from paritas.execution.subjects import VerifyConfig
+    from paritas.core.candidates.makers import build_candidate, build_reference
+    from paritas.core.execution.subjects import VerifyConfig
+    from paritas.verification.verify import verify
 
     options = _options_of(run)
     tell(f"building {run.target}")
@@ -677,9 +681,9 @@ def _load_exported(run: SweepRun) -> tuple[Any, Any]:
     import torch
     from torch.export.passes import move_to_device_pass
 
-    from paritas.candidates.makers import move_leaf
-    from paritas.execution.subjects import Inputs, usable_device
-    from paritas.numerics.contents import map_leaves
+    from paritas.core.candidates.makers import move_leaf
+    from paritas.core.execution.subjects import Inputs, usable_device
+    from paritas.core.numerics.contents import map_leaves
 
     try:
         program = torch.export.load(Path(run.target))
@@ -739,7 +743,7 @@ def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> _Mes
         tell("importing torch")
         import torch
 
-        from paritas._torch.compile_time import quick_compiles
+        from paritas.core.torch_private.compile_time import quick_compiles
 
         torch.set_num_threads(place.threads)
         with quick_compiles():  # the same code, in less time

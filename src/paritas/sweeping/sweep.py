@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from paritas.errors import ClusterLostError, UsageError
-from paritas.execution.executors import (
+from paritas.core.errors import ClusterLostError, UsageError
+from paritas.core.execution.executors import (
     Failed,
     count_processors,
     executor_of,
     run_batches,
     tell_workers,
 )
-from paritas.files.records import Lock
-from paritas.reports.files import check_writable, write_whole
-from paritas.results.progress import Progress, shows_progress
-from paritas.results.report import json_of
-from paritas.results.sweeps import (
+from paritas.core.reporting.files import check_writable, write_whole
+from paritas.core.results.progress import Progress, shows_progress
+from paritas.core.results.report import json_of
+from paritas.core.results.sweeps import (
     CLUSTER_LOST,
     INTERRUPT,
     SweepReport,
@@ -33,8 +32,9 @@ from paritas.results.sweeps import (
     SweepRun,
     changes,
 )
-from paritas.results.sweeps import FORMAT as REPORT_FORMAT
-from paritas.settings import own_version
+from paritas.core.results.sweeps import FORMAT as REPORT_FORMAT
+from paritas.core.settings import own_version
+from paritas.formats.files.records import Lock
 from paritas.sweeping import places, processes
 from paritas.sweeping.plan import plan_tasks
 from paritas.sweeping.processes import RunOrder
@@ -148,8 +148,8 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
 
 def write_report(folder: Path, report: SweepReport) -> None:
     """Write the files of a report, each one completely or not at all."""
-    from paritas.reports.annotations import junit_document
-    from paritas.reports.model_reports import sweep_account, sweep_page
+    from paritas.core.reporting.annotations import junit_document
+    from paritas.core.reporting.model_reports import sweep_account, sweep_page
 
     write_whole(folder / REPORT_JSON, report.to_json())
     document = junit_document(sweep_account(report, subject=str(folder)))

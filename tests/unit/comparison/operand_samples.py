@@ -7,7 +7,7 @@ import itertools
 from paritas.comparison.operands import Operand
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
-from paritas.files.records import Record, Site, TensorFacts
+from paritas.formats.files.records import Record, Site, TensorFacts
 
 EVERYTHING = RecordedSelection()
 _CONTENTS = itertools.count(1000)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from paritas.comparison.gathering import gather, row_major
-from paritas.errors import UsageError
-from paritas.files.records import Payload, Record, Site, TensorFacts
-from paritas.placement.assembly import ReplicasDisagreeError
-from paritas.results.items import LocalPlacement
+from paritas.core.errors import UsageError
+from paritas.core.placement.assembly import ReplicasDisagreeError
+from paritas.core.results.items import LocalPlacement
+from paritas.formats.files.records import Payload, Record, Site, TensorFacts
 
 
 class Ranks:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from paritas.dumps.survey import RecordedCalls
-from paritas.files.records import Payload, Record, Site, TensorFacts
-from paritas.files.tensor_bytes import as_stored, digest
+from paritas.formats.dumps.survey import RecordedCalls
+from paritas.formats.files.records import Payload, Record, Site, TensorFacts
+from paritas.formats.files.tensor_bytes import as_stored, digest
 from paritas.recording.graphs import operator_arguments
 
 if TYPE_CHECKING:

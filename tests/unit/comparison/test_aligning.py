@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paritas.comparison.rules import align_steps, span_text
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 
 
 def test_the_same_numbers_belong_together():

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from paritas.comparison.gathering import operands
 from paritas.comparison.rules import Rules
-from paritas.compat import sglang
-from paritas.errors import UsageError
-from paritas.files.records import Header
+from paritas.core.errors import UsageError
+from paritas.formats.files.records import Header
+from paritas.formats.foreign import sglang
 from unit.comparison.shards import Ranks
 
 WHOLE = torch.arange(48.0).reshape(4, 12)

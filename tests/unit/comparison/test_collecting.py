@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from paritas.execution.executors import few_full_collections
+from paritas.core.execution.executors import few_full_collections
 
 
 def test_full_collections_are_rarer_within_and_as_before_afterwards():

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from msgspec.structs import replace
 
-from paritas.dumps.survey import RecordedCalls
-from paritas.files.records import Site
+from paritas.formats.dumps.survey import RecordedCalls
+from paritas.formats.files.records import Site
 from unit.comparison.tapes import Tape
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from paritas.comparison.gathering import arrange
 from paritas.comparison.rules import AxisSplit, Dimension, parse_dims
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 
 
 def test_names_axes_orders_and_declarations_are_read():

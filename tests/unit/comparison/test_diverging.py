@@ -7,9 +7,9 @@ import math
 import torch
 
 from paritas.comparison.compare import first_divergence, first_non_finite
-from paritas.numerics.pair_figures import pair_figures
-from paritas.results.comparisons import ComparisonRow
-from paritas.results.findings import Status
+from paritas.core.numerics.pair_figures import pair_figures
+from paritas.core.results.comparisons import ComparisonRow
+from paritas.core.results.findings import Status
 
 
 def table(*ends, **rest):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from paritas.comparison.gathering import held_part
-from paritas.placement.assembly import ReplicasDisagreeError
+from paritas.core.placement.assembly import ReplicasDisagreeError
 from unit.comparison.shards import Ranks, gathered, numbers, only, refusal, same_bits
 
 # --- recorded placements --------------------------------------------------------------------------

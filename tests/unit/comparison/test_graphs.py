@@ -8,10 +8,10 @@ import pytest
 from paritas.comparison.operands import Operand
 from paritas.comparison.pairing import match
 from paritas.comparison.rules import Rules
-from paritas.dumps.opening import open_dump
+from paritas.formats.dumps.opening import open_dump
 from unit.comparison.operand_samples import Side, found, told
-from unit.compat import ge_files as ge
-from unit.compat.ge_graph_texts import graph_text, op_text
+from unit.formats.foreign import ge_files as ge
+from unit.formats.foreign.ge_graph_texts import graph_text, op_text
 
 KERNEL = {"level": "buffer", "kernel": "cpp_fused_mul_sum_0"}
 

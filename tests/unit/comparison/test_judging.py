@@ -10,13 +10,13 @@ import torch
 
 from paritas.comparison.judgement import measure
 from paritas.comparison.operands import Operand, Pair
-from paritas.errors import UsageError
-from paritas.files.records import Payload, Record, Site, TensorFacts
-from paritas.files.tensor_bytes import digest
-from paritas.numerics.requirements import Requirement
-from paritas.numerics.sketch import sketch
-from paritas.numerics.statistics import summarize
-from paritas.results.findings import Aspect, Status
+from paritas.core.errors import UsageError
+from paritas.core.numerics.requirements import Requirement
+from paritas.core.numerics.sketch import sketch
+from paritas.core.numerics.statistics import summarize
+from paritas.core.results.findings import Aspect, Status
+from paritas.formats.files.records import Payload, Record, Site, TensorFacts
+from paritas.formats.files.tensor_bytes import digest
 
 SITE = Site(source="eager", level="op", name="mm", op="aten.mm.default")
 

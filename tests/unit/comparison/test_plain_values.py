@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paritas.comparison.operands import read_value
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 
 
 @pytest.mark.parametrize(

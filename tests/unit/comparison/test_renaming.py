@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paritas.comparison.rules import Joined, Rearranged, Rules, TensorPart
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from unit.comparison.operand_samples import Side, found, told
 
 

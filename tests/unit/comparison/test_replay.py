@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from paritas.comparison.replay import Unreplayed, replay
-from paritas.results.findings import Status
+from paritas.core.results.findings import Status
 from unit.comparison.tapes import Tape
 
 

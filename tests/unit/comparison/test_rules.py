@@ -10,7 +10,7 @@ import pytest
 
 from paritas.comparison import rules as module
 from paritas.comparison.rules import Rules, plain_name
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 
 
 @pytest.fixture

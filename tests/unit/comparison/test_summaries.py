@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paritas.comparison.operands import merge_sketches, merge_statistics
-from paritas.errors import UsageError
-from paritas.numerics.sketch import sketch
-from paritas.numerics.statistics import summarize
-from paritas.placement.assembly import ReplicasDisagreeError
+from paritas.core.errors import UsageError
+from paritas.core.numerics.sketch import sketch
+from paritas.core.numerics.statistics import summarize
+from paritas.core.placement.assembly import ReplicasDisagreeError
 from unit.comparison.shards import Ranks, numbers, only
 
 

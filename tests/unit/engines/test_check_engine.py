@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import paritas
-from paritas.cli import main
+from paritas.app.cli import main
 from paritas.engines.changes import move_rows
 from paritas.engines.judging import Clock
 from paritas.engines.records import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.execution.observation import Observation
+from paritas.core.execution.observation import Observation
+from paritas.core.results.items import output
 from paritas.kernels.comparing import _memory_findings
-from paritas.results.items import output
 
 
 def observed(value: torch.Tensor) -> Observation:

@@ -19,7 +19,7 @@ from paritas.kernels.wire import encode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paritas.execution.subjects import Inputs
+    from paritas.core.execution.subjects import Inputs
 
 LIBRARY = getattr(importlib.util.find_spec("_ctypes"), "origin", None)
 

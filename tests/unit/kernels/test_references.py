@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.execution.subjects import Inputs
+from paritas.core.execution.subjects import Inputs
+from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.references import KernelTask, RefusedCase
 from paritas.kernels.sides import Side, SideName
-from paritas.results.model_reports import CaseFamily
 
 
 def to_bytes(x):

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.errors import MismatchError
-from paritas.reports.model_reports import kernel_report
-from paritas.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.results.items import output
-from paritas.results.model_reports import (
+from paritas.core.errors import MismatchError
+from paritas.core.reporting.model_reports import kernel_report
+from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.core.results.items import output
+from paritas.core.results.model_reports import (
     CaseFamily,
     KernelReport,
     KernelRow,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from paritas.kernels.sides import load_side, parse_side
 from paritas.kernels.weights import match_weights
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.errors import UsageError
-from paritas.execution.observation import cotangent
+from paritas.core.errors import UsageError
+from paritas.core.execution.observation import cotangent
+from paritas.core.results.items import gradient, output
 from paritas.mutants import power as searching
 from paritas.mutants.programs import BETWEEN, ModelInPieces, trace_program
-from paritas.results.items import gradient, output
 
 
 class Layer(nn.Module):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from paritas.mutants.planting import (
     FaultSite,
     band_of,

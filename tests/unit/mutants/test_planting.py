@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from paritas.mutants.operator_faults import INDEXING_FAULTS
 from paritas.mutants.planting import (
     MUTATIONS,

@@ -9,7 +9,17 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Status
+from paritas.core.results.power_reports import (
+    FaultResult,
+    Grade,
+    PowerReport,
+    Reordering,
+    Share,
+    power_headline,
+    power_lines,
+)
 from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
 from paritas.mutants.power import (
     SCALES,
@@ -22,16 +32,6 @@ from paritas.mutants.power import (
     turns,
 )
 from paritas.mutants.programs import trace_program
-from paritas.results.findings import Status
-from paritas.results.power_reports import (
-    FaultResult,
-    Grade,
-    PowerReport,
-    Reordering,
-    Share,
-    power_headline,
-    power_lines,
-)
 
 
 class Net(nn.Module):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.core.results.items import nth_output
 from paritas.mutants.programs import trace_program
-from paritas.results.items import nth_output
 
 
 class Counting(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import fx
 
-from paritas._torch.buffers import Buffer, Kernel, SeenBuffer
-from paritas.compat.ge_writing import ValueFacts
-from paritas.files.records import Site
+from paritas.core.torch_private.buffers import Buffer, Kernel, SeenBuffer
+from paritas.formats.files.records import Site
+from paritas.formats.foreign.ge_writing import ValueFacts
 from paritas.recording.graphs import buffer_facts, node_facts, write_graph_texts
 
 aten = torch.ops.aten

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import processes
-from paritas.dumps.reading import Dump
-from paritas.errors import ParitasError, UsageError
-from paritas.files.records import Site
+from paritas.core.errors import ParitasError, UsageError
+from paritas.formats.dumps.reading import Dump
+from paritas.formats.dumps.selection import Selection
+from paritas.formats.files.records import Site
 from paritas.recording.pipeline import SessionOptions, Snapshot
-from paritas.recording.selection import Selection
 from paritas.recording.session import RecordingSession
 
 
@@ -184,10 +184,10 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path):
 def test_a_full_disk_is_told_and_what_was_written_before_can_be_read(room, tmp_path):
     script = f"""
         import resource, signal, torch
-        from paritas.files.records import Site
-        from paritas.errors import ParitasError
+        from paritas.formats.files.records import Site
+        from paritas.core.errors import ParitasError
         from paritas.recording.pipeline import SessionOptions
-        from paritas.recording.selection import Selection
+        from paritas.formats.dumps.selection import Selection
         from paritas.recording.session import RecordingSession
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

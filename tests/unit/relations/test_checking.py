@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from torch import nn
 
 import paritas
-from paritas.cli import main
+from paritas.app.cli import main
+from paritas.core.results.model_reports import InvariantsReport
 from paritas.relations.relation import forget_relation
-from paritas.results.model_reports import InvariantsReport
 from quality.relation_models import TOKENS, VOCABULARY, Decoder, Trained, plant, tokens
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed import checkpoint
 
 import paritas
+from paritas.core.results.findings import Status
 from paritas.relations import resharding
-from paritas.results.findings import Status
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 FURTHER = pytest.mark.skipif(not WHOLE, reason="PARITAS_WHOLE_CORPUS")

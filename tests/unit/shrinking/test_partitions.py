@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from paritas.checks.failures import recall_failed
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
+from paritas.core.judging.failures import recall_failed
+from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.results.items import Replicate, Shard
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, check_recipe
-from paritas.placement.placement import OperatorCall, Recipe
-from paritas.results.items import Replicate, Shard
 from paritas.shrinking.partitions import graph_call, shrink_splits
 from paritas.shrinking.shrink import NothingFailsError
 
 if TYPE_CHECKING:
-    from paritas.results.findings import Verdict
+    from paritas.core.results.findings import Verdict
 
 K_IS_NOT_SUMMED = "m k, k n -> m n"
 ROWS = Recipe(((0, Shard(0)),), (Shard(0),))

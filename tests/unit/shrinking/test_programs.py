@@ -3,7 +3,7 @@ import dataclasses
 import torch
 from torch import fx
 
-from paritas.results.findings import Aspect, Status
+from paritas.core.results.findings import Aspect, Status
 from paritas.shrinking.nodes import extract_part, record_values
 from paritas.shrinking.programs import FailingProgram, FailureSignature, same_failure
 

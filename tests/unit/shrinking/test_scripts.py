@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load, save
 from torch import fx
 
-from paritas.errors import UsageError
-from paritas.execution.compilation import Candidate
-from paritas.reports.scripts import ScriptValues, write
-from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
+from paritas.core.errors import UsageError
+from paritas.core.execution.compilation import Candidate
+from paritas.core.reporting.scripts import ScriptValues, write
+from paritas.core.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import FailingProgram, FailureSignature
 from paritas.shrinking.shrink import program_script
 from quality.faulty_backends import backend
@@ -40,7 +40,7 @@ def here(monkeypatch):
             code = runpy.run_path(str(path))["main"]()
         return code, printed.getvalue()
 
-    monkeypatch.setattr("paritas.reports.scripts.run_script", run)
+    monkeypatch.setattr("paritas.core.reporting.scripts.run_script", run)
 
 
 def write_script(program, candidate, signature, diagnosis, path):

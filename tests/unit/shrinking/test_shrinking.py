@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from paritas.errors import UsageError
-from paritas.execution.compilation import Candidate
-from paritas.execution.time_limit import TimeLimit
-from paritas.results.findings import Aspect, Diagnosis, Pattern, Status
+from paritas.core.errors import UsageError
+from paritas.core.execution.compilation import Candidate
+from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.results.findings import Aspect, Diagnosis, Pattern, Status
 from paritas.shrinking.programs import (
     FailureSignature,
     Oracle,

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import paritas
-from paritas.checks.failures import recall_failed
-from paritas.errors import MismatchError, UsageError
-from paritas.execution.compilation import Candidate
-from paritas.results.findings import Verdict
+from paritas.core.errors import MismatchError, UsageError
+from paritas.core.execution.compilation import Candidate
+from paritas.core.judging.failures import recall_failed
+from paritas.core.results.findings import Verdict
 from paritas.shrinking import shrink as shrinking
 from paritas.shrinking import sources
 from quality import faulty_backends

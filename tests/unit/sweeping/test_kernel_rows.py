@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paritas.errors import UsageError
+from paritas.core.errors import UsageError
 from paritas.sweeping.plan import operator_of, plan_tasks
 
 

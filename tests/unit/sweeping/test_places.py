@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paritas.results.sweeps import SweepRun
+from paritas.core.results.sweeps import SweepRun
 from paritas.sweeping import places, processes
 from paritas.sweeping.places import RunPlace, WorkerPlace, new_place, pack_code
 from paritas.sweeping.plan import RunTask

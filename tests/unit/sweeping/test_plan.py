@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paritas.errors import UsageError
-from paritas.results.sweeps import SweepRun
+from paritas.core.errors import UsageError
+from paritas.core.results.sweeps import SweepRun
 from paritas.sweeping.plan import plan_tasks
 
 ZOO = Path(__file__).parents[3] / "zoo"

@@ -1,0 +1,1 @@
+"""The edges: the command line, the pytest plugin, doctor."""

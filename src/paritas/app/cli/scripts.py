@@ -1,0 +1,411 @@
+"""The commands that run scripts or write them: `paritas run` and `paritas shrink`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.app.cli.options import (
+    UNVERIFIED,
+    OutputFormat,
+    backend_option,
+    dtype_option,
+    format_options,
+    inputs_option,
+    json_option,
+    json_takes_stdout,
+    progress,
+    refuse,
+    setup_option,
+    strict_option,
+    train_option,
+    write_json,
+)
+from paritas.core.candidates.loading import BuildOptions, import_modules
+from paritas.core.errors import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from paritas.app.cli.running import Ending, ScriptProgram
+    from paritas.core.execution.compilation import Candidate
+    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.shrinking.programs import FailingProgram
+    from paritas.shrinking.shrink import ShrinkReport
+
+
+# --- run: an unmodified script with every `torch.compile` in it guarded ---------------------------
+
+ACTIONS = ("raise", "warn", "record", "fallback")
+
+
+class _Every(click.ParamType[float]):
+    """Every n-th call, or a share of the calls."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse it; `1.5` is neither."""
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not (0 < number <= 1 or (math.isfinite(number) and number == int(number) > 0)):
+            self.fail(
+                f"{value!r} is neither an integer n (every n-th call is checked) nor a share of "
+                "the calls between 0 and 1",
+                param,
+                ctx,
+            )
+        return number
+
+
+@click.command(
+    short_help="Run a script with every torch.compile in it checked.",
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(ACTIONS),
+    default="record",
+    show_default=True,
+    help="Raise an error in the script, warn, only record, or return the reference's result to "
+    "the script and continue.",
+)
+@click.option(
+    "--every",
+    type=_Every(),
+    default=1,
+    metavar="N|SHARE",
+    help="Check every N-th call of a graph, or a share of its calls below 1. The first call of a "
+    "graph is always checked.",
+)
+@click.option("--thorough", is_flag=True, help="Also check the compiler's graph passes.")
+@strict_option
+@json_option(or_stdout=False)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@format_options
+@click.pass_context
+def run(  # noqa: PLR0913  (one for each option)
+    ctx: click.Context,
+    *,
+    script: str,
+    args: tuple[str, ...],
+    is_module: bool,
+    on_mismatch: str,
+    every: float,
+    thorough: bool,
+    strict: bool,
+    json_path: Path | None,
+    form: OutputFormat,
+) -> None:
+    """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
+
+    Each torch.compile keeps its backend, mode and options; each call of a compiled graph is
+    compared with the graph run op by op, natively and in float64. Options of paritas come before
+    SCRIPT; options after it belong to the script. The report goes to stderr when the script ends.
+    Processes that the script starts are not checked, nor a program that it replaces itself with
+    (os.exec).
+
+    Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 reports
+    for all.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (also if
+    the script itself fails), 130 interrupted.
+    """
+    from paritas.app.cli.leaving import ReportStreams, exits_reported
+    from paritas.app.cli.running import (
+        GuardedRun,
+        Meeting,
+        OutputFiles,
+        Ranks,
+        ScriptProgram,
+        StopSignals,
+        check_program,
+        report_run,
+        run_last_program,
+    )
+    from paritas.core.compiled.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
+
+    if not is_enabled(None):
+        ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment disables guards: unset it")
+    if form.takes_stdout:
+        ctx.fail(f"--format {form.name} needs --format-file FILE: the script uses stdout")
+    settings = GuardSettings(
+        on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
+    )
+    program = ScriptProgram(script, is_module, args)
+    check_program(program)
+    ranks = Ranks.from_environment(os.environ)
+    meeting = None if ranks is None else Meeting(ranks, os.environ)
+    watch, signals, streams = GuardWatch(settings), StopSignals(), ReportStreams()
+
+    def finish(ending: Ending) -> int:
+        signals.only_hurry()
+        course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
+        with streams.reporting():
+            return report_run(course, meeting, OutputFiles(json_path, form), signals)
+
+    with exits_reported(finish), signals:
+        with watch:
+            ending = run_last_program(program, signals)
+        ctx.exit(finish(ending))
+
+
+# --- shrink: reduce a failure to the smallest script that reproduces it ---------------------------
+
+# Options that apply to a factory only: scripts and recorded results already fix all this.
+_BUILDING = ("inputs", "backend", "mode", "dynamic", "dtype", "train")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShrinkOptions(BuildOptions):
+    """The options of the command, by their names."""
+
+    output: Path
+    seconds: float
+    backend: str
+    mode: str | None
+    dynamic: bool | None
+    setup: tuple[str, ...]
+    graph: str | None
+    at: tuple[str, ...]
+
+    @property
+    def statements(self) -> tuple[str, ...]:
+        """The imports of `--setup`, for the script."""
+        return tuple(f"import {name}" for name in self.setup)
+
+
+@click.command(short_help="Reduce a failure to the smallest script that reproduces it.")
+@click.argument("target")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--output",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="shrunk",
+    show_default=True,
+    help="Where the script goes.",
+)
+@click.option(
+    "--time",
+    "seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The time limit; after it, the smallest script so far is written.",
+)
+@inputs_option
+@backend_option
+@click.option("--mode", help="The mode of torch.compile, for example max-autotune.")
+@click.option("--dynamic/--no-dynamic", default=None, help="torch.compile with dynamic shapes.")
+@dtype_option
+@train_option
+@setup_option(
+    "Import this module first, here and in the script, for example to register a backend."
+)
+@click.option(
+    "--graph",
+    metavar="FILE|module:factory",
+    help="The --graph of verify-graph, if TARGET is its folder and the graph is not a file.",
+)
+@click.option(
+    "--at",
+    metavar="NODE",
+    multiple=True,
+    help="Try this node of the graph first, where verify or run has seen it start; if it does not "
+    "fail there, all others are tried. Repeat it for several.",
+)
+@json_option("Write the result to this file.")
+@click.pass_context
+def shrink(
+    ctx: click.Context,
+    /,
+    target: str,
+    args: tuple[str, ...],
+    json_path: Path | None,
+    **given: Any,
+) -> None:
+    """Reduce a failure to the smallest script that reproduces it.
+
+    TARGET is one of
+
+    \b
+      package.module:factory   a model and its inputs, as for paritas verify
+      script.py [-- ARGS]      run as by paritas run; the first graph that fails
+      a folder of compare      the operator where the first divergence starts
+      a folder of verify-graph the first operator with a wrong split
+
+    The result is one Python file that imports torch but not paritas, with the inputs in it or
+    beside it. The script is run once to check that it reproduces the failure. Ctrl-C stops the
+    search and writes the smallest script so far.
+
+    Exit codes: 1 a fault was found and the script shows it, 2 wrong usage or bad input, 3 nothing
+    fails, or the script does not show it by itself, 130 interrupted.
+    """  # noqa: D301  (\b tells click not to wrap the lines)
+    options = ShrinkOptions(**given)
+    make = _choose_shrinker(ctx, target, args, options)
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.shrinking.shrink import NothingFailsError
+
+        import_modules(options.setup)
+        try:
+            report = make(tell)
+        except NothingFailsError as error:
+            click.echo(f"nothing to shrink: {error}", err=True)
+            ctx.exit(UNVERIFIED)
+    write_json(json_path, report.to_json)
+    for line in report_lines(report):
+        click.echo(plain(line), err=json_takes_stdout())
+    ctx.exit(report.exit_code)
+
+
+def _choose_shrinker(
+    ctx: click.Context, target: str, args: tuple[str, ...], options: ShrinkOptions
+) -> Callable[[Callable[[str], None]], ShrinkReport]:
+    """The function for this kind of target; wrong usage is reported before torch is imported."""
+    path = Path(target)
+    if args and not path.is_file():
+        ctx.fail(f"{' '.join(args)!r}: only a script takes arguments, and {target!r} is not one")
+    if path.is_dir():
+        refuse(ctx, (*_BUILDING, "at"), f"has no effect on the folder {target!r}: drop it")
+        return lambda tell: _shrink_folder(path, options, tell)
+    refuse(ctx, ("graph",), f"needs a folder of verify-graph, and {target!r} is not one")
+    if path.is_file() or path.suffix == ".py":
+        refuse(ctx, _BUILDING, f"has no effect on the script {target!r}: drop it")
+        from paritas.app.cli.running import ScriptProgram, check_program
+
+        program = ScriptProgram(target, is_module=False, args=args)
+        check_program(program)
+        return lambda tell: _shrink_script(program, options, tell)
+    from paritas.core.candidates.loading import check_forms
+
+    check_forms({"TARGET": target, "--inputs": options.inputs})
+    return lambda tell: _shrink_factory(target, options, tell)
+
+
+def _shrink_factory(
+    target: str, options: ShrinkOptions, tell: Callable[[str], None]
+) -> ShrinkReport:
+    """Shrink the compiled form of the user's model."""
+    from paritas.core.candidates.makers import build_reference
+    from paritas.core.execution.compilation import Candidate
+    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.torch_private.dynamo import find_backend
+    from paritas.shrinking.sources import capture_programs
+
+    candidate = Candidate(
+        options.backend, options.mode, dynamic=options.dynamic, setup=options.statements
+    )
+    find_backend(candidate.resolve())  # fail now if it does not exist
+    tell(f"building {target}")
+    model, inputs = build_reference(target, options)
+    limit = TimeLimit(options.seconds)
+    tell("capturing graphs")
+    programs = capture_programs(model, inputs, candidate)
+    return _shrink_at_places(programs, candidate, options, limit, tell)
+
+
+def _shrink_script(
+    program: ScriptProgram, options: ShrinkOptions, tell: Callable[[str], None]
+) -> ShrinkReport:
+    """Run a script with every `torch.compile` guarded, and shrink the first graph that fails."""
+    from paritas.app.cli.running import run_program
+    from paritas.core.compiled.guard import GuardEverywhere
+    from paritas.core.compiled.guard_settings import GuardSettings
+    from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.judging.failures import FailedGraph, recall_failed
+    from paritas.core.results.wording import headline
+    from paritas.shrinking.shrink import NothingFailsError
+    from paritas.shrinking.sources import programs_of
+
+    tell(f"running {program.target}")
+    settings = GuardSettings(on_mismatch="record", locate=False)
+    with GuardEverywhere(settings) as guards:
+        ending = run_program(program)
+    verdict = guards.verdict()
+    failed = [one for one in recall_failed(verdict) if isinstance(one, FailedGraph)]
+    if not failed:
+        how = f"the script {ending.words}; " if ending.words else ""
+        raise NothingFailsError(f"{how}{headline(verdict)}")
+    limit = TimeLimit(options.seconds)
+    programs, candidate = programs_of(failed[0], options.statements)
+    return _shrink_at_places(programs, candidate, options, limit, tell)
+
+
+def _shrink_at_places(
+    programs: list[FailingProgram],
+    candidate: Candidate,
+    options: ShrinkOptions,
+    limit: TimeLimit,
+    tell: Callable[[str], None],
+) -> ShrinkReport:
+    from paritas.shrinking.shrink import shrink
+
+    return shrink(
+        programs,
+        candidate,
+        places=dict.fromkeys(options.at),
+        limit=limit,
+        outdir=options.output,
+        on_progress=tell,
+    ).report
+
+
+def _shrink_folder(
+    folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
+) -> ShrinkReport:
+    """Shrink the first failure in an output folder of `compare` or `verify-graph`."""
+    from paritas.core.candidates.loading import find_graph
+    from paritas.core.errors import UsageError
+    from paritas.core.reporting.files import COMPARISON_JSON as COMPARISON
+    from paritas.sharding.graphs.results_folder import JSON as RESULTS
+    from paritas.shrinking.comparisons import shrink_comparison
+    from paritas.shrinking.partitions import shrink_graph_results
+
+    if not any((folder / name).is_file() for name in (COMPARISON, RESULTS)):
+        raise UsageError(
+            f"{str(folder)!r} contains neither {COMPARISON} of paritas compare nor {RESULTS} of "
+            "paritas verify-graph; give the folder of their --output or --outdir"
+        )
+    asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
+    if (folder / COMPARISON).is_file():
+        return shrink_comparison(folder, options.output, **asked)
+    graph = None if options.graph is None else find_graph(options.graph)
+    return shrink_graph_results(folder, options.output, graph=graph, **asked)
+
+
+def report_lines(report: ShrinkReport) -> list[str]:
+    """The result for a terminal; the last line names the script."""
+    from paritas.core.results.wording import counted
+
+    smaller = f"{report.before} -> {report.after}" if report.before else report.after
+    lines = [f"{report.what}: {smaller}" if smaller else report.what]
+    if report.diagnosis is not None and report.diagnosis.sentence:
+        lines.append(f"  {report.diagnosis.sentence}")
+    lines += [f"  {step}" for step in report.steps]
+    lines += [f"  it goes away with {remedy}" for remedy in report.remedies]
+    how = "interrupted" if report.interrupted else "stopped"
+    stopped = "" if report.ended else f", {how} before the search was finished"
+    tried = f"{counted(report.queries, 'program')} tried"
+    lines.append(f"  {tried} in {report.seconds:.0f} s{stopped}")
+    if report.shows:
+        result = f"run by itself it fails: {report.said}"
+    elif report.interrupted and not report.said:
+        result = "interrupted before it was run by itself"
+    else:
+        result = f"run by itself it does NOT show the failure: {report.said}"
+    beside = f", with its values in {report.data}" if report.data else ""
+    return [*lines, f"script: {report.script}{beside}; {result}"]

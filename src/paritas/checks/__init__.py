@@ -1,1 +1,0 @@
-"""verify() and guard(): model against model, compiled graph against graph; where it starts."""

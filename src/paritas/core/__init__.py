@@ -1,0 +1,1 @@
+"""What every question stands on. It knows no question."""

@@ -1,0 +1,1 @@
+"""Candidates by name, for runtimes other than `torch.compile`."""

@@ -1,0 +1,1 @@
+"""The graphs of a compiled program, each judged as it runs, for `guard()` and `verify()`."""

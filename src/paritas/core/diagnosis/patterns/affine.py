@@ -1,0 +1,595 @@
+"""Scaled or offset: a factor, a sign, a number or a known tensor too much or too little."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.core.diagnosis.case import (
+    Extent,
+    Weight,
+    exact_share,
+    holds_in_block,
+    weigh,
+    widen,
+)
+from paritas.core.diagnosis.leftovers import fits_honestly
+from paritas.core.diagnosis.proportions import proportion, refined_proportion, robust_proportion
+from paritas.core.diagnosis.repetitions import RepeatedCall
+from paritas.core.numerics.criterion import unit_roundoff
+from paritas.core.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.case import Case
+    from paritas.core.results.findings import Pattern
+
+
+# --- Signs ----------------------------------------------------------------------------------------
+
+
+def propose_signs(case: Case) -> list[Pattern]:
+    """`sign`: negated; for booleans inverted, for complex numbers conjugated."""
+    if not case.is_beyond_noise:
+        return []
+    if case.reference.dtype == torch.bool:
+        # A wrong boolean is always the inverse, which only means something for the whole tensor.
+        if case.right.numel() < 2 or not bool(case.wrong.all()):  # noqa: PLR2004
+            return []
+        weight = weigh(case, 1.0 - case.right)
+        sentence = "every boolean is inverted"
+    else:
+        weight = weigh(case, -case.right, cost=1.0)
+        sentence = _describe_sign(case)
+        if weight is None and case.right.is_complex():
+            weight = weigh(case, case.right.conj().resolve_conj(), cost=1.0)
+            sentence = "the sign of the imaginary part is flipped: the complex conjugate"
+    if weight is None or not _is_of_a_side_or_block(case):
+        return []
+    return [weight.pattern(PatternKind.SIGN, sentence)]
+
+
+def _is_of_a_side_or_block(case: Case) -> bool:
+    """Whether values of one sign are wrong, or all of a block: what is negated may be neither.
+
+    Wrong elements of both signs among right ones were multiplied by something else.
+    """
+    if case.right.is_complex() or case.reference.dtype == torch.bool:
+        return True
+    wrong = case.right[case.wrong]
+    one_sided = bool((wrong <= 0).all()) or bool((wrong >= 0).all())
+    return one_sided or holds_in_block(case, -case.right)
+
+
+def _describe_sign(case: Case) -> str:
+    if case.right.is_complex():
+        return "the sign is flipped"
+    wrong, clear = case.right[case.wrong], case.right[~case.wrong]
+    one_sided = bool((wrong < 0).all()) or bool((wrong > 0).all())
+    same = clear[(clear != 0) & (torch.sign(clear) == torch.sign(wrong[0]))]
+    if one_sided and clear.numel() and same.numel() <= 0.02 * case.right.numel():
+        lost = "negative" if bool((wrong < 0).all()) else "positive"
+        return f"the sign is lost: {lost} values come out with the other sign, as after abs()"
+    return "the sign is flipped"
+
+
+# --- Factors that have a name ---------------------------------------------------------------------
+
+_STANDARD_ERRORS = 4.0
+# An estimate gets a name only if it is this close to it...
+_CLOSEST = 0.02
+# ... and this much closer to it than to 1.
+_APART = 0.25
+_SIZES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedFactor:
+    """A number with a meaning."""
+
+    value: float
+    name: str
+
+
+def named_factors(case: Case) -> list[NamedFactor]:
+    """The factors that have a meaning here, the most likely first; without 0, 1 and -1."""
+    found: dict[float, NamedFactor] = {}
+    for factor in (
+        *_rank_factors(case),
+        *_argument_factors(case),
+        *_usual_factors(),
+        *_size_factors(case),
+    ):
+        if factor.value not in {0.0, 1.0, -1.0}:
+            found.setdefault(round(factor.value, 12), factor)
+    return list(found.values())
+
+
+def name_factor(case: Case, value: float, error: float) -> list[NamedFactor]:
+    """The names of an estimated factor, the most likely first; empty if it has none.
+
+    A constant in the candidate's own dtype is off by a rounding, which is allowed in addition to
+    the error of the estimate.
+    """
+    names = []
+    for factor in named_factors(case):
+        size = abs(factor.value)
+        tolerance = max(_STANDARD_ERRORS * error, 2 * case.own_unit * size, 1e-12 * size)
+        tolerance = min(tolerance, _CLOSEST * size, _APART * abs(factor.value - 1))
+        if abs(value - factor.value) <= tolerance:
+            names.append(factor)
+    return names
+
+
+def _rank_factors(case: Case) -> Iterator[NamedFactor]:
+    world = case.context.world
+    total = math.prod(world.values())
+    whole = [("the world size", total)] if total > 1 else []
+    axes = [(f"the size of the mesh axis {name}", size) for name, size in world.items()]
+    for name, size in whole + (axes if len(axes) > 1 else []):
+        if size > 1:
+            yield NamedFactor(float(size), f"{name}, {size}")
+            yield NamedFactor(1 / size, f"1 / {size}, one over {name}")
+            yield NamedFactor(float(size * size), f"{size}^2, {name} squared")
+            yield NamedFactor(1 / size**2, f"1 / {size}^2, one over {name} squared")
+
+
+def _argument_factors(case: Case) -> Iterator[NamedFactor]:
+    for name, value in case.context.arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        number = float(value)
+        if not math.isfinite(number) or number == 0:
+            continue
+        if 0 < number < 1 and (name in {"p", "1"} or "drop" in name):
+            yield NamedFactor(
+                1 / (1 - number), f"1 / (1 - {name}), one over the share that is kept"
+            )
+            yield NamedFactor(1 - number, f"1 - {name}, the share that is kept")
+        if isinstance(value, float):
+            words = f"{number:g}, an argument" if name.isdigit() else f"the argument {name}"
+            yield NamedFactor(number, words)
+            yield NamedFactor(1 / number, f"one over {words}")
+
+
+def _usual_factors() -> Iterator[NamedFactor]:
+    yield NamedFactor(2.0, "twice")
+    yield NamedFactor(0.5, "one half")
+    yield NamedFactor(math.log(2), "ln 2")
+    yield NamedFactor(1 / math.log(2), "log2 e")
+    yield NamedFactor(math.sqrt(2), "sqrt(2)")
+    yield NamedFactor(math.sqrt(0.5), "1 / sqrt(2)")
+
+
+def _size_factors(case: Case) -> Iterator[NamedFactor]:
+    sizes = _known_sizes(case)
+    for size, where in sizes.items():
+        yield NamedFactor(math.sqrt(size), f"sqrt({size}), of {where}")
+        yield NamedFactor(1 / math.sqrt(size), f"1 / sqrt({size}), of {where}")
+    for size, where in sizes.items():
+        yield NamedFactor(float(size), f"{size}, {where}: a sum for a mean")
+        yield NamedFactor(1 / size, f"1 / {size}, of {where}: a mean for a sum")
+    for size, where in sizes.items():
+        yield NamedFactor(size / (size - 1), f"n / (n - 1) for n = {size}, {where}")
+        yield NamedFactor((size - 1) / size, f"(n - 1) / n for n = {size}, {where}")
+
+
+def _known_sizes(case: Case) -> dict[int, str]:
+    """The sizes that occur, and where."""
+    found: dict[int, str] = {}
+    # Several runs are stacked along an axis that the result does not have.
+    runs = 1 if isinstance(case.context.call, RepeatedCall) else 0
+    for dim, size in reversed(list(enumerate(case.shape[runs:]))):
+        found.setdefault(size, f"the size of dimension {dim}")
+    for position, tensor in enumerate(case.context.inputs):
+        for dim in reversed(range(tensor.dim())):
+            found.setdefault(tensor.shape[dim], f"the size of input {position}'s dimension {dim}")
+    for name, value in case.context.arguments.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            found.setdefault(value, f"the argument {name}")
+    found.setdefault(math.prod(case.shape), "the number of elements")
+    return {size: where for size, where in list(found.items())[:_SIZES] if size > 1}
+
+
+# --- Scales: one factor for all, or one per index -------------------------------------------------
+
+# A factor must be this many standard errors away from 0.
+_NOT_ZERO = 8.0
+# How far sums of float64 in another order may move a factor; the digits of a float64.
+_LAST_DIGITS = 1e-14
+_MOST_DIGITS = 15
+# `propose_signs` handles this factor.
+_SIGN = -1.0
+
+
+def propose_scales(case: Case) -> list[Pattern]:
+    """`scale`, or else `axis scale`."""
+    if case.reference.dtype == torch.bool or not case.is_beyond_noise:
+        return []
+    return _one_factor(case) or _factor_per_index(case)
+
+
+def _one_factor(case: Case) -> list[Pattern]:
+    factor, error = robust_proportion(case, case.right, case.given)
+    if not math.isfinite(factor) or abs(factor) <= _NOT_ZERO * error:
+        return []
+    weight = _weigh_factor(case, factor)
+    if weight is None:
+        return []
+    if weight.whole:
+        # An estimate from the elements with the largest errors is biased, so fit all of them.
+        factor, error = refined_proportion(case, case.right, case.given, factor)
+    if abs(factor - _SIGN) <= max(4 * error, 0.01) or factor == 0:
+        return []
+    factor, weight = _shortest_factor(case, factor, error, weight)
+    if case.is_exact and not holds_in_block(case, (factor * case.right).round()):
+        return []
+    names = name_factor(case, factor, error)
+    if names:
+        weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))
+        text, known = f"scaled by {names[0].name}", names[0].name
+    else:
+        tight = fits_honestly(case, factor * case.right, slack=max(1.0, abs(factor)))
+        weight = weight.charged(parameters=1.0) if tight else None
+        text, known = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
+    if weight is None:
+        return []
+    figures: dict[str, float | str] = {"factor": factor, "standard error": error}
+    if known:
+        figures["name"] = known
+    if len(names) > 1:
+        figures["or"] = "; ".join(other.name for other in names[1:3])
+    return [weight.pattern(PatternKind.SCALE, text, figures)]
+
+
+def _shortest_factor(
+    case: Case, factor: float, error: float, weight: Weight
+) -> tuple[float, Weight]:
+    """The shortest decimal within the error of the fit that reproduces as many elements exactly.
+
+    The last digits of a fit depend on how its values are rounded and in which order it adds them,
+    which is another one on each machine.
+    """
+    unit = max(case.own_unit, _LAST_DIGITS)
+    tolerance = max(_STANDARD_ERRORS * error, unit * abs(factor))
+    for digits in range(1, _MOST_DIGITS + 1):
+        decimal = float(f"{factor:.{digits}g}")
+        if abs(decimal - factor) <= tolerance:
+            shorter = _weigh_factor(case, decimal)
+            if shorter is not None and shorter.exact >= weight.exact:
+                return decimal, shorter
+    return factor, weight
+
+
+def _weigh_factor(case: Case, factor: float) -> Weight | None:
+    if case.is_exact:
+        factor = round(factor, 9)
+    weight = weigh(case, factor * case.right, slack=max(1.0, abs(factor)))
+    if weight is None or case.arbiter is None:
+        return weight
+    # The candidate is made of native values, which are rounded where the arbiter's are not.
+    native = exact_share(case, factor * widen(case.reference))
+    return dataclasses.replace(weight, exact=max(weight.exact, native))
+
+
+def _known_digits(factor: float, error: float) -> int:
+    """The number of known digits, from 3 to 7."""
+    known = math.log10(abs(factor) / error) if error > 0 else math.inf
+    return int(min(max(known, 3), 7))
+
+
+def _factor_per_index(case: Case) -> list[Pattern]:
+    best: list[Pattern] = []
+    over, under = _in_units_of_noise(case)
+    for axis, size in enumerate(case.shape):
+        if size == 1 or case.right.dim() == 1 or case.given.is_complex():
+            continue
+        factors = _factors_along(over, under, axis)
+        view = [size if dim == axis else 1 for dim in range(case.right.dim())]
+        others = [dim for dim in range(case.right.dim()) if dim != axis]
+        touched = case.wrong.any(dim=others)
+        used = factors[touched]
+        if float(used.abs().max()) <= case.own_unit or bool(((used + 1).abs() < 1e-3).all()):  # noqa: PLR2004
+            continue  # zeros and signs are other kinds
+        turns = _turns(factors)
+        count = 0 if turns else int(touched.sum())
+        factors = torch.tensor(turns, dtype=factors.dtype).repeat(size)[:size] if turns else factors
+        scaled = factors.view(view) * case.right
+        slack = max(1.0, float(used.abs().median()))
+        weight = weigh(case, scaled, parameters=count, slack=slack)
+        if weight is None or not fits_honestly(case, scaled, parameters=count, slack=slack):
+            continue
+        low, high = float(used.min()), float(used.max())
+        if count == size and f"{low:.4g}" == f"{high:.4g}":
+            continue  # one factor for all
+        each = f"at each index of dimension {axis}: {low:.4g} to {high:.4g}"
+        text = f"scaled by a different factor {each}"
+        if turns:
+            said = ", ".join(f"{one:g}" for one in turns)
+            text = f"multiplied by {said} in turn along dimension {axis}"
+        text = _name_vector(case, factors) or text
+        figures = {"axis": float(axis), "least": low, "most": high}
+        pattern = weight.pattern(PatternKind.AXIS_SCALE, text, figures, trust=0.95)
+        best = max(best, [pattern], key=lambda one: one[0].confidence if one else 0.0)
+    return best
+
+
+# So many factors may take turns along an axis, as where a stride is wrong.
+_MOST_TURNS = 4
+
+
+def _turns(factors: Tensor) -> list[float]:
+    """Short factors that take turns along an axis; empty if they do not."""
+    short = [float(f"{one:.2g}") + 0.0 for one in factors.tolist()]
+    if not torch.allclose(factors, torch.tensor(short, dtype=factors.dtype), atol=1e-3):
+        return []
+    for period in range(2, min(_MOST_TURNS, len(short) // 2) + 1):
+        turns = short[:period]
+        if all(one == turns[place % period] for place, one in enumerate(short)):
+            return turns
+    return []
+
+
+def _in_units_of_noise(case: Case) -> tuple[Tensor, Tensor]:
+    """The right values and the candidate where it is wrong; 0 elsewhere."""
+    if case.given.is_complex():
+        return case.right, case.given
+    weight = torch.where(case.wrong & case.both_finite, 1 / case.unit, 0.0)
+    return (case.right * weight).nan_to_num(0.0), (case.given * weight).nan_to_num(0.0)
+
+
+def _factors_along(over: Tensor, under: Tensor, axis: int) -> Tensor:
+    """One factor per index of an axis, from its wrong elements; 1 where none is wrong."""
+    others = [dim for dim in range(over.dim()) if dim != axis]
+    below = over.square().sum(dim=others)
+    return torch.where(below > 0, (over * under).sum(dim=others) / below, 1.0)
+
+
+def _name_vector(case: Case, factors: Tensor) -> str:
+    """Name the factors if they are a known vector: a weight applied twice or not at all."""
+    known = {f"input {i}": tensor for i, tensor in enumerate(case.context.inputs)}
+    for name, tensor in {**known, **case.context.named}.items():
+        vector = tensor.detach().cpu().double().flatten()
+        if vector.numel() != factors.numel() or not bool((vector != 0).all()):
+            continue
+        for other, text in ((vector, "applied once too often"), (1 / vector, "missing")):
+            apart = float((factors / other - 1).abs().max())
+            if apart < 0.02:  # noqa: PLR2004
+                return f"the factor {name} is {text}"
+    return ""
+
+
+# --- Known tensors that are missing or added too often --------------------------------------------
+
+# A tensor that resembles the right values to this share is really a scale.
+_ALIKE = 0.25
+
+
+def propose_addends(case: Case) -> list[Pattern]:
+    """`residual` and `axis offset`: the error is a multiple of a known tensor."""
+    found = []
+    for name, tensor, kind in _broadcast_known(case):
+        times, error = robust_proportion(case, tensor, case.error)
+        if not math.isfinite(times) or abs(times) <= 2 * _STANDARD_ERRORS * error:
+            continue
+        text = _describe_times(case, name, times, error)
+        weight = weigh(
+            case,
+            case.right + times * tensor,
+            parameters=0.0 if text else 1.0,
+            slack=max(1.0, abs(times)),
+            cost=3.0 if text else 0.0,
+        )
+        moved = case.right + times * tensor
+        if weight is None or _is_like(case, tensor) or not holds_in_block(case, moved):
+            continue
+        sentence = text or f"{times:.4g} times {name} is added to the right value"
+        figures: dict[str, float | str] = {"times": times, "standard error": error, "tensor": name}
+        found.append(weight.pattern(kind, sentence, figures, trust=1.0 if text else 0.9))
+    return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
+
+
+def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, PatternKind]]:
+    """The known tensors, broadcast in every way in which they may have been added."""
+    known = dict(case.context.named)
+    known |= {f"input {place}": tensor for place, tensor in enumerate(case.context.inputs)}
+    for name, tensor in known.items():
+        if tensor.dtype == torch.bool or not tensor.numel() or not bool((tensor != 0).any()):
+            continue
+        value = tensor.detach().cpu()
+        value = value.to(torch.complex128 if case.given.is_complex() else torch.float64)
+        for shape in _broadcast_shapes(case.shape, tuple(value.shape)):
+            kind = PatternKind.AXIS_OFFSET
+            if value.numel() == case.right.numel():
+                kind = PatternKind.RESIDUAL
+            elif value.numel() == 1:
+                kind = PatternKind.OFFSET
+            yield name, value.reshape(shape).expand(case.shape), kind
+
+
+def _broadcast_shapes(target: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The shapes in which a tensor can be broadcast; a vector also along each axis of its size."""
+    found = []
+    padded = (1,) * (len(target) - len(shape)) + shape
+    if len(padded) == len(target) and all(
+        mine in {1, whole} for mine, whole in zip(padded, target, strict=True)
+    ):
+        found.append(padded)
+    if len(shape) == 1:
+        for axis, size in enumerate(target):
+            view = tuple(size if dim == axis else 1 for dim in range(len(target)))
+            if size == shape[0] and view not in found:
+                found.append(view)
+    return found
+
+
+def _is_like(case: Case, tensor: Tensor) -> bool:
+    """Whether the tensor is what is right, but for a factor."""
+    finite = torch.isfinite(tensor) & torch.isfinite(case.right)
+    factor, _ = proportion(case, tensor, case.right, finite)
+    if not math.isfinite(factor):
+        return True
+    left = (case.right - factor * tensor)[finite].abs().square().sum()
+    return float(left) <= _ALIKE**2 * float(case.right[finite].abs().square().sum())
+
+
+def _describe_times(case: Case, name: str, times: float, error: float) -> str:
+    """What a person says of so many times too much of it; nothing if the number has no meaning."""
+    sizes = list(dict.fromkeys([math.prod(case.context.world.values()), *_mesh_sizes(case)]))
+    meanings = [
+        (-1.0, f"{name} is missing"),
+        (1.0, f"{name} is added once too often"),
+        (-2.0, f"{name} is subtracted instead of added"),
+        (2.0, f"{name} is added instead of subtracted, or twice too often"),
+    ]
+    for size in sizes:
+        if size > 1:
+            meanings += [
+                (size - 1.0, f"{name} is added {size} times: once per rank"),
+                (1 / size - 1.0, f"only 1 / {size} of {name} is added: divided by the world size"),
+                (1 - 1.0 / size, f"all of {name} is added instead of 1 / {size} of it"),
+            ]
+    for value, text in meanings:
+        tolerance = max(_STANDARD_ERRORS * error, 2 * case.own_unit * abs(value), 1e-9)
+        if abs(times - value) <= min(tolerance, 0.05 * abs(value)):
+            return text
+    return ""
+
+
+def _mesh_sizes(case: Case) -> list[int]:
+    return [size for size in case.context.world.values() if size > 1]
+
+
+# --- Offsets: one number, or a vector along an axis -----------------------------------------------
+
+_OFFSET_STANDARD_ERRORS = 8.0
+
+
+def propose_offsets(case: Case) -> list[Pattern]:
+    """Known tensors first, then one number, then an unknown vector."""
+    if case.reference.dtype == torch.bool or not case.is_beyond_noise:
+        return []
+    known = propose_addends(case)
+    number = _one_number(case) or _number_away_from_zero(case)
+    return known + (number or ([] if known else _offsets_along_axes(case)))
+
+
+def _number_away_from_zero(case: Case) -> list[Pattern]:
+    """A number with the sign of each element, as of a penalty on magnitudes."""
+    if case.is_exact or case.right.is_complex() or not case.is_finite:
+        return []
+    # Of what is zero within the noise, the candidate shows the sign.
+    signs = torch.where(case.right.abs() > 2 * case.unit, case.right, case.given).sign()
+    if bool((signs[case.wrong] >= 0).all()) or bool((signs[case.wrong] <= 0).all()):
+        return []
+    size, error = robust_proportion(case, signs, case.error)
+    if not math.isfinite(size) or abs(size) <= _OFFSET_STANDARD_ERRORS * error:
+        return []
+    moved, slack = case.right + size * signs, _noise_growth(case, size)
+    weight = weigh(case, moved, parameters=1.0, slack=slack, extent=Extent.ALL)
+    if weight is None or not fits_honestly(case, moved, slack=slack):
+        return []
+    amount, word = _describe_amount(case, size, error), "larger" if size > 0 else "smaller"
+    sentence = f"the magnitude of each element is {word} by {amount}"
+    figures = {"offset": size, "standard error": error}
+    return [weight.pattern(PatternKind.OFFSET, sentence, figures)]
+
+
+def _one_number(case: Case) -> list[Pattern]:
+    if bool(case.filled[case.wrong].all()):
+        return []  # anything is nothing beside the number that a mask fills in
+    ones = torch.ones_like(case.right)
+    offset, error = robust_proportion(case, ones, case.error)
+    if not math.isfinite(offset) or abs(offset) <= _OFFSET_STANDARD_ERRORS * error:
+        return []
+    weight = _weigh_offset(case, offset)
+    if weight is None:
+        return []
+    if case.is_exact and not holds_in_block(case, case.right + round(offset)):
+        return []  # whole numbers are one apart for many reasons
+    if weight.whole:
+        offset, error = refined_proportion(case, ones, case.error, offset)
+    sentence = (
+        f"{_describe_amount(case, offset, error)} is {'added' if offset > 0 else 'subtracted'}"
+    )
+    return [
+        weight.pattern(PatternKind.OFFSET, sentence, {"offset": offset, "standard error": error})
+    ]
+
+
+def _weigh_offset(case: Case, offset: float) -> Weight | None:
+    if case.is_exact:
+        offset = round(offset)
+    return weigh(case, case.right + offset, parameters=1.0, slack=_noise_growth(case, offset))
+
+
+def _noise_growth(case: Case, offset: float) -> float:
+    """The factor on the noise: sums with a large number are rounded at its size."""
+    if case.is_exact:
+        return 1.0
+    usual = float(case.unit.median())
+    return max(1.0, unit_roundoff(case.candidate.dtype) * abs(offset) / usual)
+
+
+def _describe_amount(case: Case, offset: float, error: float) -> str:
+    """The number, or its name."""
+    for name, value in case.context.arguments.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and value:
+            tolerance = min(max(4 * error, 1e-6 * abs(value)), 0.02 * abs(value))
+            if abs(abs(offset) - abs(value)) <= tolerance:
+                return f"the argument {name} ({value:g})"
+    finite = case.right[torch.isfinite(case.right)]
+    mean = float(finite.mean().real) if finite.is_complex() else float(finite.mean())
+    spread = float(finite.std(correction=0)) if finite.numel() else 0.0
+    if spread and mean and abs(abs(offset) - abs(mean)) <= min(4 * error, 0.02 * abs(mean)):
+        return f"the tensor's mean ({mean:.4g})"
+    known = math.log10(abs(offset) / error) if error > 0 else math.inf
+    return f"{abs(offset):.{int(min(max(known, 3), 7))}g}"
+
+
+def _offsets_along_axes(case: Case) -> list[Pattern]:
+    """A vector along one axis, or the same for all indices of one axis."""
+    dims = [dim for dim, size in enumerate(case.shape) if size > 1]
+    if len(dims) < 2:  # noqa: PLR2004
+        return []
+    kept: list[tuple[int, ...]] = [(dim,) for dim in dims]
+    if len(dims) > 2:  # noqa: PLR2004
+        kept += [tuple(other for other in dims if other != dim) for dim in dims]
+    mask = case.wrong & case.both_finite
+    weight = torch.where(mask, case.unit**-2, 0.0)
+    error = (weight * torch.where(mask, case.error, torch.zeros_like(case.error)), weight)
+    found = [pattern for keep in kept if (pattern := _axis_offset(case, keep, error)) is not None]
+    # Among those that explain as much, the one with the fewest numbers.
+    return sorted(found, key=lambda pattern: -round(pattern.confidence, 2))[:1]
+
+
+def _axis_offset(
+    case: Case, keep: tuple[int, ...], weighted: tuple[Tensor, Tensor]
+) -> Pattern | None:
+    """Fit from the weighted errors and the weights."""
+    dims = [dim for dim in range(case.right.dim()) if dim not in keep]
+    above, below = (part.sum(dim=dims, keepdim=True) for part in weighted)
+    vector = above / torch.where(below > 0, below, 1.0)
+    touched = int((below > 0).sum())
+    moved, slack = case.right + vector, _noise_growth(case, float(vector.abs().median()))
+    weight = weigh(case, moved, parameters=touched, slack=slack)
+    if weight is None or not fits_honestly(case, moved, parameters=touched, slack=slack):
+        return None
+    name = f"dimension {keep[0]}" if len(keep) == 1 else "dimensions " + _join_axes(keep)
+    size = float(vector.abs().square().mean().sqrt())
+    return weight.pattern(
+        PatternKind.AXIS_OFFSET,
+        f"off by a vector along {name}, like a bias that is missing or added twice",
+        {"axis": _join_axes(keep), "rms": size},
+        trust=0.95 if len(keep) == 1 else 0.9,
+    )
+
+
+def _join_axes(keep: tuple[int, ...]) -> str:
+    return " and ".join(map(str, keep))

@@ -1,0 +1,720 @@
+"""Attention written out, forward and backward, with a mistake that no argument can express."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from paritas.core.diagnosis.patterns.places import describe_places
+from paritas.core.diagnosis.patterns.sums import left_out, tails, words_of
+from paritas.core.diagnosis.patterns.variations import Variation, mask_changes
+from paritas.core.results.findings import PatternKind
+from paritas.core.results.wording import enumerated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import Step
+
+
+def is_attention(step: Step) -> bool:
+    """Whether the operator is a fused attention, or its gradient."""
+    names = ("query", "key", "value")
+    return all(isinstance(step.values.get(name), torch.Tensor) for name in names)
+
+
+def attention_variations(step: Step) -> Iterator[Variation]:
+    """The mistakes that are known of attention."""
+    yield from _mask_variations(step)
+    yield from _factor_variations(step)
+    yield from _key_variations(step)
+    yield from _feature_variations(step)
+    yield from _softmax_variations(step)
+    if "grad_out" in step.values:
+        yield from _gradient_variations(step)
+
+
+# --- The formula ----------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """Queries, keys and values of each head, the weights of the values, and the factor."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weights: Tensor
+    factor: float
+
+
+def _softmax(scores: Tensor, dim: int = -1) -> Tensor:
+    # A row that sees nothing gives zeros in torch's own kernels.
+    return scores.softmax(dim=dim).nan_to_num(0.0)
+
+
+def _parts_of(  # noqa: PLR0913  (each is a mistake)
+    step: Step,
+    *,
+    diagonal: int | None,
+    future: bool = False,
+    factor: float | None = None,
+    window: int | None = None,
+    keys: slice | None = None,
+    after: bool = False,
+    bend: Callable[[Tensor], Tensor] = lambda scores: scores,
+    normalise: Callable[[Tensor], Tensor] = _softmax,
+    alter: Callable[[Tensor], Tensor | None] = lambda mask: mask,
+    counts: Tensor | None = None,
+    heads: tuple[tuple[str, ...], Tensor] | None = None,
+) -> _Parts:
+    query, key, value = (step.values[name] for name in ("query", "key", "value"))
+    groups = query.shape[-3] // key.shape[-3]
+    order = torch.arange(key.shape[-3], device=key.device).repeat_interleave(groups)
+    orders = {"key": order, "value": order}
+    if heads is not None:
+        names, source = heads[0], heads[1].to(key.device)
+        if "query" in names:
+            query = query.index_select(-3, source)
+            source = order[source]
+        orders |= {name: source for name in names if name != "query"}
+    key, value = key.index_select(-3, orders["key"]), value.index_select(-3, orders["value"])
+    factor = factor_of(step) if factor is None else factor
+    scores = bend((query @ key.mT) * factor)
+    kept = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+    if diagonal is not None:
+        kept = kept.triu(diagonal) if future else kept.tril(diagonal)
+    if window is not None:
+        kept = kept.triu(1 - window)
+    if keys is not None:
+        hidden = torch.ones(kept.shape[-1], dtype=torch.bool, device=kept.device)
+        hidden[keys] = False
+        kept = kept & ~hidden
+    mask = mask_of(step)
+    mask = None if mask is None or counts is not None else alter(mask)
+    if mask is not None and mask.dtype == torch.bool:
+        kept = kept & mask
+    elif mask is not None and after:
+        kept = kept & (mask > -1)
+    elif mask is not None:
+        scores = scores + mask
+    if counts is not None:
+        scores = scores + bias_of(step) + counts.to(scores).log()
+    elif not after:
+        scores = scores.masked_fill(~kept, -math.inf)
+    weights = normalise(scores)
+    return _Parts(query, key, value, weights * kept if after else weights, factor)
+
+
+def _attend(step: Step, **mistakes: Any) -> Any:
+    """The result of the operator with mistakes; the gradients if it computes these."""
+    causal = step.values.get("is_causal") is True
+    parts = _parts_of(step, **{"diagonal": 0 if causal else None, **mistakes})
+    if "grad_out" in step.values:
+        return _gradients(step, parts)
+    return step.with_first(parts.weights @ parts.value)
+
+
+def _gradients(step: Step, parts: _Parts, *, subtracted: bool = True, factor: Any = None) -> Any:
+    """The gradients of queries, keys and values, in the form that the operator gives them."""
+    grad, weights = step.values["grad_out"], parts.weights
+    inner = grad @ parts.value.mT
+    if subtracted:
+        inner = inner - (inner * weights).sum(-1, keepdim=True)
+    scores = weights * inner * (parts.factor if factor is None else factor)
+    found = (scores @ parts.key, scores.mT @ parts.query, weights.mT @ grad)
+    sizes = [step.values[name].shape for name in ("query", "key", "value")]
+    # Heads that share their keys add up their gradients.
+    shaped = (
+        one.unflatten(-3, (size[-3], -1)).sum(-3) for one, size in zip(found, sizes, strict=True)
+    )
+    return tuple(shaped)
+
+
+def weights_and_values(step: Step) -> tuple[Tensor, Tensor]:
+    """What softmax gives, and the values of each head: their product is the result."""
+    causal = step.values.get("is_causal") is True
+    parts = _parts_of(step, diagonal=0 if causal else None)
+    return parts.weights, parts.value
+
+
+def scores_of(step: Step) -> Tensor:
+    """What softmax is taken of, where nothing is hidden."""
+    parts = _parts_of(step, diagonal=None, alter=lambda _: None)
+    return parts.query @ parts.key.mT * parts.factor + bias_of(step)
+
+
+def mask_of(step: Step) -> Tensor | None:
+    """The mask that the operator was given."""
+    mask = step.values.get("attn_mask", step.values.get("attn_bias"))
+    return mask if isinstance(mask, torch.Tensor) else None
+
+
+_HIDDEN = -1e4
+
+
+def bias_of(step: Step) -> Tensor | float:
+    """What the mask adds to scores that it does not hide."""
+    mask = mask_of(step)
+    if mask is None or mask.dtype == torch.bool:
+        return 0.0
+    return torch.where(mask <= _HIDDEN, 0.0, mask)
+
+
+def factor_of(step: Step) -> float:
+    """The factor on the scores."""
+    given = step.values.get("scale")
+    size = step.values["query"].shape[-1]
+    return float(given) if isinstance(given, float) else 1 / math.sqrt(size)
+
+
+def attends(**mistakes: Any) -> Callable[[Step], Any]:
+    """The operator with mistakes."""
+    return partial(_attend, **mistakes)
+
+
+# --- Masks ----------------------------------------------------------------------------------------
+
+
+def _mask_variations(step: Step) -> Iterator[Variation]:
+    query, key = step.values["query"], step.values["key"]
+    mask = mask_of(step)
+    causal = step.values.get("is_causal") is True
+    late = key.shape[-2] - query.shape[-2]
+
+    def take(said: str, **mistakes: Any) -> Variation:
+        return Variation(PatternKind.MASK, said, attends(**mistakes))
+
+    if causal:
+        yield take("the causal mask is not applied", diagonal=None)
+        yield take("the causal mask is off by one: each token sees the next", diagonal=1)
+        yield take("the causal mask is off by one: no token sees itself", diagonal=-1)
+        if late:
+            yield take(
+                "the causal mask is aligned to the last key, not to the first", diagonal=late
+            )
+    else:
+        for diagonal in dict.fromkeys((0, late)):
+            said = "a causal mask is applied although none was requested"
+            yield take(said, diagonal=diagonal)
+    for width in tails(key.shape[-2]):
+        yield take(f"a window of {width} keys is applied although none was requested", window=width)
+    yield take("the causal mask hides the past instead of the future", diagonal=0, future=True)
+    if mask is not None:
+        yield take("the mask is not applied", alter=lambda _: None)
+        if mask.dtype == torch.bool:
+            said = "the mask is added to the scores as a number: it hides nothing"
+            yield take(said, alter=lambda one: one.to(query.dtype))
+        for said, alter in mask_changes(mask):
+            yield take(said, alter=alter)
+    if mask is not None or causal:
+        said = "the mask is applied after the softmax, whose rows no longer add up to 1"
+        yield take(said, after=True)
+
+
+# --- Factors, keys, softmax -----------------------------------------------------------------------
+
+
+def _factor_variations(step: Step) -> Iterator[Variation]:
+    query, key = step.values["query"], step.values["key"]
+    size, heads = query.shape[-1], query.shape[-3]
+    right = factor_of(step)
+    for factor, words in (
+        (1.0, "left out"),
+        (right * right, "applied twice"),
+        (math.sqrt(right), "its own square root"),
+        (1 / size, f"1 / {size} instead of 1 / sqrt({size})"),
+        (math.sqrt(size), f"sqrt({size}) instead of 1 / sqrt({size})"),
+        (1 / math.sqrt(key.shape[-2]), f"1 / sqrt({key.shape[-2]}), of the number of keys"),
+        (1 / math.sqrt(heads * size), f"1 / sqrt({heads * size}), of all heads"),
+        (right * math.log2(math.e), "multiplied by log2 e once too often"),
+        (2 * right, "twice the right one"),
+        (right / 2, "half the right one"),
+    ):
+        said = f"the factor on the scores is {words}"
+        yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
+    for names in (("query", "key"), ("query",), ("key",)):
+        what = " and ".join({"query": "queries"}.get(name, "keys") for name in names)
+        for words, normalise in _NORMALISED.items():
+            said = f"the {what} are divided by {words}"
+            change = partial(_with_operands, names=names, change=normalise)
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    said = "exp2 is taken instead of exp"
+    yield Variation(PatternKind.OTHER_FUNCTION, said, attends(factor=right * math.log(2)))
+    said = "the factor is applied to the weights after the softmax, not to the scores"
+    late = lambda scores: right * _softmax(scores)  # noqa: E731
+    yield Variation(PatternKind.FACTOR, said, attends(factor=1.0, normalise=late))
+
+
+_NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
+    "their lengths": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "the roots of their mean squares": lambda x: x / x.square().mean(-1, keepdim=True).sqrt(),
+}
+
+
+def _with_operands(step: Step, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(**{name: change(step.values[name]) for name in names})
+
+
+def _key_variations(step: Step) -> Iterator[Variation]:
+    count = step.values["key"].shape[-2]
+    for first, last in left_out(count):
+        verb = "is" if first + last == 1 else "are"
+        said = f"{words_of(first, last)} of the {count} keys {verb} left out"
+        change = attends(keys=slice(first, count - last))
+        yield Variation(PatternKind.PARTIAL_SUM, said, change)
+
+
+def _feature_variations(step: Step) -> Iterator[Variation]:
+    """Scores of fewer features; the factor stays."""
+    size = step.values["query"].shape[-1]
+    cuts = dict.fromkeys([*left_out(size), (0, size // 4), (0, size // 2), (size // 2, 0)])
+    for first, last in cuts:
+        if first + last < size:
+            verb = "is" if first + last == 1 else "are"
+            said = f"{words_of(first, last)} of the {size} features {verb} left out of the scores"
+            change = partial(_with_features, first=first, last=last)
+            yield Variation(PatternKind.PARTIAL_SUM, said, change)
+
+
+def _with_features(step: Step, first: int, last: int) -> Any:
+    query = step.values["query"].clone()
+    query[..., :first] = 0
+    query[..., query.shape[-1] - last :] = 0
+    return step.run(query=query)
+
+
+_CAPS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0)
+
+
+def _softmax_variations(step: Step) -> Iterator[Variation]:
+    for dim, words in ((-2, "queries"), (-3, "heads")):
+        said = f"the softmax is taken over the {words} instead of the keys"
+        across = partial(_softmax, dim=dim)
+        yield Variation(PatternKind.WRONG_AXIS, said, attends(normalise=across))
+    for cap in _CAPS:
+        said = f"the scores are capped at {cap:g} by tanh"
+        change = attends(bend=partial(_capped, cap=cap))
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    said = "the weights are not divided by their sum"
+    yield Variation(PatternKind.MISSING_REDUCTION, said, attends(normalise=_undivided))
+    for digits, dtype in ((8, "bfloat16"), (11, "float16")):
+        for words, mistake in (
+            ("the scores are", {"bend": partial(_rounded, digits=digits)}),
+            (
+                "what multiplies the values is",
+                {"normalise": partial(_rounded_softmax, digits=digits)},
+            ),
+        ):
+            said = f"{words} rounded to {dtype}"
+            yield Variation(PatternKind.PRECISION, said, attends(**mistake))
+    said = "the sum that softmax divides by has 1 added"
+    yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=_with_one))
+    for words, normalise in _OTHER_WEIGHTS.items():
+        said = f"the weights are {words} instead of the softmax"
+        yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=normalise))
+    for words, normalise in _sums_of_parts(step.values["key"].shape[-2]):
+        yield Variation(PatternKind.STATISTICS, words, attends(normalise=normalise))
+    count = step.values["key"].shape[-2]
+    for block in dict.fromkeys((count // 2, *tails(count))):
+        if 0 < block < count:
+            said = f"the sum over the first {block} keys is not rescaled to the maximum of all keys"
+            change = attends(normalise=partial(_not_rescaled, block=block))
+            yield Variation(PatternKind.STATISTICS, said, change)
+
+
+def _relu_weights(scores: Tensor) -> Tensor:
+    return (scores.relu() / scores.relu().sum(-1, keepdim=True)).nan_to_num(0.0)
+
+
+def _largest_only(scores: Tensor) -> Tensor:
+    return (scores == scores.amax(-1, keepdim=True)).to(scores)
+
+
+def _projected(scores: Tensor) -> Tensor:
+    """Onto the weights that add up to 1: sparsemax."""
+    ordered = scores.sort(-1, descending=True).values
+    counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device).to(scores)
+    sums = ordered.masked_fill(ordered.isinf(), 0.0).cumsum(-1)
+    size = (1 + counts * ordered > sums).sum(-1, keepdim=True).clamp(min=1)
+    least = (sums.gather(-1, size - 1) - 1) / size
+    return (scores - least).clamp(min=0)
+
+
+_OTHER_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the sigmoid of the scores": torch.sigmoid,
+    "the sigmoid of the scores over its sum": lambda scores: (
+        scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
+    ),
+    "the positive scores over their sum": _relu_weights,
+    "1 for the largest score and 0 for all others": _largest_only,
+    "the nearest weights that add up to 1 (sparsemax)": _projected,
+    "the scores themselves": lambda scores: scores.masked_fill(scores.isinf(), 0.0),
+    "the same for all keys that are seen": lambda scores: (
+        (~scores.isinf()).to(scores) / (~scores.isinf()).sum(-1, keepdim=True)
+    ),
+}
+
+
+def softmax_variations(step: Step) -> Iterator[Variation]:
+    """Softmax by itself, replaced by other weights."""
+    x, dim = step.values["self"], step.values["dim"]
+    if not x.dim() or x.shape[dim] < 2:  # noqa: PLR2004
+        return
+    for words, normalise in _OTHER_WEIGHTS.items() if step.name == "softmax" else ():
+        said = f"{words} instead of the softmax".replace("scores", "values")
+        change = partial(_weighted, normalise=normalise)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    for words, normalise in _sums_of_parts(x.shape[dim]):
+        yield Variation(PatternKind.STATISTICS, words, partial(_weighted, normalise=normalise))
+
+
+def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+    dim = step.values["dim"]
+    weights: Tensor = normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+    return weights.log() if step.name == "log_softmax" else weights
+
+
+# So many parts of a row are tried.
+_PARTS = (2, 3, 4, 8, 16)
+
+
+def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Softmax whose sums are those of parts of the row."""
+    if count < 2:  # noqa: PLR2004
+        return
+    divisions = [(-(-count // parts),) * (count // -(-count // parts)) for parts in _PARTS]
+    for sizes in dict.fromkeys([*divisions, (count // 2,)]):
+        rest = count - sum(sizes)
+        parts = (*sizes, rest) if rest else sizes
+        if not 1 < len(parts) < count:
+            continue
+        words = (
+            f"{len(parts)} parts"
+            if len({*parts}) == 1
+            else f"the parts of {enumerated([*map(str, parts)], 4)}"
+        )
+        said = f"each of {words} of the row is divided by its own sum"
+        yield said, partial(_normalised_parts, parts=parts, shared=False)
+        said = f"{said}, and the parts count the same"
+        yield said, partial(_normalised_parts, parts=parts, shared=True)
+    yield "each element is divided by the sum up to it, not by that of the row", _running
+    yield "each element is divided by the sum of the others", _of_others
+
+
+def _normalised_parts(scores: Tensor, parts: tuple[int, ...], *, shared: bool) -> Tensor:
+    pieces = scores.split(parts, -1)
+    weights = torch.cat([_softmax(piece) for piece in pieces], -1)
+    if not shared:
+        return weights
+    seen = sum((piece > -math.inf).any(-1, keepdim=True).to(scores) for piece in pieces)
+    return weights / torch.as_tensor(seen).clamp(min=1)
+
+
+def _running(scores: Tensor) -> Tensor:
+    return (scores - scores.logcumsumexp(-1)).exp().nan_to_num(0.0)
+
+
+def _of_others(scores: Tensor) -> Tensor:
+    powers = _undivided(scores)
+    return powers / (powers.sum(-1, keepdim=True) - powers)
+
+
+def smoothed_weights(share: float) -> Callable[[Tensor], Tensor]:
+    """A softmax of which a share is the same for all."""
+
+    def normalise(scores: Tensor) -> Tensor:
+        return (1 - share) * _softmax(scores) + share / scores.shape[-1]
+
+    return normalise
+
+
+def softmax_with(normalise: Callable[[Tensor], Tensor], step: Step) -> Any:
+    """Softmax, or an attention, with other weights."""
+    return attends(normalise=normalise)(step) if is_attention(step) else _weighted(step, normalise)
+
+
+def capped_scores(number: float) -> Variation:
+    """The scores capped at a number by tanh."""
+    said = f"the scores are capped at {number:.4g} by tanh"
+    change = attends(bend=partial(_capped, cap=number))
+    return Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def limited_scores(number: float) -> Variation:
+    """The scores limited to a number and its negative."""
+    said = f"the scores are limited to {-number:.4g} and {number:.4g}"
+    change = attends(bend=partial(torch.clamp, min=-number, max=number))
+    return Variation(PatternKind.CLIPPED, said, change)
+
+
+def _capped(scores: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(scores / cap)
+
+
+def _rounded(value: Tensor, digits: int) -> Tensor:
+    """To this many binary digits; casts are lifted to float64 here."""
+    fraction, exponent = torch.frexp(value)
+    return torch.ldexp(torch.round(fraction * 2.0**digits) / 2.0**digits, exponent)
+
+
+def _rounded_softmax(scores: Tensor, digits: int) -> Tensor:
+    return _rounded(_softmax(scores), digits)
+
+
+def _undivided(scores: Tensor) -> Tensor:
+    return (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
+
+
+def _with_one(scores: Tensor) -> Tensor:
+    return _softmax(torch.cat([scores, torch.zeros_like(scores[..., :1])], -1))[..., :-1]
+
+
+def _not_rescaled(scores: Tensor, block: int) -> Tensor:
+    first, rest = scores[..., :block], scores[..., block:]
+    before = first.amax(-1, keepdim=True)
+    top = torch.maximum(before, rest.amax(-1, keepdim=True))
+    both = torch.cat([(first - before).exp(), (rest - top).exp()], -1).nan_to_num(0.0)
+    return both / both.sum(-1, keepdim=True)
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def _gradient_variations(step: Step) -> Iterator[Variation]:
+    causal = step.values.get("is_causal") is True
+    plain = partial(_parts_of, diagonal=0 if causal else None)
+
+    def without_sum(step: Step) -> Any:
+        return _gradients(step, plain(step), subtracted=False)
+
+    def without_factor(step: Step) -> Any:
+        return _gradients(step, plain(step), factor=1.0)
+
+    def swapped(step: Step) -> Any:
+        query, key, value = _gradients(step, plain(step))
+        return query, value, key
+
+    said = "the sum over the row is left out of the gradient of the scores"
+    yield Variation(PatternKind.MISSING_OPERAND, said, without_sum)
+    said = "the factor on the scores is left out of the gradient"
+    yield Variation(PatternKind.FACTOR, said, without_factor)
+    if step.values["key"].shape == step.values["value"].shape:
+        said = "the gradients of keys and values are exchanged"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)
+    count = step.values["query"].shape[-2]
+    for first, last in (*left_out(count), (count // 2, 0), (0, count // 2)):
+        said = f"{words_of(first, last)} of the {count} queries are left out of the gradients"
+        change = partial(_of_some_queries, kept=slice(first, count - last), plain=plain)
+        yield Variation(PatternKind.PARTIAL_SUM, said, change)
+
+
+def _of_some_queries(step: Step, kept: slice, plain: Callable[[Step], _Parts]) -> Any:
+    parts = plain(step)
+    weights = torch.zeros_like(parts.weights)
+    weights[..., kept, :] = parts.weights[..., kept, :]
+    return _gradients(step, parts._replace(weights=weights))
+
+
+# --- What the result shows ------------------------------------------------------------------------
+
+# The most numbers that are looked at to find the keys that each query saw.
+_MOST_NUMBERS = 1 << 24
+_NEAR_WHOLE = 0.02
+_MOST_HEADS = 64
+
+
+def deduced_attention(
+    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+) -> Iterator[Variation]:
+    """The keys that each query saw, and the heads that it read, by the result."""
+    if "grad_out" in step.values:
+        return
+    for shared in ((0, 1), (1,), ()):
+        seen: list[Tensor] = []
+
+        def look(step: Step, shared: tuple[int, ...] = shared, seen: list[Tensor] = seen) -> Any:
+            seen.append(_keys_seen(step, given, shared))
+            return step.run()
+
+        predict(Variation(PatternKind.MASK, "", look))
+        if seen:
+            yield from _seen_variations(step, seen[0])
+            break
+    yield from _head_variations(step, predict, given)
+    yield from _slot_variations(step)
+
+
+def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
+    """How often each query saw each key: the weights of the values that give the result.
+
+    With p the exponentials of all scores and c the result, the counts u of a query solve
+    sum_j u_j p_j (v_j - c) = 0.
+
+    Args:
+        shared: the axes (batch, heads) along which the mask is the same.
+
+    Raises:
+        ValueError: there are no such counts, or too many numbers.
+    """
+    parts = _parts_of(step, diagonal=None, alter=lambda _: None)
+    query, key, value = parts.query, parts.key, parts.value
+    if query.dim() != 4 or query.numel() * key.shape[-2] > _MOST_NUMBERS:  # noqa: PLR2004
+        raise ValueError("too many keys")
+    given = given.to(value).reshape(*query.shape[:-1], value.shape[-1])
+    scores = query @ key.mT * parts.factor + bias_of(step)
+    p = (scores - scores.amax(-1, keepdim=True)).exp()
+    columns = p.unsqueeze(-1) * (value.unsqueeze(-3) - given.unsqueeze(-2))
+    gram = columns @ columns.mT
+    if shared:
+        gram = gram.sum(shared, keepdim=True)
+    size = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    size = torch.where(size > 0, size, 1.0)
+    _, vectors = torch.linalg.eigh(gram / size.unsqueeze(-1) / size.unsqueeze(-2))
+    counts: Tensor = vectors[..., 0] / size
+    counts = counts / counts.gather(-1, counts.abs().argmax(-1, keepdim=True))
+    # Most keys are seen once.
+    usual = torch.where(counts > _NEAR_WHOLE, counts, math.nan).nanmedian(-1, keepdim=True).values
+    counts = counts / usual
+    whole = counts.round()
+    if not bool(((counts - whole).abs() <= _NEAR_WHOLE).all()) or bool((whole < 0).any()):
+        raise ValueError("no keys that were seen give the result")
+    nothing = (given == 0).all(-1)
+    for axis in shared:
+        nothing = nothing.all(axis, keepdim=True)
+    return whole.masked_fill(nothing.unsqueeze(-1), 0.0)
+
+
+def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
+    change = attends(counts=counts)
+    size = counts.shape[-1]
+    # The right mask may differ from sample to sample where that of the candidate does not.
+    counts, allowed = torch.broadcast_tensors(counts, seen_rightly(step))
+    hidden, often = (counts == 0).reshape(-1, size), (counts > 1).reshape(-1, size)
+    right = (allowed == 0).reshape(-1, size)
+    # Keys that no query sees any more; everything else is as it should be.
+    missing = hidden.all(0) & ~right.all(0)
+    if bool(often.any()):
+        first = int(often.any(0).nonzero()[0])
+        said = f"some keys count more than once, the first of them is key {first} of {size}"
+        yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+    elif bool(missing.any()) and torch.equal(hidden, right | missing):
+        places = missing.nonzero().reshape(-1).tolist()
+        some = (
+            f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
+        )
+        yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
+    elif not torch.equal(hidden, right):
+        order = _order_seen(hidden, right)
+        if order is not None:
+            kind, words = describe_places(order)
+            said = f"keys and values are read from other places: {words}"
+            yield Variation(kind, said, partial(_with_order, order=order))
+        said = "the queries see other keys than the mask allows"
+        chosen = int((hidden != right).sum())
+        yield Variation(PatternKind.MASK, said, change, chosen=chosen)
+
+
+def _order_seen(hidden: Tensor, right: Tensor) -> Tensor | None:
+    """The order of keys with which the right mask hides what is hidden; None if there is none.
+
+    A causal mask hides the later keys from more queries, which says where each key was.
+    """
+    if len(torch.unique(right.sum(0))) < right.shape[1]:
+        return None
+    order = hidden.sum(0).argsort(stable=True)[right.sum(0).argsort(stable=True).argsort()]
+    return order if torch.equal(hidden[:, order], right) else None
+
+
+def _with_order(step: Step, order: Tensor) -> Any:
+    moved = {
+        name: step.values[name].index_select(-2, order.to(step.values[name].device))
+        for name in ("key", "value")
+    }
+    return step.run(**moved)
+
+
+def seen_rightly(step: Step) -> Tensor:
+    """Which keys each query should see."""
+    query, key, mask = step.values["query"], step.values["key"], mask_of(step)
+    kept = torch.ones(1, 1, query.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device)
+    if step.values.get("is_causal") is True:
+        kept = kept.tril()
+    if mask is not None:
+        kept = kept & (mask if mask.dtype == torch.bool else mask > _HIDDEN)
+    seen: Tensor = kept.to(query.dtype)
+    return seen
+
+
+def _head_variations(
+    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+) -> Iterator[Variation]:
+    """Each head with the keys or values of the head that gives its result."""
+    heads, sources = step.values["query"].shape[-3], step.values["key"].shape[-3]
+    if given.dim() < 3 or given.shape[-3] != heads or not 1 < sources <= _MOST_HEADS:  # noqa: PLR2004
+        return
+    groups = heads // sources
+    shared = torch.arange(sources).repeat_interleave(groups)
+    for names in (("key", "value"), ("key",), ("value",), ("query",), ("query", "key")):
+        errors = []
+        is_query = "query" in names
+        right = torch.arange(heads) if is_query else shared
+        for source in range(heads if is_query else sources):
+            order = torch.full((heads,), source)
+            value = predict(Variation(PatternKind.WRONG_INDEX, "", attends(heads=(names, order))))
+            if value is None:
+                return
+            left = (value.reshape(given.shape) - given).nan_to_num(0.0).square()
+            errors.append(left.movedim(-3, 0).reshape(heads, -1).sum(1))
+        order = torch.stack(errors).argmin(0)
+        if not torch.equal(order, right):
+            what = " and ".join({"query": "queries"}.get(name, f"{name}s") for name in names)
+            said = f"heads read the {what} of other heads"
+            if names == ("query", "key"):
+                said = "heads use the weights of other heads for their values"
+            yield Variation(PatternKind.WRONG_INDEX, said, attends(heads=(names, order)))
+
+
+# --- Places of a cache ----------------------------------------------------------------------------
+
+_MOST_PLACES = 64
+_PAGES = (1, 2, 4, 8, 16)
+
+
+def _slot_variations(step: Step) -> Iterator[Variation]:
+    """Places of keys and values that were not written, or that are those of another page."""
+    count = step.values["key"].shape[-2]
+    for size in _PAGES if count <= _MOST_PLACES else ():
+        for start in range(0, count - size + 1, size) if size < count else ():
+            some = f"{start}" if size == 1 else f"{start} to {start + size - 1}"
+            for names in (("key", "value"), ("key",)):
+                what = " and ".join(f"{name}s" for name in names)
+                said = f"the {what} at place {some} of {count} are zeros: they were not written"
+                change = partial(_with_page, names=names, start=start, size=size, source=None)
+                yield Variation(PatternKind.ZEROS, said, change)
+            for source in dict.fromkeys((start - size, 0)):
+                for names in (("key", "value"), ("key",)) if 0 <= source != start else ():
+                    what = " and ".join(f"{name}s" for name in names)
+                    said = f"the {what} at place {some} of {count} are those from {source} on"
+                    change = partial(_with_page, names=names, start=start, size=size, source=source)
+                    # Keys of another tile than the values: the tile was not read again.
+                    is_stale = names == ("key",)
+                    kind = PatternKind.STALE if is_stale else PatternKind.WRONG_INDEX
+                    yield Variation(kind, said, change)
+
+
+def _with_page(
+    step: Step, names: tuple[str, ...], start: int, size: int, source: int | None
+) -> Any:
+    changed = {}
+    for name in names:
+        value = step.values[name].clone()
+        page = value[..., start : start + size, :]
+        page.copy_(torch.zeros_like(page) if source is None
+                   else step.values[name][..., source : source + size, :])  # fmt: skip
+        changed[name] = value
+    return step.run(**changed)

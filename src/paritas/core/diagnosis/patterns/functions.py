@@ -1,0 +1,327 @@
+"""Another function instead of the right one: silu for gelu, < for <=, maximum for minimum."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.diagnosis.patterns.variations import LARGEST_EPS, Variation
+from paritas.core.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import Step
+
+_F = torch.nn.functional
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "log1p": torch.log1p,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "square": torch.square,
+    "abs": torch.abs,
+    "neg": torch.neg,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "erf": torch.erf,
+    "erfc": torch.erfc,
+    "atan": torch.atan,
+    "relu": torch.relu,
+    "relu6": _F.relu6,
+    "silu": _F.silu,
+    "gelu": _F.gelu,
+    "tanh gelu": lambda x: _F.gelu(x, approximate="tanh"),
+    "x * sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "elu": _F.elu,
+    "selu": _F.selu,
+    "leaky_relu": _F.leaky_relu,
+    "softplus": _F.softplus,
+    "softsign": _F.softsign,
+    "hardswish": _F.hardswish,
+    "hardsigmoid": _F.hardsigmoid,
+    "hardtanh": _F.hardtanh,
+    "mish": _F.mish,
+    "log_sigmoid": _F.logsigmoid,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "sign": torch.sign,
+    "frac": torch.frac,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "sinh": torch.sinh,
+    "cosh": torch.cosh,
+    "asinh": torch.asinh,
+    "acosh": torch.acosh,
+    "atanh": torch.atanh,
+    "lgamma": torch.lgamma,
+    "celu": _F.celu,
+    "tanhshrink": _F.tanhshrink,
+    "softshrink": _F.softshrink,
+    "hardshrink": _F.hardshrink,
+    "the normal distribution function": torch.special.ndtr,
+}
+_UNARY_NAMES = {"log_sigmoid_forward": "log_sigmoid"}
+_BINARY: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "pow": torch.pow,
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "atan2": torch.atan2,
+}
+COMPARISONS: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "lt": ("<", torch.lt),
+    "le": ("<=", torch.le),
+    "gt": (">", torch.gt),
+    "ge": (">=", torch.ge),
+    "eq": ("==", torch.eq),
+    "ne": ("!=", torch.ne),
+}
+_LOGICAL: dict[str, tuple[str, Callable[..., Tensor]]] = {
+    "bitwise_and": ("and", torch.logical_and),
+    "logical_and": ("and", torch.logical_and),
+    "bitwise_or": ("or", torch.logical_or),
+    "logical_or": ("or", torch.logical_or),
+    "bitwise_xor": ("xor", torch.logical_xor),
+    "logical_xor": ("xor", torch.logical_xor),
+}
+_BY_SIZE = {"maximum": "larger", "minimum": "smaller"}
+# Operators of the same arguments.
+_SIBLINGS = {
+    "upsample_nearest1d": "_upsample_nearest_exact1d",
+    "upsample_nearest2d": "_upsample_nearest_exact2d",
+    "upsample_nearest3d": "_upsample_nearest_exact3d",
+    "upsample_nearest_exact1d": "upsample_nearest1d",
+    "upsample_nearest_exact2d": "upsample_nearest2d",
+    "upsample_nearest_exact3d": "upsample_nearest3d",
+    "upsample_bilinear2d": "upsample_bicubic2d",
+    "upsample_bicubic2d": "upsample_bilinear2d",
+    "avg_pool2d": "max_pool2d",
+    "avg_pool1d": "max_pool1d",
+    "max_pool2d_with_indices": "avg_pool2d",
+}
+_INNER = {
+    math.log(2): "ln 2",
+    math.log2(math.e): "log2 e",
+    2.0: "2",
+    0.5: "1 / 2",
+    math.sqrt(2): "sqrt(2)",
+    math.sqrt(0.5): "1 / sqrt(2)",
+}
+# What else may be done with f(x), or with x before.
+_COMPOSED: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "{} is applied twice": lambda f, x: f(f(x)),
+    "the result of {} is multiplied by its argument": lambda f, x: f(x) * x,
+    "the result of {} is divided by its argument": lambda f, x: f(x) / x,
+    "the argument of {} is added to its result": lambda f, x: f(x) + x,
+    "1 minus {}": lambda f, x: 1 - f(x),
+    "1 over {}": lambda f, x: 1 / f(x),
+    "the square of {}": lambda f, x: f(x).square(),
+    "the absolute value of {}": lambda f, x: f(x).abs(),
+    "{} of the absolute value": lambda f, x: f(x.abs()),
+}
+# How a cast to whole numbers may round; torch cuts off.
+_TO_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounded to the nearest": torch.round,
+    "rounded down": torch.floor,
+    "rounded up": torch.ceil,
+}
+
+
+# Where numbers lie in the middle between two whole ones; torch takes the even one.
+_HALVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "up": lambda x: (x + 0.5).floor(),
+    "down": lambda x: (x - 0.5).ceil(),
+    "away from zero": lambda x: x.sign() * (x.abs() + 0.5).floor(),
+    "towards zero": lambda x: x.sign() * (x.abs() - 0.5).ceil(),
+}
+
+
+def function_variations(step: Step) -> Iterator[Variation]:
+    """Functions of the same arguments that are mistaken for the operator."""
+    name = _UNARY_NAMES.get(step.name, step.name)
+    kind = PatternKind.OTHER_FUNCTION
+    exponent = step.values.get("exponent")
+    if (name in UNARY or isinstance(exponent, int | float)) and "self" in step.values:
+        yield from _unary_variations(name)
+    if name in _BINARY:
+        for other, compute in _BINARY.items():
+            if other != name:
+                is_sign = {name, other} == {"add", "sub"}
+                yield Variation(
+                    PatternKind.SIGN if is_sign else kind,
+                    f"{other} instead of {name}",
+                    _negated_term if is_sign else partial(_binary, compute=compute),
+                )
+        yield from _operand_changes(step)
+    if name in _BY_SIZE:
+        said = f"the operand of the {_BY_SIZE[name]} size, whatever its sign"
+        yield Variation(kind, said, _chosen_by_size)
+    if name == "where":
+        for word in ("maximum", "minimum"):
+            said = f"the {word} of the two branches, whatever the condition"
+            yield Variation(kind, said, partial(_of_branches, compute=_BINARY[word]))
+    if name == "to_copy":
+        yield from _cast_variations(step)
+    if name in _SIBLINGS:
+        sibling = getattr(torch.ops.aten, _SIBLINGS[name])
+        said = f"{_SIBLINGS[name].strip('_')} instead of {name}"
+        yield Variation(kind, said, partial(_sibling, function=sibling))
+    if name in COMPARISONS:
+        yield from _comparison_variations(name)
+    if name in _LOGICAL:
+        yield from _logical_variations(name)
+
+
+def _unary_variations(name: str) -> Iterator[Variation]:
+    for words, compute in _HALVES.items() if name == "round" else ():
+        said = f"halves are rounded {words}, not to the even number"
+        yield Variation(PatternKind.TIE_BREAKING, said, partial(_unary, compute=compute))
+    for other, compute in UNARY.items():
+        if other != name:
+            said = f"{other} instead of {name}"
+            yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_unary, compute=compute))
+    if name == "neg":
+        return
+    for said, compose in _COMPOSED.items():
+        change = partial(_composed, compose=compose)
+        yield Variation(PatternKind.OTHER_FUNCTION, said.format(name), change)
+    if name == "pow":
+        return
+    said = f"the argument of {name} is negated"
+    yield Variation(PatternKind.SIGN, said, partial(_with_inner, factor=-1.0))
+    for factor, words in _INNER.items():
+        said = f"the argument of {name} is multiplied by {words}"
+        yield Variation(PatternKind.FACTOR, said, partial(_with_inner, factor=factor))
+
+
+def _operand_changes(step: Step) -> Iterator[Variation]:
+    """One of two operands left out, or a factor applied twice."""
+    first, second = list(step.values)[:2]
+    for left_out, kept in ((second, first), (first, second)):
+        if isinstance(step.values[kept], torch.Tensor):
+            change = partial(_one_operand, name=kept)
+            said = f"{left_out} is left out"
+            number = step.values[left_out]
+            is_eps = isinstance(number, float) and step.name == "add" and number <= LARGEST_EPS
+            kind = PatternKind.EPS if is_eps else PatternKind.MISSING_OPERAND
+            yield Variation(kind, said, change)
+    if step.name in ("mul", "div"):
+        said = f"{second} is applied twice"
+        yield Variation(PatternKind.FACTOR, said, lambda step: step.run(self=step.run()))
+
+
+def _one_operand(step: Step, name: str) -> Tensor:
+    value: Tensor = step.values[name].expand_as(step.run())
+    return value
+
+
+def _chosen_by_size(step: Step) -> Tensor:
+    left, right = list(step.values.values())[:2]
+    is_left = left.abs() > right.abs()
+    return torch.where(is_left if step.name == "maximum" else ~is_left, left, right)
+
+
+def _of_branches(step: Step, compute: Callable[..., Tensor]) -> Tensor:
+    return compute(torch.as_tensor(step.values["self"]), torch.as_tensor(step.values["other"]))
+
+
+def _cast_variations(step: Step) -> Iterator[Variation]:
+    value, dtype = step.values["self"], step.values.get("dtype")
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return
+    if value.is_floating_point():
+        for words, compute in _TO_WHOLE.items():
+            said = f"{words}, not cut off"
+            change = partial(_cast_of, compute=compute)
+            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+    limits = torch.iinfo(dtype)
+    saturate = partial(torch.clamp, min=limits.min, max=limits.max)
+    said = f"values beyond the range of {str(dtype).removeprefix('torch.')} are clipped to it"
+    yield Variation(PatternKind.CLIPPED, said, partial(_cast_of, compute=saturate))
+
+
+def _cast_of(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(self=compute(step.values["self"]))
+
+
+def _composed(step: Step, compose: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> Any:
+    def of(x: Tensor) -> Tensor:
+        result = step.run(self=x)
+        return result if isinstance(result, torch.Tensor) else result[0]
+
+    return step.with_first(compose(of, step.values["self"]))
+
+
+def _logical_variations(name: str) -> Iterator[Variation]:
+    right = _LOGICAL[name][0]
+    for word, compute in dict(_LOGICAL.values()).items():
+        if word != right:
+            said = f"the masks are joined with {word} instead of {right}"
+            yield Variation(PatternKind.MASK, said, partial(_binary, compute=compute))
+
+
+def _with_moved_side(step: Step, by: int) -> Any:
+    return step.run(other=step.values["other"] + by)
+
+
+def _comparison_variations(name: str) -> Iterator[Variation]:
+    sign = COMPARISONS[name][0]
+    for other, (word, compute) in COMPARISONS.items():
+        if other != name:
+            said = f"the comparison is {word} instead of {sign}"
+            yield Variation(PatternKind.MASK, said, partial(_binary, compute=compute))
+    for by in (1, -1):
+        size = "large" if by > 0 else "small"
+        said = f"the mask is off by one: the right side of {sign} is one too {size}"
+        yield Variation(PatternKind.MASK, said, partial(_with_moved_side, by=by))
+
+
+def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
+    # Pools have the first four arguments in common.
+    count = 4 if "pool" in step.name else 5
+    return step.with_first(function(*list(step.values.values())[:count]))
+
+
+def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
+    value = compute(step.values["self"])
+    # Many functions round to one and the same number, which says nothing about the function.
+    if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
+        raise ValueError("it is constant")
+    return step.with_first(value)
+
+
+def _with_inner(step: Step, factor: float) -> Any:
+    return step.run(self=step.values["self"] * factor)
+
+
+def _negated_term(step: Step) -> Any:
+    return step.run(alpha=-step.values["alpha"])
+
+
+def _binary(step: Step, compute: Callable[..., Tensor]) -> Tensor:
+    left, right = list(step.values.values())[:2]
+    if isinstance(left, torch.Tensor) and isinstance(right, float | int):
+        right = left.new_tensor(right)
+    return compute(left, right)

@@ -1,0 +1,70 @@
+"""A value that is picked from several tensors: another of them, or slices of others."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.core.diagnosis.case import supported_pattern, widen
+from paritas.core.diagnosis.patterns.operations import trusted_formula
+from paritas.core.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.case import Case
+    from paritas.core.results.findings import Pattern
+
+# The most numbers that are compared to find where slices come from.
+_MOST_COMPARED = 1 << 24
+
+
+def propose_items(case: Case, items: Sequence[Tensor], *, is_picked: bool) -> list[Pattern]:
+    """Another of several tensors than the right one.
+
+    Args:
+        is_picked: the reference picks one of them.
+    """
+    cost = math.log2(1 + len(items))
+    alike = [
+        (place, widen(one)) for place, one in enumerate(items) if tuple(one.shape) == case.shape
+    ]
+    right = next(
+        (
+            place
+            for place, one in alike
+            if trusted_formula(case, functools.partial(widen, one)) is not None
+        ),
+        None,
+    )
+    for place, one in alike:
+        if right is not None and place != right:
+            said = f"item {place} instead of item {right}"
+            kind = PatternKind.WRONG_INDEX
+            pattern = supported_pattern(case, one, kind, said, cost=cost)
+            if pattern is not None:
+                return [pattern]
+    is_known = is_picked and right is not None
+    return _propose_slices(case, [one for _, one in alike]) if is_known else []
+
+
+def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
+    """Slices of several tensors: they were divided in another way."""
+    for axis, size in enumerate(case.shape):
+        every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
+        if every is None or every.numel() * size > _MOST_COMPARED:
+            continue
+        rows, wanted = (one.movedim(axis, 0).flatten(1) for one in (every, case.given))
+        source = torch.cdist(wanted.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
+        said = f"the slices along axis {axis} are those of other items"
+        cost = size * math.log2(len(rows))
+        value = every.index_select(axis, source)
+        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, said, cost=cost)
+        if pattern is not None:
+            return [pattern]
+    return []

@@ -1,0 +1,364 @@
+"""Values that only a few levels are left of: steps, digits, the entries of a code book.
+
+Which rule chose the steps does not matter: the candidate's own values lie on them. How many bits
+that is worth is counted against chance, since the steps are read off the same values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.core.diagnosis.case import Extent, near, weigh
+from paritas.core.numerics.criterion import MAX_Z
+from paritas.core.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.case import Case
+    from paritas.core.results.findings import Pattern
+
+# Larger tensors are not looked at.
+_MOST_ELEMENTS = 1 << 17
+# Fewer bits than this may be chance.
+_FEWEST_BITS = 40.0
+# The most steps on one side of zero: those of eight bits with a zero point.
+_MOST_STEPS = 255
+# The most significant binary digits that are few.
+_MOST_DIGITS = 4
+_MOST_LEVELS = 64
+# The sizes of groups of neighbours that share a scale.
+_GROUPS = (2, 4, 8, 16, 32, 64, 128)
+# The share of the values that lies on the levels, and that is nearer than a step to the right one.
+_NEARLY_ALL = 0.98
+_MOSTLY = 0.9
+# Of signs, or of three levels, all large values are far from the last one.
+_FEWEST_CLIPPED = 4
+# Fewer values have some offset, or some factor, by chance.
+_FEWEST_MOVED = 6
+# What was rounded still resembles what it was.
+_RESEMBLES = 0.7
+# So many groups, and elements of each, are looked at first.
+_FIRST = 24
+# So many numbers of steps are tried at once, and on so many elements of a group first.
+_AT_ONCE = 64
+_FEW = 6
+
+
+def propose_levels(case: Case) -> Iterator[Pattern | None]:
+    """`precision`: whole multiples of a step, few digits, a code book."""
+    if case.right.numel() > _MOST_ELEMENTS:
+        return
+    large, small = list(_whole_slices(case)), list(_small_groups(case))
+    is_alike = _resembles(case)
+    for grouping in large:
+        yield _in_steps(case, grouping)
+    if is_alike:
+        yield _in_few_digits(case)
+    for grouping in small:
+        yield _in_steps(case, grouping)
+    for grouping in (*large, *small) if is_alike else ():
+        yield _of_a_code_book(case, grouping)
+
+
+def _resembles(case: Case) -> bool:
+    right, given = case.right.flatten(), case.given.flatten()
+    size = float(right.norm() * given.norm())
+    return size > 0 and float(right @ given) >= _RESEMBLES * size
+
+
+# --- Which values share a scale -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Grouping:
+    """How a tensor is divided into groups.
+
+    Attributes:
+        words: for people; empty if there is one group.
+        split: a tensor as groups and their elements.
+        join: back again.
+    """
+
+    words: str
+    split: Callable[[Tensor], Tensor]
+    join: Callable[[Tensor], Tensor]
+
+
+def _whole_slices(case: Case) -> Iterator[_Grouping]:
+    shape = case.shape
+    yield _Grouping("", lambda one: one.reshape(1, -1), lambda one: one.reshape(shape))
+    if len(shape) < 2:  # noqa: PLR2004
+        return
+    for axis, size in enumerate(shape):
+        if 1 < size < case.right.numel():
+            yield _along(shape, axis, first=True)
+
+
+def _small_groups(case: Case) -> Iterator[_Grouping]:
+    """Lines of more than two axes, and neighbours along an axis, the largest groups first."""
+    shape = case.shape
+    for axis, size in enumerate(shape):
+        if len(shape) > 2 and size > 2:  # noqa: PLR2004
+            yield _along(shape, axis, first=False)
+    for group in reversed(_GROUPS):
+        for axis, size in enumerate(shape):
+            if len(shape) > 1 and group < size and size % group == 0:
+                yield _in_groups(shape, axis, group)
+
+
+def _along(shape: tuple[int, ...], axis: int, *, first: bool) -> _Grouping:
+    """Each index along an axis, or else each line along it."""
+
+    def split(value: Tensor) -> Tensor:
+        return (
+            value.movedim(axis, 0).flatten(1) if first else value.movedim(axis, -1).flatten(0, -2)
+        )
+
+    rest = [size for place, size in enumerate(shape) if place != axis]
+    moved = [shape[axis], *rest] if first else [*rest, shape[axis]]
+
+    def join(value: Tensor) -> Tensor:
+        return value.reshape(moved).movedim(0 if first else -1, axis)
+
+    words = f"each slice along axis {axis}" if first else f"each line along axis {axis}"
+    return _Grouping(words, split, join)
+
+
+def _in_groups(shape: tuple[int, ...], axis: int, group: int) -> _Grouping:
+    rest = [size for place, size in enumerate(shape) if place != axis]
+
+    def split(value: Tensor) -> Tensor:
+        return value.movedim(axis, -1).reshape(-1, group)
+
+    def join(value: Tensor) -> Tensor:
+        return value.reshape(*rest, shape[axis]).movedim(-1, axis)
+
+    return _Grouping(f"each group of {group} along axis {axis}", split, join)
+
+
+# --- Whole multiples of a step --------------------------------------------------------------------
+
+
+def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
+    right, given, unit = (grouping.split(one) for one in (case.right, case.given, case.unit))
+    if given.shape[1] < 2:  # noqa: PLR2004
+        return None
+    first = slice(None, None, max(1, len(given) // _FIRST))
+    for from_least in (False, True):
+        if _steps(given[first, :_FIRST], unit[first, :_FIRST], from_least=from_least) is None:
+            continue
+        steps = _steps(given, unit, from_least=from_least)
+        if steps is None or steps.bits < _FEWEST_BITS:
+            continue
+        if bool((given == given[:, :1]).all()):
+            continue  # one value for each group is no step
+        if steps.hold(right, unit):
+            continue
+        each = f", one for {grouping.words}" if grouping.words else ""
+        words = f"in whole multiples of a step{each}, at most {steps.most} of them"
+        words = f"{words} from the least" if from_least else words
+        value = grouping.join(steps.rounded(given))
+        if steps.are_near(right, given):
+            return _state(case, value, words, len(given))
+        return _state_moved(case, value, words, steps, (right, given))
+    return None
+
+
+def _state_moved(
+    case: Case, value: Tensor, words: str, steps: _Steps, groups: tuple[Tensor, Tensor]
+) -> Pattern | None:
+    """Groups that are rounded, and have another offset or factor: a lost zero point or scale.
+
+    Or too few levels, so that what is outside of them has the last one.
+    """
+    right, given = groups
+    limits = given.aminmax(dim=1, keepdim=True)
+    if steps.are_near(right.clamp(*limits), given):
+        least, most = float(given.min()), float(given.max())
+        if steps.most < _FEWEST_CLIPPED:
+            return _state(case, value, words, len(given))
+        sentence = f"{words}, and clipped at {least:.4g} and {most:.4g}"
+        return _state(case, value, sentence, 2 * len(given), PatternKind.CLIPPED)
+    offset = (given - right).median(1, keepdim=True).values
+    factor = (right * given).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
+    is_whole = len(right) == 1
+    for kinds, said, moved, numbers in (
+        ((PatternKind.OFFSET, PatternKind.AXIS_OFFSET), "an offset", right + offset, offset),
+        ((PatternKind.SCALE, PatternKind.AXIS_SCALE), "a factor", right * factor, factor),
+    ):
+        if steps.are_near(moved, given) and given.shape[1] > _FEWEST_MOVED:
+            least, most = float(numbers.min()), float(numbers.max())
+            span = f"{least:.4g}" if is_whole else f"{least:.4g} to {most:.4g}"
+            sentence = f"{words}, and with {said} of {span}"
+            return _state(case, value, sentence, 2 * len(given), kinds[0 if is_whole else 1])
+    return None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Steps:
+    """The steps of groups.
+
+    Attributes:
+        step: of each group; 0 if it has none.
+        start: where they begin: zero, or the least value.
+        most: the most steps of a group.
+        bits: what it is worth that the values lie on them.
+    """
+
+    step: Tensor
+    start: Tensor
+    most: int
+    bits: float
+
+    def rounded(self, value: Tensor) -> Tensor:
+        """The nearest levels."""
+        step = torch.where(self.step > 0, self.step, 1.0)
+        return torch.where(
+            self.step > 0, ((value - self.start) / step).round() * step + self.start, value
+        )
+
+    def are_near(self, right: Tensor, given: Tensor) -> bool:
+        """Whether most values are less than a step from where they were."""
+        has_step = (self.step > 0).expand_as(right)
+        apart = (given - right).abs() <= 1.01 * self.step
+        return bool(has_step.any()) and float(apart[has_step].double().mean()) >= _MOSTLY
+
+    def hold(self, right: Tensor, unit: Tensor) -> bool:
+        """Whether the right values lie on them, too: then the steps are not the mistake."""
+        return float(near(self.rounded(right), right, unit).double().mean()) >= _MOSTLY
+
+
+def _steps(given: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
+    """The largest steps that the values are multiples of; None if not for nearly all groups."""
+    start = given.amin(1, keepdim=True) if from_least else torch.zeros_like(given[:, :1])
+    apart = given - start
+    most = apart.abs().amax(1, keepdim=True)
+    largest = apart.abs().argmax(1, keepdim=True)
+    at_most = unit.gather(1, largest)
+    noise = MAX_Z * (unit + apart.abs() / most.clamp(min=1e-300) * at_most)
+    # Zeros, and the largest value, are multiples of any step.
+    tells = (apart.abs() > noise).scatter(1, largest, value=False)
+    count = _fewest_steps(apart, noise, tells).unsqueeze(1)
+    step = torch.where(count > 0, most / count, 0.0)
+    has_step = (step > 0) | (most == 0)
+    if float(has_step.double().mean()) < _NEARLY_ALL or not bool((step > 0).any()):
+        return None
+    chance = (2 * noise / step.clamp(min=1e-300)).clamp(max=1.0)
+    bits = torch.where(tells & (step > 0), -chance.log2(), 0.0).sum(1, keepdim=True)
+    # A step is one of so many; those that begin at the least value have that to choose as well.
+    cost = 2 * (1.0 + count).log2()
+    return _Steps(step, start, int(count.max()), float((bits - cost).sum()))
+
+
+def _fewest_steps(apart: Tensor, noise: Tensor, tells: Tensor) -> Tensor:
+    """For each group, the fewest steps to its largest value that all its values fit; 0 if none.
+
+    Most numbers of steps are ruled out by a few values, so that all are tried on few values first.
+    """
+    most = apart.abs().amax(1)
+    count = torch.zeros(len(apart), dtype=torch.long)
+    for first in range(1, _MOST_STEPS + 1, _AT_ONCE):
+        is_open = (count == 0) & (most > 0)
+        if not bool(is_open.any()):
+            break
+        numbers = torch.arange(first, min(first + _AT_ONCE, _MOST_STEPS + 1))
+        fits = is_open.unsqueeze(1).repeat(1, len(numbers))
+        for columns in (slice(None, _FEW), slice(_FEW, None)):
+            group, place = fits.nonzero(as_tuple=True)
+            each = (most[group] / numbers[place]).unsqueeze(1)
+            value = apart[group, columns]
+            is_level = (value - (value / each).round() * each).abs() <= noise[group, columns]
+            fits[group, place] = (is_level | ~tells[group, columns]).all(1)
+        count = torch.where(fits.any(1), numbers[fits.long().argmax(1)], count)
+    return count
+
+
+def _state(
+    case: Case,
+    prediction: Tensor,
+    words: str,
+    parameters: int,
+    kind: PatternKind = PatternKind.PRECISION,
+) -> Pattern | None:
+    weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
+    return None if weight is None else weight.pattern(kind, words)
+
+
+# --- Few digits -----------------------------------------------------------------------------------
+
+
+def _in_few_digits(case: Case) -> Pattern | None:
+    """Numbers of few significant binary digits, as of narrow floats whose scale is a power of 2."""
+    given, right = case.given, case.right
+    tells = given.abs() > MAX_Z * case.unit
+    for digits in range(1, _MOST_DIGITS + 1):
+        rounded, spacing = _with_digits(given, digits)
+        if not bool(near(given, rounded, case.unit)[tells].all()):
+            continue
+        chance = (2 * MAX_Z * case.unit / spacing).clamp(max=1.0)
+        bits = float(torch.where(tells, -chance.log2(), 0.0).sum())
+        is_new = float(near(_with_digits(right, digits)[0], right, case.unit).double().mean())
+        if bits < _FEWEST_BITS or is_new >= _MOSTLY:
+            return None
+        words = f"{digits} significant binary digits" if digits > 1 else "powers of two"
+        return _state(case, torch.where(tells, rounded, 0.0), f"in {words}", 0)
+    return None
+
+
+def _with_digits(value: Tensor, digits: int) -> tuple[Tensor, Tensor]:
+    _, exponent = torch.frexp(value)
+    spacing = torch.ldexp(torch.ones_like(value), exponent - digits)
+    return (value / spacing).round() * spacing, spacing
+
+
+# --- A code book ----------------------------------------------------------------------------------
+
+
+def _of_a_code_book(case: Case, grouping: _Grouping) -> Pattern | None:
+    """The same few levels in all groups, times a scale of each."""
+    right, given, unit = (grouping.split(one) for one in (case.right, case.given, case.unit))
+    scale = given.abs().amax(1, keepdim=True)
+    if given.shape[1] < 2 or bool((scale == 0).any()):  # noqa: PLR2004
+        return None
+    at_most = unit.gather(1, given.abs().argmax(1, keepdim=True))
+    level, noise = given / scale, MAX_Z * (unit + given.abs() / scale * at_most) / scale
+    level, order = level.flatten().sort()
+    width = noise.flatten()[order]
+    apart = level.diff() > torch.maximum(width[1:], width[:-1])
+    number = torch.cat([torch.zeros(1, dtype=torch.long), apart.long().cumsum(0)])
+    count = int(number[-1]) + 1
+    # In each group, one value is the largest of it by definition.
+    telling = given.numel() - len(given)
+    if not 1 < count <= min(_MOST_LEVELS, telling // 2):
+        return None
+    middle = torch.zeros(count, dtype=level.dtype).index_add(0, number, level)
+    middle = (middle / torch.bincount(number, minlength=count))[number]
+    if bool(((level - middle).abs() > width).any()) or not _keeps_order(
+        right, given, noise * scale
+    ):
+        return None
+    typical = float(width.median())
+    chance = min(1.0, count * typical)
+    if -math.log2(chance) * telling + count * math.log2(typical) < _FEWEST_BITS:
+        return None
+    prediction = torch.empty_like(level)
+    prediction[order] = middle
+    prediction = grouping.join(prediction.reshape(given.shape) * scale)
+    each = f" times a scale of {grouping.words}" if grouping.words else ""
+    words = f"only {count} different values{each}, in the order of the right ones"
+    return _state(case, prediction, words, count + len(given))
+
+
+def _keeps_order(right: Tensor, given: Tensor, noise: Tensor) -> bool:
+    """Whether a larger right value has no smaller level in its group."""
+    order = right.argsort(1)
+    given, noise = given.gather(1, order), noise.gather(1, order)
+    limit = noise[:, 1:] + noise[:, :-1]
+    return float((given.diff(dim=1) >= -limit).double().mean()) >= _NEARLY_ALL

@@ -1,0 +1,373 @@
+"""Norms with a wrong statistic, eps elsewhere, or a weight in the wrong place."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.diagnosis.patterns.sums import left_out, words_of
+from paritas.core.diagnosis.patterns.variations import Variation
+from paritas.core.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import Step
+
+
+def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
+    return lambda step: step.with_first(formula(step))
+
+
+_LAYER = frozenset({"native_layer_norm", "fused_rms_norm", "rms_norm", "layer_norm"})
+_BATCH = frozenset(
+    {
+        "native_batch_norm",
+        "native_batch_norm_legit",
+        "native_batch_norm_legit_functional",
+        "native_batch_norm_legit_no_training",
+        "cudnn_batch_norm",
+        "native_batch_norm_legit.no_stats",
+    }
+)
+NORMS = _LAYER | _BATCH | {"native_group_norm"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """y = (x - mean) / sqrt(var + eps) * weight + bias, of `x` with axes to reduce.
+
+    Attributes:
+        view: the shape in which `dims` are reduced.
+        mean: the running mean, if that is used instead of the batch's; also `var`.
+    """
+
+    x: Tensor
+    view: tuple[int, ...]
+    dims: tuple[int, ...]
+    eps: float
+    weight: Tensor | float
+    bias: Tensor | float
+    centred: bool
+    mean: Tensor | None = None
+    var: Tensor | None = None
+
+    def value(  # noqa: PLR0913  (each is a mistake)
+        self,
+        *,
+        centred: bool | None = None,
+        outside: bool = False,
+        after: bool = False,
+        divided: bool = True,
+        correction: int = 0,
+        less: int = 0,
+        first: int = 0,
+        dims: tuple[int, ...] | None = None,
+        bias_first: bool = False,
+        power: float = 0.5,
+        about_mean: bool | None = None,
+        padded: int = 0,
+        eps: float | None = None,
+    ) -> Tensor:
+        """What it gives, with a mistake."""
+        x = self.x.reshape(self.view)
+        dims = self.dims if dims is None else dims
+        eps = self.eps if eps is None else eps
+        axis = dims[-1]
+        part = x.narrow(axis, first, x.shape[axis] - less - first)
+        if padded:
+            zeros = [0] * (2 * (x.dim() - 1 - axis % x.dim()))
+            part = torch.nn.functional.pad(part, (*zeros, 0, padded))
+        count = math.prod(part.shape[one] for one in dims)
+        centred = self.centred if centred is None else centred
+        mean = part.mean(dims, keepdim=True) if self.mean is None else self.mean
+        about_mean = centred if about_mean is None else about_mean
+        squares = (part - mean if about_mean else part).square().sum(dims, keepdim=True)
+        var = squares / (count - correction) if self.var is None else self.var
+        if outside:
+            below = var.sqrt() + eps
+        elif after:
+            below = var.sqrt()
+        else:
+            below = (var + eps) ** power
+        value = x - mean if centred else x
+        value = value / below if divided else value
+        value = (value + eps if after else value).reshape(self.x.shape)
+        if bias_first:
+            return (value + self.bias) * self.weight
+        return value * self.weight + self.bias
+
+
+def norm_of(step: Step) -> Norm | None:
+    """The operator as a norm; None if its statistics are not known."""
+    values = step.values
+    x = values["input"]
+    eps = values.get("eps", values.get("epsilon"))
+    if eps is None:
+        eps = torch.finfo(torch.float32).eps
+    shape = tuple(x.shape)
+    weight, bias = (1.0 if values.get("weight") is None else values["weight"]), values.get("bias")
+    bias = 0.0 if bias is None else bias
+    if step.name in _LAYER:
+        count = len(values["normalized_shape"])
+        dims = tuple(range(x.dim() - count, x.dim()))
+        return Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    weight, bias = (
+        one.reshape(channels) if isinstance(one, torch.Tensor) else one for one in (weight, bias)
+    )
+    if step.name == "native_group_norm":
+        view = (shape[0], values["group"], -1)
+        return Norm(x, view, (2,), eps, weight, bias, centred=True)
+    dims = (0, *range(2, x.dim()))
+    if values.get("training", False) is True:
+        return Norm(x, shape, dims, eps, weight, bias, centred=True)
+    mean, var = values.get("running_mean"), values.get("running_var")
+    if mean is None or var is None:
+        return None
+    mean, var = mean.reshape(channels), var.reshape(channels)
+    return Norm(x, shape, dims, eps, weight, bias, True, mean, var)
+
+
+def norm_variations(step: Step) -> Iterator[Variation]:
+    """The mistakes that are known of norms."""
+    norm = norm_of(step) if step.name in NORMS else None
+    if norm is None:
+        return
+    yield from _formula_variations(norm)
+    if isinstance(norm.weight, torch.Tensor):
+        said = "the weight is applied before the norm, not after it"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_weighted_before))
+    if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
+        said = "weight and bias are applied before the norm, not after it"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_affine_before))
+    if norm.mean is not None:
+        yield from _given_variations()
+        return
+    yield from _length_variations(norm)
+    if step.name == "native_group_norm":
+        yield from _group_variations(norm)
+    for words, spread in _SPREADS.items():
+        said = f"it is divided by {words}, not by the deviation"
+        for eps_added in (norm.eps, 0.0):
+            change = _with_first(partial(_with_spread, spread=spread, eps=eps_added))
+            yield Variation(PatternKind.STATISTICS, said, change)
+
+
+def _take(kind: PatternKind, said: str, **changes: Any) -> Variation:
+    change = _with_first(lambda step: norm_of(step).value(**changes))  # type: ignore[union-attr]
+    return Variation(kind, said, change)
+
+
+def _formula_variations(norm: Norm) -> Iterator[Variation]:
+    eps = f"eps ({norm.eps:.3g})"
+    yield _take(
+        PatternKind.EPS, f"{eps} is added to the deviation, not to the variance", outside=True
+    )
+    yield _take(PatternKind.EPS, f"{eps} is added to the quotient, not to the variance", after=True)
+    if norm.centred:
+        said = "the mean is not subtracted, as in RMS norm"
+        yield _take(PatternKind.STATISTICS, said, centred=False)
+        said = "the mean is not subtracted from the squares of the variance"
+        yield _take(PatternKind.STATISTICS, said, about_mean=False)
+    else:
+        said = "the mean is subtracted from what is squared"
+        yield _take(PatternKind.STATISTICS, said, about_mean=True)
+        said = "the mean is subtracted, as in layer norm"
+        yield _take(PatternKind.STATISTICS, said, centred=True)
+    said = "it is not divided by the deviation"
+    yield _take(PatternKind.STATISTICS, said, divided=False)
+    said = "it is divided by the variance, not by the deviation"
+    yield _take(PatternKind.STATISTICS, said, power=1.0)
+    yield _take(PatternKind.STATISTICS, f"{said}, and {eps} is left out", power=1.0, eps=0.0)
+    if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
+        said = "the bias is added before the factor"
+        yield _take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
+
+
+def _length_variations(norm: Norm) -> Iterator[Variation]:
+    """Statistics of fewer elements, of more, or along other axes."""
+    x = norm.x.reshape(norm.view)
+    length = math.prod(x.shape[one] for one in norm.dims)
+    if length > 1:
+        said = f"the variance is divided by {length - 1} instead of {length}"
+        yield _take(PatternKind.OFF_BY_ONE, said, correction=1)
+    size = x.shape[norm.dims[-1]]
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} of the {size} elements {'is' if is_one else 'are'}"
+        yield _take(kind, f"{some} left out of mean and variance", first=first, less=last)
+    for tile in (one for one in (8, 16, 32, 64, 128, 256, 512, 1024) if size % one):
+        said = f"the zeros that pad {size} elements to a multiple of {tile} count as elements"
+        yield _take(PatternKind.STATISTICS, said, padded=-size % tile)
+    yield from _part_variations(norm, x)
+    for dims in _other_dims(x.dim(), norm.dims):
+        said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
+        yield _take(PatternKind.WRONG_AXIS, said, dims=dims)
+
+
+# So many parts of a row are tried, and so many rows together.
+_PARTS = (2, 3, 4, 6, 8, 16, 32)
+
+
+def _part_variations(norm: Norm, x: Tensor) -> Iterator[Variation]:
+    """Statistics of each part of a row, of several rows, or of what comes before an element."""
+    axis = norm.dims[-1]
+    size = x.shape[axis]
+    if len(norm.dims) > 1:
+        return
+    what = "mean and deviation" if norm.centred else "the mean square"
+    verb = "are those" if norm.centred else "is that"
+    for parts in (one for one in _PARTS if size % one == 0 and one < size):
+        for strided in (False, True):
+            words = f"every {parts}th element" if strided else f"each of {parts} parts of the row"
+            said = f"{what} {verb} of {words}"
+            change = _with_first(partial(_in_parts, parts=parts, strided=strided))
+            yield Variation(PatternKind.STATISTICS, said, change)
+    rows = x.shape[axis - 1] if axis else 1
+    for together in (one for one in _PARTS if rows % one == 0 and one < rows):
+        said = f"{what} {verb} of {together} neighbouring rows"
+        change = _with_first(partial(_of_rows, together=together))
+        yield Variation(PatternKind.STATISTICS, said, change)
+    said = f"{what} {verb} of the row up to each element"
+    yield Variation(PatternKind.STATISTICS, said, _with_first(_up_to_each))
+
+
+def _in_parts(step: Step, parts: int, *, strided: bool) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    axis = norm.dims[-1]
+    shape = (-1, parts) if strided else (parts, -1)
+    x = norm.x.reshape(norm.view).unflatten(axis, shape)
+    return _finished(norm, x, (axis if strided else axis + 1,))
+
+
+def _of_rows(step: Step, together: int) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    axis = norm.dims[-1]
+    x = norm.x.reshape(norm.view).unflatten(axis - 1, (-1, together))
+    return _finished(norm, x, (axis, axis + 1))
+
+
+def _finished(norm: Norm, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The norm of the same elements in another shape."""
+    view = tuple(x.shape)
+    plain = dataclasses.replace(norm, x=x, view=view, dims=dims, weight=1.0, bias=0.0).value()
+    return plain.reshape(norm.x.shape) * norm.weight + norm.bias
+
+
+def _up_to_each(step: Step) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    axis = norm.dims[-1]
+    x = norm.x.reshape(norm.view)
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    counts = torch.arange(1, x.shape[axis] + 1, device=x.device).to(x).reshape(shape)
+    mean = x.cumsum(axis) / counts if norm.centred else torch.zeros_like(x)
+    var = x.square().cumsum(axis) / counts - mean.square()
+    value = (x - mean) / (var.clamp(min=0) + norm.eps).sqrt()
+    return value.reshape(norm.x.shape) * norm.weight + norm.bias
+
+
+_SPREADS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+    "the mean of the absolute values": lambda x, dims: x.abs().mean(dims, keepdim=True),
+    "the largest absolute value": lambda x, dims: x.abs().amax(dims, keepdim=True),
+    "the sum of the absolute values": lambda x, dims: x.abs().sum(dims, keepdim=True),
+    "the range of the values": lambda x, dims: (
+        x.amax(dims, keepdim=True) - x.amin(dims, keepdim=True)
+    ),
+}
+
+
+def _with_spread(
+    step: Step, spread: Callable[[Tensor, tuple[int, ...]], Tensor], eps: float
+) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    x = norm.x.reshape(norm.view)
+    value = x - x.mean(norm.dims, keepdim=True) if norm.centred else x
+    value = value / (spread(value, norm.dims) + eps)
+    return value.reshape(norm.x.shape) * norm.weight + norm.bias
+
+
+def _weighted_before(step: Step) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    return dataclasses.replace(norm, x=norm.x * norm.weight, weight=1.0).value()
+
+
+def _affine_before(step: Step) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    x = norm.x * norm.weight + norm.bias
+    return dataclasses.replace(norm, x=x, weight=1.0, bias=0.0).value()
+
+
+def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    for count in range(1, rank):
+        for other in itertools.combinations(range(rank), count):
+            if other != dims:
+                yield other
+
+
+def _given_variations() -> Iterator[Variation]:
+    """Other statistics than the running ones."""
+
+    def computed(step: Step, *, mean: bool, var: bool) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        own = norm.x.mean(norm.dims, keepdim=True)
+        squares = norm.x.var(norm.dims, correction=0, keepdim=True)
+        own, squares = own if mean else norm.mean, squares if var else norm.var  # type: ignore[assignment]
+        return dataclasses.replace(norm, mean=own, var=squares).value()
+
+    def squared(step: Step) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        return dataclasses.replace(norm, var=norm.var.square()).value()  # type: ignore[union-attr]
+
+    def moved(step: Step, by: int) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        mean, var = (one.roll(by, 1) for one in (norm.mean, norm.var) if one is not None)
+        return dataclasses.replace(norm, mean=mean, var=var).value()
+
+    for words, mean, var in (
+        ("mean and variance are", True, True),
+        ("the mean is", True, False),
+        ("the variance is", False, True),
+    ):
+        said = f"{words} that of the batch, not the running one"
+        change = _with_first(partial(computed, mean=mean, var=var))
+        yield Variation(PatternKind.STATISTICS, said, change)
+    said = "the variance is taken for a deviation: it is squared before the root"
+    yield Variation(PatternKind.STATISTICS, said, _with_first(squared))
+    for by in (1, -1):
+        said = f"mean and variance are those of the channel {'before' if by > 0 else 'after'} it"
+        yield Variation(PatternKind.STATISTICS, said, _with_first(partial(moved, by=by)))
+
+
+def _group_variations(norm: Norm) -> Iterator[Variation]:
+    """Other groups of channels."""
+    channels, right = norm.x.shape[1], norm.view[1]
+
+    def grouped(step: Step, groups: int, *, strided: bool) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        if not strided:
+            view = (norm.x.shape[0], groups, -1)
+            return dataclasses.replace(norm, view=view).value()
+        parts = norm.x.unflatten(1, (-1, groups)).transpose(1, 2)
+        plain = dataclasses.replace(norm, x=parts.flatten(1, 2), weight=1.0, bias=0.0).value()
+        value: Tensor = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+        return value * norm.weight + norm.bias
+
+    for groups in (one for one in range(1, channels + 1) if channels % one == 0):
+        if groups != right:
+            said = f"the channels are in {groups} groups instead of {right}"
+            change = _with_first(partial(grouped, groups=groups, strided=False))
+            yield Variation(PatternKind.STATISTICS, said, change)
+    if 1 < right < channels:
+        said = f"every channel number 0, {right}, ... is a group, not neighbouring ones"
+        change = _with_first(partial(grouped, groups=right, strided=True))
+        yield Variation(PatternKind.STATISTICS, said, change)

@@ -1,0 +1,475 @@
+"""The operator on other operands: swapped, transposed, masked differently, one index off.
+
+An operator and its variants are computed again in float64 by a plain formula. Names only choose
+among the formulas here, so nothing from a file is executed. A formula is trusted only if it gives
+the right values without a variation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.diagnosis.case import first_supported, near, roundoff, supported_pattern, widen
+from paritas.core.results.findings import Pattern, PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.case import Case, Context
+
+# The largest share of right values that the plain formula may miss.
+_MOST_UNLIKE = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """The operator of a tensor: its bare name, its inputs in float64, its context."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    context: Context
+
+    def argument(self, name: str, position: int, default: Any = None) -> Any:
+        """An argument by its name or its position."""
+        arguments = self.context.arguments
+        for key in (name, str(position)):
+            if key in arguments:
+                return arguments[key]
+        return default
+
+    @functools.cached_property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions that it reduces or works along; all of them by default."""
+        rank = self.inputs[0].dim()
+        given = self.argument("dim", 1, self.context.arguments.get("axis"))
+        if isinstance(given, int) and not isinstance(given, bool):
+            given = [given]
+        if not isinstance(given, list | tuple) or not given:
+            return tuple(range(rank))
+        if not all(isinstance(one, int) and -rank <= one < rank for one in given):
+            return ()
+        return tuple(sorted(one % rank for one in given))
+
+    def shaped(self, value: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """A result in the required shape, with or without kept dimensions."""
+        return value.reshape(shape) if value.numel() == math.prod(shape) else None
+
+
+def operation_of(case: Case, inputs: int = 1) -> Operation | None:
+    """The operator of a case, if it is known with at least this many inputs."""
+    context = case.context
+    if not context.operator or len(context.inputs) < inputs or case.given.is_complex():
+        return None
+    if any(one.is_complex() for one in context.inputs):
+        return None
+    # Masks stay boolean.
+    wide = (one.cpu() if one.dtype == torch.bool else widen(one) for one in context.inputs)
+    return Operation(context.operator_name, tuple(wide), context)
+
+
+def trusted_formula(case: Case, compute: Callable[[], Tensor | None]) -> Tensor | None:
+    """The result of a plain formula if it is right; only then its variants may be tried."""
+    value = attempt(compute, case.shape)
+    if value is None:
+        return None
+    value = value.double()
+    fits = near(value, case.right, case.allowed)
+    return value if float((~fits).double().mean()) <= _MOST_UNLIKE else None
+
+
+def first_variant(
+    case: Case,
+    operation: Operation,
+    kind: PatternKind,
+    plain: Callable[[], Tensor] | None,
+    variants: Sequence[tuple[str, Callable[[], Tensor]]],
+) -> list[Pattern]:
+    """The pattern of the first variant of a formula that gives the candidate."""
+    if plain is None or trusted_formula(case, plain) is None:
+        return []
+    cost = math.log2(1 + len(variants))
+    known = {"operator": operation.context.operator}
+    values = ((sentence, attempt(compute, case.shape)) for sentence, compute in variants)
+    return first_supported(
+        supported_pattern(case, value.double(), kind, sentence, cost=cost, evidence=known)
+        for sentence, value in values
+        if value is not None
+    )
+
+
+def attempt(
+    compute: Callable[[], Tensor | None], shape: tuple[int, ...] | None = None
+) -> Tensor | None:
+    """A variant's value; None if it does not work for these inputs and arguments.
+
+    Args:
+        shape: the required shape.
+    """
+    try:
+        value = compute()
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return None
+    fits = value is not None and shape in {None, tuple(value.shape)}
+    return value if fits else None
+
+
+# --- Formulas by name -----------------------------------------------------------------------------
+
+_CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
+    3: torch.nn.functional.conv1d,
+    4: torch.nn.functional.conv2d,
+    5: torch.nn.functional.conv3d,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """left @ right + added."""
+
+    left: Tensor
+    right: Tensor
+    added: Tensor | None
+
+    def value(self) -> Tensor:
+        """The product."""
+        value = torch.matmul(self.left, self.right)
+        return value if self.added is None else value + self.added
+
+
+def product_of(operation: Operation) -> Product | None:
+    """An operator as a matrix product, if it is one."""
+    name, inputs = operation.name, operation.inputs
+    two, three = len(inputs) >= 2, len(inputs) >= 3  # noqa: PLR2004
+    if name in ("addmm", "baddbmm") and three:
+        return Product(inputs[1], inputs[2], inputs[0])
+    if name == "linear" and two:
+        return Product(inputs[0], inputs[1].mT, inputs[2] if three else None)
+    if name in ("mm", "bmm", "matmul", "dot") and two:
+        return Product(inputs[0], inputs[1], None)
+    return None
+
+
+def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
+    """A function of input, weight and bias, if the operator is a convolution."""
+    if not operation.name.startswith("conv") or len(operation.inputs) < 2:  # noqa: PLR2004
+        return None
+    known = operation.context.arguments
+    way = _CONVOLUTIONS.get(operation.inputs[1].dim())
+    if way is None or known.get("transposed", False):
+        return None
+    options = ("stride", "padding", "dilation", "groups")
+    return functools.partial(way, **{name: known[name] for name in options if name in known})
+
+
+# --- Operands swapped or transposed ---------------------------------------------------------------
+
+_PAIRS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "sub": ("b - a instead of a - b", torch.sub),
+    "div": ("b / a instead of a / b", torch.div),
+    "true_divide": ("b / a instead of a / b", torch.div),
+    "floor_divide": ("b // a instead of a // b", torch.floor_divide),
+    "remainder": ("b % a instead of a % b", torch.remainder),
+    "fmod": ("fmod(b, a) instead of fmod(a, b)", torch.fmod),
+    "pow": ("b ** a instead of a ** b", torch.pow),
+    "atan2": ("atan2(b, a) instead of atan2(a, b)", torch.atan2),
+    "lt": ("b < a instead of a < b", torch.lt),
+    "le": ("b <= a instead of a <= b", torch.le),
+    "gt": ("b > a instead of a > b", torch.gt),
+    "ge": ("b >= a instead of a >= b", torch.ge),
+}
+_JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
+
+
+def propose_operands(case: Case) -> list[Pattern]:
+    """`swapped operands`, or `transpose`: an operand transposed."""
+    operation = operation_of(case, inputs=2)
+    if operation is None or not case.is_beyond_noise:
+        return []
+    plain, variants = _operand_variants(operation)
+    swapped = [one for one in variants if "transposed" not in one[0]]
+    transposed = [one for one in variants if one not in swapped]
+    return [
+        *first_variant(case, operation, PatternKind.SWAPPED_OPERANDS, plain, swapped),
+        *first_variant(case, operation, PatternKind.TRANSPOSE, plain, transposed),
+    ]
+
+
+Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Tensor]]]"]
+
+
+def _operand_variants(operation: Operation) -> Variants:
+    """The plain formula and its variants."""
+    name, inputs = operation.name, operation.inputs
+    if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
+        text, compute = _PAIRS[name]
+        a, b = inputs
+        said = f"the operands are swapped: {text}"
+        return lambda: compute(a, b), [(said, lambda: compute(b, a))]
+    if name == "where" and len(inputs) == 3:  # noqa: PLR2004
+        test, a, b = inputs
+        said = "the branches of where() are swapped, or its condition is negated"
+        return lambda: torch.where(test.bool(), a, b), [
+            (said, lambda: torch.where(test.bool(), b, a))
+        ]
+    product = product_of(operation)
+    if product is not None:
+        return product.value, [
+            (text, Product(*pair, product.added).value)
+            for text, pair in _other_products(product.left, product.right)
+        ]
+    if name in _JOINED:
+        join: Any = torch.stack if name == "stack" else torch.cat
+        dim = operation.argument("dim", 1, 0)
+        said = "the tensors are joined in the reverse order"
+        return lambda: join(list(inputs), dim=dim), [
+            (said, lambda: join(list(inputs)[::-1], dim=dim))
+        ]
+    return None, []
+
+
+def _other_products(a: Tensor, b: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    if min(a.dim(), b.dim()) < 2:  # noqa: PLR2004
+        return
+    yield "the second factor is transposed: a @ b.T instead of a @ b", (a, b.mT)
+    yield "the first factor is transposed: a.T @ b instead of a @ b", (a.mT, b)
+    yield "the factors are swapped: b @ a instead of a @ b", (b, a)
+    yield "both factors are transposed: a.T @ b.T instead of a @ b", (a.mT, b.mT)
+    yield "the product is transposed: b.T @ a.T instead of a @ b", (b.mT, a.mT)
+
+
+# --- Masks missing, negated or off by one ---------------------------------------------------------
+
+_ATTENTIONS = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "scaled_dot_product_attention_math",
+        "scaled_dot_product_flash_attention_for_cpu",
+        "scaled_dot_product_flash_attention",
+        "scaled_dot_product_efficient_attention",
+        "scaled_dot_product_cudnn_attention",
+    }
+)
+
+
+def propose_masks(case: Case) -> list[Pattern]:
+    """`mask`: the mask is missing, negated or off by one."""
+    operation = operation_of(case)
+    if operation is None or not case.is_beyond_noise:
+        return []
+    return first_variant(case, operation, PatternKind.MASK, *_mask_variants(operation))
+
+
+def _mask_variants(operation: Operation) -> Variants:
+    name, inputs = operation.name, operation.inputs
+    if name in _ATTENTIONS and len(inputs) >= 3:  # noqa: PLR2004
+        return _attention_variants(operation)
+    if name in ("tril", "triu"):
+        x = inputs[0]
+        cut: Callable[[Tensor, int], Tensor] = torch.tril if name == "tril" else torch.triu
+        offset = operation.argument("diagonal", 1, 0)
+        if not isinstance(offset, int):
+            return None, []
+        return lambda: cut(x, offset), [
+            ("the mask is not applied", lambda: x),
+            *_off_by_one(lambda less: cut(x, offset + less)),
+        ]
+    if name == "masked_fill" and len(inputs) >= 2:  # noqa: PLR2004
+        x, mask = inputs[0], inputs[1].bool()
+        value = operation.argument("value", 2, None)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None, []
+        return lambda: x.masked_fill(mask, value), [
+            ("the mask is not applied", lambda: x),
+            ("the mask is negated", lambda: x.masked_fill(~mask, value)),
+            *_off_by_one(lambda less: x.masked_fill(mask.roll(less, -1), value)),
+        ]
+    return None, []
+
+
+def _off_by_one(
+    compute: Callable[[int], Tensor],
+) -> list[tuple[str, Callable[[], Tensor]]]:
+    return [
+        ("the mask is off by one: it begins one position too late", lambda: compute(1)),
+        ("the mask is off by one: it begins one position too early", lambda: compute(-1)),
+    ]
+
+
+def _attention_variants(operation: Operation) -> Variants:
+    query, key, value = operation.inputs[:3]
+    mask = operation.inputs[3] if len(operation.inputs) > 3 else None  # noqa: PLR2004
+    causal = operation.argument("is_causal", 5, False) is True
+    scale = operation.argument("scale", 6, None)
+    factor = scale if isinstance(scale, float) else 1 / math.sqrt(query.shape[-1])
+
+    def attend(*, mask: Tensor | None, diagonal: int | None, by: float = factor) -> Tensor:
+        scores = by * (query @ key.mT)
+        if diagonal is not None:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(diagonal)
+            scores = scores.masked_fill(~seen, -math.inf)
+        if mask is not None and mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        elif mask is not None:
+            scores = scores + mask
+        # A row that sees nothing gives zeros in torch's own kernels.
+        return scores.softmax(dim=-1).nan_to_num(0.0) @ value
+
+    diagonal = 0 if causal else None
+    found: list[tuple[str, Callable[[], Tensor]]] = []
+    if causal:
+        found.append(("the causal mask is not applied", lambda: attend(mask=mask, diagonal=None)))
+        found += [
+            (
+                "the causal mask is off by one: each token sees the next",
+                lambda: attend(mask=mask, diagonal=1),
+            ),
+            (
+                "the causal mask is off by one: no token sees itself",
+                lambda: attend(mask=mask, diagonal=-1),
+            ),
+        ]
+    if mask is not None:
+        found.append(("the mask is not applied", lambda: attend(mask=None, diagonal=diagonal)))
+        if mask.dtype == torch.bool:
+            found.append(
+                ("the mask is negated", lambda: attend(mask=~mask, diagonal=diagonal)),
+            )
+        found += _off_by_one(lambda less: attend(mask=mask.roll(less, -1), diagonal=diagonal))
+    if mask is None and not causal:
+        found.append(
+            (
+                "a causal mask is applied although none was requested",
+                lambda: attend(mask=None, diagonal=0),
+            )
+        )
+    return lambda: attend(mask=mask, diagonal=diagonal), found
+
+
+# --- A piece taken one index too early or too late ------------------------------------------------
+
+# How many indices on either side are tried.
+_FARTHEST = 2
+
+
+def propose_selections(case: Case) -> list[Pattern]:
+    """`shift`: the result of `select` or `slice` at another index."""
+    operation = operation_of(case)
+    if operation is None or operation.name not in ("select", "slice"):
+        return []
+    return first_supported(_taken_elsewhere(case, operation))
+
+
+def _taken_elsewhere(case: Case, operation: Operation) -> Iterator[Pattern | None]:
+    ways = [way for step in range(1, _FARTHEST + 1) for way in (step, -step)]
+    for way in ways:
+        value = attempt(functools.partial(_take_farther_on, operation, way), case.shape)
+        if value is None:
+            continue
+        where = "too late" if way > 0 else "too early"
+        count = "one index" if abs(way) == 1 else f"{abs(way)} indices"
+        yield supported_pattern(
+            case,
+            value.double(),
+            PatternKind.SHIFT,
+            f"taken from {count} {where}",
+            cost=math.log2(1 + len(ways)),
+            evidence={"operator": operation.context.operator, "by": float(way)},
+        )
+
+
+def _take_farther_on(operation: Operation, way: int) -> Tensor | None:
+    """The piece this many indices farther on."""
+    x = operation.inputs[0]
+    dim = operation.argument("dim", 1, 0)
+    size = x.shape[dim]
+    if operation.name == "select":
+        index = operation.argument("index", 2) % size + way
+        return x.select(dim, index) if 0 <= index < size else None
+    start = operation.argument("start", 2, 0) or 0
+    end = operation.argument("end", 3, size)
+    step = operation.argument("step", 4, 1)
+    start, end = ((min(at, size) if at >= 0 else at + size) + way for at in (start, end or size))
+    if start < 0 or end > size or step < 1:
+        return None
+    return x.index_select(dim, torch.arange(start, end, step))
+
+
+# --- Another of several equally good elements -----------------------------------------------------
+
+_ALONG = frozenset({"sort", "argsort", "topk", "kthvalue", "median", "mode"})
+_ONE = frozenset({"argmax", "argmin", "max", "min", "cummax", "cummin"})
+# Scores that differ by fewer roundings than this are a tie.
+_ROUNDINGS = 4.0
+
+
+def propose_ties(case: Case) -> list[Pattern]:
+    """`tie-breaking`: every differing index is another choice among ties."""
+    operation = operation_of(case)
+    if operation is None or not case.is_exact or not case.is_beyond_noise:
+        return []
+    if operation.name not in _ALONG | _ONE or case.reference.dtype == torch.bool:
+        return []
+    scores = operation.inputs[0]
+    found = _scores_of(case, operation, scores)
+    if found is None:
+        return []
+    mine, theirs, distinct = found
+    wrong = case.wrong
+    apart = (mine - theirs)[wrong].abs()
+    unit = roundoff(case.context.inputs[0])
+    scale = torch.maximum(mine.abs(), theirs.abs())[wrong]
+    if not distinct or not bool((apart <= _ROUNDINGS * unit * scale).all()):
+        return []
+    equal = float((apart == 0).double().mean())
+    what = "equal" if equal == 1 else "equal but for a rounding"
+    count = int(wrong.sum())
+    return [
+        Pattern(
+            kind=PatternKind.TIE_BREAKING,
+            confidence=0.95,
+            sentence=(
+                f"another choice among ties: the scores at the {count} differing "
+                f"ind{'ices' if count > 1 else 'ex'} are {what}"
+            ),
+            evidence={"differing": count, "exactly equal": equal},
+        )
+    ]
+
+
+def _scores_of(
+    case: Case, operation: Operation, scores: Tensor
+) -> tuple[Tensor, Tensor, bool] | None:
+    """The scores at the candidate's and at the right indices, and whether the former are valid."""
+    mine, theirs = case.candidate.detach().cpu().long(), case.reference.detach().cpu().long()
+    given = operation.argument("dim", 1, None)
+    if operation.name in ("topk", "kthvalue"):
+        given = operation.argument("dim", 2, -1)
+    elif operation.name in _ALONG and not isinstance(given, int):
+        given = -1
+    if isinstance(given, bool) or not isinstance(given, int):
+        scores, dim = scores.flatten(), 0
+        mine, theirs = mine.flatten(), theirs.flatten()
+    else:
+        dim = given % scores.dim() if scores.dim() else 0
+        if mine.dim() == scores.dim() - 1:
+            mine, theirs = mine.unsqueeze(dim), theirs.unsqueeze(dim)
+    size = scores.shape[dim] if scores.dim() else 0
+    fits = mine.dim() == scores.dim() and all(
+        mine.shape[one] <= scores.shape[one] for one in range(scores.dim())
+    )
+    valid = fits and all(bool(((one >= 0) & (one < size)).all()) for one in (mine, theirs))
+    if not valid:
+        return None
+    distinct = True
+    if operation.name in ("sort", "argsort", "topk"):
+        ordered = mine.sort(dim=dim).values
+        distinct = not bool((ordered.diff(dim=dim) == 0).any())
+    picked = [scores.gather(dim, one).reshape(case.shape) for one in (mine, theirs)]
+    return picked[0], picked[1], distinct

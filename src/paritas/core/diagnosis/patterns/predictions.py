@@ -1,0 +1,758 @@
+"""The operator with a mistake, run again: what it gives is the prediction.
+
+Every mistake that the operator's arguments and its family suggest is tried in float64 and compared
+with the candidate, right elements as well as wrong ones. The mistake that reproduces the candidate
+is the explanation. If mistakes of different kinds reproduce it equally well, none is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import math
+import operator
+import re
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.core.diagnosis.calls import UNUSABLE, WHOLE
+from paritas.core.diagnosis.case import (
+    Extent,
+    count_partial_axes,
+    near,
+    same,
+    weigh,
+    widen,
+    wrong_block,
+)
+from paritas.core.diagnosis.leftovers import fits_honestly, mean_square_left
+from paritas.core.diagnosis.patterns.aggregates import aggregate_variations
+from paritas.core.diagnosis.patterns.altered import altered_variations
+from paritas.core.diagnosis.patterns.deductions import deduced_variations
+from paritas.core.diagnosis.patterns.equivalents import equivalent_calls
+from paritas.core.diagnosis.patterns.expressions import expressed_variations
+from paritas.core.diagnosis.patterns.families import family_variations
+from paritas.core.diagnosis.patterns.functions import UNARY
+from paritas.core.diagnosis.patterns.items import propose_items
+from paritas.core.diagnosis.patterns.operations import trusted_formula
+from paritas.core.diagnosis.patterns.rivals import (
+    Reproduction,
+    is_decided,
+    is_rival,
+    most_likely,
+    preference,
+)
+from paritas.core.diagnosis.patterns.substitutions import function_call_variations
+from paritas.core.diagnosis.patterns.unknowns import shortened
+from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.core.diagnosis.patterns.written import changed_values, inner_mistakes, inner_numbers
+from paritas.core.diagnosis.repetitions import RepeatedCall, first_runs, may_give_first
+from paritas.core.diagnosis.second_look import holds_again
+from paritas.core.diagnosis.stating import INSIDE
+from paritas.core.diagnosis.tapes import tensors_of
+from paritas.core.execution.scouting import FatalAttemptError, attempt_apart
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.results.findings import PatternKind
+from paritas.core.torch_private.global_state import quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import LiveCall, Step
+    from paritas.core.diagnosis.case import Case
+    from paritas.core.diagnosis.patterns.unknowns import Unknown
+    from paritas.core.results.findings import Pattern
+
+    _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
+    _Suggesting = Callable[["Predictor"], Iterator[tuple[int, Variation]]]
+    _Expressing = Callable[[], tuple[int, Sequence[tuple[float, int, Variation]]]]
+
+# Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
+# on what else the machine does.
+_MOST_SECONDS = 6.0
+_MOST_SECONDS_OF_CHANGES = 1.5
+_MOST_SECONDS_AGAIN = 1.0
+_now = time.thread_time
+# How close a prediction must be to be tried in the program's own dtype, as a share of the values.
+_CLOSE = 1e-5
+# Mistakes whose freedom differs by no more than this are equally simple.
+_FEW_CHOICES = 4
+# Kinds that are seen in several values only: one value everywhere is zeros, or a constant.
+_OF_SEVERAL_VALUES = {PatternKind.OTHER_FUNCTION, PatternKind.CLIPPED}
+# Predictions that agree in this share of the elements are the same.
+_SAME_NUMBERS = 0.98
+# Mistakes that are made in all of the result, or not at all: what is left out in a part is a copy.
+_OF_ALL = frozenset(
+    {
+        PatternKind.SWAPPED_OPERANDS,
+        PatternKind.MISSING_OPERAND,
+        PatternKind.SHIFT,
+        PatternKind.PERMUTATION,
+        PatternKind.TRANSPOSE,
+        PatternKind.WRONG_INDEX,
+        PatternKind.STATISTICS,
+    }
+)
+# Mistakes that hand an operand on where they are made in a part only: the last element of a
+# product from the other end is itself.
+_GIVE_A_COPY = {
+    *(PatternKind.OTHER_FUNCTION, PatternKind.ARGUMENT, PatternKind.WRONG_REDUCTION),
+    *(PatternKind.PARTIAL_SUM, PatternKind.OFF_BY_ONE),
+}
+# Mistakes that are a number, which does not follow from the operands.
+_OF_A_NUMBER = {PatternKind.CLIPPED, PatternKind.SCALE, PatternKind.OFFSET, PatternKind.FACTOR}
+# A factor of some indices along one axis is one of that axis.
+_FACTORS = {PatternKind.SCALE, PatternKind.FACTOR}
+# Fewer numbers than this, of a part, may be those of some mistake by chance.
+_FEWEST_IN_PART = 4
+
+
+class UndecidedError(Exception):
+    """Mistakes of several kinds give the candidate on these inputs only, so none can be stated."""
+
+
+def propose_predictions(case: Case) -> list[Pattern]:
+    """What the operator would give with a mistake; many kinds.
+
+    Raises:
+        UndecidedError: different mistakes give the same on these inputs.
+    """
+    call = case.context.call
+    if call is None or not case.is_beyond_noise or case.given.is_complex():
+        return []
+    if is_inexact(case.given) and not bool(torch.isfinite(case.given).any()):
+        return []  # many mistakes give nothing but NaN
+    calls = itertools.chain([call], call.operators_alone())
+    prediction = next(filter(None, (Predictor.of(case, one) for one in calls)), None)
+    if prediction is None:
+        return _propose_items(case, call)
+    with quietly():
+        own, tried = prediction, 0
+        # What is known of one operator says more than what is known of its parts.
+        for prediction in filter(None, (own.equivalent(), own)):
+            more, reproductions = prediction.reproductions()
+            tried += more
+            if reproductions:
+                break
+    best = most_likely(case, prediction.on_the_way_back(reproductions))
+    if not best:
+        return _propose_items(case, call)
+    chosen = min(best, key=preference)
+    if any(is_rival(one, chosen) for one in best):
+        return []
+    if not is_decided(prediction, best, chosen):
+        raise UndecidedError
+    weight = chosen.weight.charged(cost=math.log2(1 + tried))
+    if weight is None:
+        return []
+    evidence: dict[str, float | str] = {"operator": case.context.operator, "tried": float(tried)}
+    equal = prediction.share_equal(chosen)
+    if equal is not None:
+        weight = dataclasses.replace(weight, exact=equal)
+    if _is_inside(prediction, chosen):
+        evidence[INSIDE] = dict(prediction.steps)[chosen.place].name
+    kind, sentence = _describe(case, prediction, chosen)
+    return [weight.pattern(kind, sentence, evidence)]
+
+
+def _is_inside(prediction: Predictor, chosen: Reproduction) -> bool:
+    """Whether a mistake says less than a plain word about the whole result, if there is one."""
+    is_of_one = len(prediction.steps) > 1 and not chosen.of_call and chosen.place != WHOLE
+    return is_of_one or chosen.of_formula or chosen.variation.chosen > 0
+
+
+def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[PatternKind, str]:
+    """The kind and the sentence of a mistake, with the operator and the part that it is in."""
+    kind, sentence = chosen.variation.kind, chosen.variation.sentence
+    steps = dict(prediction.steps)
+    function = prediction.function_of_right(chosen) if chosen.of_formula else ""
+    if function:
+        return PatternKind.OTHER_FUNCTION, f"{function} of the right result"
+    if len(steps) > 1 and not chosen.of_call and chosen.place in steps:
+        sentence = f"in {steps[chosen.place].operator}: {sentence}"
+    if chosen.in_part:
+        copied = _copied_operand(case, steps.get(chosen.place))
+        if kind in _GIVE_A_COPY and copied:
+            kind, sentence = PatternKind.COPY, f"{copied} is handed on as it is"
+        if kind in _FACTORS and count_partial_axes(case) == 1:
+            kind = PatternKind.AXIS_SCALE
+        sentence = f"{sentence}, but only in a part of the result"
+    return kind, sentence
+
+
+def _copied_operand(case: Case, step: Step | None) -> str:
+    """The operand that the wrong elements are equal to, whichever function gives it there."""
+    for name, value in ({} if step is None else step.values).items():
+        if isinstance(value, torch.Tensor) and value.shape == case.shape and is_inexact(value):
+            is_equal = near(case.given, widen(value), case.allowed)
+            if bool(is_equal[case.wrong].all()):
+                return name
+    return ""
+
+
+def _propose_items(case: Case, call: LiveCall) -> list[Pattern]:
+    try:
+        items = call.items
+    except UNUSABLE:
+        return []
+    return propose_items(case, items, is_picked=call.target is operator.getitem)
+
+
+def _form(sentence: str) -> str:
+    """How a mistake is written, whatever its numbers are."""
+    return re.sub(r"-?\b\d[\d.e+-]*", "#", sentence)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictor:
+    """Runs a call with mistakes, and compares what it gives.
+
+    Attributes:
+        output: which of the tensors that the call returns is the one in question.
+        is_equivalent: the call is one that stands for the call at the place.
+        is_second: it is a second look itself, which needs none.
+    """
+
+    case: Case
+    call: LiveCall
+    output: int
+    is_equivalent: bool = False
+    is_second: bool = False
+
+    @classmethod
+    def of(cls, case: Case, call: LiveCall) -> Predictor | None:
+        """None if the call, without a mistake, does not give the right values."""
+        try:
+            plain = call.results(wide=True) if call.may_be_changed else []
+        except UNUSABLE:
+            return None
+        for output, value in enumerate(plain):
+            fits = tuple(value.shape) == case.shape and not value.is_complex()
+            if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
+                found = cls(case, call, output)
+                return found if found.steps or call.function_step is not None else None
+        return None
+
+    @functools.cached_property
+    def steps(self) -> tuple[tuple[int, Step], ...]:
+        """The operators that the value depends on."""
+        return self.call.steps_towards(self.output)
+
+    def on_the_way_back(self, reproductions: list[Reproduction]) -> list[Reproduction]:
+        """Of a gradient, the mistakes in backward kernels: what came before was right."""
+        steps = dict(self.steps)
+        back = [
+            one
+            for one in reproductions
+            if one.place in steps and "backward" in steps[one.place].name and not one.in_part
+        ]
+        return back or reproductions
+
+    def equivalent(self) -> Predictor | None:
+        """The same with one operator instead of several, if it is known."""
+        made = (Predictor.of(self.case, one) for one in equivalent_calls(self.call))
+        found = next((one for one in made if one is not None), None)
+        return None if found is None else dataclasses.replace(found, is_equivalent=True)
+
+    def value(
+        self, place: int, change: Callable[[Step], object] | None, *, wide: bool
+    ) -> Tensor | None:
+        """The value in question with a mistake; None if that cannot be computed."""
+        try:
+            value = self.call.results(place, change, wide=wide)[self.output]
+        except UNUSABLE:
+            return None
+        if value.numel() != self.case.reference.numel() or value.is_complex():
+            return None
+        return value.reshape(self.case.shape)
+
+    def with_operand(self, number: int, operand: Tensor) -> Tensor | None:
+        """The value in question, in float64, with another floating-point tensor of the call."""
+        # The call is also run as it is, where all must have one dtype.
+        given = [
+            one.to(torch.promote_types(one.dtype, operand.dtype)) for one in self.call.floating
+        ]
+        given[number] = operand
+        try:
+            call = self.call.with_floating(given)
+        except UNUSABLE:
+            return None
+        value = dataclasses.replace(self, call=call).value(WHOLE, None, wide=True)
+        return None if value is None else widen(value)
+
+    def reproductions(self) -> tuple[int, list[Reproduction]]:
+        """How many mistakes were tried, and those that reproduce the candidate."""
+        tried, found = self._known_mistakes()
+        if not all(one.in_part for one in found):
+            return tried, found
+        # One expression for all elements says more than a mistake in a part of them.
+        more, expressions = self._expressions
+        return tried + more, found + [one for one in expressions if not (found and one.in_part)]
+
+    def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
+        """The mistakes that are known of the operators."""
+        until = _now() + _MOST_SECONDS
+        tried, found = self._try_all(Predictor._variations, until)
+        if found:
+            return tried, found
+        for place, step in self.steps:
+            with contextlib.suppress(FatalAttemptError):
+                deduce = functools.partial(self._deductions, place, step, until)
+                deductions = attempt_apart(deduce)
+                tried += len(deductions)
+                found += filter(None, deductions)
+        if found:
+            return tried, found
+        more, found = self._try_all(Predictor._inner_mistakes, until)
+        tried += more
+        if found:
+            return tried, [dataclasses.replace(one, of_formula=True) for one in found]
+        more, found = self._changes()
+        tried += more
+        if found:
+            return tried, found
+        for place, unknown in inner_numbers(self.steps):
+            if _now() > until:
+                break
+            tried += 1
+            with contextlib.suppress(FatalAttemptError):
+                solution = attempt_apart(functools.partial(self._solution, place, unknown))
+                found += [] if solution is None else [solution]
+        return tried, [dataclasses.replace(one, of_formula=True) for one in found]
+
+    def _changes(self) -> tuple[int, list[Reproduction]]:
+        """Something that was done to the result, to an operand or to a value on the way."""
+        until = _now() + _MOST_SECONDS_OF_CHANGES
+        tried = 0
+        for number, _ in enumerate(self._changed_values()):
+            make = functools.partial(Predictor._changes_of, number=number)
+            more, found = self._try_all(make, until)
+            tried += more
+            if found or _now() > until:
+                # What is done to the result of the last operator is done to that of the call.
+                of_call = number == 0 and self._last_output is not None
+                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
+        return tried, []
+
+    def _changed_values(self) -> Iterator[Iterator[tuple[int, Variation]]]:
+        shape = None
+        if self._last_output is not None:
+            shape = self.case.shape[1:] if isinstance(self.call, RepeatedCall) else self.case.shape
+        return changed_values(self.steps, self._last_output or 0, shape)
+
+    def _changes_of(self, *, number: int) -> Iterator[tuple[int, Variation]]:
+        return next(itertools.islice(self._changed_values(), number, None), iter(()))
+
+    def _inner_mistakes(self) -> Iterator[tuple[int, Variation]]:
+        return inner_mistakes(self.steps)
+
+    def _found_expressions(self) -> list[Reproduction]:
+        return self._expressions[1]
+
+    @functools.cached_property
+    def _expressions(self) -> tuple[int, list[Reproduction]]:
+        """How many expressions were tried, and the shortest ones that reproduce the candidate."""
+        part = torch.ones(self.case.shape, dtype=torch.bool)
+        part = self._limited(part, torch.zeros_like(part))
+        tried = 0
+        for of_call, place, search in self._expression_searches(part):
+            more, expressions = search()
+            tried += more
+            found = self._shortest(place, expressions)
+            if found:
+                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
+        return tried, []
+
+    def _expression_searches(self, part: Tensor) -> Iterator[tuple[bool, int, _Expressing]]:
+        """What is searched for expressions: the last operator, and a function as a whole."""
+        if self._last_output == 0:
+            place, step = self.steps[-1]
+            yield False, place, functools.partial(altered_variations, step, self.case)
+            yield False, place, functools.partial(expressed_variations, step, self.case, part)
+            aggregates = functools.partial(aggregate_variations, self.case, self.call.floating)
+            yield True, place, aggregates
+        whole = self.call.function_step
+        if whole is not None:
+            yield True, WHOLE, functools.partial(expressed_variations, whole, self.case, part)
+
+    def _shortest(
+        self, place: int, expressions: Sequence[tuple[float, int, Variation]]
+    ) -> list[Reproduction]:
+        """The shortest expressions that reproduce the candidate."""
+        for _, alike in itertools.groupby(expressions, key=operator.itemgetter(0)):
+            found = []
+            for _, numbers, variation in alike:
+                may_hold = self._may_reproduce(place, variation)
+                prediction = self._prediction(place, variation) if may_hold else None
+                if prediction is not None:
+                    found.append(
+                        self._reproduction(
+                            place,
+                            variation,
+                            prediction,
+                            parameters=numbers,
+                            search=Predictor._found_expressions,
+                        )
+                    )
+            if any(found):
+                return [one for one in found if one is not None]
+        return []
+
+    @functools.cached_property
+    def _last_output(self) -> int | None:
+        """Which result of the last operator is the value in question; None if more is done."""
+        if not self.steps:
+            return None
+        _, step = self.steps[-1]
+        right, allowed = self.case.right, self.case.allowed
+        if isinstance(self.call, RepeatedCall):
+            right, allowed = right[0], allowed[0]
+        for output, value in enumerate(tensors_of(step.run())):
+            is_alike = value.numel() == right.numel() and not value.is_complex()
+            if is_alike and bool(near(widen(value).reshape(right.shape), right, allowed).all()):
+                return output
+        return None
+
+    def _try_all(self, suggest: _Suggesting, until: float) -> tuple[int, list[Reproduction]]:
+        """How many of these were tried in time, and those that reproduce the candidate."""
+        tried = 0
+        found: list[Reproduction] = []
+        for place, variation in suggest(self):
+            with contextlib.suppress(FatalAttemptError):
+                trial = attempt_apart(functools.partial(self._trial, place, variation, suggest))
+                tried += trial is not None
+                found += trial or []
+            if _now() > until:
+                break
+        return tried, found
+
+    def _trial(
+        self, place: int, variation: Variation, suggest: _Suggesting
+    ) -> list[Reproduction] | None:
+        """The mistake if it reproduces the candidate; None if it cannot be made."""
+        if not self._may_reproduce(place, variation):
+            return []
+        prediction = self._prediction(place, variation)
+        if prediction is None:
+            return None
+        reproduction = self._reproduction(place, variation, prediction, suggest=suggest)
+        return [] if reproduction is None else [reproduction]
+
+    def _may_reproduce(self, place: int, variation: Variation) -> bool:
+        """Whether a mistake gives the first of several runs, which most of them do not."""
+        if not isinstance(self.call, RepeatedCall):
+            return True
+        try:
+            value = self.call.first.results(place, variation.change, wide=True)[self.output]
+        except UNUSABLE:
+            return False
+        return may_give_first(self.case, value)
+
+    def _prediction(self, place: int, variation: Variation) -> Tensor | None:
+        value = self.value(place, variation.change, wide=True)
+        return None if value is None else widen(value)
+
+    def _reproduction(
+        self,
+        place: int,
+        variation: Variation,
+        prediction: Tensor,
+        *,
+        parameters: int = 0,
+        search: _Search | None = None,
+        suggest: _Suggesting | None = None,
+    ) -> Reproduction | None:
+        """The mistake if it reproduces the candidate, for these operands and for others.
+
+        Args:
+            parameters: how many numbers were fitted to make it.
+            search: how it was found, if it was made from the candidate's values.
+            suggest: what suggested it, if it was made from the operands; those of another length
+                may need it in another form.
+        """
+        if variation.kind in _OF_SEVERAL_VALUES and self._is_one_value(prediction):
+            return None
+        if not bool(prediction.any()) and variation.kind is not PatternKind.MISSING_OPERAND:
+            return None  # every factor gives zeros: they are a kind of their own
+        if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
+            return None
+        slack = self._growth(prediction)
+        is_local = self._block is not None and variation.kind not in _OF_ALL
+        for in_part in (False, True) if is_local else (False,):
+            if in_part:
+                if not bool(prediction[self.case.wrong].any()):
+                    break  # zeros in a part are a kind of their own
+                prediction, slack = self._limited(prediction, self.case.right), 1.0
+            weight = weigh(
+                self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack
+            )
+            if weight is not None and fits_honestly(self.case, prediction, slack=slack):
+                left = mean_square_left(self.case, prediction)
+                found = Reproduction(variation, place, weight, left, in_part)
+                if self._holds_again(found, search, suggest):
+                    return found
+        found_natively = self._native_reproduction(place, variation, prediction, parameters)
+        if found_natively is None or not self._holds_again(found_natively, search, suggest):
+            return None
+        return found_natively
+
+    def _is_one_value(self, prediction: Tensor) -> bool:
+        """Whether one value is predicted everywhere, where there should be several.
+
+        Many functions give it, and none of them shows.
+        """
+        values, right = prediction.flatten(), self.case.right.flatten()
+        return bool((values == values[0]).all()) and not bool((right == right[0]).all())
+
+    def _is_multiple(self, prediction: Tensor) -> bool:
+        """Whether it is the right value with another sign or a short factor, which have kinds."""
+        right = self.case.right
+        size = right.abs()
+        if not bool(torch.isfinite(prediction).all()) or not float(size.max()) > 0:
+            return False
+        largest = size.flatten().argmax()
+        factor = float((prediction / right).flatten()[largest])
+        short = float(f"{factor:.2g}")
+        is_same = torch.allclose(prediction, short * right, rtol=_CLOSE, atol=0.0)
+        return short != 0 and is_same and len(size.unique()) > 1
+
+    def _native_reproduction(
+        self,
+        place: int,
+        variation: Variation,
+        prediction: Tensor,
+        parameters: int,
+    ) -> Reproduction | None:
+        """The mistake in the program's own dtype, whose noise may be larger than the right one's.
+
+        As where 1 + erf(x) is nearly 0: there, no other value has the rounding of this one.
+        """
+        given = self.case.given
+        if self.case.is_exact or self.case.candidate.dtype == torch.float64:
+            return None
+        if not float((given - prediction).abs().median()) <= _CLOSE * float(given.abs().median()):
+            return None
+        value = self.value(place, variation.change, wide=False)
+        if value is None:
+            return None
+        value = widen(value)
+        weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
+        if weight is None or not fits_honestly(self.case, value):
+            return None
+        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
+
+    def _holds_again(
+        self, found: Reproduction, search: _Search | None, suggest: _Suggesting | None
+    ) -> bool:
+        """Whether the mistake gives what the candidate gives for other operands, too."""
+        if not self._again and not self.is_second and self.case.shows_again:
+            return False  # the call is not what the reference computes with other operands
+        for predictor, is_longer in self._again:
+            if is_longer and suggest is not None:  # lengths may be among its numbers
+                holds = found.in_part or predictor._makes_again(found, suggest)  # noqa: SLF001
+            else:
+                holds = predictor._is_met(found, self)  # noqa: SLF001
+            if not holds and not predictor._finds(found, search):  # noqa: SLF001
+                return False
+        return True
+
+    def _is_met(self, found: Reproduction, first: Predictor) -> bool:
+        """Whether a mistake that was found with other operands holds; also if it cannot be made."""
+        for wide in (True, False):
+            value = self.value(found.place, found.variation.change, wide=wide)
+            if value is None:
+                return True
+            prediction = widen(value)
+            if found.in_part:
+                if prediction.shape != first.case.shape:
+                    return True  # it is not known which part that would be
+                prediction = first._limited(prediction, self.case.right)
+            if holds_again(self.case, prediction):
+                return True
+        return False
+
+    def _finds(self, found: Reproduction, search: _Search | None) -> bool:
+        """Whether a search finds the same kind of mistake; a number must be the same one.
+
+        Expressions are the same only if they are written alike: any function of an element is
+        another function.
+        """
+        first = found.variation
+        if search is None or first.kind in _OF_A_NUMBER:
+            return False
+        with contextlib.suppress(*UNUSABLE):
+            others = [one.variation for one in search(self) if one is not None]
+            if search is Predictor._found_expressions:
+                others = [one for one in others if _form(one.sentence) == _form(first.sentence)]
+            return any(one.kind is first.kind for one in others)
+        return False
+
+    def _makes_again(self, found: Reproduction, suggest: _Suggesting) -> bool:
+        """Whether the same mistake, made for these operands, reproduces the candidate.
+
+        Also if there is no time to find out.
+        """
+        form = _form(found.variation.sentence)
+
+        def suggest_alike(one: Predictor) -> Iterator[tuple[int, Variation]]:
+            every = suggest(one)
+            return ((place, each) for place, each in every if _form(each.sentence) == form)
+
+        until = _now() + _MOST_SECONDS_AGAIN
+        return bool(self._try_all(suggest_alike, until)[1]) or _now() > until
+
+    def function_of_right(self, found: Reproduction) -> str:
+        """The function of the right values that a mistake gives, if it is one that has a name."""
+        prediction, right = self._prediction(found.place, found.variation), self.case.right
+        if prediction is None or found.in_part or len(right.unique()) <= _FEW_CHOICES:
+            return ""
+        is_given = functools.partial(torch.allclose, prediction, rtol=_CLOSE, atol=0.0)
+        return next((name for name, function in UNARY.items() if is_given(function(right))), "")
+
+    @functools.cached_property
+    def _again(self) -> list[tuple[Predictor, bool]]:
+        """The same call with other operands, where both programs were asked again.
+
+        With each, whether its operands are longer.
+        """
+        found: list[tuple[Predictor, bool]] = []
+        others = [*self.case.repeated, *self.case.lengthened]
+        for number, other in enumerate([] if self.is_second else others):
+            call = other.context.call
+            predictor = None if call is None else Predictor.of(other, call)
+            if predictor is not None and self.is_equivalent:
+                predictor = predictor.equivalent()
+            if predictor is not None and predictor.output == self.output:
+                is_longer = number >= len(self.case.repeated)
+                found.append((dataclasses.replace(predictor, is_second=True), is_longer))
+        return found
+
+    @functools.cached_property
+    def _block(self) -> Tensor | None:
+        """The block that is wrong; None if it is the whole, or has one value or few only."""
+        inside = self._inside
+        given = self.case.given[inside]
+        if bool(inside.all()) or bool((given == given[0]).all()):
+            return None
+        return inside if int(torch.isfinite(given).sum()) >= _FEWEST_IN_PART else None
+
+    @functools.cached_property
+    def _inside(self) -> Tensor:
+        """The smallest block that has all wrong elements, as a mask."""
+        inside = torch.ones((), dtype=torch.bool)
+        for axis, kept in enumerate(wrong_block(self.case).indices):
+            hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
+            hit[kept] = True
+            inside = inside.unsqueeze(-1) & hit
+        return inside
+
+    def _limited(self, prediction: Tensor, elsewhere: Tensor) -> Tensor:
+        """The prediction in the block that is wrong, and something else around it."""
+        return (
+            prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
+        )
+
+    def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
+        """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
+
+        def predict(variation: Variation) -> Tensor | None:
+            is_late = _now() > until
+            return None if is_late else self._prediction(place, variation)
+
+        def deduce(other: Predictor) -> list[Reproduction | None]:
+            steps = dict(other.steps)
+            return other._deductions(place, steps[place], until) if place in steps else []
+
+        found = []
+        for variation in deduced_variations(
+            step, predict, self.case.given, self._inside, self.call.floating
+        ):
+            prediction = predict(variation)
+            if prediction is not None:
+                fitted = max(1, variation.fitted)
+                found.append(
+                    self._reproduction(
+                        place, variation, prediction, parameters=fitted, search=deduce
+                    )
+                )
+        return found
+
+    def _growth(self, prediction: Tensor) -> float:
+        """How much larger every element is, and its noise with it, as in a sum for a mean."""
+        size, told, is_finite = self._right_sizes
+        # A prediction or a right value that is infinite says nothing about noise.
+        if not (is_finite and bool(torch.isfinite(prediction).all())):
+            return 1.0
+        ratios = prediction.abs() / size if told is None else prediction.abs()[told] / size
+        return max(1.0, float(ratios.min())) if ratios.numel() else 1.0
+
+    @functools.cached_property
+    def _right_sizes(self) -> tuple[Tensor, Tensor | None, bool]:
+        """Of the right values that are not zero; where these are, None for everywhere."""
+        size = self.case.right.abs()
+        told = size > 0
+        is_finite = bool(torch.isfinite(size).all())
+        return (size, None, is_finite) if bool(told.all()) else (size[told], told, is_finite)
+
+    def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
+        """The mistake with the shortest number that reproduces the candidate."""
+        brief = self._of_few_runs
+        predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
+        number = unknown.solve(predict, brief.case.given)
+        for short in () if number is None else shortened(number):
+            if unknown.whole and short != round(short):
+                continue
+            variation = unknown.variation(short)
+            prediction = self._prediction(place, variation)
+            if prediction is not None:
+                found = self._reproduction(place, variation, prediction, parameters=1)
+                if found is not None:
+                    return None if self._may_be_larger(place, unknown, short) else found
+        return None
+
+    @functools.cached_property
+    def _of_few_runs(self) -> Predictor:
+        """The same for as many runs as it takes to solve for a number."""
+        if not isinstance(self.call, RepeatedCall):
+            return self
+        case, call = first_runs(self.case, self.call)
+        return dataclasses.replace(self, case=case, call=call)
+
+    def _may_be_larger(self, place: int, unknown: Unknown, number: float) -> bool:
+        """Whether a large number twice as large would give the same: then it is not that number."""
+        if abs(number) <= 1:
+            return False
+        values = [self._prediction(place, unknown.variation(one)) for one in (number, 2 * number)]
+        first, second = values
+        if first is None or second is None:
+            return False
+        return float(near(first, second, self.case.unit).double().mean()) >= _SAME_NUMBERS
+
+    def _variations(self) -> Iterator[tuple[int, Variation]]:
+        # In this order and in turns, because the time may not suffice for all.
+        if self.call.function_step is not None:
+            for variation in function_call_variations(self.call.function_step):
+                yield WHOLE, variation
+        for place, step in self.steps:
+            if len(self.steps) > 1 and not tensors_of(list(step.values.values())):
+                continue  # a number made inside of a call, such as what a mask becomes
+            turns = itertools.zip_longest(family_variations(step), argument_variations(step))
+            for variation in itertools.chain.from_iterable(turns):
+                if variation is not None:
+                    yield place, variation
+
+    def share_equal(self, reproduction: Reproduction) -> float | None:
+        """The share of elements that are reproduced bit for bit in the program's own dtype."""
+        value = self.value(reproduction.place, reproduction.variation.change, wide=False)
+        candidate, reference = self.case.candidate.detach(), self.case.reference.detach()
+        if value is None or value.dtype != candidate.dtype:
+            return None
+        if reproduction.in_part and reference.dtype == value.dtype:
+            value = self._limited(value.cpu(), reference.cpu())
+        return float(same(value.cpu(), candidate.cpu()).double().mean())

@@ -1,0 +1,623 @@
+"""Sums of the wrong terms: softmax, reductions, scattered sums, matrix products."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.diagnosis.patterns.variations import Variation
+from paritas.core.results.findings import PatternKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import Step
+
+
+def sum_variations(step: Step) -> Iterator[Variation]:
+    """The mistakes that are known of operators that sum."""
+    name = step.name
+    if name in ("softmax", "log_softmax"):
+        yield from _softmax_variations(step)
+    if name in _REDUCING:
+        yield from _reduction_variations(step)
+    if name in ("cumsum", "cumprod"):
+        yield from _running_variations(step)
+    if name in _SCATTERS:
+        yield from _scatter_variations(step)
+    if name in PRODUCTS:
+        yield from _product_variations(step)
+
+
+def tails(length: int) -> list[int]:
+    """How many of the last terms may be left out: one, the rest of a tile, a whole tile."""
+    tiles = [2**power for power in range(1, 10) if 2**power < length]
+    rests = [length % tile for tile in tiles]
+    return list(dict.fromkeys(count for count in (1, *rests, *tiles[::-1]) if 0 < count < length))
+
+
+def left_out(length: int) -> list[tuple[int, int]]:
+    """Which terms may be left out: (how many of the first, how many of the last)."""
+    counts = tails(length)
+    return [*((0, count) for count in counts), *((count, 0) for count in counts)]
+
+
+def words_of(first: int, last: int) -> str:
+    """`the last 3`, `the first`: which terms are left out."""
+    count = first or last
+    return f"the {'first' if first else 'last'}{'' if count == 1 else f' {count}'}"
+
+
+def repeated(length: int) -> list[tuple[int, int]]:
+    """Where terms may be counted twice: the last tile, or what it shares with the one before."""
+    tiles = [2**power for power in range(3, 10) if 2**power < length]
+    overlaps = [(length - tile, tile - length % tile) for tile in tiles if length % tile]
+    last = [(length // tile * tile - tile, tile) for tile in tiles]
+    return list(dict.fromkeys(overlaps + last))
+
+
+def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
+    return lambda step: step.with_first(formula(step))
+
+
+# --- Softmax and reductions -----------------------------------------------------------------------
+
+
+def _softmax_variations(step: Step) -> Iterator[Variation]:
+    dim, is_log = step.values["dim"], step.name == "log_softmax"
+    size = step.values["self"].shape[dim] if step.values["self"].dim() else 1
+
+    def scaled(step: Step, factor: float) -> Any:
+        return step.run(self=step.values["self"] * factor)
+
+    def over(step: Step, part: slice) -> Any:
+        x = step.values["self"].movedim(dim, -1)
+        value = x - x[..., part].logsumexp(-1, keepdim=True)
+        return (value if is_log else value.exp()).movedim(-1, dim)
+
+    for factor, words in (
+        (math.log(2), "exp2 is taken instead of exp: ln 2 is missing"),
+        (math.log2(math.e), "the input is multiplied by log2 e, but exp is taken"),
+        (-1.0, "the sign of the input is flipped"),
+        (0.5, "the input is halved"),
+        (2.0, "the input is doubled"),
+    ):
+        kind = PatternKind.FACTOR
+        yield Variation(kind, words, partial(scaled, factor=factor))
+    for width in {one for one in (size, *_sizes(step)) if one > 1}:
+        said = f"the input is divided by sqrt({width})"
+        yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=1 / math.sqrt(width)))
+        said = f"the input is multiplied by sqrt({width})"
+        yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=math.sqrt(width)))
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        said = f"{some} left out of the {size} in the sum that softmax divides by"
+        yield Variation(kind, said, partial(over, part=slice(first, size - last)))
+    said = "it is not divided by the sum"
+    yield Variation(PatternKind.MISSING_OPERAND, said, partial(_unnormalised, is_log=is_log))
+    other, words = (
+        (torch.softmax, "the logarithm is left out")
+        if is_log
+        else (
+            torch.log_softmax,
+            "the logarithm of softmax",
+        )
+    )
+    yield Variation(PatternKind.OTHER_FUNCTION, words, lambda step: other(step.values["self"], dim))
+    if not is_log:
+        said = "the sum that softmax divides by has 1 added"
+        yield Variation(PatternKind.OTHER_FUNCTION, said, _softmax_with_one)
+    for words, top, below in (
+        ("of the numerator only", True, False),
+        ("of the denominator only", False, True),
+    ):
+        said = f"the largest value is subtracted from the exponents {words}"
+        change = partial(_softmax_half_shifted, top=top, below=below, is_log=is_log)
+        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+    said = "each element by itself: the sigmoid instead of softmax"
+    alone = torch.nn.functional.logsigmoid if is_log else torch.sigmoid
+    yield Variation(PatternKind.OTHER_FUNCTION, said, lambda step: alone(step.values["self"]))
+    said = "the softmax of the whole tensor instead of each row"
+    yield Variation(PatternKind.WRONG_AXIS, said, _softmax_of_all)
+
+
+def _sizes(step: Step) -> tuple[int, ...]:
+    return tuple(step.values["self"].shape)
+
+
+def _unnormalised(step: Step, *, is_log: bool) -> Any:
+    x, dim = step.values["self"], step.values["dim"]
+    value = x - x.amax(dim, keepdim=True)
+    result: Tensor = value if is_log else value.exp()
+    return result
+
+
+def _softmax_half_shifted(step: Step, *, top: bool, below: bool, is_log: bool) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    largest = x.amax(dim, keepdim=True)
+    value = (x - largest if top else x) - (x - largest if below else x).logsumexp(dim, keepdim=True)
+    result: Tensor = value if is_log else value.exp()
+    return result
+
+
+def _softmax_with_one(step: Step) -> Tensor:
+    x, dim = step.values["self"], step.values["dim"]
+    above = torch.cat([x, torch.zeros_like(x.narrow(dim, 0, 1))], dim)
+    return above.softmax(dim).narrow(dim, 0, x.shape[dim])
+
+
+def _softmax_of_all(step: Step) -> Any:
+    x = step.values["self"]
+    return step.run(self=x.reshape(-1), dim=0).reshape(x.shape)
+
+
+_REDUCERS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "prod": lambda x, dims, keepdim: _product(x, dims, keepdim=keepdim),
+    "logsumexp": torch.logsumexp,
+    "linalg_vector_norm": lambda x, dims, keepdim: x.square().sum(dims, keepdim).sqrt(),
+    "var": lambda x, dims, keepdim: x.var(dims, keepdim=keepdim, correction=0),
+    "std": lambda x, dims, keepdim: x.std(dims, keepdim=keepdim, correction=0),
+    "first": lambda x, dims, keepdim: _picked(x, dims, 0, keepdim=keepdim),
+    "last": lambda x, dims, keepdim: _picked(x, dims, -1, keepdim=keepdim),
+}
+_REDUCER_NAMES = {
+    "amax": "the maximum",
+    "amin": "the minimum",
+    "linalg_vector_norm": "the norm",
+    "var": "the variance",
+    "std": "the standard deviation",
+    "prod": "the product",
+    "first": "the first element",
+    "last": "the last element",
+}
+_ALIASES = {"max": "amax", "min": "amin", "norm": "linalg_vector_norm"}
+_AFTERWARDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the square": torch.square,
+    "the root": torch.sqrt,
+    "the exponential": torch.exp,
+    "the logarithm": torch.log,
+}
+_OPPOSITES: dict[str, Any] = {
+    "argmax": torch.argmin,
+    "argmin": torch.argmax,
+    "any": torch.all,
+    "all": torch.any,
+}
+_PICKING = frozenset({"argmax", "argmin", "any", "all", "median"})
+_REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, "var_mean"})
+
+
+def _picked(x: Tensor, dims: tuple[int, ...], place: int, *, keepdim: bool) -> Tensor:
+    for dim in sorted(dims, reverse=True):
+        x = x.select(dim, place).unsqueeze(dim) if keepdim else x.select(dim, place)
+    return x
+
+
+def _product(x: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
+    for dim in sorted(dims, reverse=True):
+        x = x.prod(dim, keepdim=keepdim)
+    return x
+
+
+def reduced_dims(step: Step) -> tuple[int, ...]:
+    """The axes that a reduction has, counted from the first."""
+    rank, dim = step.values["self"].dim(), step.values.get("dim")
+    if isinstance(dim, int):
+        return (dim % rank,) if rank else ()
+    return tuple(one % rank for one in dim) if dim else tuple(range(rank))
+
+
+def _reduction_variations(step: Step) -> Iterator[Variation]:
+    x, dims = step.values["self"], reduced_dims(step)
+    name = _ALIASES.get(step.name, step.name)
+    for dim in dims:
+        others = math.prod(x.shape[one] for one in dims) // max(1, x.shape[dim])
+        yield from _length_variations(name, dim, x.shape[dim], others)
+    if name in ("sum", "mean") and dims[-1] - dims[0] == len(dims) - 1 > 0:
+        yield from _flat_variations(math.prod(x.shape[one] for one in dims), dims)
+    if name == "mean":
+        yield from _divisor_variations(x, dims)
+    if name in _REDUCERS and x.is_floating_point():
+        yield from _other_reductions(step, name, dims)
+    if name in ("var", "std", "var_mean"):
+        yield from _correction_variations(step, dims)
+        yield from _raw_variations(step, dims)
+    if name in ("argmax", "argmin") and step.values.get("dim") is not None:
+        for by in (1, -1):
+            said = f"every position is one too {'large' if by > 0 else 'small'}"
+            change = partial(_moved_position, by=by, size=x.shape[dims[0]])
+            yield Variation(PatternKind.WRONG_INDEX, said, change)
+    if name in _OPPOSITES:
+        opposite = _OPPOSITES[name]
+        said = f"{opposite.__name__} instead of {name}"
+        change = partial(_opposite, function=opposite)
+        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+
+
+def _moved_position(step: Step, by: int, size: int) -> Any:
+    return (step.run() + by) % size
+
+
+def _correction_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance with another divisor."""
+    if "correction" not in step.values:
+        return
+    count, less = _count_and_correction(step, dims)
+    for other in (0, 1):
+        if other != less and count > max(other, less):
+            said = f"the variance is divided by {count - other} instead of {count - less}"
+            change = partial(_with_correction, correction=other)
+            yield Variation(PatternKind.OFF_BY_ONE, said, change)
+
+
+def _with_correction(step: Step, correction: int) -> Any:
+    return step.run(correction=correction)
+
+
+def _count_and_correction(step: Step, dims: tuple[int, ...]) -> tuple[int, int]:
+    """How many elements a variance is of, and how many less it is divided by."""
+    less = step.values.get("correction")
+    less = int(less) if isinstance(less, int | float) and not isinstance(less, bool) else 1
+    return math.prod(step.values["self"].shape[one] for one in dims), less
+
+
+def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """A variance whose mean is not subtracted."""
+    count, less = _count_and_correction(step, dims)
+
+    def raw(step: Step, divisor: int) -> Any:
+        total = step.values["self"].square().sum(dims, keepdim=bool(step.values.get("keepdim")))
+        value = total / divisor
+        return step.with_first(value.sqrt() if step.name == "std" else value)
+
+    for divisor in dict.fromkeys((count - less, count)):
+        if divisor > 0:
+            said = f"the mean is not subtracted: the sum of the squares, divided by {divisor}"
+            yield Variation(PatternKind.STATISTICS, said, partial(raw, divisor=divisor))
+
+
+def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[Variation]:
+    """With some of the elements left out, or counted twice.
+
+    Args:
+        others: how many elements there are at each place, along the other axes that are reduced.
+    """
+    for first, last in left_out(size):
+        left = size - last - first
+        if left < 2:  # noqa: PLR2004
+            continue
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one and others == 1 else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        said = f"{some} left out of the {size} along dim {dim}"
+        cut = partial(_cut, dim=dim, first=first, size=left)
+        yield Variation(kind, said, cut)
+        if name == "mean":
+            said = f"{said}, which is still divided by {size}"
+            yield Variation(kind, said, partial(_scaled_cut, cut=cut, factor=left / size))
+    if name in ("sum", "mean"):
+        for start, count in repeated(size):
+            said = f"elements {start} to {start + count - 1} along dim {dim} count twice"
+            change = partial(_with_repeated, dim=dim, start=start, count=count)
+            yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+
+
+def _flat_variations(size: int, dims: tuple[int, ...]) -> Iterator[Variation]:
+    """With some of the first or last elements left out, of several axes that are reduced as one."""
+
+    def cut(step: Step, first: int, last: int) -> Any:
+        x = step.values["self"].flatten(dims[0], dims[-1])
+        x = x.narrow(dims[0], first, size - first - last)
+        return step.run(self=x, **({"dim": [dims[0]]} if "dim" in step.values else {}))
+
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
+        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        said = f"{some} left out of the {size} along dims {list(dims)}"
+        yield Variation(kind, said, partial(cut, first=first, last=last))
+
+
+def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[Variation]:
+    keepdim = bool(step.values.get("keepdim", False))
+    right = _REDUCER_NAMES.get(name, f"the {name}")
+    for other, reduce in _REDUCERS.items():
+        if other != name:
+            words = _REDUCER_NAMES.get(other, f"the {other}")
+            change = partial(_reduced, reduce=reduce, dims=dims, keepdim=keepdim)
+            is_reduction = {name, other} == {"sum", "mean"} or other in ("first", "last")
+            kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.OTHER_FUNCTION
+            yield Variation(kind, f"{words} instead of {right}", change)
+    kind = PatternKind.OTHER_FUNCTION
+    for words, alter in (("absolute values", torch.abs), ("squares", torch.square)):
+        yield Variation(kind, f"{right} of the {words}", partial(_of_altered, alter=alter))
+    for words, after in _AFTERWARDS.items():
+        yield Variation(kind, f"{words} of {right}", partial(_then, function=after))
+
+
+def _with_repeated(step: Step, dim: int, start: int, count: int) -> Any:
+    x = step.values["self"]
+    value = step.run(self=torch.cat([x, x.narrow(dim, start, count)], dim))
+    return value * ((x.shape[dim] + count) / x.shape[dim]) if step.name == "mean" else value
+
+
+def _cut(step: Step, dim: int, first: int, size: int) -> Any:
+    return step.run(self=step.values["self"].narrow(dim, first, size))
+
+
+def _scaled_cut(step: Step, cut: Callable[[Step], Any], factor: float) -> Any:
+    return cut(step) * factor
+
+
+def _reduced(step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool) -> Any:
+    return step.with_first(reduce(step.values["self"], dims, keepdim))
+
+
+def _of_altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
+    return step.run(self=alter(step.values["self"]))
+
+
+def _then(step: Step, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return function(step.run())
+
+
+def _opposite(step: Step, function: Callable[..., Tensor]) -> Tensor:
+    if step.values.get("dim") is None:
+        return function(step.values["self"])
+    return function(step.values["self"], step.values["dim"], step.values["keepdim"])
+
+
+def _divisor_variations(x: Tensor, dims: tuple[int, ...]) -> Iterator[Variation]:
+    length = math.prod(x.shape[one] for one in dims)
+    others = [length - 1, length + 1]
+    for kind, counts in (
+        (PatternKind.OFF_BY_ONE, others),
+        (
+            PatternKind.FACTOR,
+            [one for one in {*x.shape, x.numel()} if one not in (1, length)],
+        ),
+    ):
+        for count in counts:
+            if count > 0:
+                said = f"the mean of {length} elements is divided by {count}"
+                yield Variation(kind, said, partial(_scaled_result, factor=length / count))
+
+
+def _scaled_result(step: Step, factor: float) -> Any:
+    return step.run() * factor
+
+
+def _running_variations(step: Step) -> Iterator[Variation]:
+    def exclusive(step: Step) -> Any:
+        x, dim = step.values["self"], step.values["dim"]
+        start = torch.full_like(x.narrow(dim, 0, 1), 0.0 if step.name == "cumsum" else 1.0)
+        return step.run(self=torch.cat([start, x.narrow(dim, 0, x.shape[dim] - 1)], dim))
+
+    def backwards(step: Step) -> Any:
+        dim = step.values["dim"]
+        return step.run(self=step.values["self"].flip(dim)).flip(dim)
+
+    said = "each sum leaves out its own element: exclusive, not inclusive"
+    yield Variation(PatternKind.OFF_BY_ONE, said, exclusive)
+    said = "it runs from the last element to the first"
+    yield Variation(PatternKind.ARGUMENT, said, backwards)
+
+    def restarted(step: Step, tile: int) -> Tensor:
+        parts = step.values["self"].split(tile, step.values["dim"])
+        return torch.cat([step.run(self=part) for part in parts], step.values["dim"])
+
+    x = step.values["self"]
+    for tile in (2**power for power in range(2, 12)):
+        if x.dim() and tile < x.shape[step.values["dim"]]:
+            said = f"it starts again every {tile} elements: the sum so far is not carried over"
+            yield Variation(PatternKind.PARTIAL_SUM, said, partial(restarted, tile=tile))
+
+
+# --- Scattered sums -------------------------------------------------------------------------------
+
+_WRITES = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
+_SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", *_WRITES})
+
+
+def _scatter_variations(step: Step) -> Iterator[Variation]:
+    if step.name != "embedding_dense_backward":
+        adds = step.values.get("accumulate", step.name not in _WRITES)
+        said = f"nothing is {'added' if adds else 'written'}"
+        yield Variation(PatternKind.MISSING_OPERAND, said, _unchanged)
+    if step.name in _WRITES:
+        yield from _written_otherwise(step)
+        return  # whether they add up, a flag says
+    for is_last, is_added in itertools.product((True, False), (False, True)):
+        ending = "is added" if is_added else "wins"
+        which = "last" if is_last else "first"
+        said = f"rows with the same index are not added up: the {which} one {ending}"
+        change = partial(_overwritten, last=is_last, added=is_added)
+        yield Variation(PatternKind.LOST_ACCUMULATION, said, change)
+    if step.name == "embedding_dense_backward":
+        indices = step.values["indices"]
+        for axis, size in enumerate(indices.shape):
+            for count in tails(size):
+                said = f"the last {count} of the {size} indices along axis {axis} are left out"
+                change = partial(_without_rows, axis=axis, size=size - count)
+                yield Variation(PatternKind.PARTIAL_SUM, said, change)
+    # With what is there already or without it: the same if they are added to zeros.
+    averages: tuple[tuple[str, Callable[[Step], Tensor]], ...] = (
+        ("", _averaged),
+        (" together with what is there already", partial(_averaged, with_self=True)),
+        (" and then added", _with_average),
+    )
+    for ending, average in averages:
+        said = f"rows with the same index are averaged{ending}, not added up"
+        yield Variation(PatternKind.WRONG_REDUCTION, said, average)
+
+
+def _written_otherwise(step: Step) -> Iterator[Variation]:
+    """What is written is added to what was there, or joined with it in another way."""
+    name = next((one for one in ("src", "source", "values") if one in step.values), "")
+    source = step.values.get(name)
+    if not isinstance(source, torch.Tensor) or step.values.get("accumulate"):
+        return
+    for kind, words, combine in (
+        (PatternKind.RESIDUAL, "added to what was there, not written", torch.add),
+        (PatternKind.FACTOR, "multiplied by what was there, not written", torch.mul),
+        (PatternKind.OTHER_FUNCTION, "written only where it is larger", torch.maximum),
+        (PatternKind.OTHER_FUNCTION, "written only where it is smaller", torch.minimum),
+    ):
+        change = partial(_joined, name=name, join=combine)
+        yield Variation(kind, f"{name} is {words}", change)
+
+
+def _joined(step: Step, name: str, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    into, source = step.values["self"], step.values[name]
+    marked = step.run(**{"self": torch.zeros_like(into), name: torch.ones_like(source)})
+    return torch.where(marked != 0, join(into, step.run()), into)
+
+
+def _unchanged(step: Step) -> Any:
+    return step.values["self"].clone()
+
+
+def _without_rows(step: Step, axis: int, size: int) -> Any:
+    rows, indices = step.values["grad_output"], step.values["indices"]
+    return step.run(grad_output=rows.narrow(axis, 0, size), indices=indices.narrow(axis, 0, size))
+
+
+def _parts(step: Step) -> tuple[Tensor, Tensor, Tensor, int]:
+    """The tensor to add to, the rows, their indices and the axis."""
+    values = step.values
+    if step.name == "embedding_dense_backward":
+        rows = values["grad_output"].reshape(values["indices"].numel(), -1)
+        index = values["indices"].reshape(-1)
+        rows = rows.masked_fill((index == values["padding_idx"])[:, None], 0.0)
+        zero = rows.new_zeros(values["num_weights"], rows.shape[1])
+        return zero, rows, index, 0
+    rows = values["source"] * values["alpha"] if step.name == "index_add" else values["src"]
+    return values["self"], rows, values["index"], values["dim"]
+
+
+def _overwritten(step: Step, *, last: bool, added: bool) -> Tensor:
+    """Later rows overwrite earlier ones, in order, one at a time.
+
+    Args:
+        added: what remains is added to what was there.
+    """
+    into, rows, index, dim = _parts(step)
+    value = torch.zeros_like(into) if added else into.clone()
+    if step.name == "scatter_add":
+        order = range(index.shape[dim])
+        for place in order if last else reversed(order):
+            chosen = index.narrow(dim, place, 1)
+            value.scatter_(dim, chosen, rows.narrow(dim, place, 1))
+        return into + value if added else value
+    winner = torch.full((into.shape[dim],), -1, dtype=torch.long, device=index.device)
+    places = torch.arange(len(index), device=index.device)
+    amount = "amax" if last else "amin"
+    winner = winner.scatter_reduce(0, index.long(), places, amount, include_self=False)
+    hit = winner >= 0
+    value.index_copy_(dim, hit.nonzero().flatten(), rows.index_select(dim, winner[hit]))
+    return into + value if added else value
+
+
+def _averaged(step: Step, *, with_self: bool = False) -> Tensor:
+    into, rows, index, dim = _parts(step)
+    if step.name == "scatter_add":
+        return into.scatter_reduce(dim, index, rows, "mean", include_self=with_self)
+    return into.index_reduce(dim, index, rows, "mean", include_self=with_self)
+
+
+def _with_average(step: Step) -> Tensor:
+    into, rows, index, dim = _parts(step)
+    zeros = torch.zeros_like(into)
+    if step.name == "scatter_add":
+        return into + zeros.scatter_reduce(dim, index, rows, "mean", include_self=False)
+    return into + zeros.index_reduce(dim, index, rows, "mean", include_self=False)
+
+
+# --- Matrix products ------------------------------------------------------------------------------
+
+PRODUCTS = {
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+}
+
+
+def _product_variations(step: Step) -> Iterator[Variation]:
+    left, right = PRODUCTS[step.name]
+    length = step.values[left].shape[-1]
+
+    def cut(step: Step, start: int, size: int) -> Any:
+        a, b = (step.values[name] for name in (left, right))
+        return step.run(**{left: a.narrow(-1, start, size), right: b.narrow(-2, start, size)})
+
+    if "beta" in step.values:
+        said = "the product is left out"
+        yield Variation(PatternKind.MISSING_OPERAND, said, _without_product)
+        said = "the product is subtracted"
+        yield Variation(PatternKind.SIGN, said, _with_negative_product)
+    for first, last in left_out(length):
+        end = "first" if first else "last"
+        words = f"the {end} {first + last} of the {length} terms of each sum are missing"
+        change = partial(cut, start=first, size=length - first - last)
+        yield Variation(PatternKind.PARTIAL_SUM, words, change)
+
+    for words, order in orders_of_terms(length):
+        said = (
+            f"the terms of the first factor are in another order than those of the second: {words}"
+        )
+        change = partial(_with_order, name=left, order=order)
+        yield Variation(PatternKind.PERMUTATION, said, change)
+
+    def counted_twice(step: Step, start: int, count: int) -> Any:
+        a, b = (step.values[name] for name in (left, right))
+        a = torch.cat([a, a.narrow(-1, start, count)], -1)
+        return step.run(**{left: a, right: torch.cat([b, b.narrow(-2, start, count)], -2)})
+
+    for start, count in repeated(length):
+        words = (
+            f"terms {start} to {start + count - 1} of the {length} terms of each sum count twice"
+        )
+        change = partial(counted_twice, start=start, count=count)
+        yield Variation(PatternKind.DOUBLED_REDUCTION, words, change)
+
+
+def _without_product(step: Step) -> Any:
+    return (step.values["self"] * step.values["beta"]).expand_as(step.run())
+
+
+def _with_negative_product(step: Step) -> Any:
+    return step.run(alpha=-step.values["alpha"])
+
+
+def orders_of_terms(length: int) -> Iterator[tuple[str, Tensor]]:
+    """Orders in which the terms of one factor may be, in words."""
+    index = torch.arange(length)
+    for groups in (1, 2, 4):
+        if length % groups == 0 and length > 2 * groups:
+            words = "reversed" if groups == 1 else f"reversed in each of {groups} groups"
+            yield words, index.reshape(groups, -1).flip(1).flatten()
+    if length % 2 == 0 and length > 2:  # noqa: PLR2004
+        yield "the two halves are swapped", index.roll(length // 2)
+        yield "neighbours are swapped", index.reshape(-1, 2).flip(1).flatten()
+    for groups in dict.fromkeys((2, 3, 4, 8, length // 2, length // 4)):
+        if 1 < groups < length and length % groups == 0:
+            words = f"{groups} groups are interleaved"
+            yield words, index.reshape(groups, -1).T.flatten()
+
+
+def _with_order(step: Step, name: str, order: Tensor) -> Any:
+    value = step.values[name]
+    return step.run(**{name: value.index_select(-1, order.to(value.device))})

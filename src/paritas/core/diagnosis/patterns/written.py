@@ -1,0 +1,359 @@
+"""Fused operators written out in simple ones, of which one has a mistake.
+
+A norm, a softmax, a loss and their backward kernels are a few simple operators each. A mistake in
+any of these is tried, and the same mistake in the two statistics of a norm at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.diagnosis.calls import Step
+from paritas.core.diagnosis.patterns.changes import (
+    operand_changes,
+    operand_pairs,
+    result_changes,
+    result_pairs,
+)
+from paritas.core.diagnosis.patterns.formulas import divisor_of, formulas_of
+from paritas.core.diagnosis.patterns.functions import function_variations
+from paritas.core.diagnosis.patterns.inner import (
+    alteration_variations,
+    moved_eps,
+    neighbour_variations,
+    reduction_variations,
+    running_variations,
+    selection_variations,
+    step_variations,
+)
+from paritas.core.diagnosis.patterns.losses import SMOOTHING
+from paritas.core.diagnosis.patterns.roundings import rounding_variations, saved_variations
+from paritas.core.diagnosis.patterns.sums import sum_variations
+from paritas.core.diagnosis.patterns.unknowns import Unknown, unknown_numbers
+from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
+from paritas.core.diagnosis.patterns.wiring import (
+    moving_variations,
+    wiring_variations,
+    with_output,
+)
+from paritas.core.results.findings import PatternKind
+from paritas.core.torch_private.operators import bind_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.patterns.formulas import Formula
+
+# Kinds that say which statistic is wrong; any other mistake in a statistic is a wrong statistic.
+_OWN_KINDS = frozenset(
+    {
+        *(PatternKind.EPS, PatternKind.OFF_BY_ONE, PatternKind.PARTIAL_SUM),
+        *(PatternKind.DOUBLED_REDUCTION, PatternKind.WRONG_AXIS, PatternKind.STATISTICS),
+        PatternKind.PRECISION,
+    }
+)
+# How near a formula must be to the operator, in units of its largest value.
+_SAME = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Change:
+    """Writes out a formula with the operators of some roles changed.
+
+    Attributes:
+        steps: the operators that were called, by their roles.
+    """
+
+    roles: tuple[str, ...] = ()
+    change: Callable[[Step], Any] | None = None
+    steps: dict[str, Step] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, role: str, operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self.change is not None and role not in self.roles:
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
+        step = Step(operator, bind_arguments(operator, args, kwargs))
+        self.steps[role] = step
+        if self.change is None:
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
+        value: Tensor = self.change(step)
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError("what comes after it would hide the mistake")
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """An operator that is written out.
+
+    Attributes:
+        inner: the simple operators by their roles.
+    """
+
+    formula: Formula
+    inner: dict[str, Step]
+
+    @classmethod
+    def all_of(cls, step: Step) -> list[Written]:
+        """All ways that are known to write it out, if they give the same."""
+        made = []
+        for formula in formulas_of(step):
+            record = _Change()
+            try:
+                mine, right = formula.compute(step, record), step.run()
+            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+                continue
+            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[formula.output]):
+                made.append(cls(formula, record.steps))
+        return made
+
+    def variations(self) -> Iterator[Variation]:
+        """The operator with a mistake in one of the simple ones, or the same in several."""
+        if "eps" in self.inner and "the root" in self.inner:
+            for variation in moved_eps(float(self.inner["eps"].values["other"])):
+                yield self._as_whole(("the root",), variation)
+        for variations in (_variations_of, selection_variations):
+            for roles in self._places():
+                for variation in variations(self.inner[roles[0]]):
+                    yield self._as_whole(roles, variation)
+        for roles in self._rounded_places():
+            for variation in rounding_variations(self.inner[roles[0]]):
+                yield self._as_whole(roles, variation)
+
+    def changes(self, step: Step) -> Iterator[Variation]:
+        """The operator with something done to a value between the simple ones."""
+        for roles in self._places():
+            inner = self.inner[roles[0]]
+            every = (result_changes(inner), operand_changes(inner, among=step))
+            for variation in itertools.chain.from_iterable(every):
+                yield self._as_whole(roles, variation)
+
+    def unknowns(self, *, scaled_inside: bool) -> Iterator[Unknown]:
+        """The numbers of the simple operators that may be wrong.
+
+        Args:
+            scaled_inside: also a factor on each value. In a forward pass, one on a value between is
+                one on a weight as well.
+        """
+        for roles in self._places():
+            step = self.inner[roles[0]]
+            # A factor on the last one is a factor on the whole, which has a kind.
+            is_inside = scaled_inside and roles[-1] != list(self.inner)[-1]
+            scaled = (Unknown(_multiplied, (1.0,)),) if is_inside else ()
+            for unknown in (*unknown_numbers(step), *inner_unknowns(step), *scaled):
+                whole = partial(self._with_number, roles, unknown.variation)
+                yield dataclasses.replace(unknown, variation=whole)
+
+    def _with_number(
+        self, roles: tuple[str, ...], variation: Callable[[float], Variation], number: float
+    ) -> Variation:
+        return self._as_whole(roles, variation(number))
+
+    def _places(self) -> Iterator[tuple[str, ...]]:
+        yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
+        yield from ((role,) for role in self.inner)
+
+    def _rounded_places(self) -> Iterator[tuple[str, ...]]:
+        """Each result, those of two statistics, those that belong together, all but the last."""
+        roles = [*self.inner]
+        yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
+        yield from ((role,) for role in roles[:-1])
+        statistics = [one for one in ("the mean", "the variance", "the root") if one in roles]
+        yield from itertools.combinations(statistics, 2)
+        if len(roles) > 2:  # noqa: PLR2004
+            yield tuple(roles[:-1])
+
+    def _as_whole(self, roles: tuple[str, ...], variation: Variation) -> Variation:
+        kind = variation.kind
+        if kind not in _OWN_KINDS:
+            if self.formula.statistics.issuperset(roles):
+                kind = PatternKind.STATISTICS
+            elif roles == ("eps",) and kind is not PatternKind.FACTOR:
+                kind = PatternKind.EPS
+            elif roles == ("the bias",) and kind is PatternKind.MISSING_OPERAND:
+                kind = PatternKind.MISSING_BIAS
+            elif kind is PatternKind.SWAPPED_OPERANDS and self._are_differences(roles):
+                kind = PatternKind.SIGN  # nobody sees the operands of a step inside
+        said = f"{' and '.join(roles)}: {variation.sentence}"
+        change = partial(_changed, formula=self.formula, roles=roles, change=variation.change)
+        return Variation(kind, said, change)
+
+    def _are_differences(self, roles: tuple[str, ...]) -> bool:
+        return all(role in self.inner and self.inner[role].name == "sub" for role in roles)
+
+
+def _is_same(mine: Tensor, right: Tensor) -> bool:
+    if mine.shape != right.shape or not right.numel():
+        return False
+    size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return float((mine - right).abs().nan_to_num(0.0, 0.0, 0.0).max()) <= _SAME * size
+
+
+def _changed(
+    step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
+) -> Any:
+    return with_output(step, formula.output, formula.compute(step, _Change(roles, change)))
+
+
+def _variations_of(step: Step) -> Iterator[Variation]:
+    yield from step_variations(step)
+    yield from reduction_variations(step)
+    yield from sum_variations(step)
+    yield from function_variations(step)
+    yield from argument_variations(step)
+    yield from alteration_variations()
+
+
+# --- Numbers --------------------------------------------------------------------------------------
+
+
+def inner_unknowns(step: Step) -> Iterator[Unknown]:
+    """What a mean is divided by, and what is added to a sum or to a root."""
+    if step.name == "mean" and isinstance(step.values.get("dim"), list | tuple):
+        count = divisor_of(step)
+        starts = tuple(float(one) for one in (count, 2 * count) if one)
+        yield Unknown(partial(_divided_by, count), starts, whole=True)
+    if step.name.startswith("nll_loss") and step.values["weight"] is None:
+        yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
+    if step.name == "logsumexp":
+        yield Unknown(_with_zeros, (1.0, 16.0), logarithmic=True)
+    if step.name in ("rsqrt", "sqrt"):
+        yield Unknown(_added_to_root, (1e-3, 1e-6), most=_MOST_ADDED)
+    if step.name in ("sum", "rsqrt", "sqrt"):
+        yield Unknown(_added, (1e-3, 1e-6), most=_MOST_ADDED)
+    if step.name == "add" and isinstance(step.values["other"], float):
+        yield Unknown(_with_first_scaled, (1.0, 16.0), logarithmic=True)
+
+
+# A constant that is added is an eps up to this size.
+_MOST_ADDED = 0.1
+
+
+def _divided_by(count: int, number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run() * (count / number)
+
+    off_by_one = abs(number - count) == 1
+    kind = PatternKind.OFF_BY_ONE if off_by_one else PatternKind.FACTOR
+    return Variation(kind, f"the sum of {count} elements is divided by {number:.7g}", run)
+
+
+def _with_zeros(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return torch.logaddexp(step.run(), torch.tensor(math.log(number), dtype=torch.float64))
+
+    said = f"the sum has {number:.7g} zeros more, which count as exp(0)"
+    return Variation(PatternKind.WRONG_REDUCTION, said, run)
+
+
+def _smoothed(number: float) -> Variation:
+    """The labels spread over all classes."""
+
+    def run(step: Step) -> Any:
+        x, target = step.values["self"], step.values["target"]
+        mean = x.mean(1, keepdim=True).expand_as(x)
+        both = step.run(), step.run(self=mean, target=target)
+        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in both)
+        return step.with_first((1 - number) * right + number * spread)
+
+    return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
+
+
+def _added(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run() + number
+
+    return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the result", run)
+
+
+def _multiplied(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run() * number
+
+    return Variation(PatternKind.FACTOR, f"it is multiplied by {number:.7g}", run)
+
+
+def _with_first_scaled(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        return step.run(self=number * step.values["self"])
+
+    said = f"what it is added to is multiplied by {number:.7g}"
+    return Variation(PatternKind.FACTOR, said, run)
+
+
+def _added_to_root(number: float) -> Variation:
+    def run(step: Step) -> Any:
+        root = step.run()
+        return 1 / (1 / root + number) if step.name == "rsqrt" else root + number
+
+    return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the root", run)
+
+
+# --- A call of one or more operators --------------------------------------------------------------
+
+
+def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Variation]]:
+    """Mistakes inside of operators, and those that one of several operators can have."""
+    for place, step in steps:
+        for written in Written.all_of(step):
+            yield from ((place, one) for one in written.variations())
+            yield from ((place, one) for one in wiring_variations(step, written.formula))
+            if "backward" in step.name:
+                yield from ((place, one) for one in moving_variations(step, written.formula))
+    several = len(steps) > 1
+    for number, (place, step) in enumerate(steps):
+        if several:
+            yield from ((place, one) for one in step_variations(step))
+            if number < len(steps) - 1:
+                yield from ((place, one) for one in rounding_variations(step))
+            for _, before in steps[:number]:
+                yield from ((place, one) for one in neighbour_variations(before, step))
+        yield from ((place, one) for one in reduction_variations(step))
+        yield from ((place, one) for one in running_variations(step))
+        if step.name.startswith("nll_loss") and step.values.get("weight") is None:
+            yield from ((place, _smoothed(one)) for one in SMOOTHING)
+    for place, step in steps:
+        yield from ((place, one) for one in selection_variations(step))
+        yield from ((place, one) for one in saved_variations(step))
+
+
+def changed_values(
+    steps: Sequence[tuple[int, Step]], output: int, shape: tuple[int, ...] | None
+) -> Iterator[Iterator[tuple[int, Variation]]]:
+    """Something done to the result, to an operand, or to a value on the way; in this order.
+
+    Args:
+        output: which of the results of the last operator it is.
+        shape: the shape in which that is returned; None if more is done to it.
+    """
+    place, last = steps[-1]
+    yield ((place, one) for one in result_changes(last, output, shape))
+    yield ((place, one) for place, step in steps for one in operand_changes(step))
+    yield ((place, one) for place, step in steps[:-1] for one in result_changes(step))
+    yield ((place, one) for one in result_pairs(last, output))
+    yield ((place, one) for place, step in steps for one in operand_pairs(step))
+    yield (
+        (place, one)
+        for place, step in steps
+        for written in Written.all_of(step)
+        for one in written.changes(step)
+    )
+
+
+def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
+    """The numbers of operators, or of the simple ones that they consist of, that may be wrong."""
+    for place, step in steps:
+        yield from ((place, one) for one in unknown_numbers(step))
+    for place, step in steps:
+        for written in Written.all_of(step):
+            unknowns = written.unknowns(scaled_inside="backward" in step.name)
+            yield from ((place, one) for one in unknowns)
+        if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
+            yield from ((place, one) for one in inner_unknowns(step))

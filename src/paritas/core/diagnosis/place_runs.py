@@ -1,0 +1,206 @@
+"""Both programs at a place, to be called again with other values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.diagnosis.calls import is_same_tensor
+from paritas.core.diagnosis.case import HUGE, same
+from paritas.core.numerics.metrics import bitwise_equal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import LiveCall
+    from paritas.core.diagnosis.case import InnerValues
+
+    Program = Callable[[Sequence[Tensor]], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlaceRuns:
+    """The reference and the candidate at a place, as functions of the values that they read.
+
+    Ask `is_faithful` before the candidate: what only fails together with its surroundings gives
+    right results alone.
+
+    Attributes:
+        operands: the values that both read there.
+        run_reference: its result for other operands of the same shapes and dtypes.
+        make_candidate: prepares the candidate, which may have to be compiled first.
+        expected: the reference's result for the operands.
+        given: the candidate's result for the operands, in the whole program.
+        reads_all: whether the candidate reads all operands. What it does not read it may compute
+            by itself from the others.
+        recall: the reference's call at the place with other operands, if its arguments are not the
+            operands themselves.
+        inner: the values on the candidate's way to its result for other operands, if they are seen.
+        earlier: the operands of the run that this one repeats.
+        remake_candidate: prepares the candidate for operands of other shapes; None if neither
+            program can be prepared for them.
+    """
+
+    operands: tuple[Tensor, ...]
+    run_reference: Program
+    make_candidate: Callable[[], Program]
+    expected: Tensor
+    given: Tensor
+    reads_all: bool = True
+    recall: Callable[[Sequence[Tensor]], LiveCall | None] | None = None
+    inner: Callable[[Sequence[Tensor]], InnerValues] | None = None
+    earlier: tuple[Tensor, ...] | None = None
+    remake_candidate: Callable[[Sequence[Tensor]], Program] | None = None
+
+    @functools.cached_property
+    def is_faithful(self) -> bool:
+        """Whether both give at the place, alone and twice, what they gave in the whole program."""
+        for _ in range(2):
+            pair = self.reference(self.operands), self.candidate(self.operands)
+            for value, earlier in zip(pair, (self.expected, self.given), strict=True):
+                if value is None or not bitwise_equal(value, earlier):
+                    return False
+        return not bool(same(self.expected, self.given).all())
+
+    def reference(self, operands: Sequence[Tensor]) -> Tensor | None:
+        """The reference's result; None if it cannot be called so."""
+        return _run(self.run_reference, operands, self.expected)
+
+    def candidate(self, operands: Sequence[Tensor]) -> Tensor | None:
+        """The candidate's result; None if it cannot be called so."""
+        return None if self._program is None else _run(self._program, operands, self.given)
+
+    def both_anew(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Both results for operands of other shapes; None if the programs are for the first only.
+
+        A program that was recorded, or compiled for fixed shapes, has lengths among its numbers.
+        """
+        if self.remake_candidate is None:
+            return None
+        right = _call(self.run_reference, operands, self.expected.dtype)
+        make = functools.partial(self.remake_candidate, operands)
+        program = None if right is None else _prepare(make)
+        given = None if program is None else _call(program, operands, self.given.dtype)
+        if right is None or given is None or right.shape != given.shape:
+            return None
+        return right, given
+
+    def place_of(self, tensor: Tensor) -> int | None:
+        """Where a value is among the operands; None if it is not clear."""
+        places = [
+            place for place, operand in enumerate(self.operands) if is_same_tensor(operand, tensor)
+        ]
+        return places[0] if len(places) == 1 else None
+
+    @functools.cached_property
+    def _program(self) -> Program | None:
+        return _prepare(self.make_candidate)
+
+
+def _prepare(make: Callable[[], Program]) -> Program | None:
+    try:
+        return make()
+    except Exception:  # noqa: BLE001  (a backend raises what it likes; then nothing is asked)
+        return None
+
+
+# A tensor of at most this many different values is a choice, such as a mask, not a measurement.
+FEW_VALUES = 2
+
+
+def vary_operands(
+    operands: Sequence[Tensor], seed: int, *, growth: float = 1.0
+) -> tuple[Tensor, ...]:
+    """Other values of the same kind: the same shapes, dtypes, signs and limits.
+
+    What holds by chance for the values of one run (a maximum that one operand always has, a factor
+    that is 1 everywhere) does not hold for these. Integers, masks and what is not finite stay:
+    they say which elements are read.
+
+    Args:
+        seed: the first keeps the size of the values, and tensors of two values, such as masks. With
+            others, each operand is also smaller as a whole, where a limit has no effect.
+        growth: how many times larger they are, where a rounding to whole numbers shows. Small ones
+            become so many units large.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    varied = (_vary(one, draw, is_wide=seed > 1) for one in operands)
+    return tuple(one if growth == 1 else _enlarge(one, growth) for one in varied)
+
+
+def _enlarge(operand: Tensor, growth: float) -> Tensor:
+    if not operand.is_floating_point():
+        return operand
+    sizes = operand.detach().abs()
+    is_usual = sizes < HUGE
+    largest = float(sizes[is_usual].max()) if bool(is_usual.any()) else 0.0
+    factor = growth / min(largest, 1.0) if largest else growth
+    return torch.where(is_usual, factor * operand, operand)
+
+
+def _vary(operand: Tensor, draw: torch.Generator, *, is_wide: bool) -> Tensor:
+    if not operand.is_floating_point() or not operand.numel():
+        return operand
+    every = operand.detach().to("cpu", torch.float64).flatten()
+    is_usual = every.abs() < HUGE
+    values = every[is_usual]
+    spread = torch.rand(len(values), generator=draw, dtype=torch.float64)
+    count = len(values.unique())
+    if count == 0 or (count == 1 and len(values) < len(every)):
+        return operand  # a mask that is added
+    if count == 1:  # a weight of ones, a bias of zeros
+        centred = spread - 0.5 if float(values[0]) == 0 else spread / 2 + 0.25
+        varied = values + centred
+    elif count <= FEW_VALUES < len(values) and not is_wide:
+        return operand
+    else:
+        first, second = (values[torch.randperm(len(values), generator=draw)] for _ in range(2))
+        is_share = float(values.min()) >= 0 and float(values.max()) <= 1
+        between = first + spread * (second - first)
+        varied = between if is_share else torch.where(spread < 0.5, between, first * 4**spread / 2)  # noqa: PLR2004
+        if is_wide:
+            varied = varied * 8 ** -torch.rand((), generator=draw, dtype=torch.float64)
+    return every.masked_scatter(is_usual, varied).reshape(operand.shape).to(operand)
+
+
+# So many of the different lengths are made longer, each by itself.
+_MOST_LENGTHS = 3
+
+
+def lengthen_operands(operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """The operands twice as long along all axes of the same length; the shortest length first.
+
+    What is true for two rows only (the other one, the last one, all but one) is not true for four,
+    while halves, pairs and tiles stay what they are. No operand gets fewer elements: code for fixed
+    shapes would read beyond their ends.
+    """
+    lengths = sorted({size for one in operands for size in one.shape if size > 1})
+    for length in lengths[:_MOST_LENGTHS]:
+        yield tuple(_lengthen(one, length) for one in operands)
+
+
+def _lengthen(operand: Tensor, length: int) -> Tensor:
+    """Twice, one after the other, along each axis of a length."""
+    return operand.repeat([2 if size == length else 1 for size in operand.shape])
+
+
+def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor | None:
+    result = _call(program, operands, like.dtype)
+    return None if result is None or result.shape != like.shape else result
+
+
+def _call(program: Program, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """The result of a program, if it can be computed and has this dtype."""
+    copies = [one.detach().clone() for one in operands]  # a program may write to what it reads
+    try:
+        with torch.no_grad():
+            result = program(copies)
+    except Exception:  # noqa: BLE001  (not every value can be computed with: such a run says nothing)
+        return None
+    is_alike = isinstance(result, torch.Tensor) and result.dtype is dtype
+    return result.detach() if is_alike else None

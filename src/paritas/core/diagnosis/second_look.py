@@ -1,0 +1,235 @@
+"""The place again with other operands: what reproduces a candidate by chance does not do so twice.
+
+On the values of one run, many formulas give the same: a maximum is the operand that is always the
+larger one, a square of ones is left out, any order of a few values is found in them. An explanation
+is a prediction, so it is also compared with what the candidate gives for values it was not made
+from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from paritas.core.diagnosis.calls import exchanging, is_same_tensor
+from paritas.core.diagnosis.case import Case, near, noise_of_prediction, same
+from paritas.core.diagnosis.dependence import is_of_slices
+from paritas.core.diagnosis.place_runs import FEW_VALUES, lengthen_operands, vary_operands
+from paritas.core.diagnosis.repetitions import stack_runs
+from paritas.core.diagnosis.stating import LIFTED_RUN, OPERAND
+from paritas.core.execution.scouting import FatalAttemptError, attempt_apart, is_scout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paritas.core.diagnosis.calls import LiveCall
+    from paritas.core.diagnosis.place_runs import PlaceRuns
+    from paritas.core.results.findings import Pattern
+
+# Larger places take too long to be called again.
+_MOST_ELEMENTS = 1 << 20
+_MOST_TO_LENGTHEN = 1 << 17
+_SECONDS_TO_LENGTHEN = 1.0
+# What a prediction must explain of the elements that it is about.
+_MOST = 0.9
+# An element is explained if this share of its error is left, or the noise.
+_LEFT = 0.05
+# The noise of sums is larger than that of one rounding.
+_SLACK = 8.0
+# Different second looks, each with how many times larger the operands are: one of them may not show
+# the fault.
+_LOOKS = ((1, 1.0), (2, 1.0), (3, 16.0))
+_SEEDS_OF_LARGE, _LARGE = (3, 4), 64.0
+
+
+def repeat_case(case: Case) -> tuple[Case, ...]:
+    """The same place with other operands; empty if it cannot be asked again."""
+    runs, call = case.context.runs, case.context.call
+    if runs is None or call is None or not _can_be_repeated(case, runs, call):
+        return ()
+    made = (_repeat(case, runs, call, operands) for operands in _other_operands(runs, call))
+    return tuple(one for one in made if one is not None)
+
+
+def lengthen_case(case: Case) -> tuple[Case, ...]:
+    """The same place with longer operands; empty if it cannot be asked so."""
+    if case.first_run is not None:
+        stacked = map(stack_runs, case.first_run.lengthened)
+        return tuple(one for one in stacked if one is not None)
+    runs, call = case.context.runs, case.context.call
+    if runs is None or call is None or runs.remake_candidate is None or not case.repeated:
+        return ()
+    if sum(one.numel() for one in runs.operands) > _MOST_TO_LENGTHEN:
+        return ()
+    made = []
+    until = time.monotonic() + _SECONDS_TO_LENGTHEN
+    for longer in lengthen_operands(runs.operands):
+        if time.monotonic() > until:
+            break  # the candidate may have to be compiled anew for each
+        operands = vary_operands(longer, _LOOKS[0][0])
+        with contextlib.suppress(FatalAttemptError):
+            made.append(attempt_apart(functools.partial(_lengthen, case, runs, call, operands)))
+    return tuple(one for one in made if one is not None and one.is_beyond_noise)
+
+
+def _can_be_repeated(case: Case, runs: PlaceRuns, call: LiveCall) -> bool:
+    if case.context.draws or not runs.reads_all or runs.expected.numel() > _MOST_ELEMENTS:
+        return False
+    if not (is_scout() or call.is_safe_here):
+        return False
+    return tuple(runs.expected.shape) == case.shape and runs.is_faithful
+
+
+def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]:
+    """Operands to ask again with.
+
+    What the reference's call does not show stays as it is, and what the candidate may hold itself:
+    a module that replaces another one has copies of its parameters.
+    """
+    is_shown = [
+        (runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating))
+        and not _is_held(runs, number)
+        for number, operand in enumerate(runs.operands)
+    ]
+    if not any(is_shown):
+        return []
+    varied = [
+        tuple(
+            other if shown else operand
+            for operand, other, shown in zip(
+                runs.operands,
+                vary_operands(runs.operands, seed, growth=growth),
+                is_shown,
+                strict=True,
+            )
+        )
+        for seed, growth in _LOOKS
+    ]
+    return varied if runs.earlier is None else [runs.earlier, *varied[1:]]
+
+
+def _is_held(runs: PlaceRuns, number: int) -> bool:
+    """Whether whole slices of the candidate do not follow an operand that the reference follows.
+
+    A small one may be rounded to nothing, and each of several large ones only by chance. A choice,
+    such as a sign, is not held in a part: what does not follow it there may not read it.
+    """
+    kept = torch.ones((), dtype=torch.bool)
+    for seed in _SEEDS_OF_LARGE:
+        varied = list(runs.operands)
+        varied[number] = vary_operands(runs.operands, seed, growth=_LARGE)[number]
+        right, given = runs.reference(varied), runs.candidate(varied)
+        if right is None or given is None:
+            return False
+        moves, follows = (
+            ~same(after, before).cpu()
+            for after, before in ((right, runs.expected), (given, runs.given))
+        )
+        kept = kept & moves & ~follows
+    may_be_copied = len(runs.operands[number].unique()) > FEW_VALUES
+    is_of_part = may_be_copied and is_of_slices(kept)
+    return bool(kept.any()) and (is_of_part or bool((kept == moves).all()))
+
+
+def _repeat(
+    case: Case, runs: PlaceRuns, call: LiveCall, operands: tuple[Tensor, ...]
+) -> Case | None:
+    """The case with these operands; None if the programs cannot take them."""
+    reference, candidate = runs.reference(operands), runs.candidate(operands)
+    if reference is None or candidate is None:
+        return None
+    if not bool(torch.isfinite(reference).any()):
+        return None
+    # Of a candidate that writes in place, the result may have been taken from the first run.
+    has_values = bool((candidate != candidate.reshape(-1)[:1]).any())
+    if has_values and torch.equal(candidate, runs.given):
+        return None
+    return _with_operands(case, runs, call, operands, (reference, candidate))
+
+
+def _lengthen(
+    case: Case, runs: PlaceRuns, call: LiveCall, operands: tuple[Tensor, ...]
+) -> Case | None:
+    """The case with longer operands; None if the programs cannot take them."""
+    pair = runs.both_anew(operands)
+    return None if pair is None else _with_operands(case, runs, call, operands, pair)
+
+
+def _with_operands(
+    case: Case,
+    runs: PlaceRuns,
+    call: LiveCall,
+    operands: tuple[Tensor, ...],
+    pair: tuple[Tensor, Tensor],
+) -> Case:
+    """The case with other operands, for which the two programs gave these results."""
+    reference, candidate = pair
+    exchange = exchanging(runs.operands, operands)
+    other = runs.recall(operands) if runs.recall else call.with_operands(runs.operands, operands)
+    again = dataclasses.replace(
+        runs, operands=operands, expected=reference, given=candidate, earlier=runs.operands
+    )
+    context = dataclasses.replace(
+        case.context,
+        call=other,
+        inputs=tuple(map(exchange, case.context.inputs)),
+        named={name: exchange(one) for name, one in case.context.named.items()},
+        inner=None if runs.inner is None else runs.inner(operands),
+        runs=again,
+    )
+    return Case(candidate, reference, context=context)
+
+
+def holds_again(case: Case, prediction: Tensor) -> bool:
+    """Whether a prediction made elsewhere holds here too, or nothing can be seen here.
+
+    It is about the elements that are wrong here, or that it says are wrong.
+    """
+    noise = noise_of_prediction(case, prediction, None)
+    about = ~near(case.given, case.right, noise, slack=_SLACK)
+    about |= ~near(prediction, case.right, noise, slack=_SLACK)
+    if not bool(about.any()):
+        return True
+    left = (case.given - prediction).abs()
+    fits = near(case.given, prediction, noise, slack=_SLACK) | (left <= _LEFT * case.error.abs())
+    return float(fits[about].double().mean()) >= _MOST
+
+
+def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
+    """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
+    others = [one for one in case.repeated if one.is_beyond_noise]
+    asked = [*others[:1], *others[1:][-1:]]  # the last one has large operands
+    if LIFTED_RUN not in pattern.evidence:  # of longer operands, no float64 run is known
+        asked += case.lengthened
+    return all(any(_says_the_same(one, pattern) for one in propose(other)) for other in asked)
+
+
+# What of a pattern's evidence is a number that the candidate was made with.
+_NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus", "value")
+_SAME_NUMBER = 0.02
+
+
+def _says_the_same(one: Pattern, other: Pattern) -> bool:
+    """Whether two patterns are of one kind, with the same numbers.
+
+    A limit that is another number for other operands is no limit, but follows from them; that of
+    an operand that is solved for may follow from the operand.
+    """
+    if one.kind != other.kind:
+        return False
+    if OPERAND in one.evidence:
+        return True
+    for name in _NUMBERS:
+        first, second = (pattern.evidence.get(name, 0.0) for pattern in (one, other))
+        if isinstance(first, str) or isinstance(second, str):
+            continue
+        if abs(first - second) > _SAME_NUMBER * max(abs(first), abs(second)):
+            return False
+    return True

@@ -1,0 +1,238 @@
+"""A call in float64, written down: with one operator changed, only what follows is run again.
+
+Hundreds of mistakes are tried in the same call. Without the record, each runs all of its operators,
+and each of these through two dispatch modes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.precision.lifting import LiftMode
+from paritas.core.torch_private.kernels import float64_kernel
+from paritas.core.torch_private.operators import (
+    DispatchMode,
+    Operator,
+    map_tensors,
+    own_default,
+    traits,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+# What identifies a tensor: autograd hands out saved results as new objects.
+_Key = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Entry:
+    """One operator with its arguments and results."""
+
+    operator: Operator
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[Tensor]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tape:
+    """All operators of a call, in their order, and the tensors that it returned."""
+
+    entries: tuple[_Entry, ...]
+    outputs: tuple[Tensor, ...]
+
+    @classmethod
+    def record(
+        cls, run: Callable[[contextlib.AbstractContextManager[Any]], list[Tensor]]
+    ) -> Tape | None:
+        """None if something happens between the operators that is not recorded.
+
+        Args:
+            run: runs the call within a mode.
+        """
+        recorder = _TapeMode()
+        outputs = run(recorder)
+        if not recorder.is_complete or any(_storage(one) in recorder.written for one in outputs):
+            return None
+        return cls(tuple(recorder.entries), tuple(outputs))
+
+    def results(
+        self,
+        place: int,
+        compute: Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any],
+        is_checking: Callable[[Operator], bool],
+    ) -> list[Tensor]:
+        """What the call returns if the operator at this place gives something else.
+
+        Args:
+            compute: what it gives, by its arguments.
+            is_checking: whether an operator raises for arguments that it cannot take.
+
+        Raises:
+            ValueError: that has other shapes.
+        """
+        entry = self.entries[place]
+        args, kwargs = entry.args, entry.kwargs
+        if traits(entry.operator).mutates:
+            args, kwargs = _copy_arguments(args, kwargs)
+        with lifted_if_needed(entry.operator, args, kwargs):
+            changed = tensors_of(compute(entry.operator, args, kwargs))
+        later_ones = self.entries[place + 1 :]
+        trusts_shapes = not all(is_checking(one.operator) for one in later_ones)
+        check_alike(entry.results, changed, shapes=trusts_shapes)
+        known = dict(zip(map(_key, entry.results), changed, strict=True))
+        for later in later_ones:
+            args, kwargs, hit = _substitute(later, known)
+            if hit:
+                with lifted_if_needed(later.operator, args, kwargs):
+                    results = tensors_of(later.operator(*args, **kwargs))
+                known |= zip(map(_key, later.results), results, strict=True)
+        return [known.get(_key(one), one) for one in self.outputs]
+
+    def reaching(self, output: int) -> set[int]:
+        """The places of the operators that an output depends on."""
+        needed, places = {_key(self.outputs[output])}, set()
+        for place in reversed(range(len(self.entries))):
+            entry = self.entries[place]
+            if any(_key(one) in needed for one in entry.results):
+                places.add(place)
+                given = tensors_of([entry.args, list(entry.kwargs.values())])
+                needed |= {_key(one) for one in given}
+        return places
+
+
+class _TapeMode(DispatchMode):
+    """Records every operator."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entries: list[_Entry] = []
+        self.is_complete = True
+        self.written: set[int] = set()
+        self._made: dict[int, set[_Key]] = {}
+        # Tensors from outside: a view of them may be made before they are used again.
+        self._outside: set[_Key] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = tensors_of([args, list(kwargs.values())])
+        self._outside |= {_key(one) for one in given if _storage(one) not in self._made}
+        fits = isinstance(func, Operator) and not any(map(self._is_lost, given))
+        kept = args, kwargs
+        if fits and traits(func).mutates:
+            # Nothing that is recorded may be written to, nor what is written to be used later.
+            fits = not any(_storage(one) in self._made for one in given)
+            kept = _copy_arguments(args, kwargs)
+            self.written |= {_storage(one) for one in given}
+        result = func(*args, **kwargs)
+        results = tensors_of(result)
+        fits = fits and bool(results) and not any(_storage(one) in self.written for one in results)
+        self.is_complete = self.is_complete and fits
+        self.entries.append(_Entry(func, *kept, results))
+        for one in results:
+            self._made.setdefault(_storage(one), set()).add(_key(one))
+        return result
+
+    def _is_lost(self, tensor: Tensor) -> bool:
+        """Whether it has changed, or is a part of an earlier result that no operator took."""
+        known = self._made.get(_storage(tensor))
+        is_part = known is not None and _key(tensor) not in known | self._outside
+        return is_part or _storage(tensor) in self.written
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copy_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    named = {name: map_tensors(value, torch.clone) for name, value in kwargs.items()}
+    return map_tensors(args, torch.clone), named
+
+
+def _key(tensor: Tensor) -> _Key:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _substitute(
+    entry: _Entry, known: dict[_Key, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    hit = False
+
+    def replace(one: Tensor) -> Tensor:
+        nonlocal hit
+        other = known.get(_key(one))
+        hit = hit or other is not None
+        return one if other is None else other
+
+    args = map_tensors(entry.args, replace)
+    kwargs = {name: map_tensors(value, replace) for name, value in entry.kwargs.items()}
+    return args, kwargs, hit
+
+
+def lifted_if_needed(
+    operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """A mode that computes in float64, unless all arguments and the kernel do so already."""
+    given = [*args, *kwargs.values()]
+    is_wide = all(
+        one.dtype == torch.float64 or not (one.is_floating_point() or one.is_complex())
+        for one in tensors_of(given)
+    )
+    # Flags and dtypes say what to compute in.
+    states = any(isinstance(one, torch.dtype) or one is True for one in given)
+    if is_wide and not states and float64_kernel(operator, args) is operator:
+        return contextlib.nullcontext()
+    default = own_default()
+    return LiftMode(default, default)
+
+
+def check_alike(wanted: list[Tensor], given: list[Tensor], *, shapes: bool = True) -> None:
+    """Check what comes instead of a result.
+
+    Args:
+        shapes: whether they must be the same.
+
+    Raises:
+        ValueError: what comes next might end the process.
+    """
+    # What comes next may trust the shapes, as a backward pass does.
+    right, others = ([one.shape for one in result] for result in (wanted, given))
+    if shapes and others != right:
+        raise ValueError(f"the shapes are {others}, not {right}")
+    # ... and may take integers as indices: an accelerator does not survive those out of range.
+    if not all(
+        one.device.type == "cpu" or is_within(one, other)
+        for one, other in zip(wanted, given, strict=True)
+    ):
+        raise ValueError("there are integers outside of the range of the right ones")
+
+
+def is_within(value: Tensor, other: Tensor) -> bool:
+    """Whether integers, which may be indices, stay within the range of the right ones."""
+    is_index = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    if not is_index or not value.numel():
+        return True
+    least, most = value.aminmax()
+    return bool(((other >= least) & (other <= most)).all())
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """The tensors in a tree, in their order."""
+    found: list[Tensor] = []
+    map_tensors(result, lambda one: found.append(one) or one)  # type: ignore[func-returns-value]
+    return found

@@ -1,0 +1,482 @@
+"""Run one side once and record everything that a caller could observe."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.execution.held_values import MISSING
+from paritas.core.execution.isolation import (
+    copy_inputs,
+    detached_copy,
+    is_same_leaf,
+    unchanged_on_device,
+)
+from paritas.core.execution.leftovers import undoing_leftovers
+from paritas.core.execution.observation import (
+    OUTPUT,
+    Observation,
+    find_aliases,
+    input_contents,
+    input_tensors,
+    keep_gradient,
+    keep_leaf,
+    note_decisions,
+    same_value,
+    storage_address,
+)
+from paritas.core.execution.saved_state import ProcessState, RandomState
+from paritas.core.numerics.contents import given_to_tensor, map_leaves
+from paritas.core.numerics.flattening import flattened
+from paritas.core.results.items import Item, ItemKind, output
+from paritas.core.results.items import gradient as gradient_of
+from paritas.core.torch_private.global_state import taking_stance
+from paritas.core.torch_private.kernels import any_attention
+from paritas.core.torch_private.tensors import (
+    copy_hooks,
+    has_own_backward,
+    is_out_of_memory,
+    refuse_once_differentiable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+    from paritas.core.execution.observation import RunConditions
+    from paritas.core.execution.subjects import Inputs, Subject
+    from paritas.core.precision.lifting import LiftMode
+
+
+@contextlib.contextmanager
+def running_subject(
+    subject: Subject, rng: RandomState, conditions: RunConditions
+) -> Iterator[Callable[[Inputs], Observation]]:
+    """Provide a function that calls `subject` and observes it; state carries over between calls.
+
+    An exception of the subject is stored in the observation. At the end its state is restored.
+    """
+    rng.restore()
+    with contextlib.ExitStack() as stack:
+        stack.callback(subject.state.restore)
+        values = {**subject.state.tensors, **subject.state.lent}
+        if conditions.options.wide:
+            values = subject.state.widened()
+            for name, value in values.items():
+                if value.requires_grad:
+                    copy_hooks(subject.state.tensors[name], value)
+            stack.enter_context(subject.state.swapped(values))
+            stack.enter_context(any_attention())
+        if conditions.options.mode is not None:
+            stack.enter_context(taking_stance("force_eager"))
+
+        def call(inputs: Inputs) -> Observation:
+            seen = Observation()
+            fresh = _requiring_grad(
+                copy_inputs(inputs, widen=conditions.options.wide), inputs, conditions
+            )
+            _observe_call(subject, fresh, values, conditions, seen)
+            if conditions.gradients and seen.state:
+                subject.state.detach()
+            return seen
+
+        yield call
+
+
+def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) -> Inputs:
+    """Set the `requires_grad` flags of the copies.
+
+    A leaf that requires grad cannot be written to. So inputs that are not leaves in the caller's
+    call, or that the program is known to write to, are made non-leaves by a clone.
+    """
+    if not conditions.gradients or not torch.is_grad_enabled():
+        return fresh
+    given = dict(input_tensors(inputs))
+    copies = dict(input_tensors(fresh))
+    for path in conditions.also:
+        copies[path].requires_grad_()
+    places = collections.Counter(storage_address(tensor) for tensor in copies.values())
+    made = {
+        id(tensor)
+        for path, tensor in copies.items()
+        if tensor.requires_grad
+        and (path in conditions.written or not given[path].is_leaf)
+        and places[storage_address(tensor)] == 1  # a clone would no longer share memory
+    }
+    if not made:
+        return fresh
+
+    def make(leaf: Any) -> Any:
+        if id(leaf) not in made:
+            return leaf
+        clone = leaf.clone()
+        vars(clone).update(given_to_tensor(leaf))
+        return clone
+
+    args = map_leaves(list(fresh.args), make)
+    return dataclasses.replace(fresh, args=tuple(args), kwargs=map_leaves(fresh.kwargs, make))
+
+
+def _observe_call(
+    subject: Subject,
+    inputs: Inputs,
+    values: dict[str, Tensor],
+    conditions: RunConditions,
+    seen: Observation,
+) -> None:
+    named_inputs = dict(input_tensors(inputs))
+    targets = _gradient_targets(values, named_inputs, conditions)
+    # In-place changes are detected by comparison with a copy.
+    before = input_contents(inputs)
+    flags = {path: tensor.requires_grad for path, tensor in named_inputs.items()}
+    seen.rng_before = RandomState.now()
+    subject.state.touch()
+    process = ProcessState(seen.rng_before)
+    try:
+        with conditions.options.around(), undoing_leftovers(seen.process):
+            result = subject.call(*inputs.args, **inputs.kwargs)
+            conditions.options.note_result(result)
+    except Exception as error:
+        if is_out_of_memory(error):  # it says nothing about the program
+            raise
+        seen.error = error
+        return
+    finally:
+        seen.process |= process.put_back()
+    seen.rng_after = seen.rng_before.after_call()
+    returned = flattened(result, OUTPUT)
+    live = {output(path): leaf for path, leaf in returned.leaves.items()}
+    seen.kinds, seen.cut_off = returned.kinds, returned.cut_off
+    given = {Item(ItemKind.INPUT, path): tensor for path, tensor in named_inputs.items()}
+    given |= {Item(ItemKind.STATE, name): tensor for name, tensor in values.items()}
+    seen.aliases = find_aliases(live, given)
+    del result, returned
+    _note_outputs(live, conditions, seen)
+    _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_CALL)
+    # A tensor that is no leaf any more was written to.
+    for path, tensor in named_inputs.items():
+        if tensor.is_leaf and tensor.requires_grad is not flags[path]:
+            seen.flags[Item(ItemKind.INPUT_AFTER_CALL, path)] = tensor.requires_grad
+    for name, flag in subject.state.changed_flags().items():
+        seen.flags[Item(ItemKind.STATE_AFTER_CALL, name)] = flag
+    changed = subject.state.changed(conditions.changing)
+    for name, value in changed.items():
+        seen.state |= _values_after(Item(ItemKind.STATE_AFTER_CALL, name), value)
+    if conditions.gradients:
+        live |= {
+            Item(ItemKind.INPUT_AFTER_CALL, path): tensor
+            for path, tensor in named_inputs.items()
+            if tensor.grad_fn is not None
+        }
+        subject.state.touch()
+        try:
+            _differentiate(live, targets, conditions, seen)
+        finally:
+            seen.process |= process.put_back()
+        seen.rng_after_backward = seen.rng_before.after_call()
+        _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_BACKWARD)
+        _note_state_after_backward(subject, changed, conditions, seen)
+
+
+def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind: ItemKind) -> None:
+    """Record the inputs that differ from `before`, and update `before`."""
+    now = input_contents(inputs, copy_tensors=False)
+    same = unchanged_on_device(before, now)
+    for path in [*before, *(path for path in now if path not in before)]:
+        value = now.get(path, MISSING)
+        if path in same or is_same_leaf(before.get(path, MISSING), value):
+            continue
+        item = Item(kind, path)
+        seen.after |= _values_after(item, value)
+        before[path] = value
+        if isinstance(value, torch.Tensor):
+            before[path] = detached_copy(value)
+            seen.requires_grad[item] = value.requires_grad
+
+
+def _note_state_after_backward(
+    subject: Subject, changed: dict[str, Any], conditions: RunConditions, seen: Observation
+) -> None:
+    """Record the state that the backward pass itself changed."""
+    now = subject.state.changed(conditions.changing)
+    for name in dict.fromkeys((*changed, *now)):
+        first = subject.state.initial(name)
+        left, right = changed.get(name, first), now.get(name, first)
+        same = is_same_leaf(left, right, widened=conditions.options.wide)
+        if not same and not is_same_leaf(right, left, widened=conditions.options.wide):
+            seen.state |= _values_after(Item(ItemKind.STATE_AFTER_BACKWARD, name), right)
+
+
+def _values_after(item: Item, value: Any) -> dict[Item, Any]:
+    """A value after the call, or the parts of a tensor that is not dense."""
+    if not isinstance(value, torch.Tensor):
+        return {item: keep_leaf(value)}
+    leaves = flattened(value.detach(), item.name).leaves
+    return {item.named(name): keep_leaf(leaf) for name, leaf in leaves.items()}
+
+
+def _note_outputs(live: dict[Item, Any], conditions: RunConditions, seen: Observation) -> None:
+    """Copy the returned leaves, and release each one that is not differentiated."""
+    for item, leaf in live.items():
+        _note_output(item, leaf, conditions, seen)
+        if not conditions.gradients:
+            live[item] = None
+
+
+def _note_output(item: Item, leaf: Any, conditions: RunConditions, seen: Observation) -> None:
+    mode = conditions.options.mode
+    seen.outputs[item] = keep_leaf(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        return
+    seen.requires_grad[item] = leaf.requires_grad
+    for name, value in given_to_tensor(leaf).items():
+        parts = flattened(value, f"{item.name}.{name}").leaves
+        seen.attributes |= {output(path): keep_leaf(part) for path, part in parts.items()}
+    if conditions.holds:
+        seen.live[item] = leaf.detach()
+    if leaf.is_inference():
+        seen.inference.add(item)
+    if leaf.layout is torch.strided and not leaf.is_nested:
+        seen.strides[item] = tuple(leaf.stride())
+    if mode is None:
+        return
+    if leaf.is_floating_point():
+        _note_least_noise(item, leaf, mode, seen)
+    else:
+        note_decisions(seen, {item: leaf}, mode)
+
+
+def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
+    least = mode.least_noise_of(leaf)
+    if least is not None:
+        seen.least_noise[item] = least
+
+
+def _gradient_targets(
+    values: dict[str, Tensor], named_inputs: dict[str, Tensor], conditions: RunConditions
+) -> dict[Item, Any]:
+    """What to differentiate with respect to, collected before the call.
+
+    Non-leaves are identified by their gradient edge: the program may write to them.
+    """
+    if not conditions.gradients:
+        return {}
+    named = {gradient_of(name): t for name, t in values.items() if t.is_leaf}
+    named |= {gradient_of(path): t for path, t in named_inputs.items()}
+    return {
+        item: t if t.is_leaf else torch.autograd.graph.get_gradient_edge(t)
+        for item, t in named.items()
+        if t.requires_grad
+        and (
+            conditions.options.wanted is None
+            or conditions.second
+            or conditions.repeats
+            or item in conditions.options.wanted
+        )
+    }
+
+
+def _differentiate(
+    live: dict[Item, Any], targets: dict[Item, Any], conditions: RunConditions, seen: Observation
+) -> None:
+    outputs = {
+        item: leaf
+        for item, leaf in live.items()
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+    }
+    also = {gradient_of(path) for path in conditions.also}
+    if not outputs:  # no gradient flows back to them
+        seen.further |= {item: None for item in targets if item in also}
+    if not outputs or not targets:
+        return
+    cotangents = _cotangents(outputs, conditions)
+    outputs = {item: outputs[item] for item in cotangents}
+    if not outputs:
+        seen.gradients |= dict.fromkeys(targets)
+        return
+    if conditions.options.mode is None and not conditions.options.wide:
+        seen.own_backward = has_own_backward(outputs.values())
+    try:
+        with (
+            _no_autocast(outputs.values()),
+            conditions.options.around(),
+            undoing_leftovers(seen.process),
+        ):
+            gradients = _first_gradients(
+                outputs, targets, cotangents, conditions, retains=conditions.repeats
+            )
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        seen.gradient_error = error
+        return
+    _note_gradients(gradients, also, conditions, seen)
+    if conditions.repeats:
+        _differentiate_again(outputs, targets, cotangents, conditions, seen)
+    if conditions.second:
+        try:
+            with (
+                _no_autocast(outputs.values()),
+                conditions.options.around(),
+                undoing_leftovers(seen.process),
+            ):
+                firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
+            seen.further |= seconds
+            seen.again = _differing(firsts, seen) | seen.again
+        except Exception as error:  # noqa: BLE001
+            seen.second_error = error
+
+
+def _note_gradients(
+    gradients: dict[Item, Tensor | None],
+    also: set[Item],
+    conditions: RunConditions,
+    seen: Observation,
+) -> None:
+    for item, gradient in gradients.items():
+        table = seen.further if item in also else seen.gradients
+        table[item] = keep_gradient(gradient) if conditions.sketches else keep_leaf(gradient)
+        if gradient is not None:
+            seen.gradient_layouts[item] = gradient.layout
+        if gradient is not None and conditions.options.mode is not None:
+            _note_least_noise(item, gradient, conditions.options.mode, seen)
+
+
+def _differentiate_again(
+    outputs: dict[Item, Tensor],
+    targets: dict[Item, Any],
+    cotangents: dict[Item, Tensor],
+    conditions: RunConditions,
+    seen: Observation,
+) -> None:
+    """Make a second backward pass over the same graph, as with `retain_graph=True`."""
+    try:
+        with (
+            _no_autocast(outputs.values()),
+            conditions.options.around(),
+            undoing_leftovers(seen.process),
+        ):
+            gradients = _first_gradients(outputs, targets, cotangents, conditions, retains=False)
+        seen.again = _differing({item: keep_leaf(one) for item, one in gradients.items()}, seen)
+    except Exception as error:  # noqa: BLE001  (whoever does this gets it too, no wrong number)
+        seen.again_error = error
+
+
+def _differing(gradients: dict[Item, Any], seen: Observation) -> dict[Item, Any]:
+    """The gradients that have other bits than those of the first backward pass."""
+    return {
+        item: gradient
+        for item, gradient in gradients.items()
+        if not same_value(gradient, seen.value(item))
+    }
+
+
+def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[Item, Tensor]:
+    """The upstream gradients: the known ones, or random ones for all outputs."""
+    names = _names_of_first_run(outputs, conditions)
+    pairs = zip(names, outputs.items(), strict=True)
+    if conditions.upstream is not None:
+        known = conditions.upstream
+        return {
+            item: known[name].to(leaf.device, leaf.dtype)
+            for name, (item, leaf) in pairs
+            if name in known and known[name].shape == leaf.shape
+        }
+    return {item: conditions.cotangent(name, leaf) for name, (item, leaf) in pairs}
+
+
+def _first_gradients(
+    outputs: dict[Item, Tensor],
+    targets: dict[Item, Any],
+    cotangents: dict[Item, Tensor],
+    conditions: RunConditions,
+    *,
+    retains: bool,
+) -> dict[Item, Tensor | None]:
+    """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
+    retains |= conditions.second
+    if not conditions.accumulates:
+        found = torch.autograd.grad(
+            list(outputs.values()),
+            list(targets.values()),
+            list(cotangents.values()),
+            retain_graph=retains,
+            allow_unused=True,
+        )
+        return dict(zip(targets, found, strict=True))
+    leaves_of = {item: t for item, t in targets.items() if isinstance(t, torch.Tensor)}
+    kept = {item: leaf.grad for item, leaf in leaves_of.items()}
+    try:
+        for leaf in leaves_of.values():
+            leaf.grad = None
+        torch.autograd.backward(
+            list(outputs.values()),
+            list(cotangents.values()),
+            retain_graph=retains,
+            inputs=list(leaves_of.values()),
+        )
+        return {item: leaf.grad for item, leaf in leaves_of.items()}
+    finally:
+        for item, leaf in leaves_of.items():
+            leaf.grad = kept[item]
+
+
+def _second_gradients(
+    outputs: dict[Item, Tensor],
+    targets: dict[Item, Any],
+    cotangents: dict[Item, Tensor],
+    conditions: RunConditions,
+) -> tuple[dict[Item, Tensor | None], dict[Item, Tensor | None]]:
+    """The gradients once more, and the gradients of their products with random cotangents.
+
+    The first cotangents are variables, too: most programs that differentiate twice need the
+    derivative of a gradient with respect to them.
+    """
+    for value in cotangents.values():
+        value.requires_grad_()
+    firsts = torch.autograd.grad(
+        list(outputs.values()),
+        list(targets.values()),
+        list(cotangents.values()),
+        create_graph=True,
+        allow_unused=True,
+    )
+    known = {
+        item: first
+        for item, first in zip(targets, firsts, strict=True)
+        if first is not None and first.requires_grad
+    }
+    if not known:
+        raise RuntimeError("none of the gradients requires grad, even with create_graph=True")
+    refuse_once_differentiable(known.values())
+    variables = {item.name: target for item, target in targets.items()}
+    variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
+    drawn = [conditions.cotangent(item, first) for item, first in known.items()]
+    seconds = torch.autograd.grad(
+        list(known.values()), list(variables.values()), drawn, allow_unused=True
+    )
+    return dict(zip(targets, map(keep_leaf, firsts), strict=True)), {
+        Item(ItemKind.SECOND_GRADIENT, name): keep_leaf(second)
+        for name, second in zip(variables, seconds, strict=True)
+    }
+
+
+def _names_of_first_run(outputs: Iterable[Item], conditions: RunConditions) -> list[Item]:
+    """The names of the outputs in the first run, in order."""
+    names = list(outputs)
+    first = [item for item in conditions.precisions if item.kind is not ItemKind.GRADIENT]
+    return first if len(first) == len(names) and set(first) != set(names) else names
+
+
+@contextlib.contextmanager
+def _no_autocast(outputs: Any) -> Iterator[None]:
+    """Switch autocast off for a backward pass, as torch's documentation requires."""
+    with contextlib.ExitStack() as stack:
+        for device in {output.device.type for output in outputs}:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield

@@ -1,0 +1,1 @@
+"""Observations and evidence in, findings out: compare, judge, explain."""

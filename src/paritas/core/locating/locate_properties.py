@@ -1,0 +1,137 @@
+"""Find where two runs with equal values differ in their dtypes, draws, gradients or memory."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from paritas.core.locating.partings import Parting, Spot, call_name, find_cut
+from paritas.core.locating.trace_matching import plain_name
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.results.findings import Aspect
+from paritas.core.torch_private.operators import traits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from paritas.core.tracing.traces import Operation, Trace, TracedValue
+
+
+def find_property(parting: Parting, aspects: Collection[Aspect]) -> Spot | None:
+    """The place of a difference in one of these aspects; None if none is known."""
+    searches = {
+        Aspect.RNG: _find_draw,
+        Aspect.DTYPE: _find_dtype,
+        Aspect.REQUIRES_GRAD: _find_cut,
+        Aspect.ALIAS: _find_returned,
+        Aspect.STRIDE: _find_returned,
+        Aspect.DEVICE: _find_returned,
+    }
+    for aspect, search in searches.items():
+        spot = search(parting) if aspect in aspects else None
+        if spot is not None:
+            return spot
+    return None
+
+
+def _spot(
+    parting: Parting, words: str, reference: Operation | None, candidate: Operation | None
+) -> Spot:
+    regions = tuple([] if one is None else [one] for one in (reference, candidate))
+    is_missing = candidate is None
+    return Spot(
+        words, reference, candidate, (regions[0], regions[1]), None, parting, is_missing=is_missing
+    )
+
+
+def _find_draw(parting: Parting) -> Spot | None:
+    """The first draw of random numbers that only one side makes."""
+    draws = [
+        [one for one in run.trace.operations if traits(one.func).random]
+        for run in (parting.theirs, parting.mine)
+    ]
+    for left, right in itertools.zip_longest(*draws):
+        if left is None:
+            words = f"the candidate also draws random numbers by {call_name(right)}"
+        elif right is None:
+            words = f"the candidate does not draw random numbers by {call_name(left)}"
+        elif left.func is not right.func or _shapes(left, parting.theirs.trace) != _shapes(
+            right, parting.mine.trace
+        ):
+            words = f"the candidate draws other random numbers by {call_name(right)}"
+            return _spot(parting, words, left if left.func is right.func else None, right)
+        else:
+            continue
+        return _spot(parting, words, left, right)
+    return None
+
+
+def _shapes(operation: Operation, trace: Trace) -> list[tuple[int, ...]]:
+    return [
+        value.figures.shape for value in trace.outputs_of(operation) if value.figures is not None
+    ]
+
+
+def _find_dtype(parting: Parting) -> Spot | None:
+    """The first operator before a result that gives an equal value in another dtype."""
+    members = _members(parting)
+    before = _operators_before(parting.mine.trace, parting.ends[1])
+    for operation in parting.mine.trace.operations:
+        if operation.index not in before:
+            continue
+        for value in parting.mine.trace.outputs_of(operation):
+            known = members.get(parting.classes[value.index], [])
+            right = [one for one in known if one.makers and one.figures is not None]
+            if value.figures is None or not right:
+                continue
+            dtypes = {one.figures.dtype for one in known if one.figures is not None}
+            if value.figures.dtype in dtypes:
+                continue
+            figures = right[-1].figures
+            wanted = "" if figures is None else dtype_name(figures.dtype)
+            words = f"{call_name(operation)} gives {dtype_name(value.figures.dtype)}, not {wanted}"
+            reference = parting.theirs.trace.operations[right[-1].makers[-1]]
+            same = plain_name(reference) == plain_name(operation)
+            return _spot(parting, words, reference if same else None, operation)
+    return None
+
+
+def _find_cut(parting: Parting) -> Spot | None:
+    """The operator behind which autograd follows a value in the reference only."""
+    cut = find_cut(parting)
+    if cut is None:
+        return _find_returned(parting)
+    words = f"autograd does not follow the result of {call_name(cut.candidate)}"
+    return _spot(parting, words, None, cut.candidate)
+
+
+def _find_returned(parting: Parting) -> Spot | None:
+    """The operators that give the result on both sides."""
+    makers: list[Operation | None] = []
+    for run, ends in zip((parting.theirs, parting.mine), parting.ends, strict=True):
+        values = [run.trace.values[index] for index in ends]
+        found = [run.trace.operations[value.makers[-1]] for value in values if value.makers]
+        makers.append(found[0] if found else None)
+    reference, candidate = makers
+    if candidate is None:
+        return None
+    words = f"the candidate returns the result of {call_name(candidate)}"
+    return _spot(parting, words, reference, candidate)
+
+
+def _members(parting: Parting) -> dict[int | None, list[TracedValue]]:
+    members: dict[int | None, list[TracedValue]] = {}
+    for value, number in zip(parting.theirs.trace.values, parting.known.classes, strict=True):
+        members.setdefault(number, []).append(value)
+    return members
+
+
+def _operators_before(trace: Trace, ends: Collection[int]) -> set[int]:
+    found: set[int] = set()
+    todo = list(ends)
+    while todo:
+        for maker in trace.values[todo.pop()].makers:
+            if maker not in found:
+                found.add(maker)
+                todo += trace.operations[maker].inputs
+    return found

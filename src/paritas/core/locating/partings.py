@@ -1,0 +1,680 @@
+"""Where two matched runs part: what differs there in words, and where that is in the program."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from paritas.core.locating.trace_calls import (
+    function_of,
+    functions_of,
+    operations_of,
+    title_of,
+    twin_call,
+)
+from paritas.core.locating.trace_matching import (
+    Joint,
+    KnownValues,
+    OwnPart,
+    plain_name,
+    same_settings,
+)
+from paritas.core.numerics.bits import dtype_name
+from paritas.core.results.findings import Origin, OriginKind
+from paritas.core.results.wording import counted
+from paritas.core.torch_private import unseen_kernels
+from paritas.core.torch_private.operators import traits
+from paritas.core.tracing.source_lines import NOWHERE, UserLine
+from paritas.core.tracing.traces import Operation, TracedCall, ValueRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from paritas.core.locating.traced_runs import TracedRun, WrongItem
+    from paritas.core.results.findings import Diagnosis
+    from paritas.core.tracing.traces import Trace
+
+# --- Two runs that part ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Parting:
+    """Two runs, matched, and what only one side computes on the way to the wrong results.
+
+    Attributes:
+        known: the reference's values.
+        classes: of the candidate's values.
+        wrong: the results that differ.
+        ends: the values of these, of the reference and of the candidate.
+    """
+
+    theirs: TracedRun
+    mine: TracedRun
+    known: KnownValues
+    classes: list[int | None]
+    wrong: list[WrongItem]
+    ends: tuple[list[int], list[int]]
+
+    @property
+    def candidate(self) -> OwnPart:
+        """What only the candidate computes."""
+        own = {
+            value.index
+            for value, number in zip(self.mine.trace.values, self.classes, strict=True)
+            if number is None and value.figures is not None
+        }
+        return OwnPart.behind("candidate", self.mine.trace, self.ends[1], own)
+
+    @property
+    def reference(self) -> OwnPart:
+        """What only the reference computes; what leads to no wrong result counts for nothing."""
+        present = {self.classes[index] for index in self._needed()}
+        own = {
+            value.index
+            for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
+            if number not in present and value.figures is not None
+        }
+        return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
+
+    def _needed(self) -> set[int]:
+        """The values of the candidate that lead to the wrong results."""
+        trace = self.mine.trace
+        needed = set(self.ends[1])
+        todo = list(needed)
+        while todo:
+            index = todo.pop()
+            more: set[int] = set()
+            for maker in trace.values[index].makers:
+                operation = trace.operations[maker]
+                more.update(operation.inputs, operation.outputs)
+            if not more and self.classes[index] is not None:
+                # Autograd may hand out a result as another tensor.
+                own = self.classes[index]
+                more = {place for place, number in enumerate(self.classes) if number == own}
+            todo += more - needed
+            needed |= more
+        return needed
+
+
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    """Where the two sides part.
+
+    Attributes:
+        words: what the candidate does there, and the reference does not.
+        reference: the reference's operator there, if it has one.
+        candidate: the candidate's operator there, or the one that needs the missing value.
+        regions: the operators between the last equal values and the first that should be equal, of
+            the reference and of the candidate.
+        joint: the values that should be equal; None if the values show it by themselves.
+        parting: the runs.
+        is_missing: whether the candidate does not call the reference's operator at all.
+        leaf: a value of the candidate from outside, such as a parameter, that causes it.
+        call: the reference's call of a function of torch that is wrong as a whole, if it is one.
+        diagnosis: what kind of wrong it is, if that follows from the runs.
+    """
+
+    words: str
+    reference: Operation | None
+    candidate: Operation | None
+    regions: tuple[Sequence[Operation], Sequence[Operation]]
+    joint: Joint | None
+    parting: Parting
+    is_missing: bool = False
+    leaf: int | None = None
+    call: TracedCall | None = None
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the operator draws random numbers."""
+        ends = (self.reference, self.candidate)
+        return any(one is not None and traits(one.func).random for one in ends)
+
+    def is_same_as(self, other: Spot) -> bool:
+        """Whether both are about the same operator."""
+        if self.is_missing or other.is_missing:
+            return self.reference is not None and self.reference is other.reference
+        mine, its = self.candidate, other.candidate
+        if mine is not None and its is not None and mine.function:
+            return (mine.function, mine.module) == (its.function, its.module)
+        return mine is not None and its is not None and mine.index == its.index
+
+
+def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot | None:
+    """A place that the values show by themselves: a step too many or too few before a result."""
+    right = {parting.known.classes[index] for index in parting.ends[0]}
+    if ours.operations and not theirs.operations:
+        first = ours.first[0] if ours.first else ours.operations[0]
+        reads = {parting.classes[index] for index in first.inputs}
+        if reads & right:
+            words = f"the candidate applies {call_name(first)} to the right value"
+            found = _with_twin(parting, _Difference(words, None, first, is_extra=True))
+            return Spot(found.words, found.reference, first, ((), [first]), None, parting)
+    if theirs.operations and not ours.operations:
+        first = theirs.first[0] if theirs.first else theirs.operations[0]
+        words = f"the candidate leaves out {call_name(first)}"
+        makers = [
+            parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
+            for index in parting.ends[1]
+        ]
+        last = makers[-1] if makers else None
+        return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
+    if not theirs.operations and not ours.operations:
+        for one, index in zip(parting.wrong, parting.ends[1], strict=False):
+            maker = parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
+            if one.item.kind.is_afterwards and traits(maker.func).mutates:
+                words = f"the candidate writes to {one.item.name} by {call_name(maker)}"
+                return Spot(words, None, maker, ((), [maker]), None, parting)
+        its, mine = (
+            [trace.operations[trace.values[index].makers[-1]] for index in ends]
+            for trace, ends in zip(
+                (parting.theirs.trace, parting.mine.trace), parting.ends, strict=True
+            )
+        )
+        if its and mine:
+            words = (
+                f"the candidate returns the result of {call_name(mine[0])} where the reference "
+                f"returns that of {call_name(its[0])}"
+            )
+            return Spot(words, its[0], mine[0], ([its[0]], [mine[0]]), None, parting)
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where autograd no longer follows a value.
+
+    Attributes:
+        candidate: the operator that gives the value.
+        readers: the reference's operators that read it.
+    """
+
+    candidate: Operation
+    readers: frozenset[int]
+
+
+def find_cut(parting: Parting) -> Cut | None:
+    """The candidate's operator behind which autograd follows a value in the reference only.
+
+    It is found by the first operator that reads the same values on both sides.
+    """
+    followed: dict[Any, list[bool]] = {}
+    readers: dict[Any, set[int]] = {}
+    theirs, mine = parting.theirs.trace, parting.mine.trace
+    key: Any
+    for operation in theirs.operations:
+        key = operation.func, tuple(parting.known.classes[index] for index in operation.inputs)
+        flags = [value.requires_grad for value in theirs.inputs_of(operation)]
+        followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
+        readers.setdefault(key, set()).add(operation.index)
+    for operation in mine.operations:
+        key = operation.func, tuple(parting.classes[index] for index in operation.inputs)
+        for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
+            if wanted and not value.requires_grad and value.makers:
+                return Cut(mine.operations[value.makers[-1]], frozenset(readers[key]))
+    return None
+
+
+def spot_of_cut(parting: Parting, theirs: OwnPart) -> Spot | None:
+    """The place where a gradient is cut off, if what the reference computes from it is missing."""
+    cut = find_cut(parting)
+    if cut is None:
+        return None
+    if not any(one.is_backward and one.forward in cut.readers for one in theirs.operations):
+        return None
+    words = f"no gradient flows back through {call_name(cut.candidate)}"
+    return Spot(words, None, cut.candidate, ((), [cut.candidate]), None, parting)
+
+
+# --- What is different in two regions -------------------------------------------------------------
+
+
+def name_spot(
+    parting: Parting,
+    ours: OwnPart,
+    theirs: OwnPart,
+    joint: Joint,
+    calls: tuple[TracedCall, TracedCall] | None = None,
+) -> Spot:
+    """The place between the last equal values and two that should be equal.
+
+    Args:
+        calls: of one module on both sides, if these two values are its results.
+    """
+    trace = parting.theirs.trace
+    if calls is None:
+        mine, its = ours.region(joint.candidate), [joint.reference]
+        if joint.reference.index in theirs.before:  # or else the candidate has its result as well
+            its = theirs.region(joint.reference)
+    else:
+        its = operations_of(trace, calls[0], joint.reference)
+        reads = {parting.known.classes[index] for index in calls[0].inputs}
+        given = [place for place, number in enumerate(parting.classes) if number in reads]
+        mine = operations_of(parting.mine.trace, calls[1], joint.candidate, given)
+    functions = functions_of(trace, its)
+    call = functions[0] if len(functions) == 1 else None
+    if call is not None and calls is None:  # all of it: what it reads is known on both sides
+        its = _with_whole_call(trace, call, its, joint.reference)
+    found = _compare_regions(parting, its, mine, call)
+    if found.before:  # all of these together are no single call
+        its, call = [*found.before, *its], None
+    return Spot(
+        found.words,
+        found.reference,
+        found.candidate,
+        (its, mine),
+        joint,
+        parting,
+        found.is_missing,
+        found.leaf,
+        call,
+    )
+
+
+def _with_whole_call(
+    trace: Trace, call: TracedCall, region: list[Operation], end: Operation
+) -> list[Operation]:
+    """The operators of a region, and all of a call that gives its result."""
+    if end not in call:
+        return region
+    whole = {one.index: one for one in (*operations_of(trace, call, end), *region)}
+    return [whole[index] for index in sorted(whole)]
+
+
+def _compare_regions(
+    parting: Parting,
+    theirs: Sequence[Operation],
+    mine: Sequence[Operation],
+    call: TracedCall | None,
+) -> _Difference:
+    """What differs in two regions: what computes, or else views and copies.
+
+    Args:
+        call: the reference's only call of a function there.
+    """
+    if _only_continues(parting, theirs, mine):
+        words = f"the candidate also calls {_call_names(mine)} after it"
+        return _Difference(words, theirs[-1], mine[0], is_extra=True)
+    left, right = ([one for one in side if one.computes] for side in (theirs, mine))
+    pairs = [(theirs, mine)]
+    if left or right:
+        pairs.insert(0, (left, right))
+    for its, own in pairs:
+        difference = _compare_names(its, own, mine[-1], call) or _compare_calls(parting, its, own)
+        if difference is not None:
+            return _with_twin(parting, difference)
+    for operation in mine:
+        for value in parting.mine.trace.inputs_of(operation):
+            if parting.classes[value.index] is None and not value.makers:
+                later = mine[mine.index(operation) :]
+                reader = next((one for one in later if not one.only_moves), operation)
+                words = f"{call_name(reader)} reads another value"
+                twin = next((one for one in theirs if one.func is reader.func), theirs[-1])
+                return _Difference(words, twin, reader, leaf=value.index)
+    if traits(mine[-1].func).random:
+        words = f"{call_name(mine[-1])} draws other random numbers"
+    else:
+        words = f"{call_name(mine[-1])} gives another result for the same inputs"
+    return _Difference(words, theirs[-1], mine[-1])
+
+
+def _only_continues(
+    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+) -> bool:
+    """Whether the candidate's operators start with the result of the reference's."""
+    results = {parting.known.classes[index] for index in theirs[-1].outputs}
+    reads = {parting.classes[index] for one in mine for index in one.inputs}
+    names, others = ({plain_name(one) for one in side} for side in (theirs, mine))
+    return names.isdisjoint(others) and not results.isdisjoint(reads)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Difference:
+    """What differs, and the operators of both sides where it does.
+
+    Attributes:
+        is_extra: whether only the candidate calls its operator.
+        before: operators of the reference before its region that the candidate leaves out.
+    """
+
+    words: str
+    reference: Operation | None
+    candidate: Operation | None
+    is_missing: bool = False
+    leaf: int | None = None
+    is_extra: bool = False
+    before: tuple[Operation, ...] = ()
+
+
+def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
+    """Find the reference's call of what seems to be an additional operator.
+
+    A factor of 1 gives a value that both sides have, and so it is in no region.
+    """
+    extra = difference.candidate
+    if not difference.is_extra or extra is None:
+        return difference
+    reads = [parting.classes[index] for index in extra.inputs]
+    for operation in parting.theirs.trace.operations if reads and None not in reads else ():
+        others = [parting.known.classes[index] for index in operation.inputs]
+        if reads == others and plain_name(operation) == plain_name(extra):
+            words = f"the candidate calls {_describe_settings(operation, extra)}"
+            return _Difference(words, operation, extra)
+    return difference
+
+
+def _compare_names(
+    left: Sequence[Operation],
+    right: Sequence[Operation],
+    last: Operation,
+    call: TracedCall | None,
+) -> _Difference | None:
+    """Which operators only one side calls; None if both call the same.
+
+    `last` is the candidate's operator that needs the result, if it calls none of these; `call` is
+    the reference's only call of a function.
+    """
+    blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
+    if not blocks:
+        return None
+    kinds = {block[0] for block in blocks}
+    _, start, end, first, stop = blocks[0]
+    if kinds == {"delete"}:
+        words = f"the candidate leaves out {_call_names(left[start:end])}"
+        needs = right[min(first, len(right) - 1)] if right else last
+        return _Difference(words, left[start], needs, is_missing=True)
+    if kinds == {"insert"}:
+        before = "before" if left and start < len(left) else "after"
+        words = f"the candidate also calls {_call_names(right[first:stop])}"
+        if not left:
+            return _Difference(words, None, right[first], is_extra=True)
+        return _Difference(
+            f"{words} {before} it", left[min(start, len(left) - 1)], right[first], is_extra=True
+        )
+    _, start, end, first, stop = next(
+        (block for block in blocks if block[0] == "replace"), blocks[0]
+    )
+    reference, candidate = left[min(start, len(left) - 1)], right[min(first, len(right) - 1)]
+    right_names = _call_names(left[start:end] or [reference])
+    if call is not None:
+        right_names = title_of(call, reference).removesuffix(".default")
+    words = (
+        f"the candidate calls {_call_names(right[first:stop] or [candidate])} where the reference "
+        f"calls {right_names}"
+    )
+    return _Difference(words, reference, candidate)
+
+
+def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
+    """Where two lists differ that have the same end, as difflib describes it."""
+    matcher = difflib.SequenceMatcher(None, left[::-1], right[::-1], autojunk=False)
+    here, there = len(left), len(right)
+    return [
+        (kind, here - end, here - start, there - last, there - first)
+        for kind, start, end, first, last in reversed(matcher.get_opcodes())
+        if kind != "equal"
+    ]
+
+
+def _compare_calls(
+    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+) -> _Difference | None:
+    """What differs in the same operators: their arguments, or what they read."""
+    for one, other in zip(theirs, mine, strict=True):
+        if not same_settings(one, other):
+            words = f"the candidate calls {_describe_settings(one, other)}"
+            return _Difference(words, one, other)
+    for one, other in zip(theirs, mine, strict=True):
+        shared = set(parting.classes) - {None}
+        reads = list(_sources(one, parting.theirs.trace, parting.known.classes, shared))
+        others = list(_sources(other, parting.mine.trace, parting.classes, shared))
+        known = {number for number in others if number is not None}
+        if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
+            words = f"the candidate calls {call_name(other)} with swapped inputs"
+            return _Difference(words, one, other)
+        if reads != others and known and not known <= set(reads):
+            skipped = _skipped_operator(parting, one, other)
+            if skipped:
+                words = f"the candidate leaves out {call_name(skipped[0])}"
+                return _Difference(words, skipped[0], other, is_missing=True, before=skipped)
+            words = f"the candidate calls {call_name(other)} with another input"
+            return _Difference(words, one, other)
+    return None
+
+
+def _skipped_operator(
+    parting: Parting, reader: Operation, other: Operation
+) -> tuple[Operation, ...]:
+    """The reference's operator whose input the candidate reads instead of its result.
+
+    Followed by what hands the result on to the reader. Nothing if the candidate has the result as
+    well, and no copy stands in its place: then it is the reader that reads another value.
+    """
+    trace, classes = parting.theirs.trace, parting.known.classes
+    present = set(parting.classes) - {None}
+    for index, place in zip(reader.inputs, other.inputs, strict=False):
+        right, wrong = classes[index], parting.classes[place]
+        if right == wrong or wrong is None:
+            continue
+        makers = (one for one in trace.operations if right in {classes[i] for i in one.outputs})
+        maker = next(makers, reader)
+        if maker.index >= reader.index or maker.only_moves:
+            continue
+        if wrong not in _sources(maker, trace, classes, present):
+            continue
+        between = _operators_between(trace, maker, index)
+        handed_on = list(_ways_back(parting, place, wrong))
+        if right not in present or len(handed_on) > len(between) - 1:
+            return tuple(between)
+    return ()
+
+
+def _ways_back(parting: Parting, value: int, number: int) -> Iterator[Operation]:
+    """The candidate's operators that hand a value on, back to the first one of a class."""
+    trace = parting.mine.trace
+    while value != parting.classes.index(number):
+        makers = trace.values[value].makers
+        maker = trace.operations[makers[-1]] if makers else None
+        if maker is None or len(maker.inputs) != 1:
+            return
+        yield maker
+        value = maker.inputs[0]
+
+
+def _operators_between(trace: Trace, first: Operation, value: int) -> list[Operation]:
+    """An operator, and those after it that lead from its result to a value."""
+    needed = {first.index}
+    todo = [value]
+    while todo:
+        for maker in trace.values[todo.pop()].makers:
+            if maker >= first.index and maker not in needed:
+                needed.add(maker)
+                todo += trace.operations[maker].inputs
+    return [trace.operations[index] for index in sorted(needed)]
+
+
+def _sources(
+    operation: Operation, trace: Trace, classes: Sequence[int | None], shared: set[int | None]
+) -> Iterator[int | None]:
+    """The classes of what an operator reads, before views and copies that only one side makes."""
+    for index in operation.inputs:
+        source = index
+        while classes[source] not in shared:
+            makers = trace.values[source].makers
+            maker = trace.operations[makers[-1]] if makers else None
+            if maker is None or not maker.only_moves or not maker.inputs:
+                break
+            source = maker.inputs[0]
+        yield classes[source]
+
+
+def _describe_settings(reference: Operation, candidate: Operation) -> str:
+    ours, mine = (dict(_named_arguments(one)) for one in (reference, candidate))
+    texts = [
+        f"{name}={_shown(mine.get(name))} instead of {_shown(ours.get(name))}"
+        for name in dict.fromkeys((*ours, *mine))
+        if not _is_tensor(ours.get(name))
+        and not _is_tensor(mine.get(name))
+        and ours.get(name) != mine.get(name)
+    ]
+    return f"{call_name(candidate)} with {', '.join(texts) or 'other arguments'}"
+
+
+def _shown(value: Any) -> str:
+    return "its default" if value is None else f"{value!r:.40}"
+
+
+def _is_tensor(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_tensor, value))
+    return isinstance(value, ValueRef)
+
+
+def call_name(operation: Operation) -> str:
+    """An operator, as sentences name it."""
+    if operation.function:
+        return f"{operation.function}.backward"
+    kind = traits(operation.func)
+    if kind.namespace == unseen_kernels.NAMESPACE:
+        return f"{kind.name} (a kernel that torch does not see)"
+    name = operation.name.removesuffix(".default")
+    return f"{name} of the backward pass" if operation.is_backward else name
+
+
+_MOST_NAMED = 3
+
+
+def _call_names(operations: Sequence[Operation]) -> str:
+    times = Counter(call_name(one) for one in operations)
+    names = [name if count == 1 else f"{name} ({count} times)" for name, count in times.items()]
+    if len(names) > _MOST_NAMED:
+        more = counted(len(names) - _MOST_NAMED, "other operator")
+        return f"{', '.join(names[:_MOST_NAMED])} and {more}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+# --- Origins --------------------------------------------------------------------------------------
+
+
+def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
+    """The origin of a place: its operator, module, line, arguments, and what it touches."""
+    side = 1 if spot.reference is None else 0
+    run = (spot.parting.theirs, spot.parting.mine)[side]
+    named = spot.candidate if spot.reference is None else spot.reference
+    if named is None:
+        raise ValueError("a place without an operator")
+    forward = run.trace.operations[named.forward] if named.forward is not None else named
+    # What is missing in the candidate has a line in the reference only; code that was generated is
+    # described by the reference's operator whose result it reads.
+    sites = [named, spot.candidate] if spot.is_missing else [spot.candidate, named]
+    if spot.reference is None and _line_of(named) is None:
+        sites.append(_reference_before(spot.parting, named))
+    module = next((one.module for one in (named, *sites) if one is not None and one.module), "")
+    line = next(filter(None, map(_line_of, sites)), NOWHERE)
+    function = spot.candidate.function if spot.candidate is not None else ""
+    # What is called with other arguments on both sides has the same name on both.
+    is_same = spot.candidate is not None and spot.candidate.func is named.func
+    own = function_of(run.trace, named) if side == 0 and not is_same else None
+    operator = function or title_of(own, forward)
+    called = forward if own is None or operator == forward.name else own
+    native = _find_native(called, run.trace, natives[side].trace)
+    shown = (called, run.trace) if native is None else (native, natives[side].trace)
+    return Origin(
+        kind=OriginKind.NODE,
+        name=f"{module}/{operator}" if module else operator,
+        operator=operator,
+        module=module,
+        source=line.line,
+        code=line.code,
+        nodes=tuple(one.name for one in spot.regions[1]) if len(spot.regions[1]) > 1 else (),
+        arguments=tuple(describe_arguments(*shown)),
+        chain=tuple(_chain(spot)),
+    )
+
+
+def _reference_before(parting: Parting, operation: Operation) -> Operation | None:
+    """The reference's operator that gives what an operator of the candidate reads."""
+    reads = {parting.classes[index] for index in operation.inputs} - {None}
+    trace = parting.theirs.trace
+    for value in reversed(trace.values):
+        if value.makers and parting.known.classes[value.index] in reads:
+            return trace.operations[value.makers[-1]]
+    return None
+
+
+def _line_of(operation: Operation | None) -> UserLine | None:
+    """The line of an operator, if it is in a file."""
+    if operation is None or not operation.line.line or operation.line.line.startswith("<"):
+        return None
+    return operation.line
+
+
+def _find_native(
+    called: Operation | TracedCall, trace: Trace, natives: Trace
+) -> Operation | TracedCall | None:
+    if isinstance(called, TracedCall):
+        return twin_call(called, trace, natives)
+    return find_twin(called, trace, natives)
+
+
+def _named_arguments(called: Operation | TracedCall) -> Iterator[tuple[str, Any]]:
+    """The arguments with their names; "" for those by position of a function without a schema."""
+    names = [""] * len(called.args)
+    if isinstance(called, Operation):
+        schema = called.func._schema  # noqa: SLF001
+        names = [argument.name for argument in schema.arguments]
+    yield from zip(names, called.args, strict=False)
+    yield from called.kwargs.items()
+
+
+def describe_arguments(called: Operation | TracedCall, trace: Trace) -> Iterator[str]:
+    """The arguments of an operator or a function in words."""
+
+    def words(value: Any) -> str:
+        if isinstance(value, ValueRef):
+            figures = trace.values[value.index].figures
+            if figures is None:
+                return "a tensor"
+            return f"{dtype_name(figures.dtype)} {list(figures.shape)}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(words, value))}]"
+        return repr(value)
+
+    for name, value in _named_arguments(called):
+        if value is not None and _is_tensor(value):
+            yield f"{name}: {words(value)}" if name else words(value)
+        elif value is not None:
+            yield f"{name}={value!r:.60}" if name else f"{value!r:.60}"
+
+
+def _chain(spot: Spot) -> Iterator[str]:
+    """What the fault passes through: modules, or operators outside of them, and the results."""
+    start = spot.candidate.index if spot.candidate is not None else -1
+    names: dict[str, None] = {}
+    for operation in spot.parting.candidate.operations:
+        if operation.index > start:
+            names.setdefault(operation.module or operation.name)
+    yield from names
+    if wrong := [one.item.text for one in spot.parting.wrong]:
+        yield wrong[0] if len(wrong) == 1 else f"{wrong[0]} and {len(wrong) - 1} more"
+
+
+def find_twin(operation: Operation, trace: Trace, other: Trace) -> Operation | None:
+    """The same call in another run of the same side."""
+
+    def like(operations: Iterable[Operation]) -> list[Operation]:
+        return [
+            one
+            for one in operations
+            if one.func is operation.func
+            and one.module == operation.module
+            and one.is_backward is operation.is_backward
+        ]
+
+    ours, theirs = like(trace.operations), like(other.operations)
+    if len(ours) != len(theirs):
+        return None
+    return theirs[ours.index(operation)]

@@ -1,0 +1,386 @@
+"""Match the traces of two programs value by value, and cut out where they part.
+
+A value of the candidate is known if the reference has the same, or if the same operator gave it for
+known values. What is left is what the candidate computes and the reference does not, and the other
+way round; the difference starts where such values are computed from known ones.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from paritas.core.torch_private.operators import traits
+from paritas.core.tracing.traces import ValueRef
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from paritas.core.tracing.figures import Figures
+    from paritas.core.tracing.traces import Operation, Trace, TracedValue
+
+# --- Classes of equal values ----------------------------------------------------------------------
+
+
+class KnownValues:
+    """The values of the reference, in classes of equal ones.
+
+    Attributes:
+        trace: the reference's trace.
+        classes: the class of each of its values.
+    """
+
+    def __init__(self, trace: Trace, tolerance: float, *, ordered: bool = True) -> None:
+        """Sort the values of a trace into classes.
+
+        Args:
+            trace: of the reference.
+            tolerance: how far equal values are apart at most, as a share of their norm.
+            ordered: whether equal values have the same shape and order; otherwise, a transposed
+                or reshaped one is equal.
+        """
+        self.trace = trace
+        self.tolerance = tolerance
+        self.ordered = ordered
+        self.classes: list[int] = []
+        self._members: list[TracedValue] = []
+        # By shape, sorted by the first sum: equal values have nearly the same.
+        self._by_shape: dict[Any, list[tuple[float, int]]] = {}
+        self._by_call: dict[Any, tuple[int, ...]] = {}
+        for value in trace.values:
+            number = self.find(value.figures)
+            self.classes.append(self._add(value) if number is None else number)
+        for operation in trace.operations:
+            key = _call_key(operation, [self.classes[index] for index in operation.inputs])
+            outputs = tuple(self.classes[index] for index in operation.outputs)
+            if key is not None:
+                self._by_call.setdefault(key, outputs)
+
+    def find(self, figures: Figures | None) -> int | None:
+        """The class of a value with these figures."""
+        if figures is None:
+            return None
+        tolerance = 0.0 if figures.is_exact else self.tolerance
+        members = self._by_shape.get(self._shape_key(figures), [])
+        first, width = self._first_sum(figures), 2.0 * tolerance * figures.norm
+        best, nearest = None, math.inf
+        for place in range(bisect.bisect_left(members, (first - width, -1)), len(members)):
+            other, number = members[place]
+            if other > first + width:
+                break
+            known = self._members[number].figures
+            distance = math.inf
+            if known is not None:
+                distance = known.distance(figures, ordered=self.ordered)
+            if distance <= tolerance and distance < nearest:
+                best, nearest = number, distance
+        return best
+
+    def match(self, trace: Trace) -> list[int | None]:
+        """The class of each value of the candidate; None for a value that the reference lacks."""
+        classes: list[int | None] = [None] * len(trace.values)
+        made: set[int] = set()
+        for operation in trace.operations:
+            for index in operation.inputs:
+                if index not in made:
+                    made.add(index)
+                    classes[index] = self.find(trace.values[index].figures)
+            given = [classes[index] for index in operation.inputs]
+            outputs: tuple[int, ...] | None = None
+            if None not in given and self.ordered:
+                key = _call_key(operation, given)
+                outputs = None if key is None else self._by_call.get(key)
+            for place, index in enumerate(operation.outputs):
+                made.add(index)
+                known = None if outputs is None else outputs[place]
+                own = self.find(trace.values[index].figures)
+                classes[index] = own if own is not None else known
+        return classes
+
+    def _add(self, value: TracedValue) -> int:
+        number = len(self._members)
+        self._members.append(value)
+        if value.figures is not None:
+            members = self._by_shape.setdefault(self._shape_key(value.figures), [])
+            bisect.insort(members, (self._first_sum(value.figures), number))
+        return number
+
+    def _first_sum(self, figures: Figures) -> float:
+        return figures.signed[0] if self.ordered else figures.plain[0]
+
+    def _shape_key(self, figures: Figures) -> Any:
+        return figures.shape if self.ordered else math.prod(figures.shape)
+
+
+def _call_key(operation: Operation, classes: list[Any]) -> Any:
+    """What a call computes: the operator, its arguments, the classes of what it reads.
+
+    None if that does not decide the result: random numbers, and operators outside of torch, which
+    may be another function under the same name.
+    """
+    kind = traits(operation.func)
+    if kind.random or kind.namespace not in {"aten", "prim", "prims"}:
+        return None
+    by_index = dict(zip(operation.inputs, classes, strict=True))
+    base, _, overload = operation.name.removeprefix("aten.").rpartition(".")
+    args = _freeze(operation.args, by_index)
+    kwargs = tuple(
+        (name, _freeze(value, by_index)) for name, value in sorted(operation.kwargs.items())
+    )
+    return base.rstrip("_"), overload, args, kwargs
+
+
+def _freeze(value: Any, classes: dict[int, Any]) -> Any:
+    if isinstance(value, ValueRef):
+        return ("value", classes[value.index])
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(item, classes) for item in value)
+    if isinstance(value, float):
+        return float(f"{value:.11e}")
+    return value if value.__hash__ is not None else repr(value)
+
+
+def same_settings(left: Operation, right: Operation) -> bool:
+    """Whether two calls of an operator have the same arguments, apart from tensors."""
+
+    def plain(operation: Operation) -> Any:
+        nothing = dict.fromkeys(operation.inputs)
+        kwargs = {name: _freeze(value, nothing) for name, value in operation.kwargs.items()}
+        return _freeze(operation.args, nothing), kwargs
+
+    return bool(plain(left) == plain(right))
+
+
+# --- What only one side computes ------------------------------------------------------------------
+
+_MOST_BEFORE = 48
+_WEIGHT_OF_VIEW = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPart:
+    """What one side computes on the way to some of its results, and the other does not.
+
+    Attributes:
+        role: which side.
+        trace: of this side.
+        operations: the operators, in order.
+        own: the values that the other side lacks.
+        before: operator -> those of them that it depends on, itself included; only up to a number.
+        leaves: values from outside, such as parameters, that the other side lacks.
+    """
+
+    role: str
+    trace: Trace
+    operations: list[Operation]
+    own: frozenset[int]
+    before: dict[int, frozenset[int]]
+    leaves: tuple[int, ...]
+
+    @classmethod
+    def behind(cls, role: str, trace: Trace, ends: Iterable[int], own: Collection[int]) -> OwnPart:
+        """Go back from some results through values that the other side lacks."""
+        own = frozenset(own)
+        found: set[int] = set()
+        leaves: set[int] = set()
+        todo = [index for index in ends if index in own]
+        met = set(todo)
+        while todo:
+            value = trace.values[todo.pop()]
+            makers = [index for index in value.makers if _gives_any(trace, index, own)]
+            if not makers:
+                leaves.add(value.index)
+            for index in makers:
+                found.add(index)
+                for read in trace.operations[index].inputs:
+                    if read in own and read not in met:
+                        met.add(read)
+                        todo.append(read)
+        operations = [trace.operations[index] for index in sorted(found)]
+        part = cls(role, trace, operations, own, {}, tuple(sorted(leaves)))
+        part._note_what_is_before(found)
+        return part
+
+    def _note_what_is_before(self, inside: set[int]) -> None:
+        for operation in self.operations:
+            before = {operation.index}
+            for index in operation.inputs:
+                for maker in self.trace.values[index].makers if index in self.own else ():
+                    # What could not be counted is too much.
+                    if maker in inside and maker < operation.index:
+                        before |= self.before.get(maker, frozenset(range(-_MOST_BEFORE - 1, 0)))
+            if len(before) <= _MOST_BEFORE:
+                self.before[operation.index] = frozenset(before)
+
+    @property
+    def first(self) -> list[Operation]:
+        """The operators that read only what the other side has, too."""
+        return [one for one in self.operations if len(self.before.get(one.index, "two")) == 1]
+
+    def region(self, operation: Operation) -> list[Operation]:
+        """The operators between what both sides have and the result of an operator."""
+        return [self.trace.operations[index] for index in sorted(self.before[operation.index])]
+
+    def border(self, operation: Operation) -> Iterator[int]:
+        """The values that such a region reads from outside."""
+        region = self.region(operation)
+        inner = {index for one in region for index in one.outputs}
+        for one in region:
+            yield from (index for index in one.inputs if index not in inner)
+
+
+def _gives_any(trace: Trace, operation: int, values: frozenset[int]) -> bool:
+    return any(index in values for index in trace.operations[operation].outputs)
+
+
+# --- Where the two sides may join again -----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Joint:
+    """A value of the candidate that should be a value of the reference.
+
+    Attributes:
+        candidate: the operator that gives the wrong value.
+        reference: the operator that gives the right one.
+        slots: which of their results.
+        size: how much lies between the last known values and these.
+        cost: the size, and how unlike the two are; the least is most likely.
+    """
+
+    candidate: Operation
+    reference: Operation
+    slots: tuple[int, int]
+    size: float
+    cost: float
+
+
+def find_joints(
+    ours: OwnPart, theirs: OwnPart, classes: list[int | None], known: KnownValues
+) -> list[Joint]:
+    """The pairs of a wrong value and the right one, the likeliest first.
+
+    Args:
+        ours: what only the candidate computes.
+        theirs: what only the reference computes.
+        classes: of the candidate's values.
+        known: the reference's values.
+    """
+    left = _list_ends(ours, classes)
+    right = _list_ends(theirs, known.classes)
+    joints = [
+        Joint(one.operation, other.operation, slots, one.size + other.size, one.cost(other))
+        for one in left
+        for other in right
+        if one.may_join(other)
+        for slots in one.pair_slots(other)
+    ]
+    return sorted(joints, key=lambda joint: (joint.cost, joint.candidate.index))
+
+
+# How much the cost grows with what two operators read, are and are followed by: as much as with
+# some more operators in between. A wrong view is found in the region of what computes with it.
+_READ_OTHERS, _CALL_OTHERS, _LEAD_TO_OTHERS, _ONLY_MOVE = 6.0, 0.5, 8.0, 6.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _End:
+    """The end of a region: an operator whose results the other side lacks.
+
+    Attributes:
+        region: the operators of the region.
+        size: how much these compute.
+        reads: the classes of the values that the region reads.
+        leads_to: the names of the operators that compute with the results.
+        results: the figures of the results that the other side lacks, by place.
+    """
+
+    operation: Operation
+    region: list[Operation]
+    size: float
+    reads: frozenset[Any]
+    leads_to: frozenset[str]
+    results: dict[int, Figures]
+
+    def may_join(self, other: _End) -> bool:
+        """Whether both could end with the same value.
+
+        Views of different values are not at fault: what reads the wrong one is.
+        """
+        if self.operation.is_backward is not other.operation.is_backward:
+            return False
+        return not self._both_move(other) or self.reads == other.reads
+
+    def _both_move(self, other: _End) -> bool:
+        return all(one.only_moves for one in (*self.region, *other.region))
+
+    def cost(self, other: _End) -> float:
+        """How unlikely it is."""
+        cost = self.size + other.size
+        cost += _READ_OTHERS * _unlike(self.reads, other.reads)
+        cost += _LEAD_TO_OTHERS * _unlike(self.leads_to, other.leads_to)
+        cost += _ONLY_MOVE * self._both_move(other)
+        return cost + _CALL_OTHERS * (plain_name(self.operation) != plain_name(other.operation))
+
+    def pair_slots(self, other: _End) -> Iterator[tuple[int, int]]:
+        """The results of both that may be the same one."""
+        same_kind = plain_name(self.operation) == plain_name(other.operation)
+        alone = len(self.region) == len(other.region) == 1 and self.reads == other.reads
+        for slot, mine in self.results.items():
+            for place, its in other.results.items():
+                if mine.is_exact is not its.is_exact:
+                    continue
+                same_place = slot == place and (same_kind or alone)
+                if mine.shape == its.shape or same_place:
+                    yield slot, place
+
+
+def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:
+    readers: dict[int, list[Operation]] = {}
+    for operation in part.operations:
+        for index in operation.inputs:
+            readers.setdefault(index, []).append(operation)
+    ends = []
+    for operation in part.operations:
+        if operation.index not in part.before:
+            continue
+        results = {
+            place: figures
+            for place, index in enumerate(operation.outputs)
+            if index in part.own and (figures := part.trace.values[index].figures) is not None
+        }
+        region = part.region(operation)
+        size = sum(_WEIGHT_OF_VIEW if one.only_moves else 1.0 for one in region)
+        # A parameter that the other side lacks equals nothing.
+        border = part.border(operation)
+        reads = frozenset(
+            (part.role, index) if index in part.own else classes[index] for index in border
+        )
+        leads_to = frozenset(_names_behind(operation, readers))
+        ends.append(_End(operation, region, size, reads, leads_to, results))
+    return ends
+
+
+def _names_behind(operation: Operation, readers: dict[int, list[Operation]]) -> Iterator[str]:
+    """The operators that compute with the results of one, perhaps through views and copies."""
+    todo = [operation]
+    while todo:
+        for index in todo.pop().outputs:
+            for reader in readers.get(index, ()):
+                if reader.only_moves:
+                    todo.append(reader)
+                else:
+                    yield plain_name(reader)
+
+
+def _unlike(left: frozenset[Any], right: frozenset[Any]) -> float:
+    both = left | right
+    return 1 - len(left & right) / len(both) if both else 0.0
+
+
+def plain_name(operation: Operation) -> str:
+    """The name of an operator, the same for all its overloads, in place or not."""
+    kind = traits(operation.func)
+    return f"{kind.namespace}.{kind.name}"

@@ -1,0 +1,747 @@
+"""The error of summing many terms, per operator: the amplitudes of `summing` for its results."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.precision.summing import (
+    FAR_FROM_RANDOM,
+    FEW,
+    PATH_BLOCKS,
+    SHORTEST_PATH,
+    SharedError,
+    amplitude_from,
+    amplitude_in_order,
+    path_of_product,
+    path_of_rows,
+    rows_of,
+    square,
+    with_error_of_equal_terms,
+)
+from paritas.core.torch_private.kernels import attention_weights, grouped_mm, place_of_argument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.precision.summing import Amplitudes, UnperturbedCall
+    from paritas.core.torch_private.operators import Operator
+
+
+def accumulation(call: UnperturbedCall) -> Amplitudes:
+    """The amplitude for each result; empty if there is no long sum."""
+    rule = _RULES.get(call.name)
+    first = call.args[0] if call.args else None
+    if rule is None or not isinstance(first, torch.Tensor) or not first.numel():
+        return []
+    if not (first.is_floating_point() or first.is_complex()):
+        return []
+    if isinstance(call.result, torch.Tensor) and not (
+        call.result.is_floating_point() or call.result.is_complex()
+    ):
+        return []  # `cumsum(counts, 0, dtype=torch.int32)`
+    return rule(call)
+
+
+def rounded_parts(call: UnperturbedCall, accumulated: Amplitudes) -> list[Tensor | None]:
+    """For each result, the size of the partial sums that another program may round and add up.
+
+    In half precisions a sum is computed in float32 and rounded once. But ranks, micro-batches and
+    kernels that split it round each part. Where the parts cancel, they are larger than the result.
+    An amplitude has the squares of all partial sums in it.
+    """
+    lengths = _LENGTHS[call.name](call) if call.name in _LENGTHS else []
+    return [
+        amplitude / math.sqrt(length) if isinstance(amplitude, torch.Tensor) and length else None
+        for amplitude, length in zip(accumulated, lengths, strict=False)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Squares:
+    """Squares of a tensor divided by the square of `top`, which keeps them in float32's range."""
+
+    values: Tensor
+    top: float
+
+
+def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
+    """Squares in float32, where a product costs half: an amplitude needs only a few digits.
+
+    None for complex numbers, and if a value is not finite or too large to scale.
+    """
+    found = []
+    for tensor in tensors:
+        if tensor.is_complex() or not tensor.numel():
+            return None
+        narrow = tensor.to(torch.float32, copy=True)
+        top = max(abs(float(end)) for end in torch.aminmax(narrow))
+        in_range = _SMALLEST_SCALED < top < _LARGEST_SCALED  # False for NaN
+        if not in_range and (top or bool(tensor.any())):
+            return None
+        if _SMALLEST_UNSCALED <= top <= _LARGEST_UNSCALED or not top:
+            top = 1.0
+        else:
+            top = math.ldexp(1.0, math.frexp(top)[1])  # a power of two, which is exact
+            narrow.mul_(1 / top)
+        found.append(_Squares(narrow.square_(), top))
+    return found
+
+
+# Values in this range need no scaling: their squares, and products of two squares, stay normal.
+_SMALLEST_UNSCALED, _LARGEST_UNSCALED = 1e-3, 1e3
+# Values well inside the range of float32.
+_SMALLEST_SCALED, _LARGEST_SCALED = 1e-30, 1e30
+# Limit of a result over the scale of its factors: the square of a larger bias would overflow.
+_MOST_ABOVE_SCALE = 1e12
+
+
+def _narrow_amplitude(result: Tensor, squares: Tensor, length: int, top: float) -> Tensor | None:
+    """The amplitude from squares in float32 that were scaled by `top`; None if out of range."""
+    narrow = (result if top == 1 else result / top).to(torch.float32, copy=True)
+    if not max(abs(float(end)) for end in torch.aminmax(narrow)) < _MOST_ABOVE_SCALE:
+        return None
+    amplitude = squares.mul_(length / 2).addcmul_(narrow, narrow, value=length / 3).sqrt_()
+    wide = amplitude.to(result.dtype)
+    return wide if top == 1 else wide.mul_(top)
+
+
+def _count_terms(x: Tensor, result: Tensor) -> int:
+    """The number of elements per result."""
+    return max(1, x.numel() // max(1, result.numel()))
+
+
+def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
+    def rule(call: UnperturbedCall) -> Amplitudes:
+        left, right = call.args[position], call.args[position + 1]
+        length = left.shape[-1]
+        narrow = _narrow_squares(left, right)
+        if narrow is not None and call.result.numel():
+            squares = torch.matmul(narrow[0].values, narrow[1].values)
+            top = narrow[0].top * narrow[1].top
+            amplitude = _narrow_amplitude(call.result, squares, length, top)
+            if amplitude is not None:
+                return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
+        squares = torch.matmul(square(left), square(right))
+        amplitude = amplitude_from(call.result, squares, length)
+        return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
+
+    return rule
+
+
+def _sum(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    squares = call.func(square(x), *rest, **call.kwargs)
+    length = _count_terms(x, call.result)
+    rows = rows_of(x, _summed(call))
+    amplitude = amplitude_from(call.result, squares, length)
+    amplitude = with_error_of_equal_terms(amplitude, rows)
+    return [amplitude_in_order(amplitude, length, path_of_rows(rows))]
+
+
+def _summed(call: UnperturbedCall) -> Any:
+    """The dimensions that a sum or mean is over; None for all."""
+    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    return given if isinstance(given, int | list | tuple) else None
+
+
+def _mean(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    squares = call.func(square(x), *rest, **call.kwargs)
+    length = _count_terms(x, call.result)
+    # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
+    amplitude = amplitude_from(call.result, squares.div_(length), length)
+    rows = rows_of(x, _summed(call))
+    amplitude = with_error_of_equal_terms(amplitude * length, rows).div_(length)
+    path = path_of_rows(rows)
+    path = None if path is None else path.div_(length**2)
+    return [amplitude_in_order(amplitude, length, path)]
+
+
+def _cumsum(call: UnperturbedCall) -> Amplitudes:
+    x, dim = call.args[0], call.args[1]
+    squares = call.func(square(x), dim, **call.kwargs)
+    amplitude = amplitude_from(call.result, squares, x.shape[dim] if x.dim() else 1)
+    # Here the partial sums are the results.
+    path = call.func(square(call.result), dim) if x.dim() else None
+    return [amplitude_in_order(amplitude, 1, path)]
+
+
+def _one_sign(call: UnperturbedCall) -> Amplitudes:
+    """A sum of positive terms, or a product: the error is relative."""
+    result = call.result[0] if isinstance(call.result, list | tuple) else call.result
+    return [result.abs() * math.sqrt(_count_terms(call.args[0], result) / 3)]
+
+
+def _softmax(call: UnperturbedCall) -> Amplitudes:
+    """All values of a row share one sum of positive terms; its error moves them together."""
+    x, dim = call.args[0], call.args[1]
+    factor = math.sqrt((x.shape[dim] if x.dim() else 1) / 3)
+    absolute = call.name == "_log_softmax"  # there the sum is inside a logarithm
+    error = torch.full_like(call.result, factor) if absolute else call.result.abs() * factor
+    return [[SharedError(error, error.shape), SharedError(error, _shape_of_sums(error, dim))]]
+
+
+def _softmax_backward(call: UnperturbedCall) -> Amplitudes:
+    """Each value minus its share of the row's sum, which is far larger where the two cancel."""
+    grad, output, dim = call.args[:3]
+    is_log = call.name == "_log_softmax_backward_data"
+    terms = grad if is_log else grad * output
+    shape = _shape_of_sums(terms, dim)
+    total, squares = (each.sum(dim).view(shape) for each in (terms, square(terms)))
+    error = amplitude_from(total, squares, terms.shape[dim] if terms.dim() else 1)
+    share = output.exp() if is_log else output.abs()
+    return [[SharedError(share * error, shape)]]
+
+
+def _shape_of_sums(values: Tensor, dim: int) -> torch.Size:
+    """The shape of the sums along a dimension, which is kept."""
+    sizes = list(values.shape)
+    if sizes:
+        sizes[dim] = 1
+    return torch.Size(sizes)
+
+
+def _log_sum(call: UnperturbedCall) -> Amplitudes:
+    length = _count_terms(call.args[0], call.result)
+    return [torch.full_like(call.result, math.sqrt(length / 3))]
+
+
+def _attention(call: UnperturbedCall) -> Amplitudes:
+    """Each row of the output is divided by one sum, whose logarithm is kept for the backward."""
+    query, key, value = call.args[:3]
+    output, sums = call.result[:2]
+    keys = key.shape[-2]
+    shared = output.abs() * math.sqrt(keys / 3)
+    of_sums = torch.full_like(sums, math.sqrt(keys / 3))
+    known = _attention_weights(call, query, key, value)
+    if known is None:
+        return [shared, of_sums]
+    weights, _ = known
+    amplitude = amplitude_from(output, weights.square() @ value.square(), keys)
+    amplitude = amplitude_in_order(amplitude, keys, path_of_product(weights, value))
+    rows = SharedError(shared, _shape_of_sums(output, -1))
+    return [[SharedError(amplitude, output.shape), rows], of_sums]
+
+
+def _attention_backward(call: UnperturbedCall) -> Amplitudes:
+    """Scores and the gradients of weights are sums over a head; three more products use them."""
+    grad, query, key, value = call.args[:4]
+    known = _attention_weights(call, query, key, value)
+    lengths = key.shape[-2], query.shape[-2], query.shape[-2]
+    if known is None:
+        return [
+            None if r is None else r.abs() * math.sqrt(n / 3)
+            for r, n in zip(call.result[:3], lengths, strict=True)
+        ]
+    weights, scale = known
+    head = query.shape[-1]
+    of_scores = _variance_of_product(query, key.mT, head).mul_(scale**2)
+    of_gradients = _variance_of_product(grad, value.mT, head)
+    to_weights = grad @ value.mT
+    to_scores = to_weights.sub_((to_weights * weights).sum(dim=-1, keepdim=True)).square_()
+    chances = weights.square()
+    variance = chances * (to_scores * of_scores + of_gradients)
+    terms = to_scores.mul_(chances)
+    pairs = (
+        (terms, variance, key * scale),
+        (terms.mT, variance.mT, query * scale),
+        (chances.mT, (chances * of_scores).mT, grad),
+    )
+    return [
+        None
+        if result is None
+        else _with_variance(amplitude_from(result, squares @ square(by), n), errors @ square(by))
+        for result, n, (squares, errors, by) in zip(call.result[:3], lengths, pairs, strict=True)
+    ]
+
+
+def _variance_of_product(left: Tensor, right: Tensor, length: int) -> Tensor:
+    return amplitude_from(left @ right, square(left) @ square(right), length).square_()
+
+
+def _with_variance(amplitude: Tensor, variance: Tensor) -> Tensor:
+    return amplitude.square_().add_(variance).sqrt_()
+
+
+def errors_of_inner_sums(
+    name: str, func: Operator, args: tuple[Any, ...]
+) -> list[tuple[int, SharedError]]:
+    """Errors of sums inside of a kernel, as errors of the arguments that they are made of.
+
+    The backward of attention reduces each row of gradients by the sum of the output times its
+    gradient, and uses the output for nothing else. An error along the gradient moves that sum.
+    """
+    if _RULES.get(name) is not _attention_backward:
+        return []
+    place = place_of_argument(func, "out")
+    grad, output = args[0], args[place]
+    terms = grad * output
+    total, squares = terms.sum(-1, keepdim=True), terms.square().sum(-1, keepdim=True)
+    error = amplitude_from(total, squares, terms.shape[-1])
+    along = (grad / grad.square().sum(-1, keepdim=True)).nan_to_num_(0.0, 0.0, 0.0)
+    return [(place, SharedError(error * along, error.shape))]
+
+
+# More weights than this are not computed again.
+_MOST_WEIGHTS = 1 << 22
+
+
+def _attention_weights(
+    call: UnperturbedCall, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, float] | None:
+    """What the values are weighted with; None if that would take long, or is not known here."""
+    queries, keys = query.shape[-2], key.shape[-2]
+    shape = (*query.shape[:-2], queries, keys)
+    if math.prod(shape) > _MOST_WEIGHTS or query.shape[:-2] != value.shape[:-2]:
+        return None
+    return attention_weights(call.func, call.args, call.kwargs)
+
+
+def _variance(call: UnperturbedCall) -> Amplitudes:
+    """A mean far from zero is subtracted from every term, with its error."""
+    x = call.args[0]
+    multiple = isinstance(call.result, list | tuple)
+    spread = call.result[0] if multiple else call.result
+    length = _count_terms(x, spread)
+    size = x.abs().amax()
+    is_std = call.name.startswith("std")
+    steep = 1.0 if is_std else 2 * spread.sqrt()
+    amplitude = spread * math.sqrt(length / 3) + steep * size / math.sqrt(length)
+    if not multiple:
+        return [amplitude]
+    mean = square(call.result[1])
+    squares = mean + (spread.square() if is_std else spread)
+    return [amplitude, (length * mean / 3 + squares / 2).sqrt()]
+
+
+def _spread_error_of_mean(
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, n: int, path: Tensor | None
+) -> SharedError:
+    """The effect of the error of a row's mean on its normalised values: all shift together."""
+    squared = None if path is None else path / max(1, n) ** 2
+    shift = amplitude_in_order(math.sqrt(n / 3) * mean.abs(), n, squared) * rstd
+    scale = shift if weight is None else shift * weight.abs()
+    return SharedError(scale.expand(x.shape), mean.shape)
+
+
+def _errors_of_moments(x: Tensor, mean: Tensor, rstd: Tensor, n: int) -> list[Tensor]:
+    """The errors of a row's mean and of its reciprocal deviation, each over n terms."""
+    n = max(1, n)
+    squares = square(mean) + rstd.square().reciprocal()
+    steep = rstd.square() * x.abs().amax() / math.sqrt(n) if x.numel() else torch.zeros_like(rstd)
+    return [
+        (n * square(mean) / 3 + squares / 2).sqrt(),
+        rstd * math.sqrt(n / 12) + steep,
+    ]
+
+
+def _layer_norm(call: UnperturbedCall) -> Amplitudes:
+    x, shape, weight = call.args[:3]
+    _, mean, rstd = call.result
+    n = math.prod(shape)
+    path = path_of_rows(x.flatten(-len(shape)))
+    shifted = _spread_error_of_mean(x, mean, rstd, weight, n, path)
+    return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
+
+
+def _batch_norm(call: UnperturbedCall) -> Amplitudes:
+    x, weight = call.args[:2]
+    mean, rstd = call.result[1:3]
+    if not mean.numel():  # evaluation: no statistics are computed
+        return []
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    scale = None if weight is None else weight.view(channels)
+    count = x.numel() // x.shape[1]
+    wide = mean.view(channels), rstd.view(channels)
+    path = path_of_rows(x.transpose(0, 1).flatten(1))
+    shifted = _spread_error_of_mean(x, *wide, scale, count, path)
+    normal = (x - wide[0]) * wide[1]
+    scaled = (normal if scale is None else normal * scale) * math.sqrt(count / 12)
+    moments = _errors_of_moments(x, mean, rstd, count)
+    errors: Amplitudes = [[shifted, SharedError(scaled, wide[0].shape)], *moments]
+    if call.name.endswith("_functional"):
+        between = len(call.result) - _RESULTS_WITH_STATISTICS
+        errors += [*[None] * between, *_errors_of_statistics(call, *moments)]
+    return errors
+
+
+_RESULTS_WITH_STATISTICS = 5
+
+
+def _errors_of_statistics(call: UnperturbedCall, mean: Tensor, rstd: Tensor) -> list[Tensor]:
+    """The errors of running statistics, from those of the mean and the reciprocal deviation."""
+    numbers = [given for given in call.args if isinstance(given, float | int)]
+    momentum = next(number for number in numbers if not isinstance(number, bool))
+    return [momentum * mean, momentum * 2 * rstd / call.result[2].abs().pow(3)]
+
+
+def errors_of_written_statistics(call: UnperturbedCall) -> list[tuple[Tensor, Tensor]]:
+    """The running statistics that a batch norm has just updated, with their amplitudes."""
+    if _RULES.get(call.name) is not _batch_norm or call.name.endswith("_functional"):
+        return []
+    written = call.args[3:5]
+    if not all(isinstance(each, torch.Tensor) for each in written):
+        return []
+    x, (mean, rstd) = call.args[0], call.result[1:3]
+    if not mean.numel():
+        return []
+    moments = _errors_of_moments(x, mean, rstd, x.numel() // x.shape[1])
+    return list(zip(written, _errors_of_statistics(call, *moments), strict=True))
+
+
+def _group_norm(call: UnperturbedCall) -> Amplitudes:
+    x, weight, _, _, _, _, groups = call.args[:7]
+    _, mean, rstd = call.result
+    each = x.shape[1] // groups
+    channels = (x.shape[0], x.shape[1], *(1,) * (x.dim() - 2))
+    wide = [s.repeat_interleave(each, dim=-1).view(channels) for s in (mean, rstd)]
+    scale = None if weight is None else weight.view(1, -1, *(1,) * (x.dim() - 2))
+    n = x[0].numel() // groups if x.shape[0] else 1
+    path = path_of_rows(x.reshape(*mean.shape, -1)) if x.numel() else None
+    path = None if path is None else path.repeat_interleave(each, dim=-1)
+    shifted = _spread_error_of_mean(x, wide[0], wide[1], scale, n, path)
+    shared = SharedError(shifted.amplitude, torch.Size((*mean.shape, *channels[2:])), each)
+    return [[shared], *_errors_of_moments(x, mean, rstd, n)]
+
+
+def _parameter_sums(
+    grad: Tensor, normal: Tensor, over: Sequence[int], result: Any, n: int
+) -> Amplitudes:
+    """Weight and bias gradients of a normalisation are sums over everything else."""
+    dims = list(over)
+    found: Amplitudes = [None]
+    for total, terms in zip(result[1:], (grad * normal, grad), strict=True):
+        if total is None:
+            found.append(None)
+            continue
+        amplitude = amplitude_from(total, square(terms).sum(dim=dims).view_as(total), n)
+        found.append(with_error_of_equal_terms(amplitude, rows_of(terms, dims)))
+    return found
+
+
+def _errors_of_subtracted_means(
+    grad: Tensor, normal: Tensor, rstd: Tensor, dims: Sequence[int]
+) -> list[SharedError]:
+    """Two means over a row or channel are subtracted from each of its values, with their errors."""
+    errors, dims = [], list(dims)
+    for factor in (None, normal):
+        terms = grad if factor is None else grad * factor
+        squares = square(terms).sum(dim=dims, keepdim=True)
+        count = max(1, terms.numel() // max(1, squares.numel()))
+        total = terms.sum(dim=dims, keepdim=True)
+        error = amplitude_from(total, squares, count) * rstd / count
+        size = error.expand(grad.shape) if factor is None else error * factor
+        errors.append(SharedError(size, error.shape))
+    return errors
+
+
+def _layer_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, shape, mean, rstd, weight = call.args[:6]
+    over = range(x.dim() - len(shape))
+    rows = max(1, x.numel() // max(1, math.prod(shape)))
+    normal = (x - mean) * rstd
+    scaled = grad if weight is None else grad * weight
+    errors = _errors_of_subtracted_means(scaled, normal, rstd, range(len(over), x.dim()))
+    sums = _parameter_sums(grad, normal, over, call.result, rows) if over else [None]
+    return [errors, *sums[1:]]
+
+
+def _group_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, mean, rstd, weight, samples, channels, size, groups = call.args[:9]
+    grouped = samples, groups, channels // groups, size
+    rows = [each.view(samples, groups, 1, 1) for each in (mean, rstd)]
+    normal = (x.reshape(grouped) - rows[0]) * rows[1]
+    scaled = grad.reshape(grouped)
+    if weight is not None:
+        scaled = scaled * weight.view(1, groups, -1, 1)
+    shape = torch.Size((samples, groups, *(1,) * (x.dim() - 2)))
+    errors = [
+        SharedError(error.amplitude.reshape(x.shape), shape, channels // groups)
+        for error in _errors_of_subtracted_means(scaled, normal, rows[1], (2, 3))
+    ]
+    over = [dim for dim in range(x.dim()) if dim != 1]
+    sums = _parameter_sums(grad, normal.reshape(x.shape), over, call.result, samples * size)
+    return [errors, *sums[1:]]
+
+
+def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, weight, _, _, mean, rstd = call.args[:7]
+    if call.name.startswith(("cudnn", "miopen")):
+        grad, x = x, grad
+    evaluates = mean is None or not mean.numel()
+    if evaluates:
+        mean, rstd = _running_statistics(call)
+    if mean is None:
+        return []
+    channels = (1, -1, *(1,) * (x.dim() - 2))
+    normal = (x - mean.view(channels)) * rstd.view(channels)
+    over = [dim for dim in range(x.dim()) if dim != 1]
+    sums = _parameter_sums(grad, normal, over, call.result, x.numel() // x.shape[1])
+    if evaluates:
+        return [None, *sums[1:]]
+    scaled = grad if weight is None else grad * weight.view(channels)
+    errors = _errors_of_subtracted_means(scaled, normal, rstd.view(channels), over)
+    return [errors, *sums[1:]]
+
+
+def _running_statistics(call: UnperturbedCall) -> tuple[Tensor | None, Tensor | None]:
+    """The mean and the reciprocal deviation that a batch norm uses in evaluation."""
+    mean, variance = call.args[3:5]
+    epsilon = call.args[8] if len(call.args) > 8 else None  # noqa: PLR2004
+    if mean is None or variance is None or not isinstance(epsilon, float):
+        return None, None  # cudnn's has no evaluation
+    return mean, (variance + epsilon).rsqrt()
+
+
+def _convolution(call: UnperturbedCall) -> Amplitudes:
+    x, weight, _, *rest = call.args
+    length = _terms_of_convolution(weight, transposed=rest[3], groups=rest[5])
+    narrow = _narrow_squares(x, weight)
+    if narrow is not None and call.result.numel():
+        values, top = [each.values for each in narrow], narrow[0].top * narrow[1].top
+        squares = call.func(*values, None, *rest, **call.kwargs)
+        amplitude = _narrow_amplitude(call.result, squares, length, top)
+        if amplitude is not None:
+            return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
+    squares = call.func(square(x), square(weight), None, *rest, **call.kwargs)
+    amplitude = amplitude_from(call.result, squares, length)
+    return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
+
+
+def _terms_of_convolution(weight: Tensor, *, transposed: bool, groups: int) -> int:
+    """How many products are added: the channels of one group, times the size of the kernel.
+
+    The gradient of the input is a transposed convolution, and the other way round.
+    """
+    others = weight.shape[1] * groups if transposed else weight.shape[0]
+    return weight.numel() // max(1, others)
+
+
+def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
+    """The mean square of the partial sums over the channels; None if a sample is not ordered.
+
+    A kernel of one channel has too few elements to go far.
+    """
+    x, weight, _, *rest = call.args
+    is_transposed, groups = rest[3], rest[5]
+    channels = 0 if is_transposed else 1
+    length = weight.numel() // max(1, weight.shape[1 - channels])
+    if groups != 1 or x.shape[1] < PATH_BLOCKS or length < SHORTEST_PATH or not x.numel():
+        return None
+
+    def partial_sums(x: Tensor, weight: Tensor) -> Iterator[Tensor]:
+        total: Any = 0
+        for part in zip(x.chunk(PATH_BLOCKS, 1), weight.chunk(PATH_BLOCKS, channels), strict=True):
+            total = total + call.func(*part, None, *rest, **call.kwargs)
+            yield total
+
+    few = x[:FEW], weight.narrow(1 - channels, 0, min(FEW, weight.shape[1 - channels]))
+    sums = list(partial_sums(*few))
+    squares = call.func(square(few[0]), square(few[1]), None, *rest, **call.kwargs)
+    expected = amplitude_from(sums[-1], squares, length).mul_(FAR_FROM_RANDOM)
+    path = sum(square(one).mean() for one in sums) / len(sums)
+    if not path * length > expected.square_().mean():
+        return None
+    whole: Any = 0
+    for one in partial_sums(x, weight):
+        whole = whole + square(one)
+    return whole / len(sums)  # type: ignore[no-any-return]
+
+
+def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, x, weight, *rest = call.args
+    positions = grad.numel() // max(1, grad.shape[1])
+    terms = _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6])
+    lengths = (terms, positions, positions)
+    narrow = _narrow_squares(grad, x, weight)
+    if narrow is not None:
+        squares = call.func(*(each.values for each in narrow), *rest, **call.kwargs)
+        g, i, w = (each.top for each in narrow)
+        amplitudes: Amplitudes = [
+            None if r is None or q is None else _narrow_amplitude(r, q, n, top)
+            for r, q, n, top in zip(call.result, squares, lengths, (g * w, g * i, g), strict=True)
+        ]
+        if all((r is None) == (a is None) for r, a in zip(call.result, amplitudes, strict=True)):
+            return [*amplitudes[:2], _of_bias(amplitudes[2], grad)]
+    squares = call.func(square(grad), square(x), square(weight), *rest, **call.kwargs)
+    wide = [
+        None if r is None or q is None else amplitude_from(r, q, n)
+        for r, q, n in zip(call.result, squares, lengths, strict=True)
+    ]
+    return [*wide[:2], _of_bias(wide[2], grad)]
+
+
+def _of_bias(amplitude: Any, grad: Tensor) -> Any:
+    """Behind an average over positions, all of them have the same gradient."""
+    if amplitude is None:
+        return None
+    return with_error_of_equal_terms(amplitude, grad.transpose(0, 1).flatten(1))
+
+
+def _trilinear(call: UnperturbedCall) -> Amplitudes:
+    factors, rest = call.args[:3], call.args[3:]
+    squares = call.func(*map(square, factors), *rest, **call.kwargs)
+    counts = call.func(*map(torch.ones_like, factors), *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, int(counts.max()))]
+
+
+def _average_of_windows(call: UnperturbedCall) -> Amplitudes:
+    x, *rest = call.args
+    axes = 3 if call.name.endswith("3d") else 2
+    if call.name.startswith("_adaptive"):
+        sizes = zip(x.shape[-axes:], call.result.shape[-axes:], strict=True)
+        length = math.prod(-(-size // max(1, kept)) for size, kept in sizes)
+    else:
+        window = list(rest[0])
+        length = math.prod(window) if len(window) > 1 else window[0] ** axes
+    squares = call.func(square(x), *rest, **call.kwargs).div_(length)
+    return [amplitude_from(call.result, squares, length)]
+
+
+def _embedding_backward(call: UnperturbedCall) -> Amplitudes:
+    grad, indices, *rest = call.args
+    squares = call.func(square(grad), indices, *rest, **call.kwargs)
+    return [amplitude_from(call.result, squares, _count_most_frequent(indices))]
+
+
+def _indexed_sum(call: UnperturbedCall) -> Amplitudes:
+    x, dim, index, source, *rest = call.args
+    squares = call.func(square(x), dim, index, square(source), *rest, **call.kwargs)
+    squares = squares.abs_()  # alpha has a sign
+    return [amplitude_from(call.result, squares, 1 + _count_most_frequent(index))]
+
+
+def _count_most_frequent(indices: Tensor) -> int:
+    """The number of occurrences of the most frequent index."""
+    return int(torch.bincount(indices.reshape(-1)).max()) if indices.numel() else 1
+
+
+# Vectorised forms of the error function are rational approximations, accurate to this many half
+# units of 1 for any value: nobody guarantees more, and gelu inherits the error.
+_ERF_HALF_UNITS = 8.0
+
+
+def _erf(call: UnperturbedCall) -> Amplitudes:
+    return [torch.full_like(call.result, _ERF_HALF_UNITS)]
+
+
+def _gelu(call: UnperturbedCall) -> Amplitudes:
+    return [call.args[0].abs().mul_(_ERF_HALF_UNITS / 2)]
+
+
+def _grouped(call: UnperturbedCall) -> Amplitudes:
+    left, right, *rest = call.args
+    squares = grouped_mm(square(left), square(right), *rest[:1], **_offsets(call.kwargs))
+    return [amplitude_from(call.result, squares, left.shape[-1])]
+
+
+def _offsets(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name == "offs"}
+
+
+_RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
+    "_grouped_mm": _grouped,
+    "mm": _matmul(0),
+    "bmm": _matmul(0),
+    "mv": _matmul(0),
+    "dot": _matmul(0),
+    "addmm": _matmul(1),
+    "baddbmm": _matmul(1),
+    "addmv": _matmul(1),
+    "sum": _sum,
+    "mean": _mean,
+    "cumsum": _cumsum,
+    "prod": _one_sign,
+    "norm": _one_sign,
+    "linalg_vector_norm": _one_sign,
+    "mse_loss": _one_sign,
+    "nll_loss_forward": _one_sign,
+    "nll_loss2d_forward": _one_sign,
+    "_trilinear": _trilinear,
+    "avg_pool2d": _average_of_windows,
+    "avg_pool3d": _average_of_windows,
+    "_adaptive_avg_pool2d": _average_of_windows,
+    "_adaptive_avg_pool3d": _average_of_windows,
+    "binary_cross_entropy": _one_sign,
+    "smooth_l1_loss": _one_sign,
+    "huber_loss": _one_sign,
+    "_softmax": _softmax,
+    "_safe_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "_log_softmax_backward_data": _softmax_backward,
+    "logsumexp": _log_sum,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_cudnn_attention": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
+    "var": _variance,
+    "std": _variance,
+    "var_mean": _variance,
+    "std_mean": _variance,
+    "native_layer_norm": _layer_norm,
+    "native_batch_norm": _batch_norm,
+    "cudnn_batch_norm": _batch_norm,
+    "miopen_batch_norm": _batch_norm,
+    "_native_batch_norm_legit": _batch_norm,
+    "_native_batch_norm_legit_functional": _batch_norm,
+    "_batch_norm_with_update": _batch_norm,
+    "_batch_norm_with_update_functional": _batch_norm,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "cudnn_batch_norm_backward": _batch_norm_backward,
+    "miopen_batch_norm_backward": _batch_norm_backward,
+    "batch_norm_backward": _batch_norm_backward,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "embedding_dense_backward": _embedding_backward,
+    "erf": _erf,
+    "erfc": _erf,
+    "gelu": _gelu,
+    "gelu_backward": _gelu,
+    "index_add": _indexed_sum,
+    "scatter_add": _indexed_sum,
+}
+
+
+def _lengths_of_convolution_backward(call: UnperturbedCall) -> list[int]:
+    grad, _, weight, *rest = call.args
+    positions = grad.numel() // max(1, grad.shape[1])
+    return [
+        _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6]),
+        positions,
+        positions,
+    ]
+
+
+def _lengths_of_norm_backward(call: UnperturbedCall) -> list[int]:
+    rows = call.args[0].numel() // max(1, math.prod(call.args[2]))
+    return [0, rows, rows]
+
+
+# How many terms each result of a plain sum has; 0 if it is not one.
+_LENGTHS: dict[str, Callable[[UnperturbedCall], list[int]]] = {
+    **dict.fromkeys(
+        ("mm", "bmm", "mv", "dot", "_grouped_mm"), lambda call: [call.args[0].shape[-1]]
+    ),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: [call.args[1].shape[-1]]),
+    **dict.fromkeys(("sum", "mean"), lambda call: [_count_terms(call.args[0], call.result)]),
+    "convolution": lambda call: [
+        _terms_of_convolution(call.args[1], transposed=call.args[6], groups=call.args[8])
+    ],
+    "convolution_backward": _lengths_of_convolution_backward,
+    "native_layer_norm_backward": _lengths_of_norm_backward,
+    "embedding_dense_backward": lambda call: [_count_most_frequent(call.args[1])],
+}

@@ -1,0 +1,320 @@
+"""The error of summing many terms, in half units in the last place.
+
+Adding n terms one by one rounds n partial sums. Partial sums of terms of one sign grow like r k/n
+towards the result r; those of random signs grow like the square root of the sum of squares q. The
+roundings together are a random error of u/2 times the amplitude
+
+    a = sqrt(n) * sqrt(r^2 / 3 + q / 2).
+
+Implementations that sum in blocks or pairs do better. Two things can make it worse, in the order
+of memory. The partial sums of sorted terms move far away and come back: where they do, their root
+mean square takes the place of the second root. And terms that are nearly equal are all rounded in
+the same direction: where that makes more, the error of adding them one by one is computed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.numerics.criterion import UNIT_F32
+from paritas.core.torch_private.operators import is_wrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from paritas.core.torch_private.operators import Operator, Traits
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedError:
+    """An error that values share: a row that is divided by one norm is off by one factor.
+
+    Attributes:
+        amplitude: per value.
+        shape: one draw for each element of this shape, which is broadcast over the values.
+        repeats: how many times each draw is repeated first, along the second dimension: the
+            channels of a group.
+    """
+
+    amplitude: Tensor
+    shape: torch.Size
+    repeats: int = 1
+
+
+Amplitudes = list["Tensor | list[SharedError] | None"]
+
+
+@dataclasses.dataclass(frozen=True)
+class UnperturbedCall:
+    """One call of an operator, on its unperturbed arguments."""
+
+    name: str
+    func: Operator
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+def amplitude_from(result: Tensor, squares: Tensor, length: int) -> Tensor:
+    """The amplitude a, computed in place of `squares`, which is q."""
+    size = result.abs() if result.is_complex() else result
+    if squares.dtype != size.dtype:
+        squares = squares.to(size.dtype)
+    return squares.mul_(length / 2).addcmul_(size, size, value=length / 3).sqrt_()
+
+
+def amplitude_in_order(amplitude: Tensor, length: int, squared_path: Tensor | None) -> Tensor:
+    """The amplitude, raised where partial sums move far beyond what random signs would give.
+
+    Args:
+        amplitude: what `amplitude_from` gives.
+        length: the number of terms.
+        squared_path: the mean square of the partial sums; None if they need not be looked at.
+    """
+    if squared_path is None:
+        return amplitude
+    ordered = squared_path.reshape(amplitude.shape).mul(length).sqrt_().to(amplitude.dtype)
+    is_far = ordered > FAR_FROM_RANDOM * amplitude
+    return torch.where(is_far, ordered.mul_(_HALF_UNITS_PER_ROUNDING), amplitude)
+
+
+# Paths of random terms are rarely longer, relative to what is expected of them.
+FAR_FROM_RANDOM = 1.5
+
+
+# Fewer terms cannot go far.
+SHORTEST_PATH = 16
+
+
+# A sum is rounded by up to one unit of the power of two below it. The root mean square over all
+# sums between two powers is 1.47 half units of the sum, and nothing averages that out here.
+_HALF_UNITS_PER_ROUNDING = 1.5
+
+
+PATH_BLOCKS = 8
+
+
+def path_of_rows(rows: Tensor) -> Tensor | None:
+    """The mean square of the partial sums over the last dimension; None if it is short."""
+    length = rows.shape[-1]
+    if length < SHORTEST_PATH:
+        return None
+    width = -(-length // PATH_BLOCKS)
+    whole = rows[..., : length // width * width].unflatten(-1, (-1, width))
+    return square(whole.sum(-1).cumsum(-1)).mean(-1)
+
+
+def with_error_of_equal_terms(amplitude: Tensor, rows: Tensor) -> Tensor:
+    """The amplitude, raised where adding the terms one by one makes a far larger error.
+
+    A partial sum is a multiple of its last digit, so what is lost by adding a term depends on this
+    term alone: its part below that digit. Of equal terms it is the same each time.
+    """
+    length = rows.shape[-1]
+    if length < SHORTEST_PATH or rows.is_complex() or not rows.numel():
+        return amplitude
+    limit = _NOT_BY_CHANCE * amplitude.reshape(-1)
+    flat = rows.reshape(-1, length)
+    step = max(1, flat.numel() // _MOST_ADDED_IN_ORDER)
+    if step > 1 and not (_error_one_by_one(flat[::step]) > limit[::step]).any():
+        return amplitude
+    error = _error_one_by_one(flat).to(amplitude.dtype)
+    raised = torch.where(error > limit, error * _HALF_UNITS_PER_ROUNDING, amplitude.reshape(-1))
+    return raised.view(amplitude.shape)
+
+
+# Errors of random terms are about half of their amplitude.
+_NOT_BY_CHANCE = 2.5
+
+
+# Of more terms, the error is computed for some sums only, before it is for all.
+_MOST_ADDED_IN_ORDER = 1 << 16
+
+
+def _error_one_by_one(rows: Tensor) -> Tensor:
+    """The error of float32 sums over the last dimension, in half units of 1."""
+    wide = rows.to(torch.float64)
+    size = torch.maximum(wide.cumsum(-1).abs_(), wide.abs())
+    digit = torch.ldexp(torch.ones_like(wide), torch.frexp(size).exponent - 24)
+    lost = torch.round(wide / digit).mul_(digit).sub_(wide).sum(-1)
+    return lost.abs_().nan_to_num_(0.0, 0.0, 0.0).mul_(2.0 / UNIT_F32)
+
+
+def rows_of(x: Tensor, dims: Any) -> Tensor:
+    """The terms of a sum over some dimensions as last dimension, in the order of memory."""
+    if not x.dim():
+        return x.reshape(1)
+    over = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
+    over = [dim % x.dim() for dim in over]
+    kept = [dim for dim in range(x.dim()) if dim not in over]
+    moved = x.permute(*kept, *sorted(over))
+    return moved.reshape(*(x.shape[dim] for dim in kept), -1)
+
+
+def path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
+    """The same of a product of matrices; None if it is short, or a sample of it is not ordered."""
+    length = left.shape[-1]
+    if length < SHORTEST_PATH:
+        return None
+    rows = left if left.dim() > 1 else left[None]
+    columns = right if right.dim() > 1 else right[:, None]
+    few = _sampled(rows, -2), _sampled(columns, -1)
+    terms = few[0].unsqueeze(-2) * few[1].mT.unsqueeze(-3)
+    path, squares = path_of_rows(terms), square(terms).sum(-1)
+    if path is None:
+        return None
+    expected = amplitude_from(terms.sum(-1), squares, length).mul_(FAR_FROM_RANDOM)
+    return _whole_path(rows, columns) if path.mean() * length > expected.square_().mean() else None
+
+
+def _whole_path(left: Tensor, right: Tensor) -> Tensor:
+    """The mean square of the partial products, one block after the other, to save memory."""
+    parts = zip(
+        *(one.chunk(PATH_BLOCKS, dim) for one, dim in ((left, -1), (right, -2))), strict=True
+    )
+    first = next(parts)
+    total = torch.matmul(*first)
+    squares, count = square(total), 1
+    for part in parts:
+        total = total + torch.matmul(*part)
+        squares.add_(square(total))
+        count += 1
+    return squares.div_(count)
+
+
+def _sampled(matrices: Tensor, dim: int) -> Tensor:
+    """A few rows or columns, of a few matrices."""
+    for one in (dim, *range(matrices.dim() - 2)):
+        step = max(1, matrices.shape[one] // FEW)
+        where = [slice(None)] * matrices.dim()
+        where[one] = slice(0, step * FEW, step)
+        matrices = matrices[tuple(where)]
+    return matrices
+
+
+FEW = 4
+
+
+def square(tensor: Tensor) -> Tensor:
+    """The squared magnitudes, also of complex numbers."""
+    return tensor.abs().square_() if tensor.is_complex() else tensor.square()
+
+
+# --- The rounding of a last long sum, known without a run -----------------------------------------
+
+# The gradient of a bias is a sum over rows, and the summation rounds far more than the rows
+# themselves. This part of the noise can be computed from the terms while the arbiter runs. It is
+# never more than the whole noise.
+
+_SUMMING = frozenset({"sum", "mean"})
+# Short sums round little more than any operator, and have many results.
+_SHORTEST_SUM = 16
+# The number of values remembered at once, for a program that only sums.
+_MOST_REMEMBERED = 1 << 21
+# Few enough values for their squares to stay in a core's cache.
+_CACHED_COUNT = 1 << 16
+# The rms of u/2 * a * U with U uniform in [-1, 1], per a.
+_RMS_FACTOR = 2.0**-25 / math.sqrt(3)
+
+
+class LastSums:
+    """The sums of one run, by the memory of their results."""
+
+    def __init__(self) -> None:
+        # The result itself is kept, so that its memory is not reused.
+        self._known: collections.OrderedDict[int, tuple[Tensor, Tensor]] = collections.OrderedDict()
+        self._size = 0
+
+    def note(
+        self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Remember the result of a long sum."""
+        if kind.name not in _SUMMING or kind.mutates or not isinstance(result, torch.Tensor):
+            return
+        terms, over = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+        if not (_is_plain_float64(terms) and _is_plain_float64(result)):
+            return
+        many = (
+            terms.numel() >= _SHORTEST_SUM * max(1, result.numel())
+            and result.numel() <= _MOST_REMEMBERED
+        )
+        if not (many and result.numel()):
+            return
+        key = result.untyped_storage().data_ptr()
+        self._forget(key)
+        amplitude = _amplitude_of_sum(terms, result, over, mean=kind.name == "mean")
+        if amplitude is None:
+            return
+        self._known[key] = result.detach(), amplitude
+        self._size += 2 * result.numel()
+        while self._size > _MOST_REMEMBERED:
+            self._forget(next(iter(self._known)))
+
+    def forget_written(self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forget sums that an operator writes to."""
+        if not (self._known and kind.mutates):
+            return
+        for place, value in (*enumerate(args), *kwargs.items()):
+            if place in kind.mutates:
+                for tensor in value if isinstance(value, list | tuple) else [value]:
+                    if _is_plain_float64(tensor):
+                        self._forget(tensor.untyped_storage().data_ptr())
+
+    def behind(self, result: Tensor) -> Tensor | None:
+        """The rms rounding per element of the sum in float32; None if no sum gave this result."""
+        if not (self._known and _is_plain_float64(result)):
+            return None
+        found = self._known.get(result.untyped_storage().data_ptr())
+        if found is None:
+            return None
+        added, amplitude = found
+        same = added.numel() == result.numel() and added.storage_offset() == result.storage_offset()
+        if not (same and added.is_contiguous() and result.is_contiguous()):
+            return None
+        # Values that fit float32 may be sums without rounding: masks, counts, positions.
+        fits = added.to(torch.float32).to(torch.float64) == added
+        return torch.where(fits, 0.0, amplitude.mul(_RMS_FACTOR)).view(result.shape)
+
+    def _forget(self, key: int) -> None:
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._size -= 2 * known[0].numel()
+
+
+def _is_plain_float64(value: Any) -> bool:
+    """Whether a value is a strided float64 tensor with its own memory, and not a wrapper."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+        return False
+    return value.layout is torch.strided and not value.is_nested and not is_wrapper(value)
+
+
+def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Tensor | None:
+    """The amplitude of a sum or mean of real `x` over some axes, without a copy of x's size."""
+    if over is not None and not isinstance(over, list | tuple | int):
+        return None
+    dims = [over] if isinstance(over, int) else list(over or range(x.dim()))
+    length = x.numel() // result.numel()
+    squares: Tensor | None = None
+    for piece in _split_for_cache(x, dims):
+        mine = piece.square().sum(dim=dims)
+        squares = mine if squares is None else squares.add_(mine)
+    if squares is None or squares.numel() != result.numel():
+        return None
+    return amplitude_from(result, squares.div_(length**2 if mean else 1).view(result.shape), length)
+
+
+def _split_for_cache(x: Tensor, dims: Sequence[int]) -> list[Tensor]:
+    """Split `x` along the longest of these axes into pieces that stay in a core's cache."""
+    if not x.dim():
+        return [x]
+    axis = max(dims, key=lambda dim: x.shape[dim])
+    most = _CACHED_COUNT if x.is_cpu else x.numel()
+    width = max(1, most * x.shape[axis] // x.numel())
+    return list(torch.split(x, width, dim=axis))

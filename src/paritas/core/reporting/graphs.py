@@ -1,0 +1,415 @@
+"""A checked graph in words, for the terminal, files and pages."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Group
+from rich.segment import Segment
+from rich.text import Text
+
+from paritas.core.reporting.terminal import STYLES as STATUS_STYLES
+from paritas.core.reporting.terminal import indented, listed, small_table
+from paritas.core.results import wording
+from paritas.core.results.findings import Status
+from paritas.core.results.graph_reports import CallOutcome
+from paritas.core.results.wording import MOST_SHOWN, enumerated, near_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from paritas.core.results.graph_reports import GraphReport, OperatorResult, OptionResult
+
+# Outcomes that need attention first.
+ORDER = (CallOutcome.FAILED, CallOutcome.UNSUPPORTED, CallOutcome.VERIFIED, CallOutcome.NOTHING)
+MEANINGS = {
+    CallOutcome.VERIFIED: "every requested split was compared and is right",
+    CallOutcome.NOTHING: "there is no split to compare; see the reason",
+    CallOutcome.UNSUPPORTED: "could not be checked; see the reason",
+    CallOutcome.FAILED: "a split does not compute what the whole operator computes",
+}
+_ENDED = {outcome: outcome.value for outcome in CallOutcome} | {
+    CallOutcome.NOTHING: "with nothing to check"
+}
+_MINUTE = 60.0
+_MOST_NAMES = 3
+# `1 call`, `12,000 calls`.
+counted = functools.partial(wording.counted, thousands=",")
+_WORD = re.compile(r"\w+")
+
+
+class Reason(NamedTuple):
+    """The reason for an outcome, with the number of calls and their operators."""
+
+    words: str
+    calls: int
+    operators: tuple[str, ...]
+
+
+def graph_headline(report: GraphReport) -> str:
+    """The number of calls by outcome: `model.pt2: 36 calls, 25 verified, 1 failed, ...`."""
+    parts = [f"{short_name(report)}: {counted(report.calls, 'call')}"]
+    parts += [f"{count:,} {_ENDED[outcome]}" for outcome, count in report.counts().items() if count]
+    return ", ".join(parts)
+
+
+def short_name(report: GraphReport) -> str:
+    """The file name without folders; other names unchanged."""
+    return PurePath(report.graph).name or report.graph
+
+
+def graph_label(report: GraphReport, beside: Iterable[GraphReport]) -> str:
+    """The name of a graph among those of its folder; with its number if names are equal."""
+    same = sum(one.graph == report.graph for one in beside)
+    return f"{report.graph} ({report.number})" if same > 1 else report.graph
+
+
+def verdict_word(report: GraphReport) -> str:
+    """The verdict in one word."""
+    return {0: "verified", 1: "failed"}.get(report.exit_code, "unverified")
+
+
+def verdict_words(report: GraphReport) -> str:
+    """The reason for the verdict, as a sentence without a full stop."""
+    counts = report.counts()
+    verified = f"{counts[CallOutcome.VERIFIED]:,} of {counted(report.calls, 'call')} verified"
+    if report.exit_code == 1 and not failing(report) and report.proof is not None:
+        return f"the placements are wrong: {report.proof.words}"
+    if report.exit_code == 1:
+        operators = len(failing(report))
+        wrong = sum(len(failing_options(one, report)) for one in failing(report))
+        splits = f" in {counted(wrong, 'split')}" if wrong else ""
+        calls = counted(counts[CallOutcome.FAILED], "call")
+        return f"{calls} of {counted(operators, 'operator')} wrong{splits}; {verified}"
+    missing = report.calls - sum(counts.values())
+    if not report.ended:
+        return f"interrupted, {counted(max(0, missing), 'call')} not checked yet; {verified}"
+    if missing:
+        return f"{counted(missing, 'call')} not accounted for; {verified}"
+    if counts[CallOutcome.UNSUPPORTED]:
+        return (
+            f"{counted(counts[CallOutcome.UNSUPPORTED], 'call')} could not be checked; {verified}"
+        )
+    if report.proof is not None and report.proof.status == "not decided":
+        return f"the graph under its placements is {report.proof.words}; {verified}"
+    if not counts[CallOutcome.VERIFIED]:
+        return "nothing was checked"
+    rest = counts[CallOutcome.NOTHING]
+    others = f", nothing to check in the other {rest:,}" if rest else ""
+    compared = f"{counted(_count_splits(report), 'split')} compared"
+    return "; ".join([f"{verified}{others}", compared, *_proved_words(report)])
+
+
+def _proved_words(report: GraphReport) -> list[str]:
+    """How many splits are proved over the real numbers, and whether the graph is."""
+    proofs = [option.proof for one in report.operators for option in one.options if option.proof]
+    words = []
+    if proofs:
+        proved = sum(proof.status == "proved" for proof in proofs)
+        words.append(f"{proved:,} of {len(proofs):,} proved over the reals")
+    if report.proof is not None and report.proof.status == "proved":
+        words.append("the graph under its placements is proved over the reals")
+    return words
+
+
+def size_words(report: GraphReport) -> str:
+    """The amount of work and the time it took."""
+    words = [
+        counted(len(report.operators), "distinct operator"),
+        counted(_count_splits(report), "split"),
+    ]
+    ranks = sorted({option.ranks for one in report.operators for option in one.options})
+    if ranks:
+        words[-1] += f" over {' and '.join(map(str, ranks))} ranks"
+    words += _confirmed_words(report)
+    words.append(duration(report.seconds))
+    if report.resumed:
+        words.append(f"{counted(report.resumed, 'operator')} from an earlier run")
+    if report.shared:
+        words.append(
+            f"{counted(report.shared, 'operator')} already verified for another graph here"
+        )
+    return ", ".join(words)
+
+
+def _confirmed_words(report: GraphReport) -> list[str]:
+    """How many splits real ranks confirmed, by backend."""
+    options = [option for one in report.operators for option in one.options]
+    confirmed: Counter[str] = Counter()
+    for option in options:
+        if option.confirmation is not None:
+            passes = option.confirmation.status.passes(strict=report.strict)
+            confirmed[option.confirmation.backend] += int(passes)
+    return [
+        f"{count:,} of {len(options):,} confirmed on {backend} ranks"
+        for backend, count in confirmed.items()
+    ]
+
+
+def _count_splits(report: GraphReport) -> int:
+    return sum(len(one.options) for one in report.operators)
+
+
+def failing(report: GraphReport) -> list[OperatorResult]:
+    """The operators that failed, in the order of the graph."""
+    return [one for one in report.operators if one.outcome is CallOutcome.FAILED]
+
+
+def failing_options(one: OperatorResult, report: GraphReport) -> list[OptionResult]:
+    """The wrong splits of an operator, gravest first; unstable ones too if strict."""
+    bad = [
+        option
+        for option in one.options
+        if option.status is not Status.UNVERIFIED and not option.status.passes(strict=report.strict)
+    ]
+    return sorted(bad, key=lambda option: -option.status.gravity)
+
+
+def reasons(report: GraphReport, outcome: CallOutcome) -> list[Reason]:
+    """The reasons for an outcome, those with most calls first; verified calls may have none.
+
+    Reasons that differ only in the names of nodes are merged: each of a hundred backward passes
+    names its own forward node.
+    """
+    nodes = {site.node for one in report.operators for site in one.sites}
+
+    def mask(word: re.Match[str]) -> str:
+        return "..." if word.group() in nodes else word.group()
+
+    found: dict[str, list[OperatorResult]] = {}
+    for one in report.operators:
+        if one.outcome is outcome and (one.reason or outcome is not CallOutcome.VERIFIED):
+            found.setdefault(_WORD.sub(mask, one.reason), []).append(one)
+    merged = [
+        Reason(
+            # The reason of a single operator keeps its names.
+            words=(same[0].reason if len(same) == 1 else words) or "no reason is given",
+            calls=sum(len(one.sites) for one in same),
+            operators=tuple(dict.fromkeys(one.operator for one in same)),
+        )
+        for words, same in found.items()
+    ]
+    return sorted(merged, key=lambda reason: -reason.calls)
+
+
+def option_words(option: OptionResult) -> str:
+    """The split in words: `idx 0, dim 1: split by k`."""
+    place = f"idx {option.idx}, dim {option.dim}"
+    return f"{place}: {option.split}" if option.split else place
+
+
+def confirmation_words(option: OptionResult) -> str:
+    """The status on simulated and real ranks: `simulated identical, gloo equivalent`; or empty."""
+    both = option.confirmation
+    return f"simulated {both.simulated}, {both.backend} {both.status}" if both else ""
+
+
+def proof_words(option: OptionResult) -> str:
+    """What is known for all shapes; empty if it was not asked for."""
+    return option.proof.words if option.proof is not None else ""
+
+
+def loss_gap(option: OptionResult) -> float | None:
+    """The relative difference of the loss on several devices to that on one; None without both.
+
+    It is NaN if a loss is NaN, and infinite if only the loss on one device is 0.
+    """
+    whole, split = option.loss_whole, option.loss_split
+    if whole is None or split is None:
+        return None
+    if whole == split:
+        return 0.0
+    if math.isinf(whole) or math.isinf(split):
+        return math.nan if math.isnan(whole + split) else math.inf
+    return abs(split - whole) / abs(whole) if whole else abs(split - whole) * math.inf
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes and seconds."""
+    if seconds < _MINUTE:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
+
+
+# --- The report for a terminal --------------------------------------------------------------------
+
+MOST_ROWS = 24
+OUTCOME_STYLES = {
+    CallOutcome.VERIFIED: "green",
+    CallOutcome.NOTHING: "dim",
+    CallOutcome.UNSUPPORTED: "magenta",
+    CallOutcome.FAILED: "bold red",
+}
+# Control characters other than the newline.
+_CONTROLS = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
+_VERDICT_STYLES = {"verified": "green", "failed": "bold red", "unverified": "magenta"}
+_PROOF_VERDICTS = {"proved": "verified", "refuted": "failed", "not decided": "unverified"}
+
+
+def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] = ()) -> Group:
+    """The whole report with the files it was written to; print with `crop=False`."""
+    parts: list[RenderableType] = [
+        Text(graph_headline(report), style="bold"),
+        Text(size_words(report)),
+    ]
+    for section in (
+        _graph_proof(report),
+        _failures(report, width, Path(*files[:1]).parent),
+        _grouped(report, CallOutcome.UNSUPPORTED, "could not be checked"),
+        _grouped(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
+        _grouped(report, CallOutcome.NOTHING, "nothing to check"),
+        _other_graphs(report),
+        (*listed("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
+    ):
+        lines = list(section)
+        parts += [Text(), *lines] if lines else []
+    return Group(_Printable(Group(*parts)), Text(), graph_verdict_line(report))
+
+
+class _Printable:
+    """Replaces control characters, which names from a file may contain."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._shown, options):
+            yield Segment(segment.text.translate(_CONTROLS), segment.style)
+
+
+def graph_verdict_line(report: GraphReport) -> Text:
+    """The verdict in one line, which is never wrapped."""
+    word = verdict_word(report)
+    words = f"{word}: {verdict_words(report)}"
+    return Text(words, style=_VERDICT_STYLES[word], no_wrap=True, overflow="ignore")
+
+
+def _graph_proof(report: GraphReport) -> Iterator[RenderableType]:
+    """The proof of the graph as a whole."""
+    proof = report.proof
+    if proof is None:
+        return
+    style = _VERDICT_STYLES[_PROOF_VERDICTS[proof.status]]
+    yield Text(f"the graph under its placements: {proof.status}", style=style)
+    yield indented(proof.words)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[RenderableType]:
+    found = failing(report)
+    if not found:
+        return
+    pairs: list[tuple[OperatorResult, OptionResult | None]] = []
+    for one in found:
+        options = failing_options(one, report)
+        pairs += [(one, option) for option in options] or [(one, None)]
+    yield _failure_table(pairs, width)
+    for one in found[:MOST_SHOWN]:
+        yield Text()
+        yield from _story(one, report, folder)
+    if len(found) > MOST_SHOWN:
+        yield Text(f"and {len(found) - MOST_SHOWN} more operators are wrong")
+
+
+def _failure_table(
+    pairs: list[tuple[OperatorResult, OptionResult | None]], width: int
+) -> RenderableType:
+    """A row for each wrong split: the call, the split, and the user's source line."""
+    table = small_table()
+    table.add_column("status", no_wrap=True)
+    table.add_column("call and split", overflow="fold", max_width=width // 2)
+    table.add_column("source line", overflow="fold")
+    for one, option in pairs[:MOST_ROWS]:
+        site = one.sites[0]
+        count = f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
+        table.add_row(
+            _status(one, option),
+            Text(f"{site.node}{count}\n{_split_words(option) if option else one.reason}"),
+            Text("\n".join(filter(None, (near_path(site.source), site.code))) or "not known"),
+        )
+    if len(pairs) > MOST_ROWS:
+        table.add_row("", f"{len(pairs) - MOST_ROWS} more", "")
+    return table
+
+
+def _status(one: OperatorResult, option: OptionResult | None) -> Text:
+    if option is None:
+        return Text(one.outcome.value, style=OUTCOME_STYLES[one.outcome])
+    return Text(option.status.value, style=STATUS_STYLES[option.status])
+
+
+def _split_words(option: OptionResult) -> str:
+    return f"{option_words(option)}, {option.ranks} ranks"
+
+
+def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[RenderableType]:
+    """One operator in words: what, which split, the figures, where, what to do."""
+    yield Text(f"{one.sites[0].node}: {one.operator}", style=OUTCOME_STYLES[CallOutcome.FAILED])
+    yield indented(one.signature)
+    options = failing_options(one, report)
+    for option in options[:MOST_SHOWN]:
+        yield indented(f"{_split_words(option)}: {option.status.value}")
+        yield from (indented(words, 4) for words in _figures(option))
+    if len(options) > MOST_SHOWN:
+        yield indented(f"and {len(options) - MOST_SHOWN} more splits")
+    if one.reason and not options:
+        yield indented(one.reason)
+    modules = list(dict.fromkeys(site.module for site in one.sites if site.module))
+    if modules:
+        yield indented(f"in module {enumerated(modules, _MOST_NAMES)}")
+    if one.script:
+        yield indented(f"reproduce it: python {near_path(str(folder / one.script))}")
+
+
+def _figures(option: OptionResult) -> Iterator[str]:
+    if option.reason:
+        yield option.reason
+    if option.confirmation is not None:
+        yield f"ranks: {confirmation_words(option)}"
+    if option.proof is not None:
+        yield option.proof.words
+    if option.rule:
+        yield f"rule, {option.origin}: {option.rule}"
+    if option.loss_whole is not None and option.loss_split is not None:
+        yield f"loss {option.loss_whole:.9g} on one device, {option.loss_split:.9g} on several"
+    if option.gradients:
+        yield option.gradients
+
+
+# --- what was not checked -------------------------------------------------------------------------
+
+
+def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[RenderableType]:
+    """The reasons for an outcome, each with its number of calls and its operators."""
+    found = reasons(report, outcome)
+    if not found:
+        return
+    calls = sum(reason.calls for reason in found)
+    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_STYLES[outcome])
+    for reason in found[:MOST_SHOWN]:
+        names = [name for name in reason.operators if name not in reason.words]
+        which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
+        yield indented(f"{reason.calls:,}: {reason.words}{which}")
+    if len(found) > MOST_SHOWN:
+        yield indented(f"and {len(found) - MOST_SHOWN} more reasons")
+
+
+def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
+    """A line for each other graph of the folder."""
+    if not report.others:
+        return
+    graphs = (report, *report.others)
+    yield Text(f"also in this folder: {counted(len(report.others), 'graph')}", style="bold")
+    for one in report.others:
+        words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
+        yield indented(words)

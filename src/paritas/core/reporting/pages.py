@@ -1,0 +1,442 @@
+"""The parts of every HTML page: assets, columns, sentences; and the page of a verdict.
+
+A page is one self-contained file: it loads nothing and runs only its own scripts.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import gzip
+import hashlib
+import math
+import re
+from collections import Counter
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+import msgspec
+
+from paritas.core.reporting.explanations import Fact, cause_facts
+from paritas.core.reporting.graphs import counted
+from paritas.core.reporting.pictures import SvgPicture, svg_picture
+from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
+from paritas.core.results.causes import Cause, group_causes
+from paritas.core.results.comparisons import beginnings
+from paritas.core.results.findings import Status
+from paritas.core.results.wording import MEANING, cause_lines, results_words, size
+from paritas.core.results.wording import headline as verdict_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from paritas.core.results.comparisons import Comparison, ComparisonRow, Divergence
+    from paritas.core.results.findings import Finding, Verdict
+
+
+# --- Templates, styles and scripts ----------------------------------------------------------------
+
+# For the rest of a list, the page refers to the JSON.
+MOST_LISTED = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class PageLayout:
+    """The assets of a page; its own scripts are joined into one that defines no global names."""
+
+    template: str
+    styles: tuple[str, ...]
+    vendored: tuple[str, ...]
+    own: tuple[str, ...]
+
+
+def render_page(
+    layout: PageLayout, filters: Mapping[str, Callable[..., str]], **values: Any
+) -> str:
+    """Render a page with these filters and values for its template; all values are escaped."""
+    scripts = _scripts(layout)
+    environment = _environment().overlay()
+    environment.filters = {**environment.filters, **filters}
+    return environment.get_template(layout.template).render(
+        most_listed=MOST_LISTED,
+        rest_of_list=": they are in the JSON",
+        styles=[*map(_without_map, layout.styles)],
+        scripts=scripts,
+        allowed=" ".join(f"'sha256-{_digest(script)}'" for script in scripts),
+        **values,
+    )
+
+
+def render_fragment(template: str, styles: tuple[str, ...], scope: str, **values: Any) -> str:
+    """Render a fragment for another page: it loads and runs nothing, and styles only itself.
+
+    Args:
+        template: its file.
+        styles: nested below the scope; `&` is the scope itself.
+        scope: a CSS selector of the outermost element, which the template writes.
+        values: for the template; all are escaped.
+    """
+    rules = "\n".join(map(_asset, styles))
+    style = f"{scope} {{\n{rules}}}"
+    return _environment().get_template(template).render(style=style, rest_of_list="", **values)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FunctionLoader(_asset),
+    )
+
+
+@functools.cache
+def _scripts(layout: PageLayout) -> tuple[str, ...]:
+    own = "\n".join(_asset(name) for name in layout.own)
+    return (*map(_licensed, layout.vendored), f'"use strict";\n(() => {{\n{own}\n}})();\n')
+
+
+def _licensed(name: str) -> str:
+    """A vendored script with its licence, which has to be part of every copy."""
+    work = name.partition(".")[0]
+    return f"/*\n{_asset(f'{work}.LICENSE')}*/\n{_without_map(name)}"
+
+
+def _without_map(name: str) -> str:
+    """An asset without the link to its source map, which developer tools would try to load."""
+    return re.sub(r"//# sourceMappingURL=\S+|/\*# sourceMappingURL=\S+ \*/", "", _asset(name))
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return resources.files("paritas.core.reporting").joinpath("assets", name).read_text("utf-8")
+
+
+def _digest(script: str) -> str:
+    """The hash of a script for the content security policy: the browser runs nothing else."""
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+# --- Compact columns of a table -------------------------------------------------------------------
+
+# Digits that a page shows; the JSON and the CSV have all.
+DIGITS = 4
+_NOTHING = "null"
+# JSON has no such numbers: they are written as strings.
+_NO_NUMBERS = {"nan", "inf", "-inf"}
+
+
+def text_column(values: Iterable[str]) -> dict[str, Any]:
+    """Each distinct text once, and its number for each row; no numbers if all rows are equal."""
+    places: dict[str, int] = {}
+    rows = [places.setdefault(value, len(places)) for value in values]
+    return {"texts": list(places), "rows": rows if len(places) > 1 else None}
+
+
+def number_column(values: Iterable[float | None], digits: int = DIGITS) -> msgspec.Raw | None:
+    """Numbers as JSON with this many digits; None if no row has one."""
+    column = [_NOTHING if value is None else _number(value, digits) for value in values]
+    if all(text is _NOTHING for text in column):
+        return None
+    return msgspec.Raw(f"[{','.join(column)}]".encode())
+
+
+def _number(value: float, digits: int) -> str:
+    if isinstance(value, int):
+        return str(value)  # a count keeps all digits
+    text = f"{value:.{digits}g}"
+    return f'"{text}"' if text in _NO_NUMBERS else text
+
+
+def packed(payload: Any) -> str:
+    """Compressed JSON as base64.
+
+    It is a tenth of the size, and no name in it can end the script element.
+    """
+    return base64.b64encode(gzip.compress(msgspec.json.encode(payload), 6, mtime=0)).decode()
+
+
+# --- A comparison in sentences --------------------------------------------------------------------
+
+# Shown beside the colour for people who cannot see it.
+SIGNS = {
+    Status.IDENTICAL: "=",
+    Status.EQUIVALENT: "≈",
+    Status.UNSTABLE: "~",
+    Status.UNVERIFIED: "?",
+    Status.DEGRADED: "▼",
+    Status.DIFFERENT: "≠",
+}
+_TITLES = {
+    "values": "First divergence",
+    "both": "First divergence, and first NaN or Inf",
+    "non-finite": "First NaN or Inf",
+}
+_HOW_ATTRIBUTED = {
+    "replayed": "measured by running the operator again",
+    "estimated": "estimated from the errors of its inputs",
+}
+_NEXT = {
+    "made": "Look at that line. The row's panel below shows where in the tensor it is off.",
+    "given": "Look at where that value comes from: the programs got different inputs.",
+    "unclear": "Also record the inputs of this call on both sides, and compare again.",
+    "unmatched": "Map the names of the values before it with --rename, and compare again.",
+}
+_FUSED = (
+    "Record the candidate with fusion off and compare again: if it is right then, the fusion"
+    " causes the difference."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """Where two dumps begin to differ, in sentences."""
+
+    title: str
+    sentence: str
+    facts: tuple[Fact, ...]
+    place: int
+    status: Status
+
+
+def comparison_headline(comparison: Comparison) -> str:
+    """The verdict as a sentence, without the status word."""
+    rows, compared = len(comparison.rows), comparison.coverage.compared
+    failing = sum(not row.status.passes(strict=comparison.strict) for row in comparison.rows)
+    if not compared:
+        return "Nothing was compared, so nothing is verified."
+    lost = len(comparison.my.losses) + len(comparison.golden.losses)
+    incomplete = f" The dumps are incomplete: {counted(lost, 'problem')}." if lost else ""
+    if failing:
+        verb = "does" if failing == 1 else "do"
+        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass.{incomplete}"
+    few, unread = comparison.of_summaries, comparison.by_digest
+    weaker = (
+        f" For {counted(few, 'row')}, only statistics or sketches were compared." if few else ""
+    )
+    if unread:
+        weaker += f" For {counted(unread, 'row')}, only digests were compared, not the data."
+    same = "the same except for rounding"
+    if all(row.status is Status.IDENTICAL for row in comparison.rows):
+        same = "the same in everything recorded" if few or unread else "equal bit for bit"
+    subject = "The one row is" if rows == 1 else f"All {rows:,} rows are"
+    return f"{subject} {same}.{weaker}{incomplete}"
+
+
+def work_done(comparison: Comparison) -> str:
+    """How much was read, and how long it took; empty if neither is known."""
+    read = size(comparison.nbytes) if comparison.nbytes else ""
+    took = f"{comparison.seconds:.3g} s" if comparison.seconds else ""
+    return " in ".join(filter(None, (read, took)))
+
+
+def stories(comparison: Comparison) -> list[Story]:
+    """Where the two dumps begin to differ, in sentences."""
+    return [
+        Story(
+            title=_TITLES[of],
+            sentence=_divergence_sentence(row, divergence),
+            facts=tuple(_divergence_facts(row, divergence)),
+            place=place,
+            status=row.status,
+        )
+        for of, divergence, row, place in beginnings(comparison)
+    ]
+
+
+def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
+    operator = f" ({row.op})" if row.op else ""
+    module = f", module {row.module}" if row.module else ""
+    rank = "" if row.rank is None else f", rank {row.rank}"
+    where = f"step {row.step}{rank}{module}: {row.call or row.name}{operator}"
+    if divergence.kind == "made":
+        return f"It starts at {where}. The inputs of this call are right, its output is not."
+    if divergence.kind == "given":
+        return f"It first shows at {where}. This call did not cause it: it was in the inputs."
+    because = f": {divergence.reason}" if divergence.reason else ""
+    return f"The first failure is {where}. It is unknown whether this call caused it{because}."
+
+
+def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fact]:
+    if row.reason:
+        yield Fact("what is wrong", row.reason)
+    diagnosis = row.detail.diagnosis if row.detail else None
+    if diagnosis is not None and diagnosis.sentence:
+        yield Fact("what kind of wrong", diagnosis.sentence)
+    if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
+        yield Fact("why this one", divergence.reason)
+    if row.own is not None or row.inherited is not None:
+        yield Fact("error", _error_words(row))
+    worst = _worst_element(row)
+    if worst:
+        yield Fact("worst element", worst)
+    if row.judged_by:
+        yield Fact("judged by", row.judged_by)
+    if len(row.nodes) > 1:
+        by = f", compiled into {row.kernel}" if row.kernel else ""
+        yield Fact("fused", f"{len(row.nodes)} graph nodes{by}:", ", ".join(row.nodes))
+    if row.line:
+        yield Fact("source", row.line, row.code)
+    if row.limits:
+        yield Fact("limits", row.limits)
+    fused = f" {_FUSED}" if len(row.nodes) > 1 and divergence.kind == "made" else ""
+    yield Fact("what to do", row.advice or f"{_NEXT[divergence.kind]}{fused}")
+
+
+def _error_words(row: ComparisonRow) -> str:
+    own = "unknown" if row.own is None else figure(row.own)
+    inherited = "unknown" if row.inherited is None else figure(row.inherited)
+    how = f"; {_HOW_ATTRIBUTED[row.attributed]}" if row.attributed else ""
+    return f"own {own}, inherited {inherited}, relative to the golden norm{how}"
+
+
+def _worst_element(row: ComparisonRow) -> str:
+    if row.detail is not None and row.detail.worst:
+        worst = row.detail.worst[0]
+        index, mine, golden = worst.index, worst.my, worst.golden
+        steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
+    else:
+        metrics = row.figures.metrics if row.figures else None
+        if metrics is None or metrics.max_abs_index is None:
+            return ""
+        if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
+            return ""
+        index, steps = metrics.max_abs_index, ""  # `max_ulp` may belong to another element
+        mine, golden = metrics.max_abs_candidate, metrics.max_abs_reference
+    place = f"[{', '.join(map(str, index))}]"
+    return f"{place}: mine {figure(mine)}, golden {figure(golden)}{steps}"
+
+
+def figure(value: float) -> str:
+    """Four digits."""
+    return "NaN" if math.isnan(value) else f"{value:.4g}"
+
+
+# --- The page of a verdict, and the index of pages ------------------------------------------------
+
+# Failures described in full; the others have a row in the table.
+MOST_TOLD = 50
+MOST_ROWS = 2000
+_VERDICT_LAYOUT = PageLayout(
+    template="verdict_page.html.jinja",
+    styles=("basics.css", "report.css", "picture.css"),
+    vendored=(),
+    own=(),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PageLink:
+    """One line of the index: a check of a test, its status, its gravest finding, its page."""
+
+    test: str
+    what: str
+    status: str
+    worst: str
+    href: str
+
+
+def verdict_page(
+    verdict: Verdict, title: str, what: str, data: str, steps: Sequence[str] = ()
+) -> str:
+    """A verdict as one self-contained HTML file.
+
+    Args:
+        title: what was checked.
+        what: the name of the check.
+        data: the JSON file beside it with every finding.
+        steps: what to do next, a line each.
+    """
+    counts = Counter(finding.status for finding in verdict.findings)
+    ordered = sorted(verdict.findings, key=lambda finding: -finding.status.gravity)
+    causes = group_causes(verdict.failures)
+    return _render_verdicts(
+        title=title,
+        what=what,
+        status=verdict.status if verdict.enabled else Status.UNVERIFIED,
+        words=verdict_line(verdict),
+        verdict=verdict,
+        data=data,
+        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
+        stories=[_explained_story(cause) for cause in causes[:MOST_TOLD]],
+        more_stories=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
+        steps=steps,
+        rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
+        more_rows=max(0, len(ordered) - MOST_ROWS),
+        links=None,
+    )
+
+
+def index_page(links: Sequence[PageLink], *, verdicts: int) -> str:
+    """The index of pages, gravest first; `verdicts` is the number of all verdicts."""
+    ordered = sorted(links, key=lambda link: -Status(link.status).gravity)
+    status = Status(ordered[0].status) if ordered else Status.IDENTICAL
+    return _render_verdicts(
+        title="failed checks",
+        what="",
+        status=status,
+        words=f"{len(links)} of {verdicts} verdicts do not pass.",
+        verdict=None,
+        data="",
+        statuses=[],
+        stories=[],
+        more_stories=0,
+        steps=(),
+        rows=[],
+        more_rows=0,
+        links=[(link, Status(link.status)) for link in ordered],
+    )
+
+
+def _render_verdicts(**values: object) -> str:
+    return render_page(
+        _VERDICT_LAYOUT,
+        {},
+        signs=SIGNS,
+        columns=FINDING_COLUMNS,
+        legend=". ".join(FINDING_LEGEND.split("\n")),
+        **values,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplainedStory:
+    """A cause on its own page.
+
+    Attributes:
+        facts: what is known about it, if it is known where it starts; else `lines` are shown.
+        results: what results from it, in one line.
+    """
+
+    finding: Finding
+    lines: str
+    facts: tuple[Fact, ...] = ()
+    picture: SvgPicture | None = None
+    results: str = ""
+
+
+def _explained_story(cause: Cause) -> ExplainedStory:
+    finding = cause.start
+    return ExplainedStory(
+        finding=finding,
+        lines=cause_story(Cause(finding))[1],
+        facts=tuple(cause_facts(cause)) if cause.is_located else (),
+        picture=None if finding.picture is None else svg_picture(finding.picture),
+        results=results_words(cause),
+    )
+
+
+def cause_story(cause: Cause) -> tuple[Finding, str]:
+    """Where a cause starts, and its lines, without the first, which repeats item and status."""
+    return cause.start, "\n".join(line[4:] for line in cause_lines(cause)[1:])
+
+
+def finding_row(finding: Finding) -> tuple[str, str, str, list[str]]:
+    """One row of the table: CSS class, sign and name of its status, and the other cells."""
+    status = finding.status
+    cells = [cell.plain for cell in finding_cells(finding)[1:]]
+    return f"s-{status.value}", SIGNS[status], status.value, cells

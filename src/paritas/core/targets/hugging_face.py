@@ -1,0 +1,734 @@
+"""Models of Hugging Face's transformers by class: `hf:LlamaForCausalLM`, small and with inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import inspect
+import itertools
+import linecache
+import logging
+import re
+import time
+import traceback
+import types
+import typing
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.subjects import Inputs
+from paritas.core.targets import configurations, parse_target, turn_off_chance
+from paritas.core.targets.configurations import parts_of
+from paritas.core.targets.drawing import Drawing
+from paritas.core.targets.hugging_face_classes import import_transformers, model_class
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    _Built = tuple[torch.nn.Module, Inputs | None]
+
+
+# --- What a model's error says about its inputs or its configuration, and the next thing to try ---
+# Models say which argument is missing, which size they expected, how many placeholders an image
+# needs, which settings have to agree. Each function here returns what to try next, or None if the
+# error does not help.
+
+_COUNTED = re.compile(
+    r"(\w+) features and \w+ tokens do not match.*?tokens: (\d+).*?features:? (\d+)", re.DOTALL
+)
+_UNWANTED = re.compile(
+    r"`?(\w+)`? is (?:not expected|expected to be `?None)|cannot (?:\w+ ){1,2}both `?(\w+)`?"
+)
+# A size that an argument has, and the size that the model expects.
+_SIZES = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"expected input\[[\d, ]*\] to have (?P<after>\d+) channels, but got (?P<before>\d+)",
+        r"cannot be multiplied \(\d+x(?P<before>\d+) and (?P<after>\d+)x\d+\)",
+        r"with shape \[\*, (?P<after>\d+)\], but got input of size\s*\[[\d, ]*?(?P<before>\d+)\]",
+        r"tensor a \((?P<before>\d+)\) must match the size of tensor b \((?P<after>\d+)\)",
+        r"tensor a \((?P<after>\d+)\) must match the size of tensor b \((?P<before>\d+)\)",
+        r"running_mean should contain (?P<before>\d+) elements not (?P<after>\d+)",
+        r"multiple of [^.]*?\((?P<unit>\d+)\), but got (?P<before>\d+)",
+        r"(?P<before>\d+) (?:is|are) not (?:a )?(?:multiple of|divisible by) [^.\d]*(?P<unit>\d+)",
+        r"[Ee]xpect(?:ed|s) [^.]*?(?P<after>\d+)[^.]*?(?:got|found)[^.\d]*(?P<before>\d+)",
+        r"got (?P<before>\d+)[^.]*?[Ee]xpected[^.\d]*(?P<after>\d+)",
+    )
+)
+_SECTIONS = re.compile(r"split_sizes to sum exactly to (\d+) .* split_sizes=\[([\d, ]+)\]")
+_MISSING = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
+_EQUAL = re.compile(r"`([\w.]+)` \((\d+)\) must (?:equal|match|be equal to) [^(]*\((\d+)\)")
+_DIVISIBLE = re.compile(r"\((\d+)\) must be divisible by \w+ \((\d+)\)")
+_LARGEST_SIZE = 32768
+_NAMED = 1000  # the weight of a name in the message itself
+_NEVER_DRAWN = {"labels", "past_key_values", "inputs_embeds", "decoder_inputs_embeds"}
+
+
+def repair_inputs(
+    drawing: Drawing, kwargs: dict[str, Any], error: Exception
+) -> Iterator[dict[str, Any]]:
+    """Yield other arguments for a model that rejected these, the likeliest first."""
+    message = str(error)
+    found = _COUNTED.search(message)
+    if found is not None and "input_ids" in kwargs:
+        counted = _with_counts(drawing, kwargs, found[1].lower(), int(found[3]))
+        if counted is not None:
+            yield counted
+        return
+    if found := _UNWANTED.search(message):
+        unwanted = found[1] or found[2]
+        if unwanted in kwargs and len(kwargs) + ("inputs_embeds" in drawing.takes) > 1:
+            yield drawing.without(kwargs, unwanted)
+    if (more := _with_missing(drawing, kwargs, error, clearly=True)) is not None:
+        yield more
+    for before, after in _sizes_in(message):
+        resized = drawing.resize(kwargs, before, after)
+        if resized is not None:
+            yield resized
+    if (more := _with_missing(drawing, kwargs, error, clearly=False)) is not None:
+        yield more
+
+
+def _sizes_in(message: str) -> Iterator[tuple[int, int]]:
+    """Yield the sizes that the arguments have, each with the one that the model expects."""
+    for pattern in _SIZES:
+        if (found := pattern.search(message)) is None:
+            continue
+        groups = {name: int(text) for name, text in found.groupdict().items()}
+        before = groups["before"]
+        unit = groups.get("unit", 1) or 1
+        after = groups.get("after", -(-before // unit) * unit)
+        if 0 < after <= _LARGEST_SIZE and after != before:
+            yield before, after
+
+
+def _with_missing(
+    drawing: Drawing, kwargs: dict[str, Any], error: Exception, *, clearly: bool
+) -> Any:
+    """Draw an argument that the error names, or, less clearly, the lines that raised it."""
+    named = names_in_error(error, before=6)
+    if clearly and "None" not in str(error):
+        named = {name: weight for name, weight in named.items() if weight == _NAMED}
+    missing = [n for n, p in drawing.takes.items() if n not in kwargs and p.default is None]
+    for name in sorted((n for n in missing if n in named), key=lambda n: -named[n]):
+        if name in _NEVER_DRAWN:
+            continue
+        drawing.drawn = dict(kwargs)
+        with contextlib.suppress(Exception):  # it cannot be drawn
+            if (value := drawing.draw(name)) is not None:
+                return {**kwargs, name: value}
+    return None
+
+
+def _with_counts(drawing: Drawing, kwargs: dict[str, Any], kind: str, features: int) -> Any:
+    """Use as many placeholders as the model has features."""
+    batch = kwargs["input_ids"].shape[0]
+    if kind not in {"image", "video", "audio"} or features % batch:
+        return None
+    if drawing.counts.get(kind) == features // batch:
+        return None
+    return drawing.recount(kwargs, kind, features // batch)
+
+
+def repair_changes(
+    usual: Any, changes: configurations.Changes, error: Exception
+) -> configurations.Changes | None:
+    """Change the configuration as the error says."""
+    inner = error.__cause__
+    message = f"{error} {inner}" if inner is not None else str(error)
+    if "mrope_section" in names_in_error(error) and "None" in message:
+        return configurations.with_sections(usual, changes, [2, 3, 3], configurations.HEAD // 2)
+    if "must not be None" in message:
+        return _with_number(usual, changes, names_in_error(error))
+    if "concatenate list (not" in message:
+        return _with_lists(usual, changes)
+    for pattern, repair in _CONFIGURED:
+        if found := pattern.search(message):
+            more: configurations.Changes | None = repair(usual, changes, found)
+            return more
+    return None
+
+
+_COMMON = {
+    "initializer_range": 0.02,
+    "initializer_factor": 1.0,
+    "layer_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "attention_dropout": 0.0,
+}
+
+
+def _with_setting(config: Any, changes: Any, found: re.Match[str]) -> Any:
+    """Add a setting that a class expects in a part; None if no size is known for it."""
+    owner, name = found[1], found[2]
+    kind = configurations.Field((), name, None).kind
+    width = configurations.WIDTH if kind == "width" else None
+    size = _COMMON.get(name, configurations.USUAL_SIZES.get(kind, width))
+    parts = configurations.parts_of(config)
+    path = next((p for p, one in parts if type(one).__name__ == owner), None)
+    if size is None or path is None or name in changes.get(path, {}):
+        return None
+    return {**changes, path: {**changes.get(path, {}), name: size}}
+
+
+def _with_sections(usual: Any, changes: Any, found: re.Match[str]) -> Any:
+    sections = [int(one) for one in found[2].split(",")]
+    return configurations.with_sections(usual, changes, sections, int(found[1]))
+
+
+def _with_equal(_: Any, changes: Any, found: re.Match[str]) -> Any:
+    *path, name = found[1].split(".")
+    node, size = changes.get(tuple(path), {}), int(found[3])
+    return None if node.get(name) == size else {**changes, tuple(path): {**node, name: size}}
+
+
+def _with_outputs(usual: Any, changes: Any, found: re.Match[str]) -> Any:
+    # As many features as places, so their widths differ.
+    return _with_output_widths(usual, changes) if found[2] == found[3] else None
+
+
+def _with_lists(config: Any, changes: configurations.Changes) -> configurations.Changes | None:
+    """Lists in place of tuples, for classes that join them to lists; None if there are none."""
+    more = dict(changes)
+    for path, part in configurations.parts_of(config):
+        node = {
+            **{f.name: f.value for f in configurations.fields_of(part) if not f.path},
+            **changes.get(path, {}),
+        }
+        lists = {n: list(v) for n, v in node.items() if isinstance(v, tuple)}
+        if lists:
+            more[path] = {**changes.get(path, {}), **lists}
+    return None if more == changes else more
+
+
+def _with_number(
+    config: Any, changes: configurations.Changes, names: dict[str, int]
+) -> configurations.Changes | None:
+    """Set a number among these settings that is None, where a class cannot do without it."""
+    for field in configurations.fields_of(config):
+        node = changes.get(field.path, {})
+        if field.value is None and field.name in names and field.name not in node:
+            return {**changes, field.path: {**node, field.name: 1.0}}
+    return None
+
+
+def _with_multiple(
+    changes: configurations.Changes, size: int, unit: int
+) -> configurations.Changes | None:
+    """A multiple of a unit wherever a changed setting has this size; None if none has it."""
+    up = -(-size // unit) * unit
+    more = {
+        path: {n: up if type(v) is int and v == size else v for n, v in node.items()}
+        for path, node in changes.items()
+    }
+    return None if more == changes else more
+
+
+_OUTPUTS = re.compile(r"^out(put)?_(hidden_size|dim|size|channels)$|^proj(ection)?_(dim|size)$")
+
+
+def _with_output_widths(
+    config: Any, changes: configurations.Changes
+) -> configurations.Changes | None:
+    """Give what the parts put out the width of the words; None if it has that already."""
+    texts = [path for path, _ in configurations.parts_of(config) if path and "text" in path[-1]]
+    if not texts:
+        return None
+    made = configurations.build(type(config), config, changes)
+    sizes = dict(configurations.parts_of(made))
+    width = getattr(sizes[texts[0]], "hidden_size", None)
+    more = dict(changes)
+    for field in configurations.fields_of(made):
+        if _OUTPUTS.match(field.name) and field.path != texts[0] and type(field.value) is int:
+            more[field.path] = {**more.get(field.path, {}), field.name: width}
+    return None if more == changes or width is None else more
+
+
+_CONFIGURED: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (_MISSING, _with_setting),
+    (_SECTIONS, _with_sections),
+    (_COUNTED, _with_outputs),
+    (_DIVISIBLE, lambda _, c, found: _with_multiple(c, int(found[1]), int(found[2]))),
+    (_EQUAL, _with_equal),
+)
+
+
+def names_in_error(error: BaseException, before: int = 0) -> dict[str, int]:
+    """Names in an error or in the lines that raised it, with weights: the nearest counts most."""
+    words: dict[str, int] = {}
+    frames = traceback.extract_tb(error.__traceback__)
+    for weight, frame in enumerate(frames, 1):
+        if "paritas/core/targets/" in frame.filename or "site-packages/torch/" in frame.filename:
+            continue
+        last = frame.lineno or 0
+        lines = [linecache.getline(frame.filename, n) for n in range(last - before, last)]
+        for word in re.findall(r"\w+", "".join([*lines, frame.line or ""])):
+            words[word] = max(words.get(word, 0), weight)
+    for word in re.findall(r"\w+", str(error)):
+        words[word] = _NAMED
+    return words
+
+
+# --- The models -----------------------------------------------------------------------------------
+# The class's default configuration is made small (`configurations`), the model is built with
+# random weights, its inputs are drawn for its signature (`drawing`), and the model is called
+# once. If that fails, other ways are tried: other layouts of inputs, other proportions, single
+# settings unchanged.
+
+MOST_PARAMETERS = 5_000_000
+_TOO_MANY_PARAMETERS = 60_000_000  # larger models are not built
+_MOST_ATTEMPTS = 24
+_MOST_SECONDS = 30  # of the processor; a busy machine does not change what is found
+_MOST_REPAIRS = 6
+_MOST_SECONDS_FOR_INPUTS = 6  # with all modalities; then with fewer
+_STAGES = ("configuration", "model", "inputs", "call")
+
+
+def build_model(
+    factory: str, *, model_alone: bool = False
+) -> tuple[torch.nn.Module, Inputs | None]:
+    """Build a small model of a class, and inputs for it.
+
+    Args:
+        factory: `hf:Class`, with settings of its configuration after `?`.
+        model_alone: build the model without inputs, and do not call it.
+
+    Returns:
+        The model and its inputs; None for the inputs if `model_alone`.
+
+    Raises:
+        UsageError: transformers is missing, there is no such class or setting, or the class cannot
+            be built small; the message says why and what to pass instead.
+    """
+    library = import_transformers()
+    _, name, asked = parse_target(factory)
+    cls = model_class(library, name.removeprefix("transformers."), factory)
+    usual = _usual_config(library, cls, factory)
+    _check_settings(type(usual), usual, asked, factory)
+    if _is_decoder_by_name(cls, usual) and "is_decoder" not in asked:
+        # Its configuration's default is an encoder, whose tokens see later ones.
+        with contextlib.suppress(UsageError):
+            search = _Search(cls, usual, asked, factory, model_alone=model_alone)
+            search.always = {"is_decoder": True}
+            return search.run()
+    return _Search(cls, usual, asked, factory, model_alone=model_alone).run()
+
+
+def _is_decoder_by_name(cls: Any, usual: Any) -> bool:
+    """Whether a class predicts next tokens, but its default configuration is an encoder's."""
+    is_named = cls.__name__.endswith(("ForCausalLM", "LMHeadModel", "ModelWithLMHead"))
+    is_encoder = getattr(usual, "is_decoder", None) is False
+    return is_named and is_encoder and not getattr(usual, "is_encoder_decoder", False)
+
+
+# --- The default configuration of a class ---------------------------------------------------------
+
+# Configurations that are composed of others have no defaults.
+_COMPOSED = {
+    "vision-encoder-decoder": ("from_encoder_decoder_configs", "ViTConfig", "GPT2Config"),
+    "speech-encoder-decoder": ("from_encoder_decoder_configs", "Wav2Vec2Config", "GPT2Config"),
+    "encoder-decoder": ("from_encoder_decoder_configs", "BertConfig", "BertConfig"),
+    "vision-text-dual-encoder": ("from_vision_text_configs", "ViTConfig", "BertConfig"),
+    "rag": ("from_question_encoder_generator_configs", "DPRConfig", "BartConfig"),
+}
+
+
+def _usual_config(library: ModuleType, cls: Any, factory: str) -> Any:
+    config = cls.config_class
+    if isinstance(config, types.UnionType):
+        config = typing.get_args(config)[0]
+    composed = _COMPOSED.get(getattr(config, "model_type", ""))
+    try:
+        if composed is not None:
+            make, *parts = composed
+            return getattr(config, make)(*(getattr(library, part)() for part in parts))
+        return _with_parts(config())
+    except Exception as error:
+        raise UsageError(
+            f"{factory!r}: {config.__name__} cannot be made without settings: "
+            f"{in_one_line(error)}; build the model in your own function and name it as "
+            "module:function"
+        ) from error
+
+
+def _with_parts(config: Any) -> Any:
+    """Fill optional parts: a class that takes images is tried with its vision part."""
+    known = getattr(type(config), "sub_configs_defaults", None) or {}
+    missing = {name: spec for name, spec in known.items() if getattr(config, name, config) is None}
+    for name, spec in missing.items():
+        with contextlib.suppress(Exception):  # it stays without this part
+            part = spec.get_config_class(spec.model_type)(**spec.init_kwargs)
+            config = type(config)(**{**_parts(config), name: part})
+    return config
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    return {name: one for name, one in vars(config).items() if configurations.is_config(one)}
+
+
+def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -> None:
+    known = {*inspect.signature(cls.__init__).parameters, *vars(usual)}
+    for name in asked:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"{factory!r}: {cls.__name__} has no setting {name!r}{hint}")
+
+
+# --- Building, calling, and trying again ----------------------------------------------------------
+
+
+class Failure(NamedTuple):
+    """The stage in which an attempt failed, the error, and those of other inputs."""
+
+    stage: int
+    error: Exception
+    others: tuple[Exception, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{_STAGES[self.stage]}: {self.cause}"
+
+    @property
+    def cause(self) -> str:
+        """The error in one line; for a validation error, its cause."""
+        error, inner = self.error, self.error.__cause__
+        if "Validation" in type(error).__name__ and isinstance(inner, Exception):
+            error = inner
+        return in_one_line(error)
+
+
+class _Search:
+    """Attempts at one class, from the smallest configuration to less changed ones."""
+
+    def __init__(
+        self, cls: Any, usual: Any, asked: dict[str, Any], factory: str, *, model_alone: bool
+    ) -> None:
+        self.cls = cls
+        self.model_alone = model_alone
+        self.usual = usual
+        self.asked = asked
+        self.factory = factory
+        self.always: dict[str, Any] = {}  # settings of every attempt, beside those asked for
+        self.state = torch.get_rng_state()
+        self.attempts = 0
+        self.may_reduce = True
+        self.deadline = time.thread_time() + _MOST_SECONDS
+
+    def run(self) -> tuple[torch.nn.Module, Inputs | None]:
+        """Return the first model that can be called.
+
+        Raises:
+            UsageError: there is none; the message describes the best attempt.
+        """
+        failures: list[tuple[Failure, configurations.Changes, Any]] = []
+        for usual in self._owners():
+            self.usual = usual
+            for manner in configurations.MANNERS:
+                changes = self._plan(usual, manner)
+                if any(changes == before for _, before, _ in failures):
+                    continue
+                self.may_reduce = not manner.own_widths
+                found = self.attempt(changes)
+                if not isinstance(found, Failure):
+                    return self.without_cache(found, usual)
+                failures.append((found, changes, usual))
+                if _is_final(found):
+                    raise self.refusal(found)
+                if self._is_for_a_part(found) or time.thread_time() > self.deadline:
+                    break
+            message = str(failures[0][0].error).lower()
+            if "config" not in message or time.thread_time() > self.deadline:
+                break
+        self.may_reduce = True
+        furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
+        found = self.relent(furthest, changes)
+        if not isinstance(found, Failure):
+            return found
+        raise self.refusal(furthest)
+
+    def _plan(self, usual: Any, manner: configurations.Manner) -> configurations.Changes:
+        try:
+            return configurations.plan(usual, manner)
+        except Exception as error:
+            raise UsageError(
+                f"{self.factory!r}: {type(usual).__name__} could not be made small: "
+                f"{in_one_line(error)}; build the model in your own function and name it as "
+                "module:function"
+            ) from error
+
+    def _owners(self) -> list[Any]:
+        """The configuration and its parts: a class may need a part instead."""
+        parts = [] if self.asked else [part for path, part in parts_of(self.usual) if path]
+
+        def likeness(part: Any) -> int:
+            pairs = zip(self.cls.__name__, type(part).__name__, strict=False)
+            return -sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+        return [self.usual, *sorted(parts, key=likeness)]
+
+    def _is_for_a_part(self, failure: Failure) -> bool:
+        """Whether the class reads a setting that only a part of this configuration can have."""
+        missing = f"'{type(self.usual).__name__}' object has no attribute"
+        composed = any(path for path, _ in parts_of(self.usual))
+        return composed and failure.stage == 1 and missing in str(failure.error)
+
+    def without_cache(self, built: _Built, usual: Any) -> _Built:
+        """The model without a cache, if only that lets gradients flow."""
+        model, inputs = built
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            if inputs is None or self.asked or _backward_error(model, inputs) is None:
+                return built
+            self.may_reduce = True
+            found = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
+            if isinstance(found, Failure) or found[1] is None:
+                return built
+            return built if _backward_error(found[0], found[1]) else found
+
+    def attempt(self, changes: configurations.Changes) -> _Built | Failure:
+        """Return the model and its inputs, or the failure."""
+        with warnings.catch_warnings(), _quiet():
+            warnings.simplefilter("ignore")
+            for _ in range(_MOST_REPAIRS):
+                self.attempts += 1
+                found = self._attempt(changes)
+                more = self._repaired(changes, found) if isinstance(found, Failure) else None
+                if more is None:
+                    break
+                changes = more
+            if isinstance(found, Failure) and _STAGES[found.stage] in {"inputs", "call"}:
+                least = self._attempt(changes, least=True)
+                return found if isinstance(least, Failure) else least
+            return found
+
+    def _repaired(
+        self, changes: configurations.Changes, failure: Failure
+    ) -> configurations.Changes | None:
+        for error in (failure.error, *failure.others):
+            if (more := repair_changes(self.usual, changes, error)) is not None:
+                return more
+        return None
+
+    def _attempt(self, changes: configurations.Changes, *, least: bool = False) -> _Built | Failure:
+        try:
+            config = self._config(changes)
+        except Exception as error:  # noqa: BLE001 - reported if no other attempt works
+            return Failure(0, error)
+        try:
+            changes = self._smaller(changes)
+            config = self._config(changes)
+            torch.set_rng_state(self.state)
+            model = self.cls(config).eval()
+        except Exception as error:  # noqa: BLE001 - as above
+            return Failure(1, error)
+        inputs = None
+        if not self.model_alone:
+            inputs = _find_inputs(model, self.deadline, least=least)
+        if isinstance(inputs, Failure):
+            return inputs
+        torch.set_rng_state(self.state)
+        made = self.cls(self._config(changes))
+        if not any("drop" in name for name in self.asked):
+            turn_off_chance(made)
+        return made, inputs
+
+    def _config(self, changes: configurations.Changes) -> Any:
+        cls = type(self.usual)
+        given = {**self.always, **self.asked}
+        return configurations.build(cls, copy.deepcopy(self.usual), changes, given)
+
+    def _count(self, changes: configurations.Changes) -> Any:
+        with torch.device("meta"):
+            return list(self.cls(self._config(changes)).parameters())
+
+    def _smaller(self, changes: configurations.Changes) -> configurations.Changes:
+        """Reduce sizes that have unknown names, by the shapes of the largest parameters."""
+        for _ in range(8):
+            try:
+                parameters = self._count(changes)
+            except Exception:  # noqa: BLE001 - not every class can be built on the meta device
+                return changes
+            total = sum(one.numel() for one in parameters)
+            if total <= MOST_PARAMETERS:
+                return changes
+            largest = max(parameters, key=lambda one: one.numel())
+            more = None
+            if self.may_reduce:
+                more = configurations.reduce(self._config(changes), changes, largest.shape)
+            if more is None:
+                if total > _TOO_MANY_PARAMETERS:
+                    shape = tuple(largest.shape)
+                    raise _TooLargeError(total, shape)
+                return changes
+            try:
+                self._count(more)
+            except Exception:  # noqa: BLE001 - the class does not accept it
+                return changes
+            changes = more
+        return changes
+
+    def relent(self, failure: Failure, changes: configurations.Changes) -> _Built | Failure:
+        """Drop single changes, beginning with those that the error names."""
+        dropped: set[tuple[tuple[str, ...], str]] = set()
+        while self.attempts < _MOST_ATTEMPTS and time.thread_time() < self.deadline:
+            options = [
+                (path, name)
+                for path, node in changes.items()
+                for name in node
+                if (path, name) not in dropped
+            ]
+            named = names_in_error(failure.error.__cause__ or failure.error)
+            options.sort(key=lambda one: -named.get(one[1], 0))
+            better = None
+            for path, name in options:
+                if self.attempts >= _MOST_ATTEMPTS or name not in named:
+                    break
+                dropped.add((path, name))
+                fewer = configurations.without(changes, path, name)
+                found = self.attempt(fewer)
+                if not isinstance(found, Failure):
+                    return found
+                if found.stage >= failure.stage and str(found) != str(failure):
+                    better = (found, fewer)
+                    break
+            if better is None:
+                return failure
+            failure, changes = better
+        return failure
+
+    def refusal(self, failure: Failure) -> UsageError:
+        """The error for a class that cannot be built, with what to do instead."""
+        name, cause = self.cls.__name__, failure.cause
+        own = "pass a function that makes its inputs with --inputs module:function"
+        if isinstance(failure.error, ImportError):
+            reason = f"{name} needs a package that is not installed: {cause}"
+        elif _STAGES[failure.stage] == "inputs":
+            reason = f"paritas cannot draw {failure.error} for {name}; {own}"
+        elif _STAGES[failure.stage] == "call":
+            reason = (
+                f"{name} was built small, but rejects all inputs drawn for it: {cause}; {own}, or "
+                "set other sizes with ?name=value"
+            )
+        else:
+            reason = (
+                f"{name} does not accept this small configuration: {cause}; set other sizes with "
+                "?name=value, or build it in your own function and name that as module:function"
+            )
+        refusal = UsageError(f"{self.factory!r}: {reason}")
+        refusal.__cause__ = failure.error
+        return refusal
+
+
+def _is_final(failure: Failure) -> bool:
+    """Whether no other configuration helps: an unknown argument, or a package that is missing."""
+    return isinstance(failure.error, LookupError | ImportError) and (
+        _STAGES[failure.stage] == "inputs" or isinstance(failure.error, ImportError)
+    )
+
+
+class _TooLargeError(Exception):
+    def __init__(self, total: int, shape: tuple[int, ...]) -> None:
+        super().__init__(f"{total:,} parameters, the largest of shape {shape}")
+
+
+def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any:
+    """Return the first inputs that the model accepts, or the failure of the first ones drawn."""
+    errors: list[Exception] = []
+    drawing = Drawing(model)
+    until = deadline if least else min(deadline, time.thread_time() + _MOST_SECONDS_FOR_INPUTS)
+    try:
+        for drawn in drawing.attempts(least=least):
+            found = _call_repairing(model, drawing, drawn, errors)
+            if found is not None:
+                return _padded(model, drawing, found)
+            if time.thread_time() > until:
+                break
+    except LookupError as error:
+        return Failure(2, error)
+    if not errors:
+        return Failure(2, ValueError("any argument"))
+    return Failure(3, errors[0], tuple(errors[1:]))
+
+
+def _call_repairing(
+    model: torch.nn.Module, drawing: Drawing, kwargs: dict[str, Any], errors: list[Exception]
+) -> Inputs | None:
+    """Return these inputs, perhaps repaired by what the model's error says; or note the errors."""
+    for _ in range(_MOST_REPAIRS):
+        error = _call(model, kwargs)
+        if error is None:
+            return Inputs(kwargs=kwargs)
+        errors.append(error)
+        try:
+            kwargs = next(repair_inputs(drawing, kwargs, error))
+        except Exception:  # noqa: BLE001 - no repair is known, or its arguments cannot be drawn
+            return None
+    return None
+
+
+def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
+    try:
+        with torch.no_grad():
+            found = model(**copy.deepcopy(kwargs))
+    except Exception as error:  # noqa: BLE001 - reported if no other inputs work
+        return error
+    return (
+        None
+        if next(_tensors(found), None) is not None
+        else ValueError("its output holds no tensor")
+    )
+
+
+def _padded(model: torch.nn.Module, drawing: Drawing, inputs: Inputs) -> Inputs:
+    """Pad a row and mask it, if the model accepts that and its outputs stay finite."""
+    padded = drawing.pad(inputs.kwargs)
+    if padded is None:
+        return inputs
+    try:
+        with torch.no_grad():
+            found = list(_tensors(model(**copy.deepcopy(padded))))
+    except Exception:  # noqa: BLE001 - it takes no such mask
+        return inputs
+    finite = all(bool(one.isfinite().all()) for one in found)
+    return Inputs(kwargs=padded) if found and finite else inputs
+
+
+def _backward_error(model: torch.nn.Module, inputs: Inputs) -> Exception | None:
+    model = copy.deepcopy(model).eval()
+    try:
+        found = [
+            one for one in _tensors(model(**copy.deepcopy(inputs.kwargs))) if one.requires_grad
+        ]
+        if found:
+            torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+    except Exception as error:  # noqa: BLE001 - the caller tries another configuration
+        return error
+    return None
+
+
+def _tensors(found: Any) -> Iterator[torch.Tensor]:
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, dict):
+        for one in found.values():
+            yield from _tensors(one)
+    elif isinstance(found, list | tuple):
+        for one in found:
+            yield from _tensors(one)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what transformers logs about attempts."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

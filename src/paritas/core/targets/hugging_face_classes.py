@@ -1,0 +1,90 @@
+"""Find the class of `hf:LlamaForCausalLM` in transformers, and refuse what is no model."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import itertools
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.errors import UsageError, in_one_line
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def import_transformers() -> ModuleType:
+    """Import transformers, offline."""
+    # Set before the import, which reads them: nothing here uses the network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise UsageError(
+            f"models named hf:... need transformers, which cannot be imported ({error}): "
+            "pip install 'paritas[transformers]'"
+        ) from error
+
+
+def model_class(library: ModuleType, name: str, factory: str) -> Any:
+    """The model class of that name; anything else is refused with what to use instead."""
+    try:
+        found = getattr(library, name, None)
+    except ImportError as error:
+        raise UsageError(
+            f"{factory!r}: transformers cannot import {name}: {in_one_line(error)}; install its "
+            "requirements"
+        ) from error
+    if found is None:
+        near = difflib.get_close_matches(name, dir(library), n=3)
+        hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise UsageError(f"{factory!r}: transformers has no {name!r}{hint}")
+    if reason := _unfit(found, name):
+        usable = " or ".join(_similar_models(library, name))
+        raise UsageError(f"{factory!r}: {name} {reason}; use a model class such as {usable}")
+    return found
+
+
+def _unfit(found: Any, name: str) -> str | None:
+    """Why nothing that can be called is built from this class; None if something is."""
+    if name.startswith("AutoModel"):
+        return "chooses a class for a checkpoint, and paritas loads none"
+    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+        return "is not a model"
+    if found.forward is torch.nn.Module.forward:
+        return "has no forward: it is a base class, or only generates"
+    if getattr(found, "config_class", None) is None:
+        return "has no configuration of its own"
+    return None
+
+
+_USUAL_MODEL = "LlamaForCausalLM"
+_NO_MODEL = re.compile(
+    r"(PreTrained)?(Model|Config|Tokenizer|Processor|ImageProcessor|VideoProcessor"
+    r"|FeatureExtractor)(Base|Fast|Pil)?$"
+)
+
+
+def _similar_models(library: ModuleType, name: str) -> list[str]:
+    """Models of the same family, or else with the same head; at most two."""
+    if name.startswith("AutoModel"):
+        head = name.removeprefix("AutoModel") or "Model"
+        wanted = re.compile(rf"(Llama|Bert|ViT|Wav2Vec2|T5){head}")
+    else:
+        family = re.escape(_NO_MODEL.sub("", name)) or "Llama"
+        wanted = re.compile(rf"{family}(For[A-Z]\w+|([A-Z]\w+)?Model)")
+    found = sorted(filter(wanted.fullmatch, dir(library)), key=lambda one: ("For" in one, len(one)))
+    usable = (one for one in found if _unfit(_load_class(library, one), one) is None)
+    return list(itertools.islice(usable, 2)) or [_USUAL_MODEL]
+
+
+def _load_class(library: ModuleType, name: str) -> Any:
+    with contextlib.suppress(ImportError):  # it needs a package that is not installed
+        return getattr(library, name)
+    return None

@@ -1,0 +1,431 @@
+"""Traits of aten operators: what they round, draw and write, and the dtype of their results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import operator
+import re
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
+from torch.utils._pytree import tree_leaves
+
+from paritas.core.errors import UnsupportedTorchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+# Names for the layers above: an operator of torch, an operator that takes functions, and a mode
+# that sees every operator called within it.
+Operator = OpOverload
+HigherOrder = HigherOrderOperator
+DispatchMode = TorchDispatchMode
+
+
+# --- Rounding, randomness, writes -----------------------------------------------------------------
+
+# The dtype of a lifted run, by the dtype in the program.
+WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+# The operators that `may_use_tf32` treats as matrix products.
+_MATMULS = frozenset({"mm", "bmm", "addmm", "baddbmm", "matmul", "linear"})
+
+# Operators that choose, move or count floating values, and never round them.
+_EXACT = frozenset(
+    """
+    abs alias amax amin aminmax arange argmax argmin as_strided as_strided_copy
+    as_strided_scatter bernoulli bitwise_not cat ceil clamp clamp_max clamp_min clone
+    constant_pad_nd contiguous copy copysign cummax cummin detach diag diagonal diagonal_copy
+    diagonal_scatter embedding empty empty_like empty_strided eq equal expand expand_copy eye fill
+    fix flip floor fmax fmin full full_like gather ge gt hardtanh heaviside im2col index
+    index_copy index_fill index_put index_select kthvalue
+    isfinite isinf isnan le lift_fresh lift_fresh_copy logical_and logical_not logical_or
+    logical_xor lt masked_fill masked_scatter masked_select max max_pool2d_with_indices
+    max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d maximum max_unpool2d
+    max_unpool3d median min minimum mode nan_to_num nanmedian ne neg
+    new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like permute
+    permute_copy pixel_shuffle pixel_unshuffle real imag reflection_pad1d reflection_pad2d
+    relu repeat replication_pad1d replication_pad2d roll round scalar_tensor scatter select
+    select_copy select_scatter sgn sign slice slice_copy slice_scatter sort split
+    split_with_sizes split_with_sizes_copy squeeze squeeze_copy stack t t_copy threshold
+    threshold_backward topk transpose transpose_copy tril triu trunc unbind unfold unfold_copy
+    unsafe_split unsqueeze unsqueeze_copy upsample_nearest1d upsample_nearest2d view view_copy
+    where zero zeros zeros_like _local_scalar_dense _unsafe_index _unsafe_index_put _unsafe_view
+    _reshape_alias _conj conj_physical resolve_conj view_as_real view_as_complex
+    _unsafe_masked_index native_dropout complex
+    """.split()  # noqa: SIM905  (a hundred quoted names are harder to read)
+)
+
+# Indexed reductions with an argument that decides whether they choose (exact) or sum.
+_REDUCES_AS_TOLD = frozenset(
+    {"scatter_reduce", "index_reduce", "segment_reduce", "_segment_reduce_backward"}
+)
+_CHOOSING = frozenset({"amax", "amin", "max", "min"})
+# Operators that only move values, unless an argument makes them sum duplicates.
+_ADDS_IF_TOLD = frozenset({"index_put", "_unsafe_index_put", "scatter"})
+_ADDING = frozenset({"add", "multiply"})
+
+# Random operators that draw floats in the requested dtype. The random stream depends on the dtype,
+# so a lifted run must draw in the native one.
+DRAWS_IN_ITS_DTYPE = frozenset(
+    {"rand", "randn", "rand_like", "randn_like", "normal", "normal_functional", "uniform"}
+    | {"bernoulli", "cauchy", "exponential", "log_normal", "geometric"}
+)
+
+# Operators that only draw; attention, for example, may draw a dropout mask but also computes.
+_ONLY_DRAWS = DRAWS_IN_ITS_DTYPE | {
+    "multinomial",
+    "native_dropout",
+    "poisson",
+    "randint",
+    "randint_like",
+    "random",
+    "randperm",
+}
+
+# Operators that only round their result, and correctly. For others the roundings inside are
+# unknown; perturbed inputs represent them.
+_BASIC = frozenset(
+    """
+    add addcdiv addcmul addmm addmv addr baddbmm bmm convolution convolution_backward cumsum div
+    dot embedding_dense_backward _grouped_mm index_add index_put lerp mean mm mul mv neg reciprocal
+    rsub scatter scatter_add sqrt sub sum _to_copy _unsafe_index_put
+    """.split()  # noqa: SIM905
+)
+
+# Running statistics that these write to in training, without declaring it in their schemas.
+_UNDECLARED_WRITES: dict[str, frozenset[int | str]] = {
+    name: frozenset({3, 4, "running_mean", "running_var"})
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+}
+
+COMPARISONS = frozenset({"gt", "ge", "lt", "le", "eq", "ne"})
+ROUNDINGS = frozenset({"round", "floor", "ceil", "trunc", "fix"})
+# Operators that keep the decision that gave a value.
+CARRIERS = frozenset({"_to_copy", "clamp", "clamp_max", "clamp_min", "clone"})
+CHOICES = frozenset({"argmax", "argmin", "max", "min", "sort", "topk", "kthvalue", "median"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What a dispatch mode needs to know about one operator.
+
+    Attributes:
+        name: the base name, without namespace, overload or a trailing underscore.
+        namespace: "aten" for torch's own.
+        view: whether the result shares storage with an argument and nothing is computed.
+        mutates: positions and names of arguments that are written to.
+        random: whether it draws from a generator.
+        rounds: whether its floating results are rounded.
+        basic: whether that is the only rounding inside.
+        reads_bits: whether it reads the bits of a value as another dtype.
+    """
+
+    name: str
+    namespace: str
+    view: bool
+    mutates: frozenset[int | str]
+    random: bool
+    rounds: bool
+    basic: bool
+    reads_bits: bool
+
+
+@functools.cache
+def traits(func: OpOverload) -> Traits:
+    """The traits of one operator overload."""
+    schema = func._schema
+    namespace, _, full = schema.name.partition("::")
+    name = full.rstrip("_")
+    written: set[int | str] = set(_UNDECLARED_WRITES.get(name, ()))
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written |= {position, argument.name}
+    aliases = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    random = torch.Tag.nondeterministic_seeded in func.tags
+    return Traits(
+        name=name,
+        namespace=namespace,
+        view=aliases and not written,
+        mutates=frozenset(written),
+        random=random,
+        rounds=not (aliases or name in _EXACT or name in _ONLY_DRAWS),
+        basic=name in _BASIC,
+        reads_bits=name == "view" and func._overloadname == "dtype",
+    )
+
+
+# Torch's operators that another one calls after checking their arguments, and those that autograd
+# calls with what the forward pass saved. The second pattern: those that check them themselves.
+_KERNEL = re.compile("_.*|.*backward.*")
+_CHECKING = re.compile("_(log_)?softmax(_backward_data)?|_to_copy|_cdist_forward")
+
+
+def checks_arguments(func: OpOverload) -> bool:
+    """Whether an operator raises for arguments that it cannot take, and does not end the process.
+
+    Those of users are often written in C++, and check what their own program needs.
+    """
+    kind = traits(func)
+    is_kernel = _KERNEL.fullmatch(kind.name) and not _CHECKING.fullmatch(kind.name)
+    return kind.namespace == "aten" and (not is_kernel or torch.Tag.pointwise in func.tags)
+
+
+def call_rounds(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call rounds: for some operators an argument decides that."""
+    if kind.name in _REDUCES_AS_TOLD:
+        # Code that later finds the maximum by equality would miss a perturbed one.
+        return not _is_any_argument_in(_CHOOSING, args, kwargs)
+    if kind.name in _ADDS_IF_TOLD:
+        accumulates = len(args) > 3 and args[3] is True  # noqa: PLR2004
+        return (
+            accumulates
+            or kwargs.get("accumulate") is True
+            or _is_any_argument_in(_ADDING, args, kwargs)
+        )
+    return kind.rounds
+
+
+def _is_any_argument_in(
+    words: frozenset[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    return any(isinstance(value, str) and value in words for value in (*args, *kwargs.values()))
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor wraps others instead of having its own memory."""
+    return is_traceable_wrapper_subclass(tensor)
+
+
+def may_use_tf32(name: str) -> bool:
+    """Whether an operator on a GPU may round the factors of its products to TF32."""
+    if name.startswith("convolution"):
+        return bool(torch._C._get_cudnn_allow_tf32())
+    return name in _MATMULS and bool(torch._C._get_cublas_allow_tf32())
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply `function` to the tensors of an operator's arguments or results."""
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, list | tuple):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    return tree
+
+
+def takes_shape_only(kind: Traits) -> bool:
+    """Whether an operator makes a tensor like another one, without a look at its values."""
+    return kind.name.endswith("_like") or kind.name.startswith("new_")
+
+
+def tensors_in(result: Any) -> list[Tensor]:
+    """The tensors of what a program returns, also in dicts and registered classes."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+# --- The default dtype ----------------------------------------------------------------------------
+
+# Torch has one default for the whole process: while it is changed, `torch.ones(3)` has another
+# dtype in every thread. So a lifted run passes float64 call by call, where a mode sees that the
+# default would decide. The default itself is changed only for programs that use it where no mode
+# can see.
+
+# The defaults before each active change of the default dtype, of all threads.
+_defaults: list[torch.dtype] = []
+_defaults_lock = threading.Lock()
+
+# Call signature -> dtype of the results, if the default decides it.
+_result_dtypes: dict[tuple[Any, ...], torch.dtype | None] = {}
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Temporarily change the default dtype, in all threads.
+
+    If threads overlap, the last one must restore what the first one found, or the other dtype would
+    stay.
+    """
+    with _defaults_lock:
+        _defaults.append(torch.get_default_dtype())
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        with _defaults_lock:
+            torch.set_default_dtype(_defaults.pop())
+
+
+def own_default() -> torch.dtype:
+    """The default dtype of the process, even while a check in another thread changes it."""
+    with _defaults_lock:
+        return _defaults[0] if _defaults else torch.get_default_dtype()
+
+
+def is_of_default(fresh: Tensor, default: torch.dtype) -> bool:
+    """Whether the default dtype may have decided the dtype of a tensor made of numbers.
+
+    A mode sees `torch.tensor(0.1)` only after it has been rounded to the default dtype.
+    """
+    dtype = fresh.dtype
+    return bool(dtype == (default.to_complex() if dtype.is_complex else default))
+
+
+def state_float64(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call without floating tensors, changed to give float64 results.
+
+    Only for operators that neither draw nor write: the operator is called to see its result.
+    """
+    if kwargs.get("dtype") is not None:
+        return args, kwargs
+    key = (func, *_argument_kinds(args), *_argument_kinds(sorted(kwargs.items())))
+    if key not in _result_dtypes:
+        _result_dtypes[key] = _find_floating_result(func, args, kwargs)
+    dtype = _result_dtypes[key]
+    if dtype is None:
+        return args, kwargs
+    if takes_dtype(func):
+        return args, {**kwargs, "dtype": dtype}
+    # Torch itself converts integers to the default dtype before it computes.
+    named = {name: map_tensors(value, torch.Tensor.double) for name, value in kwargs.items()}
+    return map_tensors(args, torch.Tensor.double), named
+
+
+def takes_dtype(func: OpOverload) -> bool:
+    """Whether an operator has a `dtype` argument."""
+    return any(argument.name == "dtype" for argument in func._schema.arguments)
+
+
+def bind_arguments(
+    func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by the names of the operator's schema, with its defaults."""
+    arguments = func._schema.arguments
+    known = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    given = dict(zip((one.name for one in arguments), args, strict=False))
+    order = {one.name: None for one in arguments}
+    return order | known | given | dict(kwargs)
+
+
+def call_bound(
+    func: OpOverload, values: Mapping[str, Any], instead: Callable[..., Any] | None = None
+) -> Any:
+    """Call an operator, or what stands for it, with all of its arguments by name."""
+    only_named = {one.name for one in func._schema.arguments if one.kwarg_only}
+    args = [value for name, value in values.items() if name not in only_named]
+    return (instead or func)(*args, **{name: values[name] for name in only_named})
+
+
+def count_results(func: OpOverload) -> int:
+    """How many values an operator returns."""
+    return len(func._schema.returns)
+
+
+_OUT_OF_PLACE: dict[Any, Any] = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_")
+    if hasattr(operator, f"i{name}")
+} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+
+
+def out_of_place(target: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator with the same result that writes to nothing; the same one if none is known."""
+    if not isinstance(target, OpOverload):
+        pure: Callable[..., Any] = _OUT_OF_PLACE.get(target, target)
+        return pure
+    namespace, _, name = target._schema.name.partition("::")
+    if not name.endswith("_") or name.endswith("__"):
+        return target
+    packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+    found = getattr(packet, target._overloadname, None)
+    return found if isinstance(found, OpOverload) else target
+
+
+def optional_tensors(func: OpOverload) -> frozenset[str]:
+    """The names of the tensors that a call of the operator may leave out."""
+    arguments = func._schema.arguments
+    return frozenset(one.name for one in arguments if str(one.type) == "Optional[Tensor]")
+
+
+def _find_floating_result(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.dtype | None:
+    if not func._schema.returns:  # an assertion, as exported programs have about the device
+        return None
+    if "device" in kwargs:  # a factory function: its size does not matter here
+        kwargs = {**kwargs, "device": torch.device("meta")}
+        kwargs.pop("pin_memory", None)
+    with _disable_current_modes():
+        result = func(*args, **kwargs)
+    for item in result if isinstance(result, list | tuple) else [result]:
+        if isinstance(item, torch.Tensor) and item.is_complex():
+            return torch.complex128
+        if isinstance(item, torch.Tensor) and item.is_floating_point():
+            return torch.float64
+    return None
+
+
+def _argument_kinds(values: Any) -> Iterator[Any]:
+    """The argument properties that decide the dtype of a result: types and dtypes, no values."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield (value.dtype, value.dim() == 0)
+        elif isinstance(value, list | tuple):
+            yield tuple(_argument_kinds(value))
+        else:
+            yield value if isinstance(value, str | torch.dtype) else type(value)
+
+
+# --- Flex attention -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def plain_flex_attention(kind: type[DispatchMode]) -> Iterator[None]:
+    """Compute flex attention by plain operators, also under a dispatch mode of this class.
+
+    Its operator takes graphs, and has a rule for each class of modes. The mode sees none of what
+    it computes, which is in float64 if its arguments are.
+
+    Raises:
+        UnsupportedTorchError: the operator keeps no such rules.
+    """
+    try:
+        from torch._higher_order_ops.flex_attention import flex_attention
+
+        rules = flex_attention.python_key_table
+        is_known = kind in rules
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedTorchError(f"flex attention has no rules for modes: {error}") from error
+
+    def unseen(_: DispatchMode, *args: Any, **kwargs: Any) -> Any:
+        return flex_attention(*args, **kwargs)
+
+    if not is_known:
+        flex_attention.py_impl(kind)(unseen)
+    try:
+        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+            warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+            yield
+    finally:
+        if not is_known:
+            rules.pop(kind)
+            flex_attention._dispatch_cache.clear()

@@ -1,0 +1,1 @@
+"""Operators, module names and source lines of a running program."""

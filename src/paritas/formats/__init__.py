@@ -1,0 +1,1 @@
+"""Dumps and files, ours and other systems', behind one reader."""

@@ -1,0 +1,1 @@
+"""Dumps on disk: the store, its index, and opening a dump of any layout."""

@@ -1,0 +1,1 @@
+"""Is it the same when it is split over ranks? Operators, graphs, plans, and proofs."""

@@ -1,0 +1,551 @@
+"""Opens graphs from files and from programs in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node, Tracer
+
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.torch_private.graphs import (
+    copy_graph,
+    is_bracket,
+    is_higher_order,
+    is_operator,
+    module_path,
+    predict_values,
+    size_number,
+    symbol_ranges,
+)
+from paritas.sharding.graphs.calls import (
+    Graph,
+    GraphCall,
+    Kind,
+    TensorValue,
+    map_items,
+    split_arguments,
+    tensor_values,
+)
+from paritas.sharding.graphs.exported import (
+    HIGHER_ORDER,
+    UNPACKS,
+    computes_no_tensor,
+    idle_reason,
+    is_zip,
+    read_exported,
+    source_of,
+)
+from paritas.sharding.graphs.exported_values import SymbolRange, Symbols, makes_gradients
+from paritas.sharding.operators.library.registry import name_of
+
+# --- The full name of what a node of an FX graph calls --------------------------------------------
+
+# The public modules, to which torch adds functions from elsewhere.
+_HOMES = {
+    "torch.nn.functional": torch.nn.functional,
+    "torch": torch,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+}
+
+
+def full_name(target: Callable[..., Any]) -> str:
+    """The name of a function: `torch.nn.functional.linear`, `aten.mm.default`, `operator.add`."""
+    if is_higher_order(target):
+        return f"higher_order.{getattr(target, '__name__', target)}"
+    if is_operator(target):
+        return str(target)
+    name = name_of(target)
+    if name.startswith(("_operator.", "builtins.")):
+        return name.removeprefix("_").removeprefix("builtins.")
+    if not name.startswith("torch."):
+        return name
+    short = str(getattr(target, "__name__", ""))
+    for home, module in _HOMES.items():
+        for spelt in (short, short.partition("_")[2]):  # the name of torch.fft.fft is fft_fft
+            if spelt and getattr(module, spelt, None) is target:
+                return f"{home}.{spelt}"
+    return name
+
+
+# --- The values of the nodes of an FX graph -------------------------------------------------------
+
+# None is a value too: that of a node without a result.
+UNKNOWN = object()
+
+
+def recorded_value(node: Node) -> Any:
+    """The value that the graph records for a node, or `UNKNOWN`."""
+    for key in ("val", "example_value", "tensor_meta"):
+        if key in node.meta:
+            return node.meta[key]
+    return UNKNOWN
+
+
+def _is_metadata(value: Any) -> bool:
+    """Whether a value is a `TensorMetadata` of torch.fx's ShapeProp."""
+    return hasattr(value, "_fields") and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+# --- Module calls, replaced by the functions that the modules call --------------------------------
+
+# A graph of `torch.fx.symbolic_trace` calls torch's own modules as leaves. Split rules are about
+# `torch.nn.functional.linear`, not about a `Linear` in a model.
+
+_MOST_ROUNDS = 32
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+class _IntoEverything(Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+def with_modules_inlined(module: GraphModule) -> GraphModule:
+    """The same graph with module calls replaced by the functions inside, where they can be traced.
+
+    The result is a copy that shares the tensors. Operators that only switch a mode for the calls
+    inside, such as `torch.no_grad()`, are inlined too.
+    """
+    if not any(_inner_path(node) for node in module.graph.nodes):
+        return module
+    result = copy_graph(module)
+    left: set[Node] = set()
+    for _ in range(_MOST_ROUNDS):  # each round exposes the modules one level deeper
+        nodes = [node for node in result.graph.nodes if node not in left and _inner_path(node)]
+        if not nodes:
+            break
+        left.update(node for node in nodes if not _inline_call(result, node))
+    return result
+
+
+def _inner_path(node: Node) -> str:
+    """The path of the module that a node runs."""
+    if node.op == "call_module":
+        return str(node.target)
+    inner = node.args[1] if is_bracket(node.target, node.args) else None
+    return str(inner.target) if isinstance(inner, Node) and inner.op == "get_attr" else ""
+
+
+def _inline_call(module: GraphModule, node: Node) -> bool:
+    """Replace one call; False if its module cannot be traced."""
+    path = _inner_path(node)
+    try:
+        target = module.get_submodule(path)
+        if isinstance(target, GraphModule):
+            graph = target.graph
+        else:
+            graph = _graph_by_hand(target) or _IntoEverything().trace(target)
+        given = _bind_module_call(target, node)
+    except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
+        return False
+    returned = graph.find_nodes(op="output")[0].args[0]
+    is_unpacked = isinstance(returned, list | tuple) and all(
+        user.target is operator.getitem and isinstance(user.args[1], int) for user in node.users
+    )
+    if not isinstance(returned, Node) and not is_unpacked:
+        return False
+    stack = dict(node.meta.get("nn_module_stack") or {})
+    if node.op == "call_module":
+        stack[node.name] = (path, type(target))
+    origin = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
+    made: dict[Node, Any] = {}
+    with module.graph.inserting_before(node):
+        for inner in graph.nodes:
+            if inner.op == "placeholder":
+                made[inner] = given.get(str(inner.target), inner.args[0] if inner.args else None)
+            elif inner.op != "output":
+                made[inner] = copied = module.graph.node_copy(inner, made.__getitem__)
+                if inner.op in {"get_attr", "call_module"}:
+                    copied.target = f"{path}.{inner.target}"
+                copied.meta = {**origin, **inner.meta}
+    _replace(node, torch.fx.node.map_arg(returned, made.__getitem__))
+    module.graph.erase_node(node)
+    return True
+
+
+def _replace(node: Node, result: Any) -> None:
+    if isinstance(result, Node):
+        if "val" in node.meta:
+            result.meta.setdefault("val", node.meta["val"])
+        node.replace_all_uses_with(result)
+        return
+    for user in list(node.users):
+        part = result[user.args[1]]
+        if not isinstance(part, Node):
+            raise UsageError(f"{node.name} returns {part!r:.40}, which no node computes")
+        user.replace_all_uses_with(part)
+        user.graph.erase_node(user)
+
+
+def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
+    """The arguments of a call by the names of the module's parameters."""
+    if node.op == "call_module":
+        return inspect.signature(module.forward).bind(*node.args, **node.kwargs).arguments
+    names = [str(one.target) for one in module.graph.find_nodes(op="placeholder")]  # type: ignore[union-attr,operator]
+    return dict(zip(names, node.args[2:], strict=True))
+
+
+def _graph_by_hand(module: Any) -> torch.fx.Graph | None:
+    """The graph of a module that reads its input to check it; None for other modules."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("input")
+
+    def held(*names: str) -> list[Any]:
+        return [graph.get_attr(n) if getattr(module, n) is not None else None for n in names]
+
+    if isinstance(module, _TRANSPOSED):
+        function = getattr(nn.functional, f"conv_transpose{len(module.kernel_size)}d")
+        sizes = (module.stride, module.padding, module.output_padding)
+        made = (x, *held("weight", "bias"), *sizes, module.groups, module.dilation)
+    elif isinstance(module, _BATCH_NORMS + _INSTANCE_NORMS) and module.momentum is not None:
+        of_batch = isinstance(module, _BATCH_NORMS)
+        function = nn.functional.batch_norm if of_batch else nn.functional.instance_norm
+        tensors = held("running_mean", "running_var", "weight", "bias")
+        training = module.training or module.running_mean is None
+        made = (x, *tensors, training, module.momentum, module.eps)
+    else:
+        return None
+    graph.output(graph.call_function(function, made))
+    return graph
+
+
+# --- A graph in memory, from torch.export or torch.fx ---------------------------------------------
+
+_KINDS: dict[str, Kind] = {
+    "PARAMETER": "parameter",
+    "BUFFER": "buffer",
+    "CONSTANT_TENSOR": "constant",
+    "USER_INPUT": "input",
+}
+
+
+def read_program(program: ExportedProgram, name: str = "") -> Graph:
+    """The graph of an exported program."""
+    kinds: dict[str, Kind] = {}
+    targets: dict[str, str] = {}
+    for spec in program.graph_signature.input_specs:
+        kind = _KINDS.get(spec.kind.name)
+        if kind is not None:
+            kinds[spec.arg.name] = kind
+            if spec.target is not None:
+                targets[spec.arg.name] = spec.target
+    ranges = {name: SymbolRange(*ends) for name, ends in symbol_ranges(program).items()}
+    held = {**program.constants, **program.state_dict}
+    state = {name: held[target] for name, target in targets.items() if target in held}
+    reader = _FxReader(with_modules_inlined(program.graph_module), {}, kinds, Symbols(ranges))
+    reader.read()
+    read = reader.graph(name or "exported program", "torch.export", state)
+    returned = tuple(str(one) for one in program.graph_signature.user_outputs if one in reader.seen)
+    return dataclasses.replace(read, outputs=returned, names=targets)
+
+
+def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None) -> Graph:
+    """The graph of an FX module.
+
+    Args:
+        inputs: placeholder values by name, to infer shapes if the graph has none.
+    """
+    unknown = all(recorded_value(node) is UNKNOWN for node in module.graph.nodes)
+    if unknown and inputs is None:
+        raise UsageError(
+            f"the graph of {type(module).__name__} has no shapes (no node has meta['val']); "
+            "pass sample inputs with it"
+        )
+    whole = with_modules_inlined(module)
+    reader = _FxReader(whole, {}, {}, Symbols({}))
+    if inputs is not None:
+        names = [node.name for node in whole.graph.find_nodes(op="placeholder")]
+        given = [inputs.get(name) for name in names]
+        reader.found, reader.unpredicted = predict_values(whole, given)
+    reader.read()
+    return reader.graph(type(module).__name__, "fx", reader.state)
+
+
+@dataclasses.dataclass(eq=False)
+class _FxReader:
+    """Reads the nodes of one graph in order."""
+
+    module: GraphModule
+    found: Mapping[Node, Any]
+    kinds: Mapping[str, Kind]
+    symbols: Symbols
+    prefix: str = ""
+    calls: list[GraphCall] = dataclasses.field(default_factory=list)
+    values: dict[str, TensorValue] = dataclasses.field(default_factory=dict)
+    state: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    made: dict[Node, Any] = dataclasses.field(default_factory=dict)
+    unpredicted: Mapping[Node, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def seen(self) -> set[str]:
+        """The names of all tensors."""
+        return {value.name for made in self.made.values() for value in tensor_values(made)}
+
+    def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
+        """The graph that was read."""
+        notes = (f"read from memory, torch {torch.__version__}", *self.symbols.notes())
+        returned = self.module.graph.find_nodes(op="output")[0].args
+        outputs = tuple(value.name for value in tensor_values(self._argument(returned)))
+        return Graph(name, kind, tuple(self.calls), self.values, lambda: state, notes, outputs)
+
+    def read(self) -> None:
+        """Read all nodes."""
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                self._read_input(node)
+            elif node.op == "get_attr":
+                self._read_attribute(node)
+            elif node.op != "output":
+                self._read_call(node)
+
+    def _value(self, node: Node) -> Any:
+        return self.found[node] if node in self.found else recorded_value(node)
+
+    def _describe(self, value: Any, name: str, kind: Kind = "intermediate") -> Any:
+        """A tensor as its description, a symbol as its number, anything else unchanged."""
+        if isinstance(value, torch.Tensor) or _is_metadata(value):
+            shape = tuple(self._describe(size, name) for size in value.shape)
+            grad = makes_gradients(value.dtype, kind, stored=bool(value.requires_grad))
+            return TensorValue(f"{self.prefix}{name}", shape, value.dtype, kind, grad)
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return size_number(value, self.symbols.guess)
+        if isinstance(value, list | tuple):
+            parts = [self._describe(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
+            return parts if isinstance(value, list) else tuple(parts)
+        if isinstance(value, Mapping):
+            return {key: self._describe(one, f"{name}_{key}", kind) for key, one in value.items()}
+        return value
+
+    def _describe_result(self, value: Any, node: Node) -> Any:
+        """The result of a node; its parts have the names of the nodes that unpack it."""
+        if not isinstance(value, list | tuple) or _is_metadata(value):
+            return self._describe(value, node.name)
+        named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
+        parts = [
+            self._describe(one, named.get(at, f"{node.name}_unused_{at}"))
+            for at, one in enumerate(value)
+        ]
+        return parts if isinstance(value, list) else tuple(parts)
+
+    def _read_input(self, node: Node) -> None:
+        value = self._value(node)
+        kind = self.kinds.get(node.name, "input")
+        if isinstance(value, torch.nn.Parameter):
+            kind = "parameter"
+        if self.prefix:
+            kind = "intermediate"  # passed in by the enclosing operator
+        made = self._describe(value, node.name, kind)
+        self.made[node] = None if made is UNKNOWN else made
+        if isinstance(made, TensorValue) and not self.prefix:
+            self.values[made.name] = made
+
+    def _read_attribute(self, node: Node) -> None:
+        held: Any = self.module
+        for part in str(node.target).split("."):
+            held = getattr(held, part, None)
+        if isinstance(held, torch.Tensor):
+            is_buffer = node.target in dict(self.module.named_buffers())
+            kind: Kind = "buffer" if is_buffer else "constant"
+            if isinstance(held, torch.nn.Parameter):
+                kind = "parameter"
+            name = f"{self.prefix}{node.target}"
+            self.state[name] = held
+            self.values[name] = held = self._describe(held, str(node.target), kind)
+        self.made[node] = held
+
+    def _read_call(self, node: Node) -> None:
+        args = tuple(self._argument(one) for one in node.args)
+        kwargs = {key: self._argument(one) for key, one in node.kwargs.items()}
+        apart = (
+            node.target is operator.getitem
+            and not isinstance(args[0], TensorValue)
+            and any(True for _ in tensor_values(args[0]))
+        )
+        value = self._value(node)
+        made = _unpacked_item(args) if apart else self._describe_result(value, node)
+        self.made[node] = None if made is UNKNOWN else made
+        outputs = tuple(tensor_values(made))
+        name, function, obstacle = self._called(node)
+        idle = UNPACKS if apart else idle_reason(name, outputs)
+        if made is UNKNOWN and not apart and not computes_no_tensor(name):
+            why = self.unpredicted.get(node, "pass sample inputs with the graph")
+            idle, obstacle = "", f"its shapes are unknown: {why}"
+        source, code = source_of(node.meta.get("stack_trace") or "")
+        call = GraphCall(
+            position=len(self.calls),
+            name=f"{self.prefix}{node.name}",
+            operator=name,
+            args=_without_graphs(args),
+            kwargs=_without_graphs(kwargs),
+            outputs=outputs,
+            source=source,
+            code=code,
+            module=_module_path_of(node),
+            function=function,
+            idle="" if obstacle else idle,
+            obstacle=obstacle,
+        )
+        self.calls.append(call)
+        for one in (*node.args, *node.kwargs.values()):
+            inner = self.made.get(one) if isinstance(one, Node) else None
+            if isinstance(inner, GraphModule):
+                self._read_inside(inner, f"{call.name}.{one}.")
+
+    def _read_inside(self, module: GraphModule, prefix: str) -> None:
+        held = (self.calls, self.values, self.state)
+        _FxReader(module, {}, {}, self.symbols, prefix, *held).read()
+
+    def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
+        """The name of what a node calls, the function, and why it cannot be checked."""
+        if node.op == "call_method":
+            method = getattr(torch.Tensor, str(node.target), None)
+            return f"torch.Tensor.{node.target}", method, ""
+        if node.op == "call_module":
+            module = self.module.get_submodule(str(node.target))
+            name = f"{type(module).__module__}.{type(module).__qualname__}"
+            why = f"module {node.target} cannot be traced: its control flow depends on its inputs"
+            return name, module, f"{why}; export the model with torch.export"
+        target: Any = node.target
+        if is_higher_order(target):
+            return full_name(target), None, HIGHER_ORDER
+        return full_name(target), target, ""
+
+    def _argument(self, given: Any) -> Any:
+        def item(one: Any) -> Any:
+            if isinstance(one, slice):
+                return slice(*map(item, (one.start, one.stop, one.step)))
+            return self.made[one] if isinstance(one, Node) else one
+
+        return map_items(given, item)
+
+
+def _unpacked_item(args: tuple[Any, ...]) -> Any:
+    try:
+        return args[0][args[1]]
+    except (LookupError, TypeError):
+        return UNKNOWN
+
+
+def _without_graphs(tree: Any) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(None if isinstance(one, GraphModule) else one for one in tree)
+    return {key: None if isinstance(one, GraphModule) else one for key, one in tree.items()}
+
+
+def _module_path_of(node: Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    entry = list(stack.values())[-1]
+    path = module_path(str(entry[0] if isinstance(entry, tuple) else entry))
+    return "" if path.startswith("_empty_nn_module_stack") else path
+
+
+# --- Opening a graph of any kind ------------------------------------------------------------------
+
+_PAIR = 2
+_KNOWN = "a .pt2 of torch.export.save, a .ckp of nnScaler, or module:factory"
+
+
+def open_graph(source: Any, *, inputs: Any = None, imports: Sequence[str] = ()) -> Graph:
+    """Read a graph, without running any code from a file.
+
+    Args:
+        source: a path (`.pt2`, `.ckp`); a `Graph`, which is returned; an `ExportedProgram`; a
+            `torch.fx.GraphModule`; an `nn.Module`, which is exported (non-strict, which works for
+            most models); or `(model, inputs)`.
+        inputs: sample arguments: a tensor, a list or tuple of them, a dict by name, or `Inputs`.
+            Required for an `nn.Module`, and for a graph module without shapes.
+        imports: your modules that a checkpoint may refer to; they are not imported here.
+
+    Raises:
+        UsageError: it is something else, cannot be read, or cannot be exported.
+    """
+    if (
+        isinstance(source, tuple)
+        and len(source) == _PAIR
+        and isinstance(source[0], torch.nn.Module)
+    ):
+        source, inputs = source[0], source[1] if inputs is None else inputs
+    if isinstance(source, Graph):
+        return source
+    if isinstance(source, str | Path):
+        return _open_file(Path(source), imports)
+    if isinstance(source, ExportedProgram):
+        return read_program(source)
+    if isinstance(source, GraphModule):
+        return read_fx(source, None if inputs is None else _bind_placeholders(source, inputs))
+    if isinstance(source, torch.nn.Module):
+        return _export_model(source, inputs)
+    raise UsageError(
+        f"cannot read a graph from {type(source).__name__} {source!r:.80}; give {_KNOWN}, an "
+        "ExportedProgram, a torch.fx.GraphModule, or a model with its inputs"
+    )
+
+
+def _open_file(path: Path, imports: Sequence[str]) -> Graph:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder, not a graph; give {_KNOWN}")
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; give {_KNOWN}")
+    if path.suffix == ".ckp":
+        from paritas.sharding.graphs.checkpoints import read_checkpoint
+
+        return read_checkpoint(path, modules=imports)
+    if path.suffix == ".pt2" or is_zip(path):
+        return read_exported(path)
+    if path.suffix in {".pt", ".pth", ".pkl", ".pickle", ".bin"}:
+        raise UsageError(
+            f"{path} is a pickle, and loading it would run the code in it. Give "
+            "module:factory, a function of yours that loads and returns it, or a .pt2 of "
+            "torch.export.save"
+        )
+    raise UsageError(f"{path} is not a graph that paritas can read; give {_KNOWN}")
+
+
+def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
+    name = type(model).__name__
+    if inputs is None:
+        raise UsageError(f"{name} cannot be exported without inputs; give (model, inputs)")
+    args, kwargs = split_arguments(inputs)
+    try:
+        program = torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        raise UsageError(
+            f"torch.export cannot export {name}: {in_one_line(error, 300)}. Export it "
+            "yourself, or give a torch.fx.GraphModule"
+        ) from error
+    return read_program(program, name)
+
+
+def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
+    """Arguments by the names of a graph's placeholders."""
+    args, kwargs = split_arguments(inputs)
+    nodes = module.graph.find_nodes(op="placeholder")
+    given = [
+        inspect.Parameter(
+            str(node.target),
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=node.args[0] if node.args else inspect.Parameter.empty,
+        )
+        for node in nodes
+    ]
+    try:
+        bound = inspect.Signature(given).bind(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(str(node.target) for node in nodes)
+        raise UsageError(f"the inputs do not fit the graph ({error}); it takes {names}") from None
+    bound.apply_defaults()
+    return {node.name: bound.arguments[str(node.target)] for node in nodes}

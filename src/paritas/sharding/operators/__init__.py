@@ -1,0 +1,1 @@
+"""Is an operator the same when it is split over ranks?."""

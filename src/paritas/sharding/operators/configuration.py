@@ -1,0 +1,675 @@
+"""The configuration of a partition check, and the tensors that are made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+
+from paritas.core.errors import UsageError
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.placement.placement import OperatorCall, Place
+from paritas.sharding.operators.annotation import Option
+
+# --- The configuration ----------------------------------------------------------------------------
+
+# The fields have the names and order of nnScaler's partition check, so its users need to change
+# only an import.
+
+
+@dataclasses.dataclass(frozen=True)
+class IRObject:
+    """A value that a graph knows by name, such as a size. Only the value is used.
+
+    Attributes:
+        name: its name in the graph.
+        value: the value; it may contain further `IRObject`s.
+        is_constant: whether it is the same for every input of the graph.
+    """
+
+    name: str | None = None
+    value: Any = None
+    is_constant: bool = True
+
+
+def unwrap(value: Any) -> Any:
+    """Replace every `IRObject` by its value, at any depth."""
+    if isinstance(value, IRObject):
+        return unwrap(value.value)
+    if isinstance(value, slice):
+        return slice(unwrap(value.start), unwrap(value.stop), unwrap(value.step))
+    if isinstance(value, tuple):
+        items = [unwrap(item) for item in value]
+        # A named tuple takes its items one by one.
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list):
+        return [unwrap(item) for item in value]
+    if isinstance(value, dict):
+        return {unwrap(key): unwrap(item) for key, item in value.items()}
+    return value
+
+
+@dataclasses.dataclass(slots=True)
+class TensorInfo:
+    """One argument: a random tensor of a given shape, or a value.
+
+    Attributes:
+        value_type: 'shape' or 'value'.
+        value: the shape or the value.
+        dtype: of a 'shape'; by default what the operator needs (int64 for indices, bool for masks),
+            otherwise float32.
+        requires_grad: False if it needs no gradient; by default every floating tensor has one.
+        generator: fills a 'shape': a `torch.Generator`, or a function from the shape to a tensor.
+    """
+
+    value_type: Literal["shape", "value"]
+    value: Any
+    dtype: torch.dtype | None = None
+    requires_grad: bool | None = None
+    generator: torch.Generator | Callable[[tuple[int, ...]], torch.Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.value_type not in {"shape", "value"}:
+            raise UsageError(
+                f"TensorInfo({self.value_type!r}, ...): the first argument must be 'shape' (makes "
+                "a tensor) or 'value' (passes the value)"
+            )
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise UsageError(f"dtype must be a torch.dtype such as torch.int64, got {self.dtype!r}")
+        if self.value_type == "value":
+            if self.dtype is not None or self.generator is not None:
+                raise UsageError(
+                    f"TensorInfo('value', {self.value!r:.60}): a value takes no dtype and no "
+                    "generator; remove them, or use 'shape'"
+                )
+            return
+        shape = unwrap(self.value)
+        sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
+        if not all(map(_is_integer, sizes)):
+            raise UsageError(
+                f"TensorInfo('shape', {self.value!r}): a shape is a tuple of sizes such as "
+                "(8, 32); to pass the value itself, use 'value'"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of the tensor; None if it is not a tensor."""
+        if self.value_type == "shape":
+            return tuple(unwrap(self.value))
+        value = unwrap(self.value)
+        return tuple(value.shape) if isinstance(value, torch.Tensor) else None
+
+    @property
+    def numel(self) -> int:
+        """The number of elements of the tensor; 0 if it is not a tensor."""
+        return 0 if self.shape is None else math.prod(self.shape)
+
+
+@dataclasses.dataclass(slots=True)
+class VerifyConfig:
+    """An operator, its arguments, and the splits to check.
+
+    You can assign fields, also those of the arguments, until it is used; it is then checked again.
+
+    Attributes:
+        fsig: full name of the operator, such as `torch.nn.functional.linear`; for a method such as
+            `torch.Tensor.view`, the first argument is the tensor.
+        args: the positional arguments.
+        kwargs: the keyword arguments; a `TensorInfo` among them is a tensor.
+        noutputs: number of tensors that the operator returns.
+        parti_options: the dimensions to split, such as `{'idx': 1, 'dim': 0}`; `idx` counts inputs
+            and then outputs, and an optional `num` is the number of ranks.
+        import_customized_func: import statements that `fsig` needs.
+        non_grad_indices: arguments that need no gradient, such as running statistics.
+    """
+
+    fsig: str
+    args: Sequence[TensorInfo]
+    kwargs: Mapping[str, Any]
+    noutputs: int
+    parti_options: Sequence[Mapping[str, int]]
+    import_customized_func: str = ""
+    non_grad_indices: Sequence[int] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fsig, str) or not self.fsig:
+            raise UsageError(
+                f"fsig must be the name of an operator such as 'torch.add', got {self.fsig!r}"
+            )
+        for position, info in enumerate(self.args):
+            if not isinstance(info, TensorInfo):
+                raise UsageError(
+                    f"args[{position}] of {self.fsig} must be TensorInfo('shape', ...) or "
+                    f"TensorInfo('value', ...), got {info!r:.60}"
+                )
+        if not _is_integer(self.noutputs, least=1):
+            raise UsageError(f"noutputs must be an integer of 1 or more, got {self.noutputs!r}")
+        for index in self.non_grad_indices:
+            if not _is_integer(index) or index >= len(self.args):
+                raise UsageError(
+                    f"non_grad_indices names argument {index!r}, but {self.fsig} has arguments "
+                    f"0 to {len(self.args) - 1}"
+                )
+        for option in self.parti_options:
+            Option.of(option, least_ranks=2)
+
+    def as_used(self) -> VerifyConfig:
+        """A copy, checked again: fields may have been assigned since this one was made."""
+        args = [_copy_info(info) for info in self.args]
+        kwargs = {name: _copy_info(value) for name, value in self.kwargs.items()}
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+
+def _copy_info(value: Any) -> Any:
+    return dataclasses.replace(value) if isinstance(value, TensorInfo) else value
+
+
+def _is_integer(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# --- Random tensors for operators: indices, masks, probabilities and so on ------------------------
+
+# Each function takes a shape and a generator. Numbers are drawn in float64, so a dtype changes only
+# their rounding; huge tensors are drawn in float32.
+
+Shape = tuple[int, ...]
+Domain = Callable[[Shape, torch.Generator], torch.Tensor]
+
+# Above this number of elements, float64 costs too much.
+_HUGE = 1 << 22
+
+
+def _dtype(shape: Shape) -> torch.dtype:
+    return torch.float64 if math.prod(shape) <= _HUGE else torch.float32
+
+
+def normal(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Normally distributed numbers, which most operators accept."""
+    return torch.randn(shape, generator=generator, dtype=_dtype(shape))
+
+
+def between(low: float, high: float) -> Domain:
+    """Numbers in an open interval, such as probabilities or arguments of an arc sine."""
+
+    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+        unit = torch.rand(shape, generator=generator, dtype=_dtype(shape))
+        # Leave out 1 % at each end, where operators have their poles.
+        return low + (high - low) * (0.01 + 0.98 * unit)
+
+    return draw
+
+
+def away_from_zero(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Numbers of both signs for denominators."""
+    return between(0.5, 2.0)(shape, generator) * signs(shape, generator)
+
+
+def signs(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """+1 and -1, the targets of margin losses."""
+    return mask(shape, generator).to(_dtype(shape)) * 2 - 1
+
+
+def mask(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """True and False with equal probability."""
+    return torch.rand(shape, generator=generator) < 0.5  # noqa: PLR2004
+
+
+def distribution(shape: Shape, generator: torch.Generator, dim: int = -1) -> torch.Tensor:
+    """Probabilities that sum to 1 along a dimension."""
+    return torch.softmax(normal(shape, generator), dim if shape else 0)
+
+
+def log_distribution(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Logarithms of probabilities that sum to 1."""
+    return torch.log_softmax(normal(shape, generator), -1 if shape else 0)
+
+
+def whole_numbers(low: int, high: int) -> Domain:
+    """Integers from `low` to `high - 1`."""
+
+    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator)
+
+    return draw
+
+
+def constant(value: int) -> Domain:
+    """The same number everywhere, for a counter."""
+    return lambda shape, _: torch.full(shape, value)
+
+
+def indices(low: int, high: int) -> Domain:
+    """Indices from `low` to `high - 1` that always include the ends and the middle.
+
+    An off-by-one error in the start or end of a rank's part shows only there, and random indices
+    into many rows may miss all of these.
+    """
+
+    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+        drawn = torch.randint(low, max(high, low + 1), shape, generator=generator)
+        middle = (low + high) // 2
+        wanted = [high - 1, low, middle, middle - 1]
+        required = list(dict.fromkeys(n for n in wanted if low <= n < high))
+        flat = drawn.reshape(-1)
+        count = min(len(required), flat.numel())
+        places = torch.randperm(flat.numel(), generator=generator)[:count]
+        flat[places] = torch.tensor(required[:count], dtype=flat.dtype)
+        return flat.reshape(shape)
+
+    return draw
+
+
+def permutations(size: int, dim: int) -> Domain:
+    """Indices below `size`, all different along a dimension.
+
+    Operators do not define the result if an element is written twice.
+    """
+
+    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+        if not shape:
+            return torch.randint(0, max(size, 1), shape, generator=generator)
+        lanes = list(shape)
+        lanes[dim] = size
+        keys = torch.rand(lanes, generator=generator)
+        return keys.argsort(dim).narrow(dim, 0, min(shape[dim], size)).contiguous()
+
+    return draw
+
+
+def sorted_values(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Ascending numbers, for the boundaries of bins."""
+    values = normal(shape, generator)
+    return values.sort(-1).values if shape else values
+
+
+def conditioned(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Well-conditioned square matrices."""
+    values = normal(shape, generator)
+    size = shape[-1]
+    return values / math.sqrt(size) + 3 * torch.eye(shape[-2], size, dtype=values.dtype)
+
+
+def positive_definite(shape: Shape, generator: torch.Generator) -> torch.Tensor:
+    """Symmetric matrices with eigenvalues well above zero."""
+    values = normal(shape, generator)
+    product = values @ values.mT / shape[-1]
+    return product + torch.eye(shape[-1], dtype=values.dtype)
+
+
+# --- The values that an operator needs, by the names of operator and parameter --------------------
+
+# Ids of an embedding are indices into its table, a mask is bool, a variance is positive. Arguments
+# that are not in the table below can be any numbers.
+
+_IGNORED_SHARE = 4  # one target in 4 is ignored
+
+
+@dataclasses.dataclass(frozen=True)
+class WantedCall:
+    """The name and arguments of an operator before the tensors are made."""
+
+    name: str
+    args: Sequence[TensorInfo]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def short_name(self) -> str:
+        """The last part of the name, without the underscore of in-place variants."""
+        last = self.name.rpartition(".")[2]
+        return last.rstrip("_") if not last.startswith("_") else last
+
+    def info(self, position: int, name: str) -> TensorInfo | None:
+        """An argument, given by position or by name."""
+        if position < len(self.args):
+            return self.args[position]
+        given = self.kwargs.get(name)
+        if given is None or isinstance(given, TensorInfo):
+            return given
+        return TensorInfo("value", given)
+
+    def value(self, position: int, name: str, default: Any = None) -> Any:
+        """The value of an argument that is not a tensor."""
+        info = self.info(position, name)
+        return default if info is None or info.value_type == "shape" else unwrap(info.value)
+
+    def shape(self, position: int, name: str) -> tuple[int, ...]:
+        """The shape of an argument; empty if it is not a tensor."""
+        info = self.info(position, name)
+        return (info.shape or ()) if info is not None else ()
+
+    def size(self, position: int, name: str, dim: int) -> int:
+        """The length of an argument along a dimension; 1 if there is no such dimension."""
+        shape = self.shape(position, name)
+        return shape[dim] if -len(shape) <= dim < len(shape) else 1
+
+
+Rule = Callable[[WantedCall], Domain]
+
+
+def _always(domain: Domain) -> Rule:
+    return lambda _: domain
+
+
+def _row_ids(asked: WantedCall) -> Domain:
+    """Ids for an embedding, which may hold only a part of the vocabulary."""
+    of_nnscaler = asked.name.startswith("nnscaler.")  # torch's fourth argument is another
+    start = asked.value(3, "start", 0) if of_nnscaler else 0
+    return indices(start, start + asked.size(1, "weight", 0))
+
+
+def _table_rows(asked: WantedCall) -> Domain:
+    """Ids for an embedding whose table is the first argument."""
+    return indices(0, asked.size(0, "weight", 0))
+
+
+def _attention_mask(asked: WantedCall) -> Domain:
+    """A mask that lets each query see at least one key, because otherwise the result is NaN."""
+    info = asked.info(3, "attn_mask")
+    if info is None or info.dtype != torch.bool:
+        return normal
+
+    def draw(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        seen = mask(shape, generator)
+        if shape and shape[-1]:
+            seen[..., 0] = True
+        return seen
+
+    return draw
+
+
+def _indices_along(dim_position: int, *, unique: bool = False) -> Rule:
+    """Indices into the first argument along the dimension in another argument."""
+
+    def rule(asked: WantedCall) -> Domain:
+        dim = asked.value(dim_position, "dim")
+        shape = asked.shape(0, "input")
+        if not isinstance(dim, int):
+            return indices(0, math.prod(shape))
+        size = asked.size(0, "input", dim)
+        if unique:
+            index = asked.shape(3 - dim_position, "index")
+            return permutations(size, dim if len(index) == len(shape) else 0)
+        return indices(0, size)
+
+    return rule
+
+
+def _classes(asked: WantedCall) -> Domain:
+    """Targets of a classification: classes, or probabilities if they have the shape of scores."""
+    scores = asked.shape(0, "input")
+    dim = 1 if len(scores) > 1 else 0
+    if asked.short_name == "cross_entropy" and asked.shape(1, "target") == scores:
+        return lambda shape, generator: distribution(shape, generator, dim)
+    draw = indices(0, asked.size(0, "input", dim))
+    ignored = asked.kwargs.get("ignore_index")
+    if not isinstance(ignored, int):
+        return draw
+
+    def with_ignored(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        targets = draw(shape, generator).reshape(-1)
+        # All at the front, so that ranks with different samples ignore different numbers of them.
+        targets[: len(targets) // _IGNORED_SHARE] = ignored
+        return targets.reshape(shape)
+
+    return with_ignored
+
+
+def _one_hot(asked: WantedCall) -> Domain:
+    classes = asked.value(1, "num_classes", -1)
+    return indices(0, classes if classes > 0 else 10)
+
+
+def _kl_target(asked: WantedCall) -> Domain:
+    logs = asked.kwargs.get("log_target", False)
+    return log_distribution if logs else distribution
+
+
+def _base(asked: WantedCall) -> Domain:
+    """The base of a power: positive unless the exponent is an integer."""
+    exponent = asked.value(1, "exponent")
+    whole = isinstance(exponent, int) or (isinstance(exponent, float) and exponent.is_integer())
+    return away_from_zero if whole else between(0.5, 2.0)
+
+
+_POSITIVE = _always(between(0.1, 4.0))
+_PROBABILITY = _always(between(0.0, 1.0))
+_SINE = _always(between(-0.95, 0.95))
+_MASK = _always(mask)
+_SIGNS = _always(signs)
+_DENOMINATOR = _always(away_from_zero)
+_SORTED = _always(sorted_values)
+_FACTORS = _always(between(0.6, 1.6))
+_BITS = _always(whole_numbers(0, 256))
+_GROUP = _always(whole_numbers(0, 3))
+_INVERTIBLE = _always(conditioned)
+_DEFINITE = _always(positive_definite)
+_COUNTER = _always(constant(3))
+
+# Operators, and the rule for the argument at a (position, name).
+_Arguments = dict[tuple[int, str], Rule]
+_TABLE: list[tuple[str, _Arguments]] = [
+    ("sqrt rsqrt log log2 log10 log1p lgamma digamma poisson", {(0, "input"): _POSITIVE}),
+    ("asin arcsin acos arccos atanh erfinv", {(0, "input"): _SINE}),
+    ("logit bernoulli multinomial", {(0, "input"): _PROBABILITY}),
+    ("acosh", {(0, "input"): _always(between(1.1, 4.0))}),
+    ("grid_sample", {(1, "grid"): _SINE}),
+    ("reciprocal", {(0, "input"): _DENOMINATOR}),
+    ("div divide true_divide truediv", {(1, "other"): _DENOMINATOR}),
+    ("floor_divide remainder fmod", {(1, "other"): _DENOMINATOR}),
+    ("pow float_power", {(0, "input"): _base}),
+    ("xlogy", {(0, "input"): _POSITIVE, (1, "other"): _POSITIVE}),
+    ("prod cumprod", {(0, "input"): _FACTORS}),
+    # masks and integers
+    ("where", {(0, "condition"): _MASK}),
+    ("masked_fill masked_select masked_scatter", {(1, "mask"): _MASK}),
+    ("any all logical_not", {(0, "input"): _MASK}),
+    ("logical_and logical_or logical_xor", {(0, "input"): _MASK, (1, "other"): _MASK}),
+    ("bitwise_and bitwise_or bitwise_xor", {(0, "input"): _BITS, (1, "other"): _BITS}),
+    ("bitwise_not", {(0, "input"): _BITS}),
+    ("count_nonzero nonzero bincount", {(0, "input"): _GROUP}),
+    ("one_hot", {(0, "tensor"): _one_hot}),
+    ("scaled_dot_product_attention", {(3, "attn_mask"): _attention_mask}),
+    # indices
+    ("embedding embedding_bag", {(0, "input"): _row_ids}),
+    ("gather index_select index_add index_fill", {(2, "index"): _indices_along(1)}),
+    ("scatter_add scatter_reduce", {(2, "index"): _indices_along(1)}),
+    ("index_copy scatter", {(2, "index"): _indices_along(1, unique=True)}),
+    ("take_along_dim", {(1, "indices"): _indices_along(2)}),
+    ("take", {(1, "index"): _indices_along(2)}),
+    ("bucketize", {(1, "boundaries"): _SORTED}),
+    ("searchsorted", {(0, "sorted_sequence"): _SORTED}),
+    # losses
+    ("nll_loss cross_entropy", {(1, "target"): _classes, (2, "weight"): _POSITIVE}),
+    ("multi_margin_loss", {(1, "target"): _classes}),
+    (
+        "binary_cross_entropy",
+        {(0, "input"): _PROBABILITY, (1, "target"): _PROBABILITY, (2, "weight"): _POSITIVE},
+    ),
+    (
+        "binary_cross_entropy_with_logits",
+        {(1, "target"): _PROBABILITY, (2, "weight"): _POSITIVE, (6, "pos_weight"): _POSITIVE},
+    ),
+    ("kl_div", {(0, "input"): _always(log_distribution), (1, "target"): _kl_target}),
+    ("poisson_nll_loss", {(1, "target"): _POSITIVE}),
+    ("gaussian_nll_loss", {(2, "var"): _POSITIVE}),
+    ("hinge_embedding_loss soft_margin_loss", {(1, "target"): _SIGNS}),
+    ("margin_ranking_loss cosine_embedding_loss", {(2, "target"): _SIGNS}),
+    # norms and matrices
+    ("batch_norm instance_norm", {(2, "running_var"): _POSITIVE}),
+    (
+        "wrap_batchnorm2d_func",
+        {(4, "running_var"): _POSITIVE, (5, "num_batches_tracked"): _COUNTER},
+    ),
+    ("wrap_instancenorm2d_func", {(4, "running_var"): _POSITIVE}),
+    ("inv inverse solve det slogdet logdet", {(0, "A"): _INVERTIBLE}),
+    ("cholesky", {(0, "input"): _DEFINITE}),
+]
+_RULES = {name: arguments for names, arguments in _TABLE for name in names.split()}
+# Operators whose short name is ambiguous.
+_FULL_NAMES: dict[str, _Arguments] = {
+    "nnscaler.runtime.function.index_select": {(1, "index"): _indices_along(2)},
+    "torch.batch_norm": {(4, "running_var"): _POSITIVE},
+    "torch.instance_norm": {(4, "running_var"): _POSITIVE},
+    "torch.embedding": {(1, "indices"): _table_rows},
+    "aten.embedding": {(1, "indices"): _table_rows},
+    "aten.embedding_bag": {(1, "indices"): _table_rows},
+    "aten.batch_norm": {(4, "running_var"): _POSITIVE},
+    "aten.native_batch_norm": {(4, "running_var"): _POSITIVE},
+    "aten.instance_norm": {(4, "running_var"): _POSITIVE},
+    "aten._native_batch_norm_legit": {(4, "running_var"): _POSITIVE},
+    "aten._native_batch_norm_legit_no_training": {(4, "running_var"): _POSITIVE},
+    "aten.cross_entropy_loss": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
+    "aten.nll_loss_forward": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
+    "aten.nll_loss_nd": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
+}
+
+# Running statistics are written to and never have a gradient.
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+_BUFFERS: dict[str, set[int | str]] = {
+    "batch_norm": {1, 2},
+    "instance_norm": {1, 2},
+    "torch.batch_norm": {3, 4},
+    "torch.instance_norm": {3, 4},
+    "aten.batch_norm": {3, 4},
+    "aten.native_batch_norm": {3, 4},
+    "aten.instance_norm": {3, 4},
+    "aten._native_batch_norm_legit": {3, 4},
+    "aten._native_batch_norm_legit_no_training": {3, 4},
+    # torch has no derivative for these.
+    "cross_entropy": {2, "weight"},
+    "cross_entropy_loss": {2, "weight"},
+    "nll_loss": {2, "weight"},
+    "soft_margin_loss": {1, "target"},
+    "wrap_batchnorm2d_func": {3, 4, 5},
+    "wrap_instancenorm2d_func": {3, 4},
+}
+
+
+def is_buffer(asked: WantedCall, place: Place) -> bool:
+    """Whether an argument never has a gradient, even if it is floating."""
+    places = _BUFFERS.get(asked.name) or _BUFFERS.get(asked.short_name)
+    return places is not None and (place in places or place in _STATISTICS)
+
+
+def domain_of(asked: WantedCall, place: Place) -> Domain:
+    """The domain of an argument that is given by its shape."""
+    rules = _FULL_NAMES.get(asked.name) or _RULES.get(asked.short_name, {})
+    for (position, name), rule in rules.items():
+        if place in (position, name):
+            return rule(asked)
+    return normal
+
+
+# --- Making a call from a configuration -----------------------------------------------------------
+
+# Shapes are used as given. If they do not fit, the operator raises an error.
+
+
+def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int = 0) -> OperatorCall:
+    """The call that a configuration describes; the same seed gives the same call."""
+    name = config.fsig.replace(":", ".")
+    asked = WantedCall(name, config.args, config.kwargs)
+    args = [make_value(asked, position, info, seed) for position, info in enumerate(config.args)]
+    kwargs = {
+        key: make_value(asked, key, value, seed) if isinstance(value, TensorInfo) else unwrap(value)
+        for key, value in config.kwargs.items()
+    }
+    named = [(key, info) for key, info in config.kwargs.items() if isinstance(info, TensorInfo)]
+    places: list[tuple[Place, TensorInfo]] = [*enumerate(config.args), *named]
+    without = {
+        place for place, info in places if info.requires_grad is False or is_buffer(asked, place)
+    }
+    return OperatorCall(
+        function,
+        tuple(args),
+        kwargs,
+        name=name,
+        without_gradient=frozenset(without | set(config.non_grad_indices)),
+        seed=seed,
+    )
+
+
+def make_value(asked: WantedCall, place: Place, info: TensorInfo, seed: int) -> Any:
+    """One argument of a call: its value, or a random tensor.
+
+    Raises:
+        UsageError: no tensor of this shape and dtype fits.
+    """
+    if info.value_type == "value":
+        value = unwrap(info.value)
+        return value.detach() if isinstance(value, torch.Tensor) else value
+    shape = info.shape or ()
+    if info.generator is not None and not isinstance(info.generator, torch.Generator):
+        return _check_generated(asked, place, info.generator(shape), info)
+    generator = info.generator or generator_for(seed, place)
+    drawn = _domain_for(domain_of(asked, place), info.dtype)(shape, generator)
+    if tuple(drawn.shape) != shape:
+        # Only unique indices can be fewer than requested.
+        raise UsageError(
+            f"{_argument_name(place)} of {asked.name} has the shape {shape}, but its indices must "
+            f"be unique, so the shape can be at most {tuple(drawn.shape)}; use a smaller shape, or "
+            "pass the indices as a 'value'"
+        )
+    return _in_dtype(drawn, info.dtype, asked, place)
+
+
+def generator_for(seed: int, place: Place) -> torch.Generator:
+    """A stream for each argument, so that adding an argument does not change the others."""
+    digest = hashlib.sha256(f"{seed}:{place}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _domain_for(domain: Domain, dtype: torch.dtype | None) -> Domain:
+    """The domain for a dtype that is complex or cannot hold fractions."""
+    if dtype is None or dtype.is_floating_point:
+        return domain
+    if dtype.is_complex:
+        return lambda shape, generator: torch.complex(
+            normal(shape, generator), normal(shape, generator)
+        )
+
+    def whole(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        drawn = domain(shape, generator)
+        if not drawn.is_floating_point():
+            return drawn
+        if dtype == torch.bool:
+            return mask(shape, generator)
+        signed = domain is normal and dtype.is_signed
+        return whole_numbers(-9 if signed else 1, 10)(shape, generator)
+
+    return whole
+
+
+def _in_dtype(
+    drawn: torch.Tensor, dtype: torch.dtype | None, asked: WantedCall, place: Place
+) -> torch.Tensor:
+    if dtype is None:
+        return drawn.to(torch.float32) if drawn.is_floating_point() else drawn
+    cast = drawn.to(dtype)
+    if not is_inexact(drawn) and not torch.equal(cast.to(drawn.dtype), drawn):
+        raise UsageError(
+            f"{_argument_name(place)} of {asked.name} needs integers up to {int(drawn.max())}, "
+            f"which {dtype} cannot represent; remove dtype, or use torch.int64"
+        )
+    return cast
+
+
+def _check_generated(asked: WantedCall, place: Place, made: Any, info: TensorInfo) -> torch.Tensor:
+    """The tensor that the user's function returned, if it is the requested one."""
+    what = f"the generator of {_argument_name(place)} of {asked.name}"
+    if not isinstance(made, torch.Tensor):
+        raise UsageError(f"{what} must return a tensor, got {made!r:.60}")
+    if tuple(made.shape) != info.shape:
+        raise UsageError(f"{what} returned the shape {tuple(made.shape)}, not {info.shape}")
+    if info.dtype is not None and made.dtype != info.dtype:
+        raise UsageError(f"{what} returned {made.dtype}, not {info.dtype}")
+    return made.detach()
+
+
+def _argument_name(place: Place) -> str:
+    return f"args[{place}]" if isinstance(place, int) else repr(place)

@@ -1,0 +1,466 @@
+"""Matrix products, attention, convolutions and other windows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from paritas.sharding.operators.library.registry import (
+    SUM,
+    Bound,
+    RuleClaim,
+    broadcast,
+    dim_of,
+    everywhere,
+    functional,
+    letters,
+    named,
+    once,
+    rule,
+    unary,
+)
+
+# --- Matrix products: contracted dimensions give terms of a sum, all others are split as they are -
+
+
+def _matrices(
+    first: tuple[int, ...] | None, second: tuple[int, ...] | None
+) -> tuple[list[str], list[str], list[str]] | None:
+    """The dimensions of a product, with torch's rules for vectors and batches of matrices."""
+    stacks = broadcast((first[:-2], second[:-2])) if first and second else None
+    if not first or not second or stacks is None:
+        return None
+    (left, right), stack = stacks
+    k = dim_of(first[-1], f"k{SUM}")
+    rows = named(first[-2:-1], ["m"])
+    columns = [] if len(second) == 1 else named(second[-1:], ["n"])
+    return [*left, *rows, k], [*right, k, *columns], [*stack, *rows, *columns]
+
+
+@rule("x other", everywhere("matmul"), "torch.linalg.matmul torch.Tensor.__matmul__")
+@rule("x mat2", everywhere("mm bmm"))
+@rule("x vec", everywhere("mv"))
+@rule("x tensor", "torch.dot aten.dot torch.vdot")
+@rule("x other", "torch.Tensor.dot")
+def _matmul(bound: Bound) -> RuleClaim | None:
+    second = next((n for n in ("other", "mat2", "vec", "tensor") if bound.has(n)), "")
+    dims = _matrices(bound.shape(), bound.shape(second))
+    return dims and RuleClaim({"x": dims[0], second: dims[1]}, (dims[2],))
+
+
+@rule("x mat1 mat2 beta alpha", everywhere("addmm"))
+@rule("x batch1 batch2 beta alpha", everywhere("baddbmm"))
+@rule("x mat vec beta alpha", everywhere("addmv"))
+def _add_product(bound: Bound) -> RuleClaim | None:
+    """The tensor that is added to the product is added once."""
+    names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
+    factors = [name for name in names if name in bound.values]
+    added = bound.shape()
+    if len(factors) != 2 or added is None:  # noqa: PLR2004 - two factors
+        return None
+    first, second = factors
+    dims = _matrices(bound.shape(first), bound.shape(second))
+    if dims is None:
+        return None
+    inputs = {"x": once(named(added, dims[2]), dims[0][-1]), first: dims[0], second: dims[1]}
+    return RuleClaim(inputs, (dims[2],))
+
+
+@rule("x batch1 batch2 beta alpha", everywhere("addbmm"))
+def _add_sum_of_products(bound: Bound) -> RuleClaim | None:
+    """The matrices of a batch are terms of the sum too."""
+    added, first, second = bound.shape(), bound.shape("batch1"), bound.shape("batch2")
+    if added is None or first is None or second is None:
+        return None
+    b, m, k = named(first, [f"b{SUM}", "m", f"k{SUM}"])
+    n = dim_of(second[2], "n")
+    inputs = {"x": once(named(added, [m, n]), b, k), "batch1": [b, m, k], "batch2": [b, k, n]}
+    return RuleClaim(inputs, ([m, n],))
+
+
+@rule("x vec2", "torch.outer torch.Tensor.outer aten.outer torch.ger torch.Tensor.ger")
+def _outer(bound: Bound) -> RuleClaim | None:
+    first, second = bound.shape(), bound.shape("vec2")
+    if first is None or second is None:
+        return None
+    m, n = named(first, ["m"]), named(second, ["n"])
+    return RuleClaim({"x": m, "vec2": n}, ([*m, *n],))
+
+
+@rule("x vec1 vec2 beta alpha", everywhere("addr"))
+def _add_outer(bound: Bound) -> RuleClaim | None:
+    added, first, second = bound.shape(), bound.shape("vec1"), bound.shape("vec2")
+    if added is None or first is None or second is None:
+        return None
+    m, n = named(first, ["m"]), named(second, ["n"])
+    return RuleClaim({"x": named(added, [*m, *n]), "vec1": m, "vec2": n}, ([*m, *n],))
+
+
+def _rows(shape: tuple[int, ...], letter: str = "m") -> list[str]:
+    """All dimensions but the last."""
+    return named(shape[:-1], [f"{letter}{i}" for i in range(len(shape) - 1)])
+
+
+@rule("x other", "torch.inner torch.Tensor.inner")
+def _inner(bound: Bound) -> RuleClaim | None:
+    """All dimensions of both tensors but the last."""
+    first, second = bound.shape(), bound.shape("other")
+    if not first or not second:
+        return None
+    rows, columns = _rows(first), _rows(second, "n")
+    k = dim_of(first[-1], f"k{SUM}")
+    return RuleClaim({"x": [*rows, k], "other": [*columns, k]}, ([*rows, *columns],))
+
+
+@rule("x weight bias", functional("linear"), "aten.linear")
+def _linear(bound: Bound) -> RuleClaim | None:
+    """If the contracted dimension is split, the bias is added once."""
+    shape, weight = bound.shape(), bound.shape("weight")
+    if not shape or weight is None or len(weight) != 2:  # noqa: PLR2004 - a matrix
+        return None
+    rows = _rows(shape)
+    n, k = named(weight, ["n", f"k{SUM}"])
+    inputs = {"x": [*rows, k], "weight": [n, k]}
+    if bound.has("bias"):
+        inputs["bias"] = [*once([n], k)]
+    return RuleClaim(inputs, ([*rows, n],))
+
+
+@rule("input1 input2 weight bias", functional("bilinear"), "torch.bilinear aten.bilinear")
+def _bilinear(bound: Bound) -> RuleClaim | None:
+    first, weight = bound.shape("input1"), bound.shape("weight")
+    if not first or weight is None or not bound.has("input2"):
+        return None
+    rows = _rows(first)
+    n, i, j = named(weight, ["n", f"i{SUM}", f"j{SUM}"])
+    inputs = {"input1": [*rows, i], "input2": [*rows, j], "weight": [n, i, j]}
+    if bound.has("bias"):
+        inputs["bias"] = [*once([n], i, j)]
+    return RuleClaim(inputs, ([*rows, n],))
+
+
+@rule("equation *operands", "torch.einsum torch.functional.einsum")
+def _einsum(bound: Bound) -> RuleClaim | None:
+    """A letter that is not in the result is summed over."""
+    equation, operands = bound.get("equation"), bound.get("operands", ())
+    if not isinstance(equation, str) or "." in equation or "operands" in bound.keywords.values():
+        return None
+    if not bound.spread("operands"):
+        return None  # the items of a list have no positions of their own
+    inside, arrow, outside = equation.replace(" ", "").partition("->")
+    terms = inside.split(",")
+    if not arrow:
+        counts = Counter(inside.replace(",", ""))
+        outside = "".join(sorted(letter for letter, count in counts.items() if count == 1))
+    if len(terms) != len(operands) or any(len(set(term)) != len(term) for term in terms):
+        return None
+    lengths: dict[str, int] = {}
+    inputs = {}
+    for i, (term, operand) in enumerate(zip(terms, operands, strict=True)):
+        dims = []
+        for letter, size in zip(term, operand.shape, strict=True):
+            lengths[letter] = max(lengths.get(letter, 1), size)
+            dims.append(dim_of(size, letter if letter in outside else letter + SUM))
+        inputs[f"operands[{i}]"] = dims
+    return RuleClaim(inputs, ([dim_of(lengths[letter], letter) for letter in outside],))
+
+
+@rule("x1 x2 p compute_mode", "torch.cdist aten.cdist")
+def _distances(bound: Bound) -> RuleClaim | None:
+    """Each row of one tensor with each row of the other; only the 1-norm is a sum of terms."""
+    first, second = bound.shape("x1"), bound.shape("x2")
+    if first is None or second is None:
+        return None
+    dims = _matrices(first, (*second[:-2], second[-1], second[-2]))
+    if dims is None:
+        return None
+    k = f"k{SUM}" if bound.get("p", 2.0) == 1 else "k^"
+    left, right = ([k if dim.startswith("k") else dim for dim in side] for side in dims[:2])
+    right[-1], right[-2] = right[-2], right[-1]
+    return RuleClaim({"x1": left, "x2": right}, (dims[2],))
+
+
+@rule("a b dims", "torch.tensordot torch.functional.tensordot")
+def _tensordot(bound: Bound) -> RuleClaim | None:
+    """Pairs of dimensions are contracted; the result has the others in order."""
+    first, second, dims = bound.shape("a"), bound.shape("b"), bound.get("dims", 2)
+    if first is None or second is None:
+        return None
+    if isinstance(dims, int):
+        dims = (list(range(len(first) - dims, len(first))), list(range(dims)))
+    if not isinstance(dims, list | tuple) or len(dims) != 2:  # noqa: PLR2004 - a pair of lists
+        return None
+    left = [dim % len(first) for dim in dims[0]]
+    right = [dim % len(second) for dim in dims[1]]
+    if any(first[i] != second[j] for i, j in zip(left, right, strict=True)):
+        return None
+    inside = named(first, [f"m{i}" for i in range(len(first))])
+    outside = named(second, [f"n{i}" for i in range(len(second))])
+    rows = [dim for i, dim in enumerate(inside) if i not in left]
+    columns = [dim for i, dim in enumerate(outside) if i not in right]
+    for count, (i, j) in enumerate(zip(left, right, strict=True)):
+        inside[i] = outside[j] = dim_of(first[i], f"k{count}{SUM}")
+    return RuleClaim({"a": inside, "b": outside}, ([*rows, *columns],))
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+@rule(
+    "query key value attn_mask dropout_p is_causal scale enable_gqa",
+    functional("scaled_dot_product_attention"),
+    "aten.scaled_dot_product_attention",
+)
+def _attention(bound: Bound) -> RuleClaim | None:
+    """The softmax needs all keys, so they are not split.
+
+    A causal mask counts queries from the first one, so with it they are not split either.
+    """
+    query, key, value = (bound.shape(name) for name in ("query", "key", "value"))
+    if query is None or key is None or value is None or bound.get("dropout_p", 0.0) != 0:
+        return None
+    stacks = _stacks(query[:-2], key[:-2], value[:-2], shared=bool(bound.get("enable_gqa")))
+    if stacks is None or min(map(len, (query, key, value))) < 2:  # noqa: PLR2004 - a matrix
+        return None
+    left, middle, right = stacks[0]
+    stack = stacks[1]
+    rows = dim_of(query[-2], "q^" if bound.get("is_causal") else "q")
+    keys, inner = dim_of(key[-2], "s^"), dim_of(query[-1], "e^")
+    width = dim_of(value[-1], "v")
+    inputs = {
+        "query": [*left, rows, inner],
+        "key": [*middle, keys, inner],
+        "value": [*right, keys, width],
+    }
+    mask = bound.shape("attn_mask")
+    if mask is not None:
+        if len(mask) > len(stack) + 2:
+            return None
+        inputs["attn_mask"] = named(mask, [*stack, rows, keys])
+    return RuleClaim(inputs, ([*stack, rows, width],))
+
+
+def _stacks(
+    query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *, shared: bool
+) -> tuple[list[list[str]], list[str]] | None:
+    """The dimensions before the matrices: of queries, keys and values, and of the result.
+
+    Args:
+        shared: neighbouring heads of queries share a head of keys, and are split with it.
+    """
+    if not shared:
+        return broadcast((query, key, value))
+    if not query or not key or key != value or query[:-1] != key[:-1] or query[-1] % key[-1]:
+        return None
+    front = named(query[:-1], letters(len(query) - 1))
+    share = query[-1] // key[-1]
+    heads = "h" if share == 1 or key[-1] == 1 else f"(h {share})"
+    inside = [*front, dim_of(key[-1], "h")]
+    outside = [*front, dim_of(query[-1], heads)]
+    return [outside, inside, inside], outside
+
+
+# --- Convolutions: samples, channels and groups of channels can be split, space cannot ------------
+
+_SPACE = ("t", "h", "w")
+
+
+def _convolve(bound: Bound, *, transposed: bool) -> RuleClaim | None:
+    """The channels of a group depend only on the channels of the same group.
+
+    So groups are split as a whole, and their number is divided. The channels within a group are
+    not split, because those of the result are not contiguous.
+    """
+    shape, weight, groups = bound.shape(), bound.shape("weight"), bound.get("groups", 1)
+    if shape is None or weight is None:
+        return None
+    space = _SPACE[len(_SPACE) - (len(weight) - 2) :]
+    samples = [] if len(shape) == len(weight) - 1 else [dim_of(shape[0], "b")]
+    if len(shape) != len(samples) + 1 + len(space):
+        return None
+    if groups == 1:
+        taken, made = (weight[0], weight[1]) if transposed else (weight[1], weight[0])
+        inside, outside = dim_of(taken, f"c{SUM}"), dim_of(made, "o")
+        kernel = (inside, outside) if transposed else (outside, inside)
+    else:
+        inside, outside = "(g c^)", "(g o^)"
+        kernel = (inside, "o^") if transposed else (outside, "c^")
+    inputs = {
+        "x": [*samples, inside, *(f"{s}^" for s in space)],
+        "weight": [*kernel, *(f"k{s}^" for s in space)],
+    }
+    if bound.has("bias"):
+        inputs["bias"] = [*once([outside], inside)]
+    numbers = () if groups == 1 else (("groups", None, "g"),)
+    return RuleClaim(inputs, ([*samples, outside, *(f"{s}o^" for s in space)],), numbers)
+
+
+@rule(
+    "x weight bias stride padding dilation groups",
+    functional("conv1d conv2d conv3d"),
+    "torch.conv1d torch.conv2d torch.conv3d aten.conv1d aten.conv2d aten.conv3d",
+)
+def _convolution(bound: Bound) -> RuleClaim | None:
+    return _convolve(bound, transposed=False)
+
+
+@rule(
+    "x weight bias stride padding output_padding groups dilation",
+    functional("conv_transpose1d conv_transpose2d conv_transpose3d"),
+    "torch.conv_transpose1d torch.conv_transpose2d torch.conv_transpose3d",
+    "aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d",
+)
+def _transposed(bound: Bound) -> RuleClaim | None:
+    return _convolve(bound, transposed=True)
+
+
+@rule(
+    "x weight bias stride padding dilation transposed output_padding groups",
+    "torch.convolution aten.convolution",
+)
+def _general(bound: Bound) -> RuleClaim | None:
+    return _convolve(bound, transposed=bool(bound.get("transposed")))
+
+
+# --- Pooling, resampling and windows: space is split where windows do not overlap -----------------
+
+
+def _front(shape: tuple[int, ...] | None, spatial: int) -> list[str] | None:
+    """The dimensions before space: samples, if there are any, and channels."""
+    names = {1: ["c"], 2: ["b", "c"]}.get(len(shape or ()) - spatial)
+    return None if shape is None or names is None else named(shape[: len(names)], names)
+
+
+def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
+    """A setting for each spatial dimension."""
+    value = default if value is None or value in ((), []) else value
+    each = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return each * count if len(each) == 1 else each
+
+
+def _pooled(
+    bound: Bound, spatial: int, *, windows: bool = False, indices: bool = False
+) -> RuleClaim | None:
+    """Pooling of each channel.
+
+    Args:
+        windows: the windows have a fixed size; without overlap and padding, space can be split.
+        indices: indices are counted within the plane, so space cannot be split.
+    """
+    shape = bound.shape()
+    front = _front(shape, spatial)
+    if shape is None or front is None:
+        return None
+    inside, outside = ["_"] * spatial, ["_"] * spatial
+    if windows and not indices:
+        kernel = _each(bound.get("kernel_size"), spatial)
+        stride = _each(bound.get("stride"), spatial, kernel)
+        padding = _each(bound.get("padding"), spatial, 0)
+        dilation = _each(bound.get("dilation"), spatial, 1)
+        space = zip(kernel, stride, padding, dilation, strict=True)
+        for i, (name, settings) in enumerate(zip(_SPACE[-spatial:], space, strict=True)):
+            width = settings[0]
+            if settings == (width, width, 0, 1) and shape[len(front) + i] % width == 0:
+                outside[i] = name
+                inside[i] = name if width == 1 else f"({name} {width})"
+    result = [*front, *outside]
+    return unary([*front, *inside], *[result] * (1 + indices))
+
+
+_MAX = "x kernel_size stride padding dilation ceil_mode return_indices"
+_AVG = "x kernel_size stride padding ceil_mode count_include_pad divisor_override"
+
+
+def _register_pooling(spatial: int) -> None:
+    """Register the pooling operators with this number of spatial dimensions."""
+    end = f"{spatial}d"
+
+    def maximum(bound: Bound) -> RuleClaim | None:
+        indices = bool(bound.get("return_indices"))
+        return _pooled(bound, spatial, windows=True, indices=indices)
+
+    def average(bound: Bound) -> RuleClaim | None:
+        return _pooled(bound, spatial, windows=True)
+
+    def adaptive(bound: Bound) -> RuleClaim | None:
+        return _pooled(bound, spatial, indices=bool(bound.get("return_indices")))
+
+    rule(_MAX, functional(f"max_pool{end}"), f"torch.max_pool{end} aten.max_pool{end}")(maximum)
+    average_names = "torch.avg_pool1d aten.avg_pool1d" if spatial == 1 else f"aten.avg_pool{end}"
+    rule(_AVG, functional(f"avg_pool{end}"), average_names)(average)
+    rule("x norm_type kernel_size stride ceil_mode", functional(f"lp_pool{end}"))(average)
+    rule("x output_size", functional(f"adaptive_avg_pool{end}"))(adaptive)
+    rule("x output_size return_indices", functional(f"adaptive_max_pool{end}"))(adaptive)
+
+
+for _count in (1, 2, 3):
+    _register_pooling(_count)
+
+
+@rule("x kernel_size stride padding dilation ceil_mode", "aten.max_pool2d_with_indices")
+def _with_indices(bound: Bound) -> RuleClaim | None:
+    return _pooled(bound, 2, indices=True)
+
+
+@rule(
+    "x size scale_factor mode align_corners recompute_scale_factor antialias",
+    functional("interpolate"),
+)
+def _interpolate(bound: Bound) -> RuleClaim | None:
+    """Space can be split if pixels are copied; other modes need the neighbours."""
+    shape = bound.shape()
+    if shape is None or not 3 <= len(shape) <= 5:  # noqa: PLR2004 - one to three dimensions of space
+        return None
+    spatial = len(shape) - 2
+    front = _front(shape, spatial) or []
+    inside, outside = ["_"] * spatial, ["_"] * spatial
+    scale = _each(bound.get("scale_factor"), spatial)
+    if bound.get("mode", "nearest") == "nearest" and bound.get("size") is None:
+        for i, (name, factor) in enumerate(zip(_SPACE[-spatial:], scale, strict=True)):
+            if factor == int(factor) and factor >= 1 and shape[2 + i] > 1:
+                inside[i] = name
+                outside[i] = name if factor == 1 else f"({name} {int(factor)})"
+    return unary([*front, *inside], [*front, *outside])
+
+
+@rule("x grid mode padding_mode align_corners", functional("grid_sample"))
+def _grid_sample(bound: Bound) -> RuleClaim | None:
+    """Each point of the grid is looked up in the whole picture."""
+    shape, grid = bound.shape(), bound.shape("grid")
+    if shape is None or grid is None or len(shape) != len(grid):
+        return None
+    spatial = len(shape) - 2
+    front = _front(shape, spatial) or []
+    points = named(grid[1:-1], _SPACE[-spatial:])
+    inputs = {"x": [*front, *["_"] * spatial], "grid": [front[0], *points, str(spatial)]}
+    return RuleClaim(inputs, ([*front, *points],))
+
+
+@rule("x kernel_size dilation padding stride", functional("unfold"))
+def _windows(bound: Bound) -> RuleClaim | None:
+    """One column for each window; the elements of a channel are contiguous in it."""
+    front = _front(bound.shape(), 2)
+    if front is None:
+        return None
+    size = _window_size(bound)
+    channels = str(size) if front[-1] == "1" else f"({front[-1]} {size})"
+    return unary([*front, "_", "_"], [*front[:-1], channels, "_"])
+
+
+@rule("x output_size kernel_size dilation padding stride", functional("fold"))
+def _fold(bound: Bound) -> RuleClaim | None:
+    shape = bound.shape()
+    front = _front(shape, 1)
+    if front is None or shape is None:
+        return None
+    size = _window_size(bound)
+    single = shape[-2] == size
+    channels = str(size) if single else f"(c {size})"
+    outside = [*front[:-1], "1" if single else "c", "_", "_"]
+    return unary([*front[:-1], channels, "_"], outside)
+
+
+def _window_size(bound: Bound) -> int:
+    """The number of elements of a window."""
+    first, second = _each(bound.get("kernel_size"), 2)
+    return int(first) * int(second)

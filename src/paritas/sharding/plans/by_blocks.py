@@ -1,0 +1,497 @@
+"""verify_parallel() block by block: in float64, the ranks hold one block at a time.
+
+The model trains natively once on one device and once on the ranks. What each block gets and
+returns, and the gradients that go through it, are recorded on one device; the ranks show in which
+form they hold these values. Then each block is trained alone, on one device and on the ranks,
+natively and in float64, like any other program; and so is what lies between the blocks. The whole
+model is compared natively, at the noise of its blocks.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.block_runs import (
+    ComposedEvidence,
+    ComposedNoise,
+    Parked,
+    Shaken,
+    TrainingRecorder,
+)
+from paritas.core.execution.blocks import ReachedInsideError, find_blocks
+from paritas.core.execution.observation import Observation
+from paritas.core.judging.failures import Explainer
+from paritas.core.numerics import criterion
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.gates import Near
+from paritas.core.results.findings import Coverage, Verdict
+from paritas.core.results.items import Item, ItemKind
+from paritas.core.results.progress import Progress
+from paritas.core.results.wording import counted, enumerated
+from paritas.core.torch_private.tensors import return_free_memory
+from paritas.sharding.plans.assembling import (
+    find_slots,
+    reference_values,
+    step_items,
+    unmatched,
+)
+from paritas.sharding.plans.boundaries import FormFinder, NotByBlocksError, RankRecorder
+from paritas.sharding.plans.causes import excuse_late_reductions
+from paritas.sharding.plans.judging import Judge, complete_steps
+from paritas.sharding.plans.pieces import PieceTask, piece_program, rest_reaches_inside
+from paritas.sharding.plans.sketches import Abridger
+from paritas.sharding.plans.traces import watched_modules
+from paritas.sharding.plans.training import Manner, build_model, dtype_of, same_surroundings
+from paritas.sharding.plans.verify import (
+    ProgramRuns,
+    check_program,
+    errors_of,
+    ordered_findings,
+    unusable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.execution.block_runs import BlockCall, Recorder
+    from paritas.core.numerics.judge_evidence import JudgeEvidence
+    from paritas.core.results.findings import Finding
+    from paritas.sharding.plans.assembling import StepItem
+    from paritas.sharding.plans.boundaries import CallForms
+    from paritas.sharding.plans.judging import Judged
+    from paritas.sharding.plans.plan import ParallelProgram
+    from paritas.sharding.plans.traces import ModelNames, Trace
+
+
+# --- The whole model at its edges: natively, large values as sketches, at the noise of its blocks -
+# By blocks, no run in float64 has the whole model. Both sides train it natively: outputs, losses,
+# gradients and parameters are compared at the noise that the errors of the blocks become on their
+# way through the model. Large tensors are kept as their sketches, which add up over shards.
+
+# For each step, (block, call) -> path of a result -> the error of the reference there.
+Errors = list[dict[tuple[str, int], dict[str, "Parked"]]]
+
+
+# --- The judge ------------------------------------------------------------------------------------
+
+
+class EdgeJudge(Judge):
+    """Judges the whole model natively, at the noise of its blocks."""
+
+    def __init__(
+        self,
+        program: ParallelProgram,
+        reference: Trace,
+        ranks: list[Trace],
+        run: Callable[..., Trace],
+        shaking: Shaking,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`run` is `run_reference`; `shaking` moves the values between blocks."""
+        super().__init__(program, reference, ranks, None, run)
+        base = _observed(reference)
+
+        def shaken(seed: int) -> Observation:
+            trace = run(
+                program,
+                record=dataclasses.replace(shaking, seed=seed),
+                abridge=shaking.abridge,
+            )
+            failed = None if trace.error is None else RuntimeError(trace.error)
+            return dataclasses.replace(_observed(trace), error=failed)
+
+        self.noise = ComposedNoise(shaken, base, program.seed, tell)
+        self._wholes = shaking.abridge.wholes
+
+    def judge(self) -> list[Judged]:
+        """Judge everything but the initial values, which each piece compares."""
+        return [one for one in super().judge() if one.step]
+
+    def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
+        shown = msgspec.structs.replace(item.item, step=number + 1)
+        return ComposedEvidence(self.noise, shown, item.reference, self.runs.unit)
+
+    def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
+        whole = self._wholes.get(item.name)
+        some = item.reference if item.reference is not None else item.ranks.value
+        is_sketch = whole is not None and some is not None and some.shape != whole.shape
+        if not is_sketch or whole is None:
+            return super()._values(item, lifted, number)
+        # A sketch has no rows and columns in which a pattern could be seen.
+        explainer, self._explainer = self._explainer, Explainer(left=0)
+        findings = super()._values(item, lifted, number)
+        self._explainer = explainer
+        return [_about_sketch(finding, whole) for finding in findings]
+
+
+def _about_sketch(finding: Finding, whole: Tensor) -> Finding:
+    reason = finding.reason
+    if not finding.status.passes():
+        reason = f"{reason} (its sketch was compared)"
+    dtype = str(whole.dtype).removeprefix("torch.")
+    return msgspec.structs.replace(
+        finding, shape=tuple(whole.shape), dtype=dtype, reason=reason, metrics=None
+    )
+
+
+def _observed(trace: Trace) -> Observation:
+    """All steps as one observation."""
+    outputs: dict[Item, Any] = {
+        msgspec.structs.replace(item, step=number): value
+        for number, step in enumerate(trace.steps, start=1)
+        for item, value in reference_values(step).items()
+    }
+    return Observation(outputs=outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shaking:
+    """Moves what blocks get and return, in each step of a training.
+
+    Attributes:
+        blocks: their names.
+        errors: the errors of their results.
+        abridge: what is kept of large values.
+        seed: of the signs.
+    """
+
+    blocks: tuple[str, ...]
+    errors: Errors
+    abridge: Abridger
+    seed: int = 0
+
+    def __call__(self, names: ModelNames, trace: Trace) -> Shaken:
+        """The context around the forward pass of the current step."""
+        known = watched_modules(names)
+        blocks = {name: known[name][0] for name in self.blocks if name in known}
+        step = len(trace.steps) - 1
+        errors = self.errors[step] if step < len(self.errors) else {}
+        return Shaken(blocks, errors, self.seed + 7919 * step)
+
+
+# --- Block by block -------------------------------------------------------------------------------
+
+_MOST_NAMED = 3
+
+
+def check_by_blocks(
+    runs: ProgramRuns, patterns: Sequence[str] | None, *, strict: bool = False
+) -> Verdict:
+    """Check a model under a plan by blocks.
+
+    Raises:
+        UsageError: the model has no blocks, or a pattern matches none.
+        NotByBlocksError: the plan does not allow it.
+    """
+    if runs.program.step is not None:
+        raise NotByBlocksError("step= calls the model and its backward pass itself")
+    model, dtype = _model_of(runs.program)
+    blocks = find_blocks({"": model}, patterns)
+    if not blocks:
+        raise UsageError(
+            "by='blocks' found no repeated modules in the model; name its blocks, as in "
+            "blocks=['layers.*']"
+        )
+    near = Near(criterion.unit_roundoff(runs.program.compute_dtype or dtype))
+    runs.program = dataclasses.replace(runs.program, model=model)
+    return _BlocksOfPlan(runs, list(blocks), near, strict=strict).run(model)
+
+
+def _model_of(program: ParallelProgram) -> tuple[nn.Module, torch.dtype]:
+    """The model on one device, which every run copies, and its dtype."""
+    if isinstance(program.model, nn.Module):
+        return program.model, dtype_of(program.model)
+    with same_surroundings(Manner()):
+        built = build_model(program, Manner())
+    return built.model, built.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """Records the calls of blocks in each step; on ranks, what each rank holds."""
+
+    blocks: tuple[str, ...]
+    on_ranks: bool = False
+
+    def __call__(self, names: ModelNames, trace: Trace) -> Recorder:
+        """The context around the forward pass of the current step."""
+        known = watched_modules(names)
+        blocks = {name: known[name][0] for name in self.blocks if name in known}
+        step = len(trace.steps)
+        made: Recorder = (
+            RankRecorder(blocks, trace.equal, step) if self.on_ranks else TrainingRecorder(blocks)
+        )
+        trace.steps[-1].blocks, made.uncut = made.calls, trace.uncut
+        return made
+
+
+class _BlocksOfPlan:
+    """One check."""
+
+    def __init__(self, runs: ProgramRuns, blocks: list[str], near: Near, *, strict: bool) -> None:
+        self.runs = runs
+        self.blocks = blocks
+        self.near = near
+        self.strict = strict
+        self.findings: list[Finding] = []
+        self.compared = 0
+        self.notes: dict[str, list[str]] = collections.defaultdict(list)
+        # Block -> why it is checked as a part of what lies between the blocks.
+        self.uncut: dict[str, str] = {}
+        self.errors: Errors = [{} for _ in range(runs.program.steps)]
+        # Items of pieces that are far from the reference, natively: item -> the piece.
+        self.gross: dict[Item, str] = {}
+        self.needs_whole = False
+
+    def run(self, model: nn.Module) -> Verdict:
+        """Check everything."""
+        program = self.runs.program
+        tensors = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        abridge = Abridger(program, {name: one.detach() for name, one in tensors.items()})
+        reference, off = self._reference(abridge)
+        return_free_memory()
+        if reference.error is not None:
+            return Verdict(findings=(unusable(reference),), strict=self.strict)
+        self.runs.tell(f"training on {program.ranks} ranks")
+        record = Recording(tuple(self.blocks), on_ranks=True)
+        ranks = self.runs.split = self.runs.ranks(off, record=record, abridge=abridge)
+        self._check_errors(ranks)
+        raised = errors_of(ranks)
+        if raised or not complete_steps(reference, ranks):
+            return self.runs.agreed(Verdict(findings=tuple(raised), strict=self.strict))
+        calls, forms = self._cut(reference, ranks)
+        for trace in (reference, *ranks):
+            for step in trace.steps:
+                step.blocks = {}
+        self._check_pieces(calls, forms)
+        self._check_edges(off, reference, ranks, abridge)
+        return self.runs.agreed(self._verdict(reference, ranks, calls))
+
+    # --- The whole model, natively ----------------------------------------------------------------
+
+    def _reference(self, abridge: Abridger) -> tuple[Trace, Any]:
+        """Train on one device, without dropout if the model has it, and record the blocks."""
+        program, record = self.runs.program, Recording(tuple(self.blocks))
+        self.runs.tell("training on one device")
+        trace = self.runs.reference(program, record=record, abridge=abridge)
+        if trace.error is None and trace.random:
+            off = dataclasses.replace(program, dropout="off")
+            without = self.runs.reference(off, record=record, abridge=abridge)
+            if without.error is None and not without.random:
+                return without, off
+        return trace, program
+
+    @staticmethod
+    def _check_errors(ranks: list[Trace]) -> None:
+        for trace in ranks:
+            if trace.whole_only:
+                raise NotByBlocksError(str(trace.error))
+
+    def _cut(
+        self, reference: Trace, ranks: list[Trace]
+    ) -> tuple[list[dict[str, list[BlockCall]]], list[dict[str, list[dict[int, CallForms]]]]]:
+        """The calls of each block that can be cut out, in each step, and their forms on ranks."""
+        finder = FormFinder(self.runs.program, ranks, self.near)
+        for trace in (reference, *ranks):
+            self.uncut |= trace.uncut
+        calls: list[dict[str, list[BlockCall]]] = [{} for _ in reference.steps]
+        forms: list[dict[str, list[dict[int, CallForms]]]] = [{} for _ in reference.steps]
+        for name in self.blocks:
+            made = [step.blocks.get(name, []) for step in reference.steps]
+            if name in self.uncut or not all(made):
+                continue
+            try:
+                found = [
+                    [finder.forms(call, number) for call in step]
+                    for number, step in enumerate(made)
+                ]
+            except NotByBlocksError as error:
+                self.uncut[name] = str(error)
+                continue
+            for number, step in enumerate(made):
+                calls[number][name], forms[number][name] = step, found[number]
+        return calls, forms
+
+    # --- The pieces -------------------------------------------------------------------------------
+
+    def _check_pieces(
+        self,
+        calls: list[dict[str, list[BlockCall]]],
+        forms: list[dict[str, list[dict[int, CallForms]]]],
+    ) -> None:
+        total = len(calls[0]) + 1
+        for done, name in enumerate(list(calls[0])):
+            self._tell(done, total)
+            one = [{name: step[name]} for step in calls]
+            shown = [{name: step[name]} for step in forms]
+            why = self._check_piece(PieceTask(self.runs.program, name, one, shown))
+            return_free_memory()
+            if why:
+                self._leave_uncut(name, why, calls, forms)
+        self._tell(total - 1, total)
+        rest = PieceTask(self.runs.program, "", calls, forms)
+        while calls[0]:
+            try:
+                rest_reaches_inside(rest)
+                break
+            except ReachedInsideError as error:
+                self._leave_uncut(error.block, str(error), calls, forms)
+            except Exception as error:
+                raised = in_one_line(error, 120)
+                raise NotByBlocksError(f"without its blocks, the model raises {raised}") from error
+        if not calls[0]:
+            why = next(iter(self.uncut.values()), "the model calls none of them")
+            raise NotByBlocksError(f"none of its blocks can be entered alone: {why}")
+        why = self._check_piece(rest)
+        if why:
+            raise NotByBlocksError(f"without its blocks, the model fails on the ranks: {why}")
+
+    def _leave_uncut(self, name: str, why: str, *tables: list[dict[str, Any]]) -> None:
+        self.uncut[name] = why
+        for table in tables:
+            for step in table:
+                step.pop(name, None)
+
+    def _tell(self, done: int, total: int) -> None:
+        failing = sum(not finding.status.passes() for finding in self.findings)
+        self.runs.tell(Progress("checking blocks on the ranks", done, total, failing=failing))
+
+    def _check_piece(self, task: PieceTask) -> str:
+        """Check one piece; why it cannot be run alone, or nothing."""
+        why = ""
+        for whole in (True,) if self.needs_whole else (False, True):
+            task = dataclasses.replace(task, whole=whole)
+            runs = ProgramRuns(
+                piece_program(task), self.runs.team, self.runs.timeout, lambda _: None
+            )
+            verdict = check_program(runs, strict=self.strict)
+            failed = next((one for one in (runs.native, *runs.split) if one.error), None)
+            if failed is None:
+                self.needs_whole = self.needs_whole or whole
+                self._take(task, verdict, runs)
+                return ""
+            why = str(failed.error)
+        return f"alone, it raises {why}"
+
+    def _take(self, task: PieceTask, verdict: Verdict, runs: ProgramRuns) -> None:
+        """Take the findings of a piece, and the errors of its reference."""
+        for finding in verdict.findings:
+            item = finding.item.in_graph(task.label)
+            self.findings.append(msgspec.structs.replace(finding, item=item))
+        self.compared += verdict.coverage.compared
+        for note in verdict.notes:
+            self.notes[note].append(task.label)
+        if not verdict.passed:
+            self._look_for_contradictions(task, verdict, runs)
+        if task.name and runs.lifted is not None:
+            for step, (native, wide) in enumerate(
+                zip(runs.native.steps, runs.lifted[0].steps, strict=False)
+            ):
+                self._keep_errors(task, step, native.outputs, wide.outputs)
+
+    def _keep_errors(self, task: PieceTask, step: int, native: Any, wide: Any) -> None:
+        for call in task.calls[step][task.name]:
+            table = self.errors[step].setdefault((call.name, call.number), {})
+            mark = task.mark(call)
+            for path, piece in native.items():
+                true = wide.get(path)
+                if true is None or not path.startswith(mark) or not is_inexact(piece.local):
+                    continue
+                error = (piece.local.to(true.local.dtype) - true.local).abs()
+                table[f"output{path.removeprefix(mark)}"] = Parked(
+                    error.nan_to_num(0.0, 0.0, 0.0).float()
+                )
+
+    def _look_for_contradictions(
+        self, task: PieceTask, verdict: Verdict, runs: ProgramRuns
+    ) -> None:
+        """Note values of a piece that are natively far from the reference.
+
+        If they are right in the parallel model, the piece alone is not what runs there.
+        """
+        failing = {finding.item for finding in verdict.failures}
+        slots = find_slots(runs.program, runs.native.initial, runs.split)
+        for number in range(complete_steps(runs.native, runs.split)):
+            step = runs.native.steps[number]
+            for one in step_items(runs.program, step, runs.split, number, slots):
+                item = msgspec.structs.replace(one.item, step=number + 1)
+                value = one.ranks.value
+                if item not in failing or one.reference is None or value is None:
+                    continue
+                if not self.near(value, one.reference):
+                    self.gross.setdefault(item, task.label)
+
+    # --- The edges --------------------------------------------------------------------------------
+
+    def _check_edges(
+        self, program: Any, reference: Trace, ranks: list[Trace], abridge: Abridger
+    ) -> None:
+        cut = tuple(name for name in self.blocks if name not in self.uncut)
+        shaking = Shaking(cut, self.errors, abridge)
+        judge = EdgeJudge(program, reference, ranks, self.runs.reference, shaking, self.runs.tell)
+        judged = excuse_late_reductions(judge, judge.judge())
+        findings = ordered_findings(judged, None)
+        right = {
+            msgspec.structs.replace(one.item.item, step=one.step)
+            for one in judged
+            if one.item.reference is not None
+            and one.item.ranks.value is not None
+            and self.near(one.item.ranks.value, one.item.reference)
+        }
+        for item, label in self.gross.items():
+            if item in right and item.kind in _STATE:
+                raise NotByBlocksError(
+                    f"alone, {label} does not compute the {item} that it computes inside of the "
+                    "parallel model"
+                )
+        self.findings += findings
+        self.compared += sum(1 for one in judged if one.item.reference is not None)
+        for note in judge.runs.notes:
+            self.notes[note].append("the whole model")
+
+    # --- Results ----------------------------------------------------------------------------------
+
+    def _verdict(
+        self, reference: Trace, ranks: list[Trace], calls: list[dict[str, Any]]
+    ) -> Verdict:
+        extra = tuple(f"{name} is on the ranks only" for name in unmatched(reference, ranks))
+        return Verdict(
+            findings=tuple(self.findings),
+            coverage=Coverage(compared=self.compared, unmatched=extra),
+            notes=(*self._notes(list(calls[0])), *dict.fromkeys(ranks[0].notes)),
+            strict=self.strict,
+        )
+
+    def _notes(self, cut: list[str]) -> Iterator[str]:
+        yield (
+            f"checked by blocks: {counted(len(cut), 'block')} ({enumerated(cut, _MOST_NAMED)}), "
+            "what lies between them, and the whole model natively"
+        )
+        if self.uncut:
+            name, why = next(iter(self.uncut.items()))
+            count = counted(len(self.uncut), "module")
+            yield f"{count} checked with what lies between the blocks: {name}: {why}"
+        if self.needs_whole:
+            yield (
+                "the plan needs the numbers of the whole model, so each rank held a copy of it "
+                "while a block was checked"
+            )
+        for text, labels in self.notes.items():
+            others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
+            yield f"{labels[0]}{others}: {text}"
+
+
+# What both a piece and the whole model are compared by.
+_STATE = {ItemKind.TRAINING_GRADIENT, ItemKind.PARAMETER, ItemKind.BUFFER}

@@ -1,0 +1,429 @@
+"""The judge of a plan: what the ranks hold together, against what one device computed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.core.execution.evidence import Demand, Evidence
+from paritas.core.execution.item_evidence import NO_LIFT, GivenLift, ItemEvidence
+from paritas.core.execution.observation import Observation
+from paritas.core.execution.program import Program, count_dtypes
+from paritas.core.judging.failures import Explainer
+from paritas.core.numerics import criterion
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.criterion import UNIT_F32, UNIT_F64
+from paritas.core.numerics.gates import (
+    GROSS_SHAKES,
+    Near,
+    gross_difference,
+    near_in_float64,
+    near_natively,
+)
+from paritas.core.numerics.judge import Checks, check_pair
+from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
+from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.sharding.plans.assembling import (
+    INITIAL,
+    StepItem,
+    find_slots,
+    initial_items,
+    reference_values,
+    step_items,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from paritas.core.execution.observation import RunOptions
+    from paritas.core.numerics.judge_evidence import JudgeEvidence
+    from paritas.core.placement.assembly import ReplicaDisagreement
+    from paritas.core.results.items import Item
+    from paritas.sharding.plans.assembling import Slots
+    from paritas.sharding.plans.plan import ParallelProgram
+    from paritas.sharding.plans.traces import Trace
+
+    RunReference = Callable[..., Trace]
+
+
+# --- Further runs of the reference ----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainingProgram(Program):
+    """The training of the reference; one observation for each step."""
+
+    sets_default = True
+    notes_float64 = False
+
+    program: ParallelProgram
+    native: Trace
+    train: RunReference
+
+    def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
+        """Count those of the initial parameters and of the outputs of the first step."""
+        held = self.native.initial or self.native.steps[0].parameters
+        pieces = [*held.values(), *self.native.steps[0].outputs.values()]
+        found = count_dtypes(piece.local for piece in pieces)
+        narrow = self.program.compute_dtype
+        return found if narrow is None else {narrow: sum(found.values())}
+
+    def run(self, options: RunOptions) -> list[Observation]:
+        """Train the reference again."""
+        trace = self.train(self.program, wide=options.wide, mode=options.around())
+        return _observe_steps(trace)
+
+
+def _observe_steps(trace: Trace) -> list[Observation]:
+    """One observation for each step; an error is the last one."""
+    seen = [Observation(outputs=dict(reference_values(step))) for step in trace.steps]
+    if trace.error is not None:
+        seen.append(Observation(error=RuntimeError(trace.error)))
+    return seen
+
+
+# --- The judge ------------------------------------------------------------------------------------
+
+# Replicas that differ by less than this in float64 differ by rounding.
+ROUNDING_IN_FLOAT64 = 1e-9
+# The same without a lifted run, in roundings of the dtype.
+ROUNDINGS = 64.0
+# A model that casts to float32 itself has a noisier run in float64. There a difference is gross at
+# this multiple of what a perturbed run shows.
+NARROW_SHAKES = 1e3
+# Limits of the general diagnosis: most faults of a plan are explained across its ranks.
+MOST_EXPLAINED, MOST_SECONDS = 8, 10.0
+ADVICE = "remove random numbers from the check: call model.eval(), or set the dropout to 0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """An item and its findings.
+
+    Attributes:
+        step: counted from 1; 0 is before the first.
+        item: its native values.
+        lifted: its values in float64, if there was such a run.
+        ranks: the ranks that are wrong; empty for all of them.
+        is_judged: False if it was left out because an earlier step is wrong.
+    """
+
+    step: int
+    item: StepItem
+    lifted: StepItem | None
+    findings: tuple[Finding, ...]
+    ranks: tuple[int, ...] = ()
+    is_judged: bool = True
+
+    @property
+    def status(self) -> Status:
+        """The most severe of its findings."""
+        return max((f.status for f in self.findings), key=lambda status: status.gravity)
+
+    @property
+    def best(self) -> StepItem:
+        """In float64 if there is such a run, since patterns show best there."""
+        known = self.lifted is not None and self.lifted.ranks.value is not None
+        return self.lifted if known and self.lifted is not None else self.item
+
+
+def complete_steps(reference: Trace, ranks: list[Trace]) -> int:
+    """Number of steps that all of them completed."""
+    traces = [reference, *ranks]
+    return min(
+        sum(1 for step in trace.steps if step.parameters or not trace.initial) for trace in traces
+    )
+
+
+class Judge:
+    """Judges all items; makes further runs of the reference when first needed.
+
+    Attributes:
+        slots: where plain parts of parameters lie.
+        runs: the further runs.
+        steps: how many steps are compared.
+    """
+
+    def __init__(
+        self,
+        program: ParallelProgram,
+        reference: Trace,
+        ranks: list[Trace],
+        lifted: tuple[Trace, list[Trace]] | None,
+        run: RunReference,
+    ) -> None:
+        """`lifted` holds the runs of both sides in float64; `run` is `run_reference`."""
+        self.program = program
+        self.reference = reference
+        self.ranks = ranks
+        self.lifted = lifted
+        self.steps = complete_steps(reference, ranks)
+        self.slots: dict[str, dict[int, Slots]] = find_slots(program, reference.initial, ranks)
+        self._lifted_items: list[dict[Item, StepItem]] = []
+        if lifted is not None:
+            self.steps = min(self.steps, complete_steps(*lifted))
+            self._lifted_items = [
+                {
+                    item.item: item
+                    for item in step_items(program, lifted[0].steps[n], lifted[1], n, self.slots)
+                }
+                for n in range(self.steps)
+            ]
+        training = TrainingProgram(program, reference, run)
+        self.runs = Evidence(training, _observe_steps(reference), program.seed)
+        self.demand = Demand()
+        ranks_in_float64 = [
+            Observation(outputs={item: held.ranks.value for item, held in items.items()})
+            for items in self._lifted_items
+        ]
+        # The ranks run a model in float64, not under our dispatch mode. What the model itself casts
+        # to float32 is rounded there.
+        self.lift = GivenLift(lambda: ranks_in_float64, self.runs.casts)
+        self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
+
+    @property
+    def unit(self) -> float:
+        """Unit roundoff of the runs in which patterns are looked for."""
+        return self.runs.unit if self.lifted is None else self.lift.unit
+
+    def judge(self) -> list[Judged]:
+        """Judge everything, in the order in which it is computed."""
+        found = [
+            self._initial(item) for item in initial_items(self.reference, self.ranks, self.slots)
+        ]
+        for number in range(self.steps):
+            step = self.reference.steps[number]
+            items = step_items(self.program, step, self.ranks, number, self.slots)
+            wrong = any(one.status is Status.DIFFERENT for one in found)
+            if wrong and number:
+                # It continues from wrong values, so further differences say nothing new.
+                found += [self._glance(item, number) for item in items]
+            else:
+                found += [self._judge(item, number) for item in items]
+        return found
+
+    def _glance(self, item: StepItem, number: int) -> Judged:
+        """Compare without measuring noise; unverified unless they are plainly equal."""
+        lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
+        held, status = item.ranks, None
+        if item.reference is not None and held.value is not None and held.disagreement is None:
+            status = self._plainly(item.reference, held.value, lifted)
+        elif item.reference is None and held.value is None and not held.fault:
+            status = Status.IDENTICAL
+        reason = "" if status is not None else "not judged: an earlier step is wrong"
+        finding = self._finding(item, number + 1, status or Status.UNVERIFIED, reason)
+        return Judged(number + 1, item, lifted, (finding,), is_judged=status is not None)
+
+    def reconsider(self, judged: list[Judged]) -> list[Judged]:
+        """Judge what was left out because of an earlier step that turned out to be right."""
+        first = min((one.step for one in judged if one.status is Status.DIFFERENT), default=None)
+        return [
+            one
+            if one.is_judged or (first is not None and first < one.step)
+            else self._judge(one.item, one.step - 1)
+            for one in judged
+        ]
+
+    def _initial(self, item: StepItem) -> Judged:
+        """Initial values must be equal bit for bit."""
+        faults = self._faults(item, None, 0)
+        if faults or item.reference is None or item.ranks.value is None:
+            return Judged(0, item, None, tuple(faults), self._wrong_ranks(item))
+        value = item.ranks.value
+        same = value.dtype is item.reference.dtype and bitwise_equal(item.reference, value)
+        if same:
+            finding = self._finding(item, 0, Status.IDENTICAL, "")
+            return Judged(0, item, None, (finding,))
+        metrics = pair_metrics(item.reference, value)
+        reason = (
+            f"the ranks start with other values than the reference: {metrics.mismatched} of "
+            f"{metrics.numel} elements differ"
+        )
+        if value.dtype is not item.reference.dtype:
+            reason += f"; {_dtype(value)} instead of {_dtype(item.reference)}"
+        finding = self._finding(item, 0, Status.DIFFERENT, reason)
+        finding = msgspec.structs.replace(finding, metrics=metrics)
+        return Judged(0, item, None, (finding,), self._wrong_ranks(item))
+
+    def _judge(self, item: StepItem, number: int) -> Judged:
+        lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
+        faults = self._faults(item, lifted, number + 1)
+        wrong = self._wrong_ranks(lifted or item) if faults else ()
+        grave = [f for f in faults if f.status is not Status.DEGRADED]
+        found = list(faults)
+        if not grave:
+            found += self._values(item, lifted, number)
+        if self.reference.random:
+            found = [_random(finding) for finding in found]
+        self.demand.settle(number, item.item)
+        return Judged(number + 1, item, lifted, tuple(found), wrong)
+
+    # --- structure --------------------------------------------------------------------------------
+
+    def _faults(self, item: StepItem, lifted: StepItem | None, step: int) -> list[Finding]:
+        """Faults that need no reference: the parts make no whole, or replicas differ."""
+        held = item.ranks
+        if held.disagreement is not None:
+            status, words = self._disagreement(held.disagreement, lifted, item)
+            return [self._finding(item, step, status, words)]
+        if held.fault:
+            advice = "use a DTensor, or keep the reference's names and the order of ranks"
+            found = self._finding(item, step, Status.UNVERIFIED, held.fault, Aspect.STRUCTURE)
+            return [msgspec.structs.replace(found, advice=advice)]
+        return []
+
+    def _disagreement(
+        self, found: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
+    ) -> tuple[Status, str]:
+        """Replicas that differ by rounding are a fault too, since they drift apart."""
+        words = f"should be replicated, but {found}"
+        apart = lifted.ranks.disagreement if lifted is not None else None
+        value = next(iter(item.ranks.by_rank.values()))
+        if not is_inexact(value) or item.kind == INITIAL:
+            return Status.DIFFERENT, words
+        if lifted is None:
+            rounding = found.relative <= ROUNDINGS * criterion.unit_roundoff(value.dtype)
+        else:
+            limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.lift.unit)
+            rounding = apart is None or apart.relative <= limit
+        if rounding:
+            return Status.DEGRADED, f"{words}; this is rounding, but it grows with each step"
+        return Status.DIFFERENT, words
+
+    def _wrong_ranks(self, item: StepItem) -> tuple[int, ...]:
+        """The ranks whose replica differs from the reference; empty if all do, or it is unknown."""
+        value = item.reference
+        if value is None:
+            return ()
+        near = Near(self.unit)
+        wrong = [
+            rank
+            for rank, local in item.ranks.by_rank.items()
+            if local.shape == value.shape and not near(local, value)
+        ]
+        return tuple(wrong) if len(wrong) < len(item.ranks.by_rank) else ()
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
+        step = number + 1
+        reference, candidate = item.reference, item.ranks.value
+        if reference is None and candidate is None:
+            return [self._finding(item, step, Status.IDENTICAL, "unused on both sides")]
+        some: Any = reference if reference is not None else candidate
+        reference = torch.zeros_like(some) if reference is None else reference
+        candidate = torch.zeros_like(some) if candidate is None else candidate
+        if candidate.dtype is self.program.compute_dtype:
+            candidate = candidate.to(reference.dtype)
+        status = self._plainly(reference, candidate, lifted)
+        if status is not None:
+            return [self._finding(item, step, status, "")]
+        gross = self._gross(item, lifted, number)
+        findings = [] if gross is None else [gross]
+        evidence = self._evidence(item, lifted, number)
+        if gross is None:
+            shown = msgspec.structs.replace(item.item, step=step)
+            findings, _ = check_pair(shown, reference, candidate, Checks(), evidence)
+        findings = self._explained(findings, item, number, (reference, candidate), evidence)
+        missing = ", ".join(map(str, item.ranks.without))
+        if missing and any(not f.status.passes() for f in findings):
+            where = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}"
+            findings = [msgspec.structs.replace(f, reason=f"{where}: {f.reason}") for f in findings]
+        return findings
+
+    def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
+        lift = NO_LIFT if lifted is None else self.lift
+        return ItemEvidence(self.runs, item.item, number, lifted=lift, demand=self.demand)
+
+    def _explained(
+        self,
+        findings: list[Finding],
+        item: StepItem,
+        number: int,
+        pair: tuple[Tensor, Tensor],
+        evidence: JudgeEvidence,
+    ) -> list[Finding]:
+        """The findings with a diagnosis; what is specific to a plan is diagnosed later."""
+        from paritas.core.diagnosis.case import Context
+
+        if all(finding.status.passes() for finding in findings):
+            return findings
+        whole = pair[0].shape
+        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == whole}
+        draws = self.runs.depends_on_draws(number, item.item)
+        context = Context(world=dict(self.program.mesh), held=held, draws=draws)
+        return self._explainer.explain(findings, *pair, evidence, context)
+
+    def _plainly(
+        self, reference: Tensor, candidate: Tensor, lifted: StepItem | None
+    ) -> Status | None:
+        """The status, if it needs no measured noise."""
+        if reference.dtype is not candidate.dtype or reference.shape != candidate.shape:
+            return None
+        exact = not is_inexact(reference) or criterion.unit_roundoff(reference.dtype) <= UNIT_F32
+        if exact and bitwise_equal(reference, candidate):
+            return Status.IDENTICAL
+        if lifted is None or lifted.reference is None or lifted.ranks.value is None:
+            return None
+        if not near_in_float64(lifted.reference, lifted.ranks.value):
+            return None
+        return near_natively(reference, candidate, lifted.reference)
+
+    def _gross(self, item: StepItem, lifted: StepItem | None, number: int) -> Finding | None:
+        """The finding for a difference in float64 far above rounding; None if it is not."""
+        if lifted is None or not is_inexact(lifted.reference):
+            return None
+        whole: Any = lifted.reference
+        split = lifted.ranks.value
+        if split is None or split.shape != whole.shape or not bool(torch.isfinite(whole).all()):
+            return None
+
+        def limit() -> float | None:
+            self.runs.arbiter()
+            unit = self.lift.unit
+            shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
+            spread = self.runs.spread(unit, number, item.item, 1, self.demand)
+            return None if spread is None else shakes * criterion.rms(spread)
+
+        reason = gross_difference(whole, split, limit)
+        if reason is None:
+            return None
+        finding = self._finding(item, number + 1, Status.DIFFERENT, reason)
+        return msgspec.structs.replace(finding, metrics=pair_metrics(whole, split))
+
+    def _finding(
+        self, item: StepItem, step: int, status: Status, reason: str, aspect: Aspect = Aspect.VALUE
+    ) -> Finding:
+        some = item.reference if item.reference is not None else item.ranks.value
+        return Finding(
+            item=msgspec.structs.replace(item.item, step=step),
+            aspect=aspect,
+            status=status,
+            reason=reason,
+            dtype=None if some is None else _dtype(some),
+            shape=None if some is None else tuple(some.shape),
+        )
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _random(finding: Finding) -> Finding:
+    """With dropout the ranks draw other numbers, so a difference proves nothing."""
+    if finding.status.passes():
+        return finding
+    reason = f"depends on random numbers, which differ between ranks ({finding.reason})"
+    return msgspec.structs.replace(
+        finding,
+        status=Status.UNVERIFIED,
+        reason=reason,
+        advice=ADVICE,
+        metrics=None,
+        diagnosis=None,
+    )

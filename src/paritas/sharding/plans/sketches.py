@@ -1,0 +1,103 @@
+"""Sketches of what ranks hold: a large tensor is kept as random sums, which add up over shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from paritas.core.execution.observation import MOST_KEPT
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.sketch import sketch
+from paritas.core.placement.assembly import put
+from paritas.core.placement.assembly import whole as all_of
+from paritas.core.results.items import LocalPlacement, Shard
+from paritas.sharding.plans.assembling import find_slots_of_rank, locate
+from paritas.sharding.plans.traces import RankPiece
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from paritas.core.placement.assembly import Where
+    from paritas.sharding.plans.plan import ParallelProgram
+
+
+@dataclasses.dataclass
+class Abridger:
+    """Replaces what a rank holds of a large tensor by its part of the sketch.
+
+    Attributes:
+        program: the whole model under its plan.
+        wholes: parameter or buffer -> its initial value on one device.
+        places: (parameter or buffer, rank) -> where its plain shard lies; None if that is unknown.
+            What is missing is looked for by the values of the first piece.
+    """
+
+    program: ParallelProgram
+    wholes: Mapping[str, Tensor]
+    places: dict[tuple[str, int], Where | None] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, name: str, rank: int, piece: RankPiece) -> RankPiece:
+        """The piece itself if it is small."""
+        whole = self.wholes.get(name)
+        if whole is None or whole.numel() <= MOST_KEPT or not is_inexact(piece.local):
+            return piece
+        shape, place = tuple(whole.shape), piece.placement
+        if place is None and piece.whole_shape == shape:
+            where = tuple(map(all_of, shape))
+            return RankPiece(_sums_of_part(piece.local, where, shape))
+        if place is None:
+            return self._part_by_hand(name, rank, piece, whole)
+        if place.global_shape != shape or not place.coordinate:
+            return piece
+        sums = _sums_of_part(piece.local, locate(rank, piece), shape)
+        roles = zip(place.placements, place.roles, strict=True)
+        # The sketches of shards are terms of the sketch of the whole.
+        words = tuple(_TERM if isinstance(role, Shard) else word for word, role in roles)
+        moved = msgspec.structs.replace(
+            place, placements=words, global_shape=tuple(sums.shape), global_offset=(0,)
+        )
+        return RankPiece(sums, moved)
+
+    def _part_by_hand(self, name: str, rank: int, piece: RankPiece, whole: Tensor) -> RankPiece:
+        """The sketch of a plain shard, whose place the initial values show."""
+        if (name, rank) not in self.places:
+            slots = find_slots_of_rank(self.program, rank, whole, piece.local)
+            self.places[name, rank] = None if slots is None else slots.where
+        where = self.places[name, rank]
+        if where is None:
+            return piece
+        sums = _sums_of_part(piece.local, where, tuple(whole.shape))
+        # Ranks that hold the same part are at the same place of a mesh of parts.
+        part = sum(segment.target for segments in where for segment in segments)
+        term = LocalPlacement(
+            mesh=(part + 1,),
+            coordinate=(part,),
+            placements=(_TERM,),
+            global_shape=tuple(sums.shape),
+            global_offset=(0,),
+        )
+        return RankPiece(sums, term)
+
+
+_TERM = "partial(sum)"
+
+
+def _sums_of_part(local: Tensor, where: Where, shape: tuple[int, ...]) -> Tensor:
+    """A part's share of the sketch of the whole; NaN if it has values that are not finite.
+
+    In float64: rounded to float32, the terms of a small sum would have larger errors than the sum.
+    """
+    local = local.double()
+    if all(len(segments) == 1 for segments in where):
+        offset = [segments[0].target for segments in where]
+        sums = sketch(local, global_shape=shape, global_offset=offset)
+    else:
+        padded = torch.zeros(shape, dtype=local.dtype)
+        put(padded, where, local)
+        sums = sketch(padded)
+    return sums if bool(torch.isfinite(local).all()) else torch.full_like(sums, torch.nan)

@@ -1,0 +1,611 @@
+"""Traces: what the steps of a training computed, on one device or on one rank, and the hooks.
+
+A rank's trace is made where the rank runs and sent to where it is judged, so it holds tensors on
+the host and no other torch objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import nn
+
+from paritas.core.numerics.contents import leaves
+from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.results.items import Shard
+from paritas.core.torch_private.ranks import in_backward
+from paritas.core.torch_private.tensors import local_part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import Tensor
+    from torch.autograd.graph import Node
+
+    from paritas.core.execution.block_runs import BlockCall
+    from paritas.core.placement.assembly import Where
+    from paritas.core.results.items import LocalPlacement
+    from paritas.core.torch_private.ranks import Message
+
+
+# --- Plain data -----------------------------------------------------------------------------------
+
+INPUT_SIDE, OUTPUT_SIDE = "input", "output"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankPiece:
+    """A value as one rank holds it.
+
+    Attributes:
+        local: a copy on the host of what the rank holds.
+        placement: which part of a distributed tensor it is; None for a plain tensor, which says
+            nothing about the other ranks.
+        where: which part of the reference's value it is, if that is known in another way.
+    """
+
+    local: Tensor
+    placement: LocalPlacement | None = None
+    where: Where | None = None
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor; for a plain tensor that of `local`."""
+        shape = self.local.shape if self.placement is None else self.placement.global_shape
+        return tuple(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleCall:
+    """One call of a module.
+
+    Attributes:
+        name: its path in the model, without the wrappers of a plan (`module.` of DDP).
+        kind: the name of its class.
+        outputs: path -> output.
+        gradients: path of an output -> the gradient that arrived at it; missing if none did.
+        input_gradients: path of an input -> the gradient that this call alone sends back to it,
+            without that of other readers of the same value.
+    """
+
+    name: str
+    kind: str
+    outputs: dict[str, RankPiece]
+    gradients: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    input_gradients: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+
+    def back(self, side: str) -> dict[str, RankPiece]:
+        """The gradients on one side."""
+        return self.input_gradients if side == INPUT_SIDE else self.gradients
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class ValuePlace:
+    """An input or output of a module.
+
+    Attributes:
+        call: position of the call in `StepTrace.modules`.
+        side: `input` or `output`.
+        path: of the tensor within the inputs or outputs.
+    """
+
+    call: int
+    side: str
+    path: str
+
+
+@dataclasses.dataclass
+class StepTrace:
+    """One step: forward, loss, backward, optimizer.
+
+    Attributes:
+        loss: a scalar.
+        outputs: path -> what the model returned.
+        gradients: parameter -> gradient; None where none arrived.
+        parameters: parameter -> value after the optimizer's step.
+        buffers: buffer -> value after the step.
+        modules: calls in the order in which they returned, innermost first.
+        backward: places in the order in which their gradients arrived.
+        sources: place -> the places its gradient comes from; known for the reference only.
+        returned: of a piece of a model: path of an input -> the gradient that it sends back to it.
+        blocks: block -> its recorded calls, if they were recorded.
+    """
+
+    loss: RankPiece | None = None
+    outputs: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    gradients: dict[str, RankPiece | None] = dataclasses.field(default_factory=dict)
+    parameters: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    buffers: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    modules: list[ModuleCall] = dataclasses.field(default_factory=list)
+    backward: list[ValuePlace] = dataclasses.field(default_factory=list)
+    sources: dict[ValuePlace, tuple[ValuePlace, ...]] = dataclasses.field(default_factory=dict)
+    returned: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    blocks: dict[str, list[BlockCall]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Trace:
+    """All steps of one rank, or of the reference (rank 0 of 1).
+
+    Attributes:
+        samples: begin and end of this rank's rows of the batch; None if it has all of them.
+        data_rank: which part of the batch that is, out of `data_ranks`.
+        initial: parameter or buffer -> value before the first step.
+        tied: names of one parameter, of those that have several.
+        error: what was raised, in words; the steps before it are there.
+        error_at: path of the module in which it was raised, if that is known.
+        waited: whether it failed only because it waited for another rank.
+        unsupported: whether it ended because such a plan cannot be checked.
+        whole_only: whether that is because it cannot be checked by blocks.
+        random: whether a step drew random numbers (dropout). Ranks then draw other numbers than
+            one device does, even if the plan is right.
+        equal: shares values with the other ranks of this process; None if there are none.
+        abridge: makes of a parameter, a buffer or a gradient what is kept of it; None keeps it.
+        abridge_from: the first step of which less is kept; 0 is before the first.
+        uncut: block -> why the model cannot be cut there, if calls of blocks were recorded.
+        notes: what is to be said about the plan itself.
+        is_fsdp: whether a module of the model is under FSDP, which averages gradients.
+        messages: what the rank gave to collectives, if it was asked to listen.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    samples: tuple[int, int] | None = None
+    data_rank: int = 0
+    data_ranks: int = 1
+    initial: dict[str, RankPiece] = dataclasses.field(default_factory=dict)
+    tied: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
+    steps: list[StepTrace] = dataclasses.field(default_factory=list)
+    error: str | None = None
+    error_at: str = ""
+    waited: bool = False
+    unsupported: bool = False
+    whole_only: bool = False
+    random: bool = False
+    equal: EqualPieces | None = None
+    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None
+    abridge_from: int = 0
+    uncut: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    is_fsdp: bool = False
+    messages: list[Message] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_abridged(self) -> bool:
+        """Whether less than everything is kept of the current step."""
+        return self.abridge is not None and len(self.steps) >= self.abridge_from
+
+    def keep(self, kind: str, name: str, tensor: Tensor) -> RankPiece:
+        """A copy of what the rank holds: before the first step, or after the current one."""
+        piece = piece_of(tensor)
+        if self.abridge is not None and self.is_abridged:
+            piece = self.abridge(name, self.rank, piece)
+        return (
+            piece if self.equal is None else self.equal.shared((len(self.steps), kind, name), piece)
+        )
+
+    def fail(self, error: str, *, waited: bool = False, unsupported: bool = False) -> None:
+        """Record why it ended early."""
+        self.error = error
+        self.waited = waited
+        self.unsupported = unsupported
+
+
+class EqualPieces:
+    """Keeps one copy of a value that several ranks of this process hold, such as a replica.
+
+    The values of all ranks, before and after each step, natively and in float64, are many times the
+    size of the model.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], list[Tensor]] = {}
+
+    def shared(self, place: tuple[Any, ...], piece: RankPiece) -> RankPiece:
+        """The piece, with the tensor of another rank if that has the same bits at this place."""
+        known = self._known.setdefault(place, [])
+        for tensor in known:
+            if bitwise_equal(tensor, piece.local):
+                return dataclasses.replace(piece, local=tensor)
+        known.append(piece.local)
+        return piece
+
+
+# --- The paths of gradients between the inputs and outputs of modules -----------------------------
+
+# The order in which gradients arrive does not show them: of three projections that read one value,
+# any may come first, and a fault in one of them does not affect the others.
+
+
+class Flows:
+    """Marks values of a forward pass, and finds which others their gradients come from."""
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[Node, int], list[tuple[list[int], str, str]]] = {}
+
+    def mark(self, tensor: Tensor, call: list[int], side: str, path: str) -> None:
+        """Mark a value of a call; `call` holds the number of the call once it has returned."""
+        if tensor.grad_fn is not None:
+            key = (tensor.grad_fn, tensor.output_nr)
+            self._marks.setdefault(key, []).append((call, side, path))
+
+    def clear(self) -> None:
+        """Release the graph."""
+        self._marks.clear()
+
+    def sources(self) -> dict[ValuePlace, tuple[ValuePlace, ...]]:
+        """Place -> the places its gradient comes from; call this before the graph is released.
+
+        Several modules may return the same tensor, a child and the module around it. The gradient
+        then reaches the inner one through the outer one.
+        """
+        found: dict[ValuePlace, list[ValuePlace]] = {}
+        chains = {key: self._chain(key) for key in self._marks}
+        for key, chain in chains.items():
+            for inner, outer in itertools.pairwise(chain):
+                found.setdefault(inner, []).append(outer)
+            for target in self._next(key):
+                if chain and chains[target]:
+                    found.setdefault(chains[target][-1], []).append(chain[0])
+        return {place: tuple(dict.fromkeys(places)) for place, places in found.items()}
+
+    def _chain(self, key: tuple[Node, int]) -> list[ValuePlace]:
+        """The places of one tensor, innermost first; a call that never returned has none."""
+        return [ValuePlace(call[0], side, path) for call, side, path in self._marks[key] if call]
+
+    def _next(self, key: tuple[Node, int]) -> list[tuple[Node, int]]:
+        """The marked values that a gradient reaches next."""
+        found: dict[tuple[Node, int], None] = {}
+        met = {key[0]}
+        stack = [*key[0].next_functions]
+        while stack:
+            node, number = stack.pop()
+            if node is None:
+                continue
+            if (node, number) in self._marks:
+                found[(node, number)] = None
+            elif node not in met:
+                met.add(node)
+                stack += node.next_functions
+        return list(found)
+
+
+# --- Watching a model while it trains: values as a rank holds them, and calls of modules ----------
+
+# The names under which wrappers keep the module they wrap.
+_INNER = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def piece_of(tensor: Tensor) -> RankPiece:
+    """A copy on the host of what this rank holds; starts no collective."""
+    part = local_part(tensor)
+    if part is None:
+        return RankPiece(_on_host(tensor))
+    return RankPiece(_on_host(part.local), part.placement)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    # The copy also waits for a collective that still runs.
+    with torch.no_grad():
+        return tensor.detach().clone().cpu()
+
+
+def named_pieces(tree: Any) -> dict[str, RankPiece]:
+    """Every tensor of an output by its path."""
+    return {path: piece_of(leaf) for path, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelNames:
+    """Names of modules, parameters and buffers, without the wrappers around the user's model.
+
+    Attributes:
+        model: the model that runs.
+        prefix: the plain name of the user's own model in it.
+    """
+
+    model: nn.Module
+    prefix: str = ""
+
+    @classmethod
+    def within(cls, model: nn.Module, original: nn.Module) -> ModelNames:
+        """The names in a model that is, or contains, the user's model."""
+        places = (path for path, module in model.named_modules() if module is original)
+        return cls(model, plain_name(model, next(places, "")))
+
+    def of(self, path: str) -> str:
+        """The plain name of a path of the model."""
+        name = plain_name(self.model, path)
+        return "" if name == self.prefix else name.removeprefix(f"{self.prefix}.")
+
+
+def plain_name(model: nn.Module, path: str) -> str:
+    """A path in a model without the wrappers of a plan, a compiler or checkpointing."""
+    kept: list[str] = []
+    module: Any = model
+    for part in path.split(".") if path else ():
+        wraps = part in _INNER or (part == "module" and isinstance(module, _PARALLEL))
+        if not wraps:
+            kept.append(part)
+        module = getattr(module, part, None)
+    return ".".join(kept)
+
+
+def watched_modules(names: ModelNames) -> dict[str, tuple[nn.Module, str]]:
+    """Name -> the outermost module of that name, and the class of the innermost.
+
+    Modules inside a compiled module are left out, since their hooks would be compiled.
+    """
+    found: dict[str, tuple[nn.Module, str]] = {}
+    compiled: list[str] = []
+    for path, module in names.model.named_modules():
+        inside = any(path.startswith(prefix) for prefix in compiled)
+        if "_orig_mod" in dict(module.named_children()):
+            compiled.append(f"{path}." if path else "")
+        name = names.of(path)
+        if name in found:
+            found[name] = (found[name][0], _kind(module))
+        elif not inside and not isinstance(module, torch.jit.ScriptModule):
+            found[name] = (module, _kind(module))
+    return found
+
+
+def _kind(module: nn.Module) -> str:
+    """The name of the user's class; FSDP derives its own class from it."""
+    own = type(module)
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # no model uses what was never imported
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        return next((base.__name__ for base in own.__bases__ if base is not fsdp.FSDPModule), "")
+    return own.__name__
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    """Whether a module of the model is under FSDP, of either kind."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    kinds = (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    return any(isinstance(module, kinds) for module in model.modules())
+
+
+class ModuleWatch:
+    """Hooks on all modules of a model that record which one runs and, if asked, its values.
+
+    They are registered after the plan's own hooks, so they see the final outputs. `error_at` of the
+    trace always names the running module, since a rank that never ends cannot report it later.
+    """
+
+    def __init__(self, names: ModelNames, trace: Trace, *, keep: int | None = None) -> None:
+        """Register the hooks; in step `keep`, record outputs and gradients on both sides.
+
+        Only in one step, since all these values together are several times the size of the model.
+        """
+        self._trace = trace
+        self._keep = keep
+        self._stack: list[_EnteredCall] = []
+        self._backward = False
+        self._handles: list[Any] = []
+        self._flows = Flows()
+        for name, (module, kind) in watched_modules(names).items():
+            self._handles += [
+                module.register_forward_pre_hook(
+                    self._entering(name), prepend=True, with_kwargs=True
+                ),
+                module.register_forward_hook(self._leaving(name, kind)),
+            ]
+
+    @contextlib.contextmanager
+    def backward(self) -> Iterator[None]:
+        """During backward, a call of a module is a recomputation, and not recorded."""
+        self._stack.clear()
+        self._trace.error_at = ""
+        self._backward = True
+        if self._keeps and self._trace.ranks == 1:
+            self._trace.steps[-1].sources = self._flows.sources()
+        self._flows.clear()
+        try:
+            yield
+        finally:
+            self._backward = False
+        self._trace.error_at = ""
+
+    def end_step(self) -> None:
+        """Release what belongs to a step that ran its own backward passes."""
+        self._stack.clear()
+        self._flows.clear()
+        self._trace.error_at = ""
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def _keeps(self) -> bool:
+        return self._keep == len(self._trace.steps)
+
+    def _entering(self, name: str) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            if self._backward or in_backward():
+                return None
+            entered = _EnteredCall(name)
+            self._stack.append(entered)
+            self._trace.error_at = name
+            if not self._keeps:
+                return None
+            given = _Given(self, self._trace.steps[-1], entered)
+            return given.replaced(args, "args"), given.replaced(kwargs, "kwargs")
+
+        return hook
+
+    def _leaving(self, name: str, kind: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            if self._backward or in_backward():
+                return
+            entered = self._stack.pop() if self._stack else _EnteredCall(name)
+            self._trace.error_at = self._stack[-1].name if self._stack else ""
+            if self._trace.steps:
+                self._note(self._trace.steps[-1], entered, kind, output)
+
+        return hook
+
+    def _note(self, step: StepTrace, entered: _EnteredCall, kind: str, output: Any) -> None:
+        if self._keeps:
+            entered.position.append(len(step.modules))
+            call = ModuleCall(
+                entered.name,
+                kind,
+                named_pieces(output),
+                entered.gradients[OUTPUT_SIDE],
+                entered.gradients[INPUT_SIDE],
+            )
+            step.modules.append(call)
+        for path, leaf in leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                self.follow(step, entered, OUTPUT_SIDE, path, leaf)
+
+    def follow(
+        self, step: StepTrace, entered: _EnteredCall, side: str, path: str, tensor: Tensor
+    ) -> None:
+        """Record the gradient of a tensor when it arrives."""
+        keeps = self._keeps
+
+        def arrived(gradient: Tensor) -> None:
+            self._trace.error_at = entered.name
+            if keeps and entered.position:
+                place = ValuePlace(entered.position[0], side, path)
+                if path not in entered.gradients[side]:
+                    step.backward.append(place)
+                entered.gradients[side][path] = piece_of(gradient)
+
+        tensor.register_hook(arrived)
+        if keeps and self._trace.ranks == 1:  # the paths are the same on the ranks
+            self._flows.mark(tensor, entered.position, side, path)
+
+
+@dataclasses.dataclass
+class _EnteredCall:
+    """A call of a module that has not returned yet.
+
+    Attributes:
+        position: its number among all calls once it has returned; empty until then.
+        gradients: side -> path -> gradient.
+    """
+
+    name: str
+    position: list[int] = dataclasses.field(default_factory=list)
+    gradients: dict[str, dict[str, RankPiece]] = dataclasses.field(
+        default_factory=lambda: {INPUT_SIDE: {}, OUTPUT_SIDE: {}}
+    )
+
+
+@dataclasses.dataclass
+class _Given:
+    """The inputs of a call, with each tensor replaced by a view.
+
+    The gradient of such a view is what this call alone sends back. A tensor that is passed twice
+    stays one tensor; containers that the module may write to are kept.
+    """
+
+    watch: ModuleWatch
+    step: StepTrace
+    entered: _EnteredCall
+    views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def replaced(self, given: Any, path: str) -> Any:
+        """The inputs with views instead of the tensors that require a gradient."""
+        if type(given) is tuple:
+            return tuple(self.replaced(one, f"{path}[{n}]") for n, one in enumerate(given))
+        if type(given) is dict and path == "kwargs":
+            return {name: self.replaced(one, f"{path}[{name!r}]") for name, one in given.items()}
+        if not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return given
+        if not torch.is_grad_enabled():
+            return given
+        if id(given) not in self.views:
+            try:
+                view = given.view_as(given)
+            except (RuntimeError, NotImplementedError):  # this layout has no views
+                return given
+            self.views[id(given)] = view
+            self.watch.follow(self.step, self.entered, INPUT_SIDE, path, view)
+        return self.views[id(given)]
+
+
+# --- Calls of a module for each micro-batch -------------------------------------------------------
+
+
+def merge_calls(step: StepTrace, microbatches: int | None = None) -> None:
+    """Replace the calls of each module, one for each micro-batch, by one on the whole batch.
+
+    A module that was called another number of times is left out.
+
+    Args:
+        microbatches: of a pipeline, whose schedule divides gradients by it in the end, and which
+            calls each stage once more before the first step, to learn the shapes. None for a step
+            of the user's own, which calls the model once for each micro-batch.
+    """
+    calls: dict[str, list[ModuleCall]] = {}
+    for call in step.modules:
+        calls.setdefault(call.name, []).append(call)
+    count = microbatches or len(calls.get("", ()))
+    allowed = (count,) if microbatches is None else (count, count + 1)
+    names = [call.name for call in step.modules]
+    step.modules[:] = [
+        ModuleCall(
+            name,
+            made[0].kind,
+            _join_pieces([one.outputs for one in made[-count:]]),
+            _join_pieces([one.gradients for one in made[-count:]], microbatches),
+            _join_pieces([one.input_gradients for one in made[-count:]], microbatches),
+        )
+        for name, made in calls.items()
+        if len(made) in allowed
+    ]
+    numbers = {call.name: number for number, call in enumerate(step.modules)}
+    places = [(names[place.call], place) for place in step.backward if names[place.call] in numbers]
+    kept = [dataclasses.replace(place, call=numbers[name]) for name, place in places]
+    step.backward[:] = [
+        place
+        for place in dict.fromkeys(kept)
+        if place.path in step.modules[place.call].back(place.side)
+    ]
+
+
+def _join_pieces(
+    parts: list[dict[str, RankPiece]], divisor: int | None = None
+) -> dict[str, RankPiece]:
+    """The tensors of several calls that all of them have, one after the other."""
+    found: dict[str, RankPiece] = {}
+    for path in parts[0]:
+        pieces = [part[path] for part in parts if path in part]
+        if len(pieces) < len(parts) or not _are_rows(pieces):
+            continue
+        whole = torch.cat([one.local for one in pieces])
+        whole = whole if divisor is None else whole / divisor
+        place = pieces[0].placement
+        if place is not None and len(pieces) > 1:
+            rows = sum(one.whole_shape[0] for one in pieces)
+            shape = (rows, *place.global_shape[1:])
+            place = msgspec.structs.replace(place, global_shape=shape)
+        found[path] = RankPiece(whole, place)
+    return found
+
+
+def _are_rows(pieces: list[RankPiece]) -> bool:
+    """Whether tensors are rows of one tensor: they differ in the first dimension at most."""
+    if len(pieces) == 1:
+        return True
+    split = [role for one in pieces if one.placement for role in one.placement.roles]
+    if any(isinstance(role, Shard) and role.dim == 0 for role in split):
+        return False
+    kinds = {(one.whole_shape[1:], one.local.dtype, one.placement is None) for one in pieces}
+    return len(kinds) == 1 and all(one.local.dim() > 0 for one in pieces)

@@ -1,0 +1,572 @@
+"""Does a model under a parallel plan train as it does on one device?"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import msgspec
+import torch
+from torch import distributed
+
+from paritas.core.errors import UsageError
+from paritas.core.execution.fitting import check_by
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Origin,
+    OriginKind,
+    Status,
+    Verdict,
+)
+from paritas.core.results.items import Item, ItemKind, harness
+from paritas.core.results.progress import shows_progress
+from paritas.core.torch_private.global_state import quietly
+from paritas.sharding.plans.assembling import broken_ties, unmatched
+from paritas.sharding.plans.boundaries import NotByBlocksError
+from paritas.sharding.plans.causes import ParallelCause, excuse_late_reductions, find_cause
+from paritas.sharding.plans.dividing import find_undivided
+from paritas.sharding.plans.judging import ADVICE, Judge, Judged, complete_steps
+from paritas.sharding.plans.later_steps import LaterSteps
+from paritas.sharding.plans.plan import KEYED, ParallelProgram, make_program
+from paritas.sharding.plans.resuming import Resumption, new_folder
+from paritas.sharding.plans.traces import Trace
+from paritas.sharding.plans.training import Team, device_here, run_ranks, run_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import nn
+
+    from paritas.sharding.plans.plan import Dropout
+
+
+# --- The check of a plan --------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@shows_progress
+def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
+    model: nn.Module | Callable[[], nn.Module],
+    plan: Any,
+    inputs: Any,
+    mesh: int | Sequence[int] | Mapping[str, int] = 2,
+    *,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    step: Callable[..., Any] | None = None,
+    steps: int | None = None,
+    split: str | Sequence[str] | None = None,
+    ranks: Team = "simulated",
+    seed: int = 0,
+    compute_dtype: torch.dtype | None = None,
+    strict: bool = False,
+    timeout: float = 120.0,
+    by: Literal["whole", "blocks"] | None = None,
+    blocks: Sequence[str] | None = None,
+    resume: int | Sequence[int] | Mapping[str, int] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Train a model a few steps on one device and under a plan on ranks, and compare everything.
+
+    This compares outputs, losses, the assembled gradient of every parameter, parameters after each
+    step, and buffers. Replicas must be equal bit for bit between ranks.
+
+    Args:
+        model: the model on one device, which is copied; or a function that makes it.
+        plan: a `dict[str, ParallelStyle]`, `"ddp"`, `"fsdp"`, `"hf"`, `"hf-ep"`, or a function of
+            the model and the mesh that returns the parallel model or a pipeline schedule (None: it
+            changed the model in place).
+        inputs: a batch `[x, ...]` or `Inputs`, or a list of `Inputs`, one for each step.
+        mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
+        loss: a function of the output and the batch; by default the output if it is a scalar, and
+            otherwise a weighted mean of it.
+        optimizer: a function of the parameters; by default SGD with momentum.
+        step: a function of the model and the batch that runs forward and backward itself, in
+            micro-batches or with clipping of gradients, and returns the loss.
+        steps: how many are compared in full, each with its native values. By default the first 2
+            are, and 4 more are compared in float64 alone; if these are not plainly equal, all 6
+            are compared in full.
+        split: axes of the mesh along which ranks have different samples; by default all of them
+            for `"ddp"` and `"fsdp"`, none otherwise.
+        ranks: `"simulated"` for threads of this process, `"gloo"` for processes, `"here"` if this
+            process is a rank itself: all ranks call this and get the same verdict.
+        seed: for making the model and for every random draw.
+        compute_dtype: the dtype in which the plan computes on purpose (mixed precision): its
+            rounding is allowed, and outputs in it are. By default that of the model.
+        strict: count `unstable` as a failure.
+        timeout: of the ranks in one run, in seconds.
+        by: "blocks" to check the blocks of the model one by one in float64, in the memory of one of
+            them on each rank beside the native model; by default "whole". A plan that does not
+            allow this is checked as a whole, and a note says why.
+        blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
+            of the model. With them, `by` is "blocks".
+        resume: another mesh: after `steps` steps, a checkpoint is saved with
+            `torch.distributed.checkpoint`, loaded on this mesh under the same plan, and as many
+            further steps are trained. What was loaded and what follows are compared with a training
+            that was not interrupted.
+        on_progress: called with a message before every run.
+
+    Returns:
+        A verdict. The first failure is the earliest; where it starts and which collective is
+        missing, doubled or mis-scaled are in its `origin` and `diagnosis`.
+
+    Raises:
+        UsageError: an argument is not valid, or the model on one device cannot be trained.
+    """
+    make = functools.partial(
+        make_program,
+        model,
+        plan,
+        inputs,
+        loss=loss,
+        optimizer=optimizer,
+        step=step,
+        steps=steps,
+        split=split,
+        seed=seed,
+        compute_dtype=compute_dtype,
+    )
+    program = make(mesh, least=1 if ranks == "here" else 2)
+    runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
+    check_by(by, blocks)
+    if by != "blocks" and blocks is None:
+        verdict = _with_undivided(check_program(runs, strict=strict), runs)
+        if resume is None or not verdict.passed:
+            return verdict
+        resumption = Resumption(program, make(resume, least=1 if ranks == "here" else 2))
+        return resumption.joined(verdict, _check_resumption(resumption, runs, strict=strict))
+    if resume is not None:
+        raise UsageError("resume=... cannot be combined with by='blocks'")
+    from paritas.sharding.plans.by_blocks import check_by_blocks
+
+    try:
+        verdict = _with_undivided(check_by_blocks(runs, blocks, strict=strict), runs)
+        return _without_later_steps(verdict, program)
+    except NotByBlocksError as error:
+        reason = str(error)
+    verdict = _with_undivided(check_program(runs, strict=strict), runs)
+    note = f"checked as a whole, since this plan cannot be checked by blocks: {reason}"
+    return msgspec.structs.replace(verdict, notes=(note, *verdict.notes))
+
+
+@quietly()
+def _with_undivided(verdict: Verdict, runs: ProgramRuns) -> Verdict:
+    """The verdict; unverified if it passed, but nothing is divided along an axis of the mesh."""
+    if not verdict.passed:
+        return verdict
+
+    def listen(program: ParallelProgram) -> list[Trace]:
+        runs.tell("listening to what the ranks send")
+        return runs.ranks(program, listen=True)
+
+    finding = find_undivided(runs.program, runs.split, listen)
+    if finding is None:
+        return verdict
+    return msgspec.structs.replace(verdict, findings=(finding, *verdict.findings))
+
+
+def _check_resumption(resumption: Resumption, runs: ProgramRuns, *, strict: bool) -> Verdict:
+    """Check what ranks load from a checkpoint of other ranks, and how they train on."""
+    with new_folder() as folder:
+        how = ResumedRuns(resumption, runs.agreed(folder), runs)
+        return check_program(how, strict=strict)
+
+
+def check_program(runs: ProgramRuns, *, strict: bool = False) -> Verdict:
+    """Train on one device and on the ranks, and judge."""
+    program = runs.program
+    runs.tell("training on one device")
+    reference = runs.native = runs.reference()
+    if reference.error is not None:
+        return Verdict(findings=(unusable(reference),), strict=strict)
+    drops = reference.random and runs.without_dropout()
+    runs.tell(f"training on {program.ranks} ranks")
+    runs.split = traces = runs.ranks()
+    runs.lifted, notes = _lifted(runs, traces)
+    verdict = judge_traces(
+        runs.program, runs.native, traces, runs.lifted, strict=strict, runs=runs, notes=tuple(notes)
+    )
+    verdict = runs.agreed(verdict)
+    if runs.program.later and verdict.passed:
+        verdict = _with_later_steps(verdict, runs)
+    return _with_dropout(verdict, runs) if drops else verdict
+
+
+def _without_later_steps(verdict: Verdict, program: ParallelProgram) -> Verdict:
+    """The verdict, with a note that later steps were not trained."""
+    if not program.later or not verdict.passed:
+        return verdict
+    note = f"{program.steps} steps were compared; pass steps= to compare more"
+    return msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
+
+
+def _with_later_steps(verdict: Verdict, runs: ProgramRuns) -> Verdict:
+    """The verdict about later steps, too: of them alone if they are plainly equal, or of all."""
+    first, later = runs.program.steps, runs.program.later
+    if runs.are_later_near is None:
+        return _without_later_steps(verdict, runs.program)
+    if runs.agreed(runs.are_later_near):
+        note = (
+            f"{first + later} steps were compared: the first {first} in full, {later} more in "
+            "float64"
+        )
+    else:
+        longer = dataclasses.replace(runs.program, steps=first + later, later=0)
+        verdict = check_program(runs.like(longer), strict=verdict.strict)
+        note = f"{first + later} steps were compared in full"
+    return msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
+
+
+class ProgramRuns:
+    """Runs a program, as often as it takes.
+
+    Attributes:
+        native: on one device.
+        split: natively on the ranks.
+        lifted: on one device and on the ranks, in float64; None if there are no such runs.
+        are_later_near: whether later steps are plainly equal in float64; None if that is unknown.
+    """
+
+    def __init__(
+        self, program: ParallelProgram, team: Team, timeout: float, tell: Callable[[str], None]
+    ) -> None:
+        self.program = program
+        self.team = team
+        self.timeout = timeout
+        self.tell = tell
+        self.native = Trace()
+        self.split: list[Trace] = []
+        self.lifted: tuple[Trace, list[Trace]] | None = None
+        self.are_later_near: bool | None = None
+
+    def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
+        """Train on one device: that of this rank, if this process is one."""
+        device = device_here() if self.team == "here" else None
+        return run_reference(program or self.program, device=device, **how)
+
+    def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
+        """Train on the ranks."""
+        return run_ranks(program or self.program, self.team, timeout=self.timeout, **how)
+
+    def like(self, program: ParallelProgram) -> ProgramRuns:
+        """Runs of a changed program."""
+        return ProgramRuns(program, self.team, self.timeout, self.tell)
+
+    def without_dropout(self) -> bool:
+        """Switch dropout off on both sides, if nothing else draws random numbers."""
+        off = dataclasses.replace(self.program, dropout="off")
+        reference = self.reference(off)
+        if reference.random or reference.error is not None:
+            return False
+        self.program, self.native = off, reference
+        return True
+
+    def agreed(self, value: T) -> T:
+        """The value of the first rank, if this process is a rank.
+
+        Each rank judges for itself, and on real devices two runs of one program may round
+        differently. But all ranks must take part in the same runs and return the same.
+        """
+        if self.team != "here":
+            return value
+        box = [value]
+        group = distributed.new_group(backend="gloo")
+        distributed.broadcast_object_list(box, src=0, group=group)
+        distributed.destroy_process_group(group)
+        return box[0]
+
+
+class ResumedRuns(ProgramRuns):
+    """Runs a program from a checkpoint on, which ranks of another mesh save before each run."""
+
+    def __init__(self, resumption: Resumption, folder: str, runs: ProgramRuns) -> None:
+        super().__init__(resumption.program(), runs.team, runs.timeout, runs.tell)
+        self.resumption, self.folder, self.checkpoints = resumption, folder, itertools.count()
+
+    def like(self, program: ParallelProgram) -> ProgramRuns:
+        """Runs of a changed program."""
+        made = ResumedRuns(self.resumption, self.folder, self)
+        made.program, made.checkpoints = program, self.checkpoints
+        return made
+
+    def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
+        """Train on one device, without an interruption."""
+        return self.resumption.reference(super().reference, self._asked(program, **how), **how)
+
+    def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
+        """Train on the ranks before the checkpoint, and on those after it."""
+        folder = f"{self.folder}/{next(self.checkpoints)}"
+        asked = self._asked(program, **how)
+        return self.resumption.ranks(super().ranks, asked, folder, **how)
+
+    def _asked(self, program: ParallelProgram | None, **how: Any) -> ParallelProgram:
+        """The steps to train; of those that are watched, the first is what was loaded."""
+        program = program or self.program
+        fewer = program.steps - 1 if how.get("watch_modules") else program.steps
+        return dataclasses.replace(program, steps=max(1, fewer))
+
+
+_DROPOUT = (
+    "dropout was switched off, and checked in float64 with masks that depend on the masked values; "
+    "the numbers that ranks draw were not compared"
+)
+
+
+def _with_dropout(verdict: Verdict, runs: ProgramRuns) -> Verdict:
+    """The verdict without dropout, and the failures of a check with masks by value.
+
+    A mask by value differs by chance where a value is next to where its leading bits change. Only
+    what fails with two kinds of masks is a fault.
+    """
+    found: tuple[Finding, ...] = ()
+    if verdict.status.passes():
+        for kind in KEYED:
+            found = _failures_with_masks(kind, runs, strict=verdict.strict)
+            if not found:
+                break
+    return msgspec.structs.replace(
+        verdict, findings=(*found, *verdict.findings), notes=(*verdict.notes, _DROPOUT)
+    )
+
+
+@quietly()
+def _failures_with_masks(kind: Dropout, runs: ProgramRuns, *, strict: bool) -> tuple[Finding, ...]:
+    """What fails in float64 with masks by value."""
+    program = dataclasses.replace(runs.program, dropout=kind)
+    masked = runs.like(program)
+    runs.tell("training on one device and on ranks, in float64, with dropout by value")
+    reference = masked.native = masked.reference(wide=True)
+    ranks = masked.ranks(wide=True)
+    failed = next((one.error for one in (reference, *ranks) if one.error is not None), None)
+    if failed is not None:
+        finding = Finding(
+            item=harness("dropout"),
+            aspect=Aspect.HARNESS,
+            status=Status.UNVERIFIED,
+            reason=f"dropout could not be checked: {failed}",
+            advice=ADVICE,
+        )
+        return (finding,)
+    verdict = judge_traces(
+        program, reference, ranks, (reference, ranks), strict=strict, runs=masked
+    )
+    verdict = masked.agreed(verdict)
+    return tuple(
+        msgspec.structs.replace(finding, reason=f"with dropout: {finding.reason}")
+        for finding in verdict.findings
+        if not finding.status.passes()
+    )
+
+
+def judge_traces(
+    program: ParallelProgram,
+    reference: Trace,
+    ranks: list[Trace],
+    lifted: tuple[Trace, list[Trace]] | None,
+    *,
+    strict: bool = False,
+    runs: ProgramRuns | None = None,
+    notes: tuple[str, ...] = (),
+) -> Verdict:
+    """Judge what the ranks did by what the reference did.
+
+    Args:
+        lifted: both in float64; None if there are no such runs.
+        runs: makes the runs that locate a fault; without it, nothing is located.
+    """
+    errors = errors_of(ranks)
+    judged: list[Judged] = []
+    noted = [*notes, *(note for trace in ranks for note in trace.notes)]
+    if complete_steps(reference, ranks) or not errors:
+        judge = Judge(
+            program, reference, ranks, lifted, run_reference if runs is None else runs.reference
+        )
+        if runs is not None:
+            judge.runs.tell = runs.tell
+        judged = excuse_late_reductions(judge, judge.judge())
+        noted += judge.runs.notes
+        wrong = [one for one in judged if not one.status.passes()]
+        cause = None
+        located = bool(wrong) and not errors
+        if located if runs is None else runs.agreed(located):
+            first = min((one.step for one in wrong), default=1)
+            watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
+            cause = find_cause(judge, wrong, *watched) if wrong else None
+            noted += _affected(judged, wrong)
+            noted += [
+                f"{' and '.join(tied)} are one parameter on one device, but not under the plan: "
+                "tie them again after it is applied"
+                for tied in broken_ties(reference, ranks)
+            ]
+        findings = ordered_findings(judged, cause)
+    else:
+        findings = []
+    compared = sum(1 for one in judged if one.item.reference is not None)
+    extra = tuple(f"{name} is on the ranks only" for name in unmatched(reference, ranks))
+    coverage = Coverage(compared=compared, unmatched=extra)
+    return Verdict(
+        findings=(*errors, *findings),
+        coverage=coverage,
+        notes=tuple(dict.fromkeys(noted)),
+        strict=strict,
+    )
+
+
+@quietly()
+def _watched(
+    runs: ProgramRuns | None, lifted: tuple[Trace, list[Trace]] | None, step: int
+) -> tuple[Trace | None, list[Trace]]:
+    """Run both sides again, up to the first wrong step, and watch every module there."""
+    if runs is None:
+        return None, []
+    runs.tell("looking for the module where it starts")
+    wide = lifted is not None
+    shorter = dataclasses.replace(runs.program, steps=max(1, step))
+    reference = runs.reference(shorter, wide=wide, watch_modules=True)
+    return reference, runs.ranks(shorter, wide=wide, watch_modules=True)
+
+
+@quietly()
+def _lifted(
+    runs: ProgramRuns, natively: list[Trace]
+) -> tuple[tuple[Trace, list[Trace]] | None, list[str]]:
+    """Both sides in float64, or a note that says why not."""
+    if any(trace.error is not None for trace in natively):
+        return None, []
+    later = LaterSteps.after(runs.program, runs.native, natively)
+    is_wide = not _all_float64(runs.native)
+    if not is_wide and not runs.program.later:
+        return (runs.native, natively), []
+    runs.tell("training on one device, in float64")
+    reference = runs.reference(later.program, wide=is_wide, **later.how)
+    whole = later.begin(reference)
+    if whole.error is not None:
+        return None, [f"no run in float64: on one device {whole.error}; judged natively"]
+    runs.tell("training on ranks, in float64")
+    ranks = runs.ranks(later.program, wide=is_wide, **later.how)
+    split = [later.begin(trace) for trace in ranks]
+    failed = next((trace for trace in split if trace.error is not None), None)
+    if failed is not None:
+        if any(later.is_in_them(trace) for trace in ranks):
+            runs.are_later_near = False  # the rank that failed early may have been waiting
+        return None, [f"no run in float64: rank {failed.rank} {failed.error}; judged natively"]
+    runs.are_later_near = later.are_near(reference, ranks)
+    return ((whole, split) if is_wide else (runs.native, natively)), []
+
+
+def _all_float64(trace: Trace) -> bool:
+    """Whether the model itself runs in float64, so there is no wider run."""
+    held = trace.initial or trace.steps[0].parameters
+    pieces = [*held.values(), *trace.steps[0].outputs.values()]
+    dtypes = {piece.local.dtype for piece in pieces if piece.local.is_floating_point()}
+    return dtypes == {torch.float64}
+
+
+def unusable(reference: Trace) -> Finding:
+    """The finding for a model that cannot be trained on one device."""
+    at = f" in module {reference.error_at}" if reference.error_at else ""
+    return Finding(
+        item=harness("reference"),
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=f"the model fails on one device{at}: {reference.error}",
+        advice="fix the training on one device first",
+    )
+
+
+def errors_of(ranks: list[Trace]) -> list[Finding]:
+    """One finding for all ranks that raised: the first that did not just wait for another."""
+    failed = [trace for trace in ranks if trace.error is not None]
+    if not failed:
+        return []
+    # Prefer ranks that did not just wait, then those that know the module.
+    first = max(failed, key=lambda trace: (not trace.waited, bool(trace.error_at), -trace.rank))
+    if any(trace.unsupported for trace in failed):
+        first = next(trace for trace in failed if trace.unsupported)
+        return [
+            Finding(
+                item=harness("plan"),
+                aspect=Aspect.HARNESS,
+                status=Status.UNVERIFIED,
+                reason=str(first.error),
+            )
+        ]
+    alike = tuple(trace.rank for trace in failed if trace.error == first.error)
+    step = len(first.steps)
+    which = ", ".join(map(str, alike))
+    reason = f"rank{'s' * (len(alike) > 1)} {which} failed: {first.error}"
+    origin = None
+    if first.error_at:
+        origin = Origin(
+            kind=OriginKind.MODULE,
+            name=first.error_at,
+            ranks=alike if len(alike) < len(ranks) else (),
+        )
+    return [
+        Finding(
+            item=Item(ItemKind.HARNESS, "ranks", step=step),
+            aspect=Aspect.EXCEPTION,
+            status=Status.DIFFERENT,
+            reason=reason,
+            origin=origin,
+        )
+    ]
+
+
+def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
+    """How many values of each kind are wrong in the first wrong step."""
+    if not wrong:
+        return []
+    step = min(one.step for one in wrong)
+    bad = Counter(one.item.kind for one in wrong if one.step == step)
+    whole = Counter(one.item.kind for one in judged if one.step == step)
+    when = f"in step {step}" if step else "before the first step"
+    parts = [f"{count} of {whole[kind]} {kind} values" for kind, count in bad.items()]
+    return [f"affected {when}: {', '.join(parts)}"]
+
+
+def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]:
+    """All findings, the cause first; one finding for each step after the first wrong one."""
+    wrong = [one.step for one in judged if one.status is Status.DIFFERENT]
+    # Wrong initial values are a cause of their own, and step 1 shows their effect.
+    last = max(min(wrong), 1) if wrong else None
+    found: list[Finding] = []
+    later: dict[int, list[Judged]] = {}
+    for one in judged:
+        if last is not None and one.step > last and not one.status.passes():
+            later.setdefault(one.step, []).append(one)
+            continue
+        findings = list(one.findings)
+        if cause is not None and one is cause.judged:
+            at = next(i for i, f in enumerate(findings) if not f.status.passes())
+            findings[at] = cause.explained(findings[at])
+            found = [findings.pop(at), *found]
+        found += [_explained(finding, one, cause) for finding in findings]
+    for step, those in later.items():
+        whole = sum(1 for one in judged if one.step == step)
+        reason = (
+            f"{len(those)} of its {whole} values are not plainly the reference's, the first is "
+            f"{those[0].item.path}; not judged, since it continues from wrong values"
+        )
+        found.append(
+            Finding(
+                item=Item(name=f"step {step}"),
+                aspect=Aspect.VALUE,
+                status=Status.UNVERIFIED,
+                reason=reason,
+            )
+        )
+    return found
+
+
+def _explained(finding: Finding, one: Judged, cause: ParallelCause | None) -> Finding:
+    if cause is None or finding.status.passes():
+        return finding
+    diagnosis = cause.others.get((one.step, one.item.path))
+    return finding if diagnosis is None else msgspec.structs.replace(finding, diagnosis=diagnosis)

@@ -1,0 +1,240 @@
+"""From a rule and a call to a claim: which tensors, numbers and results each rank has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paritas.core.placement.placement import Divided, Group, OperatorCall, Place, Range, Recipe
+from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
+from paritas.sharding.operators.annotation import Annotation, Expansion, expand
+from paritas.sharding.operators.grammar import ANY_LENGTH, Bounds, Dim, Number
+from paritas.sharding.proofs import indices
+from paritas.sharding.proofs.algebra import OutsideTheoryError
+from paritas.sharding.proofs.definitions import Definition, define, number_name
+from paritas.sharding.proofs.indices import LENGTH, ONE, Poly, constant, symbol
+from paritas.sharding.proofs.splits import Claim, RoleWords
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def symbolic_numbers(expansion: Expansion) -> dict[tuple[Place, int | None], Poly | None]:
+    """The numbers that depend on lengths, and their values on the whole."""
+    found: dict[tuple[Place, int | None], Poly | None] = {}
+    call = expansion.call
+    names = set(expansion.lengths)
+    for name, value in call.kwargs.items():
+        if name in names and isinstance(value, int) and not isinstance(value, bool):
+            found[name, None] = _length(expansion, name)
+    for number in expansion.signature.numbers:
+        if isinstance(number, Number):
+            found[number.place, number.item] = _size(expansion, number.dim)
+        elif isinstance(number, Bounds):
+            found[number.begin, None] = found[number.end, None] = None
+    return found
+
+
+def _length(expansion: Expansion, name: str) -> Poly:
+    return ONE if expansion.lengths.get(name) == 1 else symbol(f"n:{name}")
+
+
+def _size(expansion: Expansion, dim: Dim) -> Poly:
+    factors = [
+        constant(int(one.name)) if one.is_number else _length(expansion, one.name)
+        for one in dim.factors
+    ]
+    return indices.multiply(*factors)
+
+
+class Claims:
+    """The claims that an annotation makes about one call.
+
+    Args:
+        call: with floating tensors in float64.
+        assumed: what to take for granted about values; by default, what holds for those given.
+    """
+
+    def __init__(
+        self, call: OperatorCall, annotation: Annotation, assumed: Sequence[str] | None = None
+    ) -> None:
+        self.call = call
+        self.expansion = expand(annotation.signature, call)
+        self.numbers = symbolic_numbers(self.expansion)
+        self.definition: Definition = define(call, self.numbers, assumed)
+
+    def claim(self, recipe: Recipe) -> Claim:
+        """The claim that a recipe makes.
+
+        Raises:
+            OutsideTheoryError: the theory has no words for it.
+        """
+        split = {f"n:{recipe.identifier}": symbol(LENGTH)}
+        tensors = {}
+        for name, sizes in self._sizes().items():
+            place = name.partition("[")[0]
+            role = recipe.placement(int(place) if place.isdigit() else place)
+            whole = tuple(indices.replace(size, split, {}) for size in sizes)
+            tensors[name] = (whole, _role_words(role, name))
+        numbers = self._numbers(recipe, split, tensors)
+        outputs = []
+        count = sum(output.written is None for output in self.definition.outputs)
+        if len(recipe.outputs) != count:
+            raise OutsideTheoryError(
+                f"a rule for {len(recipe.outputs)} results of an operator that returns {count}"
+            )
+        roles = iter(recipe.outputs)
+        for output in self.definition.outputs:
+            if output.written is None:
+                outputs.append((output, _role_words(next(roles), "a result")))
+                continue
+            role = recipe.placement(
+                int(output.written) if output.written.isdigit() else output.written
+            )
+            if not (isinstance(role, Replicate) and role.own):
+                outputs.append((output, _role_words(role, output.written)))
+        self._own_gradients(recipe, outputs)
+        return Claim(tensors, numbers, tuple(outputs), tuple(self.definition.call.requires))
+
+    def _sizes(self) -> dict[str, tuple[Poly, ...]]:
+        """The sizes of all tensors in terms of lengths."""
+        found = {
+            name: tuple(
+                ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
+            )
+            for name, tensor in self.definition.tensors.items()
+        }
+        for operand in self.expansion.inputs:
+            if operand.place is None or operand.dims is None:
+                continue
+            for name, sizes in found.items():
+                if name.partition("[")[0] == str(operand.place) and len(sizes) == len(operand.dims):
+                    found[name] = tuple(
+                        size
+                        if size == ONE or dim.factors[0].name == ANY_LENGTH
+                        else _size(self.expansion, dim)
+                        for size, dim in zip(sizes, operand.dims, strict=True)
+                    )
+        return found
+
+    def _numbers(
+        self,
+        recipe: Recipe,
+        split: Mapping[str, Poly],
+        tensors: Mapping[str, tuple[tuple[Poly, ...], RoleWords]],
+    ) -> dict[str, tuple[Poly, Poly]]:
+        rules = {
+            (place, rule.item if isinstance(rule, Divided) else None): rule
+            for place, rule in recipe.numbers
+        }
+        if any(isinstance(rule, Group) for rule in rules.values()):
+            raise OutsideTheoryError("an operator whose ranks exchange data")
+        known = {key for key in rules if key not in self.numbers}
+        if known:
+            raise OutsideTheoryError(f"argument {next(iter(known))[0]} is divided")
+        found: dict[str, tuple[Poly, Poly]] = {}
+        for (place, item), value in self.numbers.items():
+            name = number_name(place, item)
+            given = self._value(place, item)
+            whole = indices.replace(value, split, {}) if value else constant(given)
+            local = whole
+            rule = rules.get((place, item))
+            if isinstance(rule, Divided):
+                if LENGTH not in indices.atoms(whole):
+                    raise OutsideTheoryError(f"argument {place} is divided, but is not a length")
+                local = indices.replace(whole, {LENGTH: symbol("m")}, {})
+            elif isinstance(rule, Range):
+                whole, local = self._bounds(rule, given, tensors)
+            elif value is None:
+                whole, local = self._unsplit_bounds(place, given)
+            found[name] = (whole, local)
+        return found
+
+    def _value(self, place: Place, item: int | None) -> Any:
+        call = self.call
+        value: Any = call.kwargs.get(place) if isinstance(place, str) else call.args[place]
+        return value if item is None else value[item]
+
+    def _bounds(
+        self,
+        rule: Range,
+        value: int,
+        tensors: Mapping[str, tuple[tuple[Poly, ...], RoleWords]],
+    ) -> tuple[Poly, Poly]:
+        """The start or the end of a rank's part."""
+        sizes, role = tensors[str(rule.of)]
+        if role[0] != "shard":
+            raise OutsideTheoryError("a range of something that is not split")
+        size = sizes[role[1]]
+        concrete = self.definition.tensors[str(rule.of)].shape[role[1]]
+        unit = indices.quotient(size, symbol(LENGTH)) or ONE
+        begin = indices.multiply(symbol("o"), unit)
+        if rule.end == "begin":
+            return constant(value), indices.add(constant(value), begin)
+        # The end of the whole is where it begins plus its length.
+        start = constant(value - concrete)
+        end = indices.add(begin, indices.multiply(symbol("m"), unit))
+        return indices.add(start, size), indices.add(start, end)
+
+    def _unsplit_bounds(self, place: Place, value: int) -> tuple[Poly, Poly]:
+        for number in self.expansion.signature.numbers:
+            if isinstance(number, Bounds) and number.end == place:
+                length = self.expansion.lengths.get(number.name)
+                if length == value:
+                    return _length(self.expansion, number.name), _length(
+                        self.expansion, number.name
+                    )
+        return constant(value), constant(value)
+
+    def _own_gradients(self, recipe: Recipe, outputs: Sequence[Any]) -> None:
+        """A gradient that each rank has as a whole is known only if all results are replicated."""
+        claimed = [
+            place
+            for place, role in recipe.inputs
+            if isinstance(role, Replicate) and not role.summed and not role.own
+        ]
+        if claimed and any(role[0] != "replicate" for _, role in outputs):
+            raise OutsideTheoryError(
+                "a gradient that each rank is claimed to have as a whole (`/`)"
+            )
+
+
+def _role_words(role: Role, name: str) -> RoleWords:
+    match role:
+        case Shard(halo=halo) if halo != (0, 0):
+            raise OutsideTheoryError("a halo")
+        case Shard(pieces=1, order="natural", dim=dim):
+            return ("shard", dim)
+        case Replicate():
+            return ("replicate",)
+        case Once():
+            return ("once",)
+        case Partial(reduction=reduction):
+            return ("partial", reduction)
+    raise OutsideTheoryError(f"the placement of {name}: {role}")
+
+
+def placed_claim(
+    definition: Definition, roles: Mapping[str, RoleWords], results: Sequence[RoleWords]
+) -> Claim:
+    """A claim without an annotation: placements of tensors and results; shards have one length.
+
+    Raises:
+        OutsideTheoryError: shards of different lengths, or another number of results.
+    """
+    tensors: dict[str, tuple[tuple[Poly, ...], RoleWords]] = {}
+    lengths: set[int] = set()
+    for name, tensor in definition.tensors.items():
+        role = roles[name]
+        sizes = [
+            ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
+        ]
+        if role[0] == "shard":
+            lengths.add(tensor.shape[role[1]])
+            sizes[role[1]] = symbol(LENGTH)
+        tensors[name] = (tuple(sizes), role)
+    if len(lengths) > 1:
+        raise OutsideTheoryError("arguments that are sharded along dimensions of different length")
+    if len(results) != len(definition.outputs):
+        raise OutsideTheoryError("another number of results")
+    outputs = tuple(zip(definition.outputs, results, strict=True))
+    return Claim(tensors, {}, outputs, tuple(definition.call.requires))

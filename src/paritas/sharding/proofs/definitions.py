@@ -1,0 +1,587 @@
+"""Operators written as index algebra: a call with symbolic sizes, and the parts of definitions.
+
+A definition says which elements of the arguments each element of a result depends on, and how.
+Where it is not worth writing out what is computed (a softmax, a sort), the operator itself is taken
+as an unknown function of the slices that it needs: `softmax(x, -1)[i, j]` is `softmax(x[i, :])[j]`.
+So each term can be evaluated: `validation` does it, and compares the result with torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.core.errors import in_one_line
+from paritas.sharding.operators.library.registry import Bound, bind, name_of, parameters_of
+from paritas.sharding.proofs import indices
+from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
+from paritas.sharding.proofs.indices import ONE, ZERO, Poly, symbol
+from paritas.sharding.proofs.splits import DefinedOutput
+
+if TYPE_CHECKING:
+    from paritas.core.placement.placement import OperatorCall, Place
+
+# --- Tensors with symbolic sizes ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """A tensor: its sizes, and its element at indices."""
+
+    shape: tuple[Poly, ...]
+    element: Callable[..., Term]
+
+    def __getitem__(self, places: tuple[Poly, ...] | Poly) -> Term:
+        return self.element(*places)
+
+    @property
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def at(self, places: Sequence[Poly]) -> Term:
+        """Its element under broadcasting: the last dimensions count, and those of length 1."""
+        own = places[len(places) - self.dim :]
+        pairs = zip(self.shape, own, strict=True)
+        return self.element(*(ZERO if size == ONE else at for size, at in pairs))
+
+
+def number_term(value: complex | Fraction) -> Term:
+    """A number as a term."""
+    if isinstance(value, complex):
+        raise OutsideTheoryError("a complex number")
+    return ("num", str(Fraction(value)))
+
+
+def plus(*terms: Term) -> Term:
+    """A sum."""
+    return ("add", terms)
+
+
+def times(*terms: Term) -> Term:
+    """A product."""
+    return ("mul", terms)
+
+
+def size_term(*sizes: Poly) -> Term:
+    """A product of sizes as a number."""
+    return ("int", indices.multiply(*sizes))
+
+
+# --- The call -------------------------------------------------------------------------------------
+
+# Evaluates an unknown function: from the arrays that it needs to a tensor of its results.
+Evaluator = Callable[[list[torch.Tensor]], torch.Tensor]
+
+
+class SymbolicCall:
+    """A call whose tensors have symbolic sizes, with what a definition says about it.
+
+    Attributes:
+        result: what the operator returns for the real arguments, as a flat list.
+        functions: how to evaluate the unknown functions.
+        requires: what sizes must satisfy for the operator to run.
+        assumes: what is taken for granted about values, in words.
+        without_values: the names of tensors whose values do not count.
+        draws: the random tensors that the operator draws, by name.
+        writes: what the operator writes to its arguments, by their names.
+        written: what the last call with other values wrote to running statistics.
+    """
+
+    def __init__(
+        self,
+        call: OperatorCall,
+        bound: Bound,
+        symbolic: Iterable[tuple[Place, int | None]],
+        assumed: Sequence[str] | None = None,
+    ) -> None:
+        self.call = call
+        self.bound = bound
+        self.symbolic = set(symbolic)
+        self._assumed = assumed
+        self._as_lengths: set[tuple[Place, int | None]] = set()
+        self.result: list[torch.Tensor] = []
+        self.functions: dict[str, Evaluator] = {}
+        self.requires: list[tuple[Any, ...]] = []
+        self.assumes: list[str] = []
+        self.without_values: set[str] = set()
+        self.draws: dict[str, torch.Tensor] = {}
+        self.writes: dict[str, Array] = {}
+        self.written: dict[str, torch.Tensor] = {}
+        self._count = itertools.count()
+
+    # --- arguments --------------------------------------------------------------------------------
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument as it was given.
+
+        Raises:
+            OutsideTheoryError: it is a length, which has another value in other calls.
+        """
+        if self._is_length(name):
+            raise OutsideTheoryError(
+                f"argument {name} as a length: the definition needs it as a number"
+            )
+        return self.bound.get(name, default)
+
+    def _is_length(self, name: str) -> bool:
+        """Whether a rule ties an argument, or an item of it, to a length."""
+        return any(place in self.places(name) for place, _ in self.symbolic)
+
+    def places(self, name: str) -> list[Place]:
+        """Where an argument is; several places if its items were passed one by one."""
+        found: list[Place] = [i for i, own in enumerate(self.bound.positions) if own == name]
+        return found or [key for key, own in self.bound.keywords.items() if own == name]
+
+    def tensor(self, name: str) -> Array | None:
+        """A tensor argument."""
+        value = self.bound.get(name)
+        if not isinstance(value, torch.Tensor):
+            return None
+        return _argument(str(self.places(name)[0]), value)
+
+    def tensors(self, name: str) -> list[Array | None]:
+        """The tensors of an argument that is a list, or of arguments passed one by one."""
+        values, places = self.get(name), self.places(name)
+        names = [str(place) for place in places]
+        if not self.bound.spread(name):
+            names = [f"{places[0]}[{at}]" for at in range(len(values))]
+        return [
+            _argument(own, value) if isinstance(value, torch.Tensor) else None
+            for own, value in zip(names, values, strict=True)
+        ]
+
+    def given(self, name: str) -> Array:
+        """A tensor argument that the definition needs."""
+        found = self.tensor(name)
+        if found is None:
+            raise OutsideTheoryError(f"a call in which {name} is not a tensor")
+        return found
+
+    def number(self, name: str, default: int | None = None) -> Poly:
+        """A number that may be a length."""
+        value = self.bound.get(name, default)
+        place = self.places(name)
+        if place and (place[0], None) in self.symbolic:
+            return self._length(place[0], None)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
+        return indices.constant(value)
+
+    def numbers(self, name: str) -> list[Poly]:
+        """The items of a sequence of numbers that may be lengths."""
+        values, places, found = self.bound.get(name), self.places(name), []
+        for at, value in enumerate(values):
+            spread = self.bound.spread(name)
+            place, item = (places[at], None) if spread else (places[0], at)
+            if (place, item) in self.symbolic and value != -1:
+                found.append(self._length(place, item))
+            elif isinstance(value, int):
+                found.append(indices.constant(value))
+            else:
+                raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
+        return found
+
+    def _length(self, place: Place, item: int | None) -> Poly:
+        self._as_lengths.add((place, item))
+        return symbol(number_name(place, item))
+
+    def keep_unused_lengths(self) -> None:
+        """A number that the definition does not use as a length must be the same on a rank."""
+        for place, item in sorted(self.symbolic - self._as_lengths, key=repr):
+            self.keep(symbol(number_name(place, item)))
+
+    def all_tensors(self) -> dict[str, Array]:
+        """All tensor arguments by parameter, without those in lists."""
+        named = {name: self.tensor(name) for name in self.bound.values}
+        return {name: array for name, array in named.items() if array is not None}
+
+    def floats(self) -> bool:
+        """Whether all tensors are floating."""
+        values = [v for v in self.bound.values.values() if isinstance(v, torch.Tensor)]
+        return all(value.is_floating_point() for value in values)
+
+    # --- what a definition says -------------------------------------------------------------------
+
+    def same(self, left: Poly, right: Poly) -> None:
+        """The operator needs two sizes to be equal."""
+        if left != right:
+            self.requires.append(("same", left, right))
+
+    def keep(self, size: Poly) -> None:
+        """The operator depends on a size in a way that is not written out."""
+        self.requires.append(("keep", size))
+
+    def assume(self, words: str, holds: Callable[[], bool] | None = None) -> bool:
+        """Whether to take something for granted: always, or if it holds for the values given.
+
+        A call that is rebuilt from a certificate has no values; the certificate says it.
+        """
+        if holds is None:
+            taken = True
+        else:
+            taken = holds() if self._assumed is None else words in self._assumed
+        if taken:
+            self.assumes.append(words)
+        return taken
+
+    def count_results(self) -> int:
+        """How many tensors it returns, if that depends on lengths: it is assumed for others."""
+        count = len(self.result)
+        self.assume(f"{operator_word(self.call)} returns {count} tensors")
+        return count
+
+    def fresh(self) -> str:
+        """A name for an index."""
+        return f"%g{next(self._count)}"
+
+    def reduce(self, kind: str, size: Poly, body: Callable[[Poly], Term]) -> Term:
+        """A sum, maximum, minimum or product over an index."""
+        name = self.fresh()
+        return (kind, name, size, body(symbol(name)))
+
+    def function(self, name: str, evaluate: Evaluator, given: Mapping[str, Any]) -> str:
+        """Name the operator as an unknown function, by all of its arguments that are not tensors.
+
+        A number that is a length cannot be in the name, so it must be the same on all ranks.
+
+        Args:
+            given: the arguments that `evaluate` replaces, other than tensors.
+        """
+        settings = {**self.bound.values, **given}
+        words = []
+        for key, value in settings.items():
+            if isinstance(value, torch.Tensor) or _holds_tensors(value):
+                continue
+            if key in given or not self._is_length(key):
+                words.append(f"{key}={value!r}")
+                continue
+            for place, item in sorted(self.symbolic, key=repr):
+                if place in self.places(key):
+                    self.keep(symbol(number_name(place, item)))
+        return self.known_function(f"{name}({', '.join(words)})", evaluate)
+
+    def known_function(self, name: str, evaluate: Evaluator) -> str:
+        """Name a function that depends on nothing but what it is given."""
+        self.functions[name] = evaluate
+        return name
+
+    def run(self, values: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Call the operator with other values of parameters; items of lists as `name[0]`."""
+        args, kwargs = list(self.call.args), dict(self.call.kwargs)
+        self.written = {}
+        for name, given in values.items():
+            value = given
+            if name.startswith("running_") and isinstance(value, torch.Tensor):
+                value = self.written[name] = value.detach().clone()
+            base, bracket, at = name.partition("[")
+            places = self.places(base)
+            if bracket and not self.bound.spread(base):
+                _set(args, kwargs, places[0], value, int(at[:-1]))
+            elif places:
+                _set(args, kwargs, places[int(at[:-1])] if bracket else places[0], value)
+            else:
+                kwargs[base] = value
+        return flat(self.call.function(*args, **kwargs))
+
+
+def number_name(place: Place, item: int | None) -> str:
+    """The name of a number that is a length."""
+    return f"#{place}" if item is None else f"#{place}[{item}]"
+
+
+def _set(
+    args: list[Any], kwargs: dict[str, Any], place: Place, value: Any, item: int | None = None
+) -> None:
+    holder: Any = kwargs if isinstance(place, str) else args
+    if item is not None:
+        items = list(holder[place])
+        items[item] = value
+        value = items
+    holder[place] = value
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [tensor for one in result for tensor in flat(one)]
+    raise OutsideTheoryError(f"a result of type {type(result).__name__}")
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+
+
+def _argument(name: str, value: torch.Tensor) -> Array:
+    shape = tuple(
+        ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(value.shape)
+    )
+    return Array(shape, lambda *places: ("read", name, places))
+
+
+# --- Functions of slices --------------------------------------------------------------------------
+
+# The dimensions of a tensor: names of those in which the operator works on each index alone; None
+# for those that it needs as a whole.
+Layout = Sequence[str | None]
+
+
+def by_slices(
+    call: SymbolicCall,
+    layouts: Mapping[str, tuple[Array, Layout]],
+    outputs: Sequence[Layout],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    name: str = "",
+    pick: Callable[[list[torch.Tensor]], list[torch.Tensor]] = list,
+) -> list[Array]:
+    """The operator itself as a function of slices of its arguments.
+
+    Args:
+        layouts: the tensors that it needs, by parameter, and their dimensions.
+        outputs: the dimensions of each result.
+        settings: other arguments for a call with slices.
+        pick: the results of such a call.
+    """
+    lengths: dict[str, Poly] = {}
+    for array, layout in layouts.values():
+        for size, dim in zip(array.shape, layout, strict=True):
+            if dim is not None and size != ONE:
+                call.same(lengths.setdefault(dim, size), size)
+    inner = tuple(
+        size
+        for array, layout in layouts.values()
+        for size, dim in zip(array.shape, layout, strict=True)
+        if dim is None
+    )
+    made = []
+    for at, layout in enumerate(outputs):
+        evaluate = functools.partial(
+            _run_on_slices, call, {n: own for n, (_, own) in layouts.items()}, at, layout,
+            dict(settings or {}), pick,
+        )  # fmt: skip
+        word = f"{name or operator_word(call.call)}{f'#{at}' if at else ''}"
+        own = call.function(word, evaluate, settings or {})
+        shape = tuple(
+            symbol(("size", f"{own}.{place}", inner)) if dim is None else lengths.get(dim, ONE)
+            for place, dim in enumerate(layout)
+        )
+        element = functools.partial(_slice_element, call, layouts, layout, own)
+        made.append(Array(shape, element))
+    return made
+
+
+def _slice_element(
+    call: SymbolicCall,
+    layouts: Mapping[str, tuple[Array, Layout]],
+    outside: Layout,
+    function: str,
+    *places: Poly,
+) -> Term:
+    at = {dim: place for dim, place in zip(outside, places, strict=True) if dim is not None}
+    arrays = []
+    for array, layout in layouts.values():
+        binders, own = [], []
+        for size, dim in zip(array.shape, layout, strict=True):
+            if dim is None and size != ONE:
+                name = call.fresh()
+                binders.append((name, size))
+                own.append(symbol(name))
+            else:
+                own.append(ZERO if size == ONE or dim is None else at[dim])
+        arrays.append((tuple(binders), array[tuple(own)]))
+    inside = tuple(place for dim, place in zip(outside, places, strict=True) if dim is None)
+    if not inside and not any(binders for binders, _ in arrays):
+        return ("fn", function, tuple(body for _, body in arrays))
+    return ("fun", function, tuple(arrays), inside)
+
+
+def _run_on_slices(
+    call: SymbolicCall,
+    layouts: Mapping[str, Layout],
+    output: int,
+    outside: Layout,
+    settings: Mapping[str, Any],
+    pick: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+    arrays: list[torch.Tensor],
+) -> torch.Tensor:
+    values: dict[str, Any] = dict(settings)
+    for (name, layout), array in zip(layouts.items(), arrays, strict=True):
+        sizes = iter(array.shape)
+        whole = _value(call, name)
+        shape = [
+            1 if dim is not None or whole.shape[place] == 1 else next(sizes)
+            for place, dim in enumerate(layout)
+        ]
+        values[name] = array.reshape(shape).to(whole.dtype)
+    result = pick(call.run(values))[output]
+    return result[tuple(0 if dim is not None else slice(None) for dim in outside)]
+
+
+def _value(call: SymbolicCall, name: str) -> torch.Tensor:
+    base, bracket, at = name.partition("[")
+    value = call.get(base)
+    found: torch.Tensor = value[int(at[:-1])] if bracket else value
+    return found
+
+
+def operator_word(call: OperatorCall) -> str:
+    """The last part of the operator's name."""
+    return call.name.rpartition(".")[2]
+
+
+def letters(count: int) -> list[str]:
+    """Names for dimensions."""
+    return [f"d{at}" for at in range(count)]
+
+
+def aligned(array: Array, count: int) -> list[str | None]:
+    """The names of dimensions that broadcast to this number of dimensions."""
+    return list(letters(count)[count - array.dim :])
+
+
+# --- The registry ---------------------------------------------------------------------------------
+
+Define = Callable[[SymbolicCall], Array | Sequence[Array]]
+_DEFINITIONS: dict[str, Define] = {}
+
+
+def defines(*names: str) -> Callable[[Define], Define]:
+    """Register a definition under the last parts of operators' names, or longer endings."""
+
+    def add(function: Define) -> Define:
+        for name in " ".join(names).split():
+            _DEFINITIONS[name] = function
+        return function
+
+    return add
+
+
+def defines_unless(name: str, function: Define) -> None:
+    """Register a definition if there is no other."""
+    _DEFINITIONS.setdefault(name, function)
+
+
+def definition_of(name: str) -> Define | None:
+    """The definition of an operator."""
+    key = definition_key(name)
+    return None if key is None else _DEFINITIONS[key]
+
+
+def definition_key(name: str) -> str | None:
+    """The ending of an operator's name under which its definition is registered."""
+    # Importing the families registers their definitions; here, because they import this module.
+    from paritas.sharding.proofs.operators import (
+        contractions,
+        elementwise,
+        norms_and_losses,
+        rearrangements,
+    )
+
+    del contractions, elementwise, norms_and_losses, rearrangements
+    parts = name.split(".")
+    endings = (".".join(parts[begin:]) for begin in range(len(parts)))
+    return next((ending for ending in endings if ending in _DEFINITIONS), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """An operator call as index algebra."""
+
+    call: SymbolicCall
+    outputs: tuple[DefinedOutput, ...]
+    tensors: Mapping[str, torch.Tensor]
+
+
+def define(
+    call: OperatorCall,
+    symbolic: Iterable[tuple[Place, int | None]] = (),
+    assumed: Sequence[str] | None = None,
+) -> Definition:
+    """The definition of a call.
+
+    Args:
+        symbolic: the numbers that are lengths, by place and item.
+        assumed: what to take for granted about values; by default, what holds for those given.
+
+    Raises:
+        OutsideTheoryError: there is none, or it does not cover this call.
+    """
+    key = name_of(call.name) if call.name else name_of(call.function)
+    parameters = parameters_of(key)
+    if parameters is None:
+        key = name_of(call.function)
+        parameters = parameters_of(key)
+    bound = bind(parameters, call.args, call.kwargs) if parameters else None
+    written = definition_of(key)
+    if bound is None or written is None:
+        raise OutsideTheoryError(f"no definition of {call.name or key}")
+    named = dataclasses.replace(call, name=key)
+    symbolic_call = SymbolicCall(named, bound, symbolic, assumed)
+    symbolic_call.result, changed = run_quietly(named)
+    try:
+        arrays = written(symbolic_call)
+        found = [arrays] if isinstance(arrays, Array) else list(arrays)
+        outputs = [_output(array, None) for array in found]
+        outputs += [_output(array, name) for name, array in symbolic_call.writes.items()]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise OutsideTheoryError(
+            f"a call of {key} that its definition does not cover: {in_one_line(error, 80)}"
+        ) from error
+    for name in changed - symbolic_call.writes.keys():
+        raise OutsideTheoryError(f"an operator that writes to its argument {name}")
+    symbolic_call.keep_unused_lengths()
+    tensors = tensors_by_name(call)
+    read = {name for output in outputs for name in _tensors_read(output.term)}
+    for name in tensors.keys() - read - symbolic_call.without_values:
+        raise OutsideTheoryError(f"a call of {key} with argument {name}, which it does not read")
+    return Definition(symbolic_call, tuple(outputs), tensors)
+
+
+def _tensors_read(term: Any) -> Iterable[str]:
+    if isinstance(term, tuple):
+        if term[:1] == ("read",):
+            yield term[1]
+        for part in term:
+            yield from _tensors_read(part)
+
+
+def _output(array: Array, written: str | None) -> DefinedOutput:
+    index = tuple(f"%o{at}" for at in range(array.dim))
+    return DefinedOutput(array.shape, index, array[tuple(map(symbol, index))], written)
+
+
+def run_quietly(call: OperatorCall) -> tuple[list[torch.Tensor], set[str]]:
+    """The results of the call, and the names of arguments that it writes to.
+
+    The arguments themselves and the random numbers stay as they are.
+    """
+    copied = call.map_tensors(lambda tensor: tensor.detach().clone())
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.default_generator.manual_seed(call.seed)
+        results = flat(call.function(*copied.args, **copied.kwargs))
+    tensors = tensors_by_name(copied)
+    return results, {name for name, one in tensors.items() if one._version}  # noqa: SLF001
+
+
+def tensors_by_name(call: OperatorCall) -> dict[str, torch.Tensor]:
+    """The tensor arguments by the names that terms have for them: `0`, `bias`, `0[1]`."""
+    found: dict[str, torch.Tensor] = {}
+    for place, value in (*enumerate(call.args), *call.kwargs.items()):
+        if isinstance(value, torch.Tensor):
+            found[str(place)] = value
+        elif isinstance(value, list | tuple):
+            found |= {
+                f"{place}[{at}]": item
+                for at, item in enumerate(value)
+                if isinstance(item, torch.Tensor)
+            }
+    return found

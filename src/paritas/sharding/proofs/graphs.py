@@ -1,0 +1,733 @@
+"""Proofs of graphs: calls whose rules are proved, put together by the placements between them.
+
+A program with its collectives written out (`all_reduce`, `all_gather`, `reduce_scatter`,
+`keep_slice`) is both the program on one device, where these return their argument, and the program
+of a rank. If each call has a proved rule for the placements of its arguments, then by induction
+every value of the graph is what its placement says, for all shapes and numbers of ranks that divide
+what is split. Equal functions have equal gradients, so the proof also holds for backward, where the
+gradients of replicated inputs are summed over the ranks.
+
+A rule that is proved for parts of any size holds for parts of one element, so the operator treats
+all elements along that dimension alike. Such a rule also holds for packed shards, of which each
+rank has a part of each of several pieces.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from torch import Tensor, fx
+
+from paritas.core.errors import UsageError
+from paritas.core.placement.placement import OperatorCall, Recipe, tensors_in
+from paritas.core.results.graph_reports import GraphProof, ProofStatus, RuleProof
+from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
+from paritas.sharding.operators import nnscaler_functions
+from paritas.sharding.operators.library import annotation_of_call
+from paritas.sharding.proofs.algebra import OutsideTheoryError
+from paritas.sharding.proofs.certificates import (
+    GRAPH_VERSION,
+    certificate_of,
+    describe_tensor,
+)
+from paritas.sharding.proofs.claims import placed_claim
+from paritas.sharding.proofs.definitions import define
+from paritas.sharding.proofs.prove import Prover
+from paritas.sharding.proofs.splits import Failure, RoleWords, find_proof
+from paritas.sharding.proofs.validation import (
+    combined,
+    distance,
+    layout_of,
+    lifted,
+    numbers_by_layout,
+    parts_of,
+    run_part,
+    validate,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from paritas.sharding.operators.annotation import Annotation, Option
+
+# --- Collectives, as a program writes them --------------------------------------------------------
+
+
+def all_reduce(x: Any, reduction: str = "sum") -> Any:
+    """The sum (max, min) of the ranks' terms, on every rank; on one device, the value itself."""
+    return _collective(all_reduce, x, reduction)
+
+
+def all_gather(x: Any, dim: int) -> Any:
+    """The ranks' parts along a dimension, joined on every rank; on one device, the value itself."""
+    return _collective(all_gather, x, dim)
+
+
+def reduce_scatter(x: Any, dim: int) -> Any:
+    """A rank's part of the sum of all terms; on one device, the value itself."""
+    return _collective(reduce_scatter, x, dim)
+
+
+def keep_slice(x: Any, dim: int) -> Any:
+    """A rank's part of what every rank has; on one device, the value itself."""
+    return _collective(keep_slice, x, dim)
+
+
+def _collective(kind: Callable[..., Any], x: Any, given: Any) -> Any:
+    if isinstance(x, fx.Proxy):
+        return x.tracer.create_proxy("call_function", kind, (x, given), {})
+    return x
+
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "all_reduce": all_reduce,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "keep_slice": keep_slice,
+}
+
+
+def _after(kind: str, before: Role, given: Any) -> Role | None:
+    """The placement after a collective; None if it does not fit the one before."""
+    if kind == "all_reduce":
+        unchanged = before == Replicate() and given in {"max", "min"}  # of what all ranks have
+        return Replicate() if before == Partial(given) or unchanged else None
+    if kind == "all_gather":
+        return Replicate() if before == Shard(given) else None
+    fits = Partial("sum") if kind == "reduce_scatter" else Replicate()
+    return Shard(given) if before == fits else None
+
+
+# --- A program as data ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Ref:
+    """A value of the program, by its name, in place of an argument."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphStep:
+    """One call.
+
+    Attributes:
+        name: of what it returns.
+        function: None if it cannot be called, and `obstacle` says why.
+        args: with a `Ref` in place of each value.
+        operator: the name under which rules are known; by default the function's.
+        results: the names of the tensors, if it returns several.
+    """
+
+    name: str
+    function: Callable[..., Any] | None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    operator: str = ""
+    results: tuple[str, ...] = ()
+    obstacle: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphProgram:
+    """Steps in order, and the names of the results."""
+
+    steps: tuple[GraphStep, ...]
+    outputs: tuple[str, ...]
+
+
+def prove_graph(
+    function: Callable[..., Any],
+    inputs: Mapping[str, Tensor],
+    placements: Mapping[str, str],
+    outputs: str | tuple[str, ...] = "replicate",
+    *,
+    ranks: int = 2,
+) -> GraphProof:
+    """Decide whether a function with collectives computes the same on ranks as on one device.
+
+    Args:
+        function: of the inputs, by name. It must be traceable by `torch.fx`.
+        inputs: an example, whose shapes `ranks` divides where they are split.
+        placements: input -> `shard(0)`, `replicate`, `partial(sum)`, `once` for what only the first
+            rank has while the others have zeros, or `_S(0, 3)` for 3 pieces that are each split; by
+            default replicated.
+        outputs: what the results should be.
+        ranks: of the numerical check, which a proof must pass too.
+
+    Raises:
+        UsageError: the function cannot be traced, or a placement is unknown.
+    """
+    try:
+        graph = fx.symbolic_trace(function).graph
+    except Exception as error:
+        raise UsageError(f"torch.fx cannot trace the function: {error!s:.200}") from error
+    wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    return decide_program(_traced_program(graph), inputs, placements, wanted, ranks=ranks)
+
+
+def decide_program(
+    program: GraphProgram,
+    inputs: Mapping[str, Tensor],
+    placements: Mapping[str, str],
+    outputs: Sequence[str],
+    *,
+    ranks: int = 2,
+    shown: Sequence[str] | None = None,
+) -> GraphProof:
+    """Decide whether a program computes the same on ranks as on one device.
+
+    Args:
+        shown: the inputs whose shapes a counterexample shows; by default all.
+    """
+    unknown = set(placements) - set(inputs)
+    if unknown:
+        raise UsageError(f"placements of unknown inputs: {', '.join(sorted(unknown))}")
+    if len(outputs) != len(program.outputs):
+        raise UsageError(f"the program has {len(program.outputs)} results, not {len(outputs)}")
+    roles = {name: _read(placements.get(name, "replicate")) for name in inputs}
+    run = _Decision(dict(inputs), roles, ranks)
+    with torch.no_grad():
+        for step in program.steps:
+            run.follow(step)
+        proof = run.proof(program.outputs, tuple(map(_read, outputs)))
+    kept = proof.shapes if shown is None else {n: proof.shapes[n] for n in shown}
+    return msgspec.structs.replace(proof, shapes=kept)
+
+
+def _traced_program(graph: fx.Graph) -> GraphProgram:
+    steps: list[GraphStep] = []
+    outputs: tuple[str, ...] = ()
+    for node in graph.nodes:
+        args, kwargs = _with_refs(node)
+        if node.op == "output":
+            outputs = tuple(one.name for one in _refs(args))
+        elif node.op == "call_function":
+            target: Any = node.target
+            steps.append(GraphStep(node.name, _FUNCTIONS.get(target, target), args, kwargs))
+        elif node.op == "call_method":
+            method = getattr(torch.Tensor, str(node.target), None)
+            steps.append(GraphStep(node.name, method, args, kwargs))
+        elif node.op != "placeholder":
+            raise UsageError(f"{node.name}: {node.op} {node.target} is not a function of tensors")
+    return GraphProgram(tuple(steps), outputs)
+
+
+def _with_refs(node: fx.Node) -> tuple[Any, Any]:
+    def item(one: Any) -> Any:
+        return Ref(one.name) if isinstance(one, fx.Node) else one
+
+    args: Any = fx.node.map_aggregate(node.args, item)
+    kwargs: Any = fx.node.map_aggregate(dict(node.kwargs), item)
+    return args, kwargs
+
+
+_FUNCTIONS = {
+    operator.add: torch.add,
+    operator.sub: torch.sub,
+    operator.mul: torch.mul,
+    operator.truediv: torch.div,
+    operator.matmul: torch.matmul,
+    operator.neg: torch.neg,
+    operator.pow: torch.pow,
+}
+
+
+def subscript(args: tuple[Any, ...]) -> tuple[Callable[..., Any], str, tuple[Any, ...]]:
+    """`x[a, b]` as the function that rules are about, its name, and its arguments."""
+    inside = args[1] if isinstance(args[1], tuple) else (args[1],)
+    name = "nnscaler.runtime.function.fullslice"
+    return nnscaler_functions.fullslice, name, (args[0], *inside)
+
+
+def _refs(tree: Any) -> list[Ref]:
+    found: list[Ref] = []
+
+    def note(one: Any) -> Any:
+        if isinstance(one, Ref):
+            found.append(one)
+        return one
+
+    fx.node.map_aggregate(tree, note)
+    return found
+
+
+def _read(word: str) -> Role:
+    role: Role | None = Once() if word == "once" else read_role(word)
+    if role is None:
+        raise UsageError(
+            f"unknown placement {word!r}: use shard(0), replicate, partial(sum), once, or _S(0, 3) "
+            "for 3 pieces that are each split"
+        )
+    return _plain(role)
+
+
+def _plain(role: Role) -> Role:
+    """A role without what does not matter for equal parts."""
+    match role:
+        case Shard(dim=dim, pieces=pieces, order="natural", halo=(0, 0)):
+            return Shard(dim, pieces=pieces)
+        case Replicate():
+            return Replicate()
+        case _:
+            return role
+
+
+def _word(role: Role | None) -> str:
+    return "unknown" if role is None else "once" if role == Once() else role_word(role)
+
+
+# --- The decision ---------------------------------------------------------------------------------
+
+_ROUNDING = 1e-9
+# Calls that cut a tensor into pieces along a dimension.
+_CUTS = {"chunk", "split", "split_with_sizes", "unsafe_chunk", "unsafe_split"}
+_PACKED_HINT = "; if each piece is to be split, it must be packed, as in _S(0, 3)"
+
+
+@dataclasses.dataclass
+class _Value:
+    """A value: on one device, on each rank, and its placement if it is known.
+
+    `constant` if it does not depend on inputs: its sizes are those of one device.
+    """
+
+    whole: Any
+    parts: list[Any]
+    role: Any
+    constant: bool = False
+
+
+class _Stopped(Exception):  # noqa: N818  (the proof ends here)
+    pass
+
+
+class _Decision:
+    """Follows a program on one device, on all ranks, and by placements, all at once."""
+
+    def __init__(self, inputs: dict[str, Tensor], roles: dict[str, Role], ranks: int) -> None:
+        self.inputs = {
+            name: value.double() if value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
+        self.roles, self.ranks = roles, ranks
+        self.values: dict[str, _Value] = {}
+        self.calls: list[dict[str, Any]] = []
+        self.stopped: tuple[str, str] | None = None
+        self.comparable = True  # whether the ranks' numbers mean anything
+        self.proofs: dict[Any, RuleProof] = {}
+        for name, whole in self.inputs.items():
+            parts = parts_of(whole, roles[name], ranks)
+            if parts is None:
+                shape = list(whole.shape)
+                raise UsageError(f"{name} of shape {shape} cannot be {_word(roles[name])}")
+            self.values[name] = _Value(whole, parts, roles[name])
+
+    def proof(self, names: Sequence[str], wanted: Sequence[Role]) -> GraphProof:
+        """The result, from the placements and the numbers of the results."""
+        results = [self._get(name) for name in names]
+        for number, (value, role) in enumerate(zip(results, wanted, strict=True)):
+            if self.stopped is None and value.role != role:
+                what = f"result {number} is {_word(value.role)}, not {_word(role)}"
+                self.stopped = ("output", f"{what}{_missing(value.role, role)}")
+        off = max(
+            (
+                distance(one.whole, one.parts, role)
+                for one, role in zip(results, wanted, strict=True)
+            ),
+            default=0.0,
+        )
+        node, reason = self.stopped or ("", "")
+        found = GraphProof(
+            status="not decided",
+            node=node,
+            reason=reason,
+            placements={
+                name: _word(value.role)
+                for name, value in self.values.items()
+                if not isinstance(value.role, tuple)
+            },
+            shapes={name: tuple(value.shape) for name, value in self.inputs.items()},
+            ranks=self.ranks,
+        )
+        wrong = not off <= _ROUNDING and self.comparable
+        if self.stopped is not None:
+            status: ProofStatus = "refuted" if wrong else "not decided"
+            return msgspec.structs.replace(found, status=status, off_by=off if wrong else None)
+        if wrong:
+            reason = f"proved, but the ranks are off by {off:.2g}; please report this"
+            return msgspec.structs.replace(found, reason=reason)
+        certificate = {
+            "paritas graph certificate": GRAPH_VERSION,
+            "inputs": {
+                name: {"placement": _word(role), **describe_tensor(self.inputs[name])}
+                for name, role in self.roles.items()
+            },
+            "calls": self.calls,
+            "outputs": [
+                {"value": name, "placement": _word(role)}
+                for name, role in zip(names, wanted, strict=True)
+            ],
+        }
+        assumes = tuple(
+            dict.fromkeys(
+                words
+                for call in self.calls
+                for words in call.get("certificate", {}).get("assumes", ())
+            )
+        )
+        return msgspec.structs.replace(
+            found, status="proved", assumes=assumes, certificate=certificate
+        )
+
+    def _get(self, name: str) -> _Value:
+        if name not in self.values:
+            raise UsageError(f"input {name!r} is missing")
+        return self.values[name]
+
+    def _stop(self, node: str, reason: str, *, comparable: bool = True) -> None:
+        if self.stopped is None:
+            self.stopped = (node, reason)
+        self.comparable = self.comparable and comparable
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def follow(self, step: GraphStep) -> None:
+        """Run one step everywhere."""
+        if step.function in COLLECTIVES.values():
+            self.values[step.name] = self._collective(step)
+            return
+        source = step.args[0] if step.args else None
+        first = self._get(source.name) if isinstance(source, Ref) else None
+        if step.function is operator.getitem and first is not None:
+            if not isinstance(first.whole, torch.Tensor):
+                self.values[step.name] = self._item(step, step.args[0].name, step.args[1])
+                return
+            function, name, args = subscript(step.args)
+            step = dataclasses.replace(step, function=function, args=args, operator=name)
+        value = self._call(step)
+        self.values[step.name] = value
+        if step.results:
+            self._name_results(step, value)
+
+    def _name_results(self, step: GraphStep, value: _Value) -> None:
+        """Give each tensor of a result its name."""
+        if isinstance(value.whole, torch.Tensor):
+            if step.results != (step.name,):
+                self.values[step.results[0]] = value
+                self._rename(step.results[0], step.name, value.role)
+            return
+        for at, name in enumerate(step.results):
+            self.values[name] = self._item(step, step.name, at, name)
+
+    def _rename(self, name: str, source: str, role: Role | None) -> None:
+        self.calls.append({"value": name, "same as": source, "placements": [_word(role)]})
+
+    def _item(self, step: GraphStep, source: str, at: Any, name: str = "") -> _Value:
+        value = self.values[source]
+        role = value.role[at] if isinstance(value.role, tuple) else value.role
+        entry = {"value": name or step.name, "item": [source, at], "placements": [_word(role)]}
+        self.calls.append(entry)
+        parts = [run_part(operator.getitem, (part, at), {}) for part in value.parts]
+        whole = None if value.whole is None else value.whole[at]
+        return _Value(whole, parts, role, value.constant)
+
+    def _call(self, step: GraphStep) -> _Value:
+        given = [self._get(one.name) for one in _refs((step.args, step.kwargs))]
+        constant = all(one.constant for one in given)
+        if step.function is None or any(one.whole is None for one in given):
+            self._stop(step.name, step.obstacle or "it cannot be run", comparable=False)
+            return _Value(None, [None] * self.ranks, None)
+        args, kwargs = self._with_values(step, lambda value: value.whole)
+        call = OperatorCall(step.function, args, kwargs, step.operator)
+        whole = self._run_whole(step, call)
+        annotation = _annotation(call)
+        role: Any = None
+        if self.stopped is None:
+            try:
+                role = self._placed(step, call, annotation, whole)
+            except _Stopped as stop:
+                self._stop(step.name, str(stop))
+        if whole is None:
+            return _Value(None, [None] * self.ranks, None)
+        return _Value(whole, self._on_ranks(step, call, annotation, whole), role, constant)
+
+    def _run_whole(self, step: GraphStep, call: OperatorCall) -> Any:
+        """The result on one device; stops at what is not a function of its arguments."""
+        given = [one for value in (*call.args, *call.kwargs.values()) for one in tensors_in(value)]
+        before = [tensor.clone() for tensor in given]
+        try:
+            first, second = (call.function(*call.args, **call.kwargs) for _ in range(2))
+        except Exception as error:  # noqa: BLE001  (the proof ends here, and says so)
+            self._stop(step.name, f"{_name(call)} raises: {error!s:.200}", comparable=False)
+            return None
+        if not _all_equal(before, given):
+            self._stop(step.name, f"{_name(call)} writes to its argument", comparable=False)
+        elif not _all_equal(tensors_in(first), tensors_in(second)):
+            self._stop(step.name, f"{_name(call)} draws random numbers", comparable=False)
+        return first
+
+    def _on_ranks(
+        self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole: Any
+    ) -> list[Any]:
+        """The result of each rank, which has its own parts and the lengths of these parts."""
+        pieces = self._pieces(step, whole)
+        if pieces is not None:
+            source = self.values[step.args[0].name]
+            dim, count = pieces
+            return [None if part is None else part.chunk(count, dim) for part in source.parts]
+        places = {place: tree for place, tree in _places(step) if _refs(tree)}
+        layouts = {
+            place: {layout_of(self.values[one.name]) for one in _refs(tree)}
+            for place, tree in places.items()
+        }
+        numbers = numbers_by_layout(call, annotation, layouts, self.ranks)
+        parts = []
+        for rank in range(self.ranks):
+            args, kwargs = self._with_values(step, _on_rank(rank))
+            args = tuple(numbers[rank].get(at, one) for at, one in enumerate(args))
+            kwargs = {name: numbers[rank].get(name, one) for name, one in kwargs.items()}
+            parts.append(run_part(call.function, args, kwargs))
+        if any(part is None for part in parts):
+            self._explain_failure(step, annotation)
+        return parts
+
+    def _explain_failure(self, step: GraphStep, annotation: Annotation | None) -> None:
+        """A rank that cannot run it shows a fault only if its arguments are surely its own."""
+        given = [self.values[one.name] for one in _refs((step.args, step.kwargs))]
+        lost = any(part is None for one in given for part in one.parts)
+        sizes = annotation is None or bool(annotation.signature.numbers)
+        if not lost and (sizes or any(one.constant for one in given)):
+            reason = "it cannot be run on ranks: its lengths are those of one device"
+            self._stop(step.name, reason, comparable=False)
+
+    def _with_values(
+        self, step: GraphStep, part: Callable[[_Value], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def item(one: Any) -> Any:
+            return part(self.values[one.name]) if isinstance(one, Ref) else one
+
+        args = fx.node.map_aggregate(step.args, item)
+        return tuple(args), dict(fx.node.map_aggregate(dict(step.kwargs), item))
+
+    # --- placements -------------------------------------------------------------------------------
+
+    def _placed(
+        self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole: Any
+    ) -> Any:
+        """The placement of the result, by a proved rule for those of the arguments."""
+        names = {place: [one.name for one in _refs(tree)] for place, tree in _places(step)}
+        names = {
+            place: own
+            for place, own in names.items()
+            if any(tensors_in(self.values[name].whole) for name in own)
+        }
+        roles = {place: {self.values[name].role for name in own} for place, own in names.items()}
+        entry: dict[str, Any] = {
+            "value": step.name,
+            "arguments": {str(place): own for place, own in names.items()},
+        }
+        if any(None in found for found in roles.values()):
+            raise _Stopped("the placement of an argument is unknown")
+        if all(found == {Replicate()} for found in roles.values()):
+            results = [describe_tensor(one) for one in tensors_in(whole)]
+            self.calls.append({**entry, "same on all ranks": results, "placements": ["replicate"]})
+            return Replicate()
+        pieces = self._pieces(step, whole)
+        if pieces is not None:
+            dim, count = pieces
+            words = [_word(Shard(dim))] * count
+            self.calls.append(
+                {
+                    "value": step.name,
+                    "pieces": count,
+                    "of": step.args[0].name,
+                    "dim": dim,
+                    "placements": words,
+                }
+            )
+            return (Shard(dim),) * count
+        if annotation is None:
+            raise _Stopped(f"no rule is known for {_name(call)}")
+        shown = ", ".join(
+            f"{names[place][0]} is {' or '.join(sorted(map(_word, found)))}"
+            for place, found in roles.items()
+        )
+        if any(len(found) > 1 for found in roles.values()):
+            raise _Stopped(f"no rule of {_name(call)} fits: {shown}")
+        one_role = {place: next(iter(found)) for place, found in roles.items()}
+        return self._by_rule(call, annotation, one_role, entry, names, shown)
+
+    def _pieces(self, step: GraphStep, whole: Any) -> tuple[int, int] | None:
+        """The dimension and number of pieces, if a packed shard is cut into them."""
+        source = step.args[0] if step.args else None
+        function: Any = step.function
+        word = (step.operator or getattr(function, "__name__", "")).split(".")
+        if not isinstance(source, Ref) or not _CUTS & set(word):
+            return None
+        role, shapes = self.values[source.name].role, {one.shape for one in tensors_in(whole)}
+        if not isinstance(role, Shard) or role.pieces == 1 or isinstance(whole, torch.Tensor):
+            return None
+        count, size = len(whole), self.values[source.name].whole.shape[role.dim]
+        along = {shape[role.dim] * count for shape in shapes}
+        return (role.dim, count) if count == role.pieces and along == {size} else None
+
+    def _by_rule(
+        self,
+        call: OperatorCall,
+        annotation: Annotation,
+        roles: Mapping[int | str, Role],
+        entry: dict[str, Any],
+        names: Mapping[int | str, list[str]],
+        shown: str,
+    ) -> Any:
+        pieces = {role.pieces for role in roles.values() if isinstance(role, Shard)}
+        packed = max(pieces, default=1)
+        plain = {
+            place: Shard(role.dim) if isinstance(role, Shard) else role
+            for place, role in roles.items()
+        }
+        reasons = []
+        for option in annotation.options(call) if len(pieces) <= 1 else ():
+            try:
+                recipe = annotation.recipe(call, dataclasses.replace(option, num=self.ranks))
+            except UsageError:  # a length that cannot be divided
+                continue
+            if any(_plain(recipe.placement(place)) != role for place, role in plain.items()):
+                continue
+            proof = self._proved(call, annotation, option)
+            if proof.status != "proved" or proof.certificate is None:
+                reasons.append(proof.words)
+                continue
+            if packed > 1 and not _holds_for_pieces(recipe, proof):
+                continue
+            results = [_packed(_plain(role), packed) for role in recipe.outputs]
+            words = list(map(_word, results))
+            self.calls.append({**entry, "certificate": proof.certificate, "placements": words})
+            return results[0] if len(results) == 1 else tuple(results)
+        linear = self._by_linearity(call, roles, entry)
+        if linear is not None:
+            return linear
+        hint = "" if not _CUTS & set(_name(call).split(".")) else _PACKED_HINT
+        hint += "".join(
+            f"; an all_reduce of {names[place][0]} is missing before it"
+            for place, role in roles.items()
+            if isinstance(role, Partial)
+        )
+        raise _Stopped(reasons[0] if reasons else f"no rule of {_name(call)} fits: {shown}{hint}")
+
+    def _by_linearity(
+        self, call: OperatorCall, roles: Mapping[int | str, Role], entry: dict[str, Any]
+    ) -> Any:
+        """Terms of a sum that stay terms: a row-parallel result that is scaled or transposed."""
+        terms = Partial("sum")
+        if terms not in roles.values() or set(roles.values()) - {terms, Replicate()}:
+            return None
+        try:
+            definition = define(lifted(call))
+            validate(definition)
+            words: dict[str, RoleWords] = {
+                name: ("partial", "sum")
+                if roles[int(place) if place.isdigit() else place] == terms
+                else ("replicate",)
+                for name in definition.tensors
+                for place in [name.partition("[")[0]]
+            }
+            results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
+            claim = placed_claim(definition, words, results)
+            found = find_proof(claim)
+            if isinstance(found, Failure):
+                return None
+            certificate = certificate_of(definition, claim, found[0], None, None)
+        except OutsideTheoryError:
+            return None
+        placements = [_word(terms)] * len(results)
+        self.calls.append({**entry, "certificate": certificate, "placements": placements})
+        return terms if len(results) == 1 else (terms,) * len(results)
+
+    def _proved(self, call: OperatorCall, annotation: Annotation, option: Option) -> RuleProof:
+        """The proof of an option; layers that are alike share it, unless values count."""
+        described = repr(fx.node.map_aggregate((call.args, call.kwargs), _described))
+        key = (_name(call), described, annotation.text, option)
+        if key in self.proofs:
+            return self.proofs[key]
+        proof = Prover(call, annotation, self.ranks).decide(option)
+        if not proof.assumes:
+            self.proofs[key] = proof
+        return proof
+
+    def _collective(self, step: GraphStep) -> _Value:
+        source = step.args[0].name
+        value = self._get(source)
+        function: Any = step.function
+        kind, given = function.__name__, step.args[1]
+        if kind != "all_reduce" and isinstance(value.whole, torch.Tensor) and value.whole.dim():
+            given %= value.whole.dim()
+        role = None if value.role is None else _after(kind, value.role, given)
+        if role is None:
+            reason = f"{kind} of {source}, which is {_word(value.role)}"
+            if kind == "all_reduce" and value.role == Replicate():
+                reason += ": it is reduced once too often"
+            self._stop(step.name, reason)
+        entry = {"value": step.name, "collective": kind, "of": source, "with": given}
+        self.calls.append({**entry, "placements": [_word(role)]})
+        return _Value(value.whole, combined(kind, value.parts, given), role)
+
+
+def _on_rank(rank: int) -> Callable[[_Value], Any]:
+    return lambda value: value.parts[rank]
+
+
+def _annotation(call: OperatorCall) -> Annotation | None:
+    try:
+        return annotation_of_call(call)
+    except UsageError:  # a rule that does not fit the call
+        return None
+
+
+def _packed(role: Role, pieces: int) -> Role:
+    return Shard(role.dim, pieces=pieces) if isinstance(role, Shard) else role
+
+
+def _holds_for_pieces(recipe: Recipe, proof: RuleProof) -> bool:
+    """Whether the rule treats all elements along the split dimension alike."""
+    certificate = proof.certificate or {}
+    shards = [role for _, role in recipe.inputs if isinstance(role, Shard)]
+    return (
+        proof.parts == "any"
+        and not recipe.numbers
+        and all(role.unit == 1 for role in shards)
+        and not any(isinstance(role, Once) for _, role in recipe.inputs)
+        and not any(name.startswith("draw ") for name in certificate["tensors"])
+    )
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (tuple(value.shape), str(value.dtype))
+    return value
+
+
+def _places(step: GraphStep) -> Iterator[tuple[int | str, Any]]:
+    yield from enumerate(step.args)
+    yield from step.kwargs.items()
+
+
+def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    pairs = zip(left, right, strict=True)
+    return all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
+
+
+def _name(call: OperatorCall) -> str:
+    return call.name or getattr(call.function, "__name__", str(call.function))
+
+
+def _missing(role: Role | None, wanted: Role) -> str:
+    if isinstance(role, Partial) and wanted == Replicate():
+        return ": an all_reduce is missing"
+    return ""

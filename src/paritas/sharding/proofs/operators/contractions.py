@@ -1,0 +1,564 @@
+"""Definitions of matrix products, attention, convolutions and other windows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from paritas.sharding.proofs import indices
+from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
+from paritas.sharding.proofs.definitions import (
+    Array,
+    Layout,
+    SymbolicCall,
+    aligned,
+    by_slices,
+    defines,
+    letters,
+    number_term,
+    operator_word,
+    plus,
+    times,
+)
+from paritas.sharding.proofs.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
+from paritas.sharding.proofs.operators.elementwise import broadcast_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+# --- Products -------------------------------------------------------------------------------------
+
+
+def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
+    """A matrix product with torch's rules for vectors and batches of matrices."""
+    inner = second.shape[-2] if second.dim > 1 else second.shape[0]
+    call.same(first.shape[-1], inner)
+    rows = first.shape[-2:-1]
+    columns = second.shape[-1:] if second.dim > 1 else ()
+    left, right = Array(first.shape[:-2], _nothing), Array(second.shape[:-2], _nothing)
+    stack = broadcast_sizes(call, left, right)
+    count = len(stack)
+
+    def element(*at: Poly) -> Term:
+        row, column = at[count : count + len(rows)], at[count + len(rows) :]
+
+        def term(k: Poly) -> Term:
+            one = first[(*_broadcast(at[:count], left), *row, k)]
+            other = second[(*_broadcast(at[:count], right), k, *column)]
+            return times(one, other)
+
+        return call.reduce("sum", first.shape[-1], term)
+
+    return Array((*stack, *rows, *columns), element)
+
+
+def _nothing(*_: Poly) -> Term:
+    raise AssertionError("only its shape is used")
+
+
+def _broadcast(places: Sequence[Poly], array: Array) -> list[Poly]:
+    own = places[len(places) - array.dim :]
+    return [ZERO if size == ONE else at for size, at in zip(array.shape, own, strict=True)]
+
+
+@defines("matmul __matmul__ mm bmm mv dot vdot")
+def _matmul(call: SymbolicCall) -> Array:
+    second = next(n for n in ("other", "mat2", "vec", "tensor") if call.bound.has(n))
+    return _product(call, call.given("x"), call.given(second))
+
+
+def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
+    """Beta times a tensor that broadcasts, plus alpha times the result."""
+    beta, alpha = number_term(call.get("beta", 1)), number_term(call.get("alpha", 1))
+    for size, whole in zip(reversed(added.shape), reversed(result.shape), strict=False):
+        if size != ONE:
+            call.same(size, whole)
+    return Array(
+        result.shape, lambda *at: plus(times(beta, added.at(at)), times(alpha, result[at]))
+    )
+
+
+@defines("addmm baddbmm addmv")
+def _add_product(call: SymbolicCall) -> Array:
+    names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
+    first, second = (call.given(name) for name in names if call.bound.has(name))
+    return _added(call, _product(call, first, second), call.given("x"))
+
+
+@defines("addbmm")
+def _add_sum_of_products(call: SymbolicCall) -> Array:
+    products = _product(call, call.given("batch1"), call.given("batch2"))
+    total = Array(
+        products.shape[1:],
+        lambda *at: call.reduce("sum", products.shape[0], lambda b: products[(b, *at)]),
+    )
+    return _added(call, total, call.given("x"))
+
+
+@defines("outer ger")
+def _outer(call: SymbolicCall) -> Array:
+    first, second = call.given("x"), call.given("vec2")
+    return Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
+
+
+@defines("addr")
+def _add_outer(call: SymbolicCall) -> Array:
+    first, second = call.given("vec1"), call.given("vec2")
+    result = Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
+    return _added(call, result, call.given("x"))
+
+
+@defines("inner")
+def _inner(call: SymbolicCall) -> Array:
+    first, second = call.given("x"), call.given("other")
+    call.same(first.shape[-1], second.shape[-1])
+    rows = first.dim - 1
+
+    def element(*at: Poly) -> Term:
+        return call.reduce(
+            "sum",
+            first.shape[-1],
+            lambda k: times(first[(*at[:rows], k)], second[(*at[rows:], k)]),
+        )
+
+    return Array((*first.shape[:-1], *second.shape[:-1]), element)
+
+
+@defines("linear")
+def _linear(call: SymbolicCall) -> Array:
+    x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
+    call.same(x.shape[-1], weight.shape[-1])
+    if bias is not None:
+        call.same(bias.shape[-1], weight.shape[0])
+
+    def element(*at: Poly) -> Term:
+        result = call.reduce(
+            "sum", x.shape[-1], lambda k: times(x[(*at[:-1], k)], weight[(at[-1], k)])
+        )
+        return result if bias is None else plus(result, bias.at(at[-1:]))
+
+    return Array((*x.shape[:-1], weight.shape[0]), element)
+
+
+@defines("bilinear")
+def _bilinear(call: SymbolicCall) -> Array:
+    first, second = call.given("input1"), call.given("input2")
+    weight, bias = call.given("weight"), call.tensor("bias")
+    call.same(first.shape[-1], weight.shape[1])
+    call.same(second.shape[-1], weight.shape[2])
+    for one, other in zip(first.shape[:-1], second.shape[:-1], strict=True):
+        call.same(one, other)
+
+    def element(*at: Poly) -> Term:
+        def term(i: Poly, j: Poly) -> Term:
+            return times(first[(*at[:-1], i)], second[(*at[:-1], j)], weight[(at[-1], i, j)])
+
+        result = call.reduce(
+            "sum",
+            first.shape[-1],
+            lambda i: call.reduce("sum", second.shape[-1], lambda j: term(i, j)),
+        )
+        return result if bias is None else plus(result, bias[(at[-1],)])
+
+    if bias is not None:
+        call.same(bias.shape[0], weight.shape[0])
+    return Array((*first.shape[:-1], weight.shape[0]), element)
+
+
+def _contract(
+    call: SymbolicCall,
+    arrays: Sequence[Array],
+    terms: Sequence[Sequence[str]],
+    outside: Sequence[str],
+) -> Array:
+    """A sum of products over the letters that the result does not have."""
+    lengths: dict[str, Poly] = {}
+    for array, term in zip(arrays, terms, strict=True):
+        for letter, size in zip(term, array.shape, strict=True):
+            if size == ONE:
+                lengths.setdefault(letter, ONE)
+            elif lengths.get(letter, ONE) == ONE:
+                lengths[letter] = size
+            else:
+                call.same(lengths[letter], size)
+    inside = [letter for letter in lengths if letter not in outside]
+
+    def element(*at: Poly) -> Term:
+        places = dict(zip(outside, at, strict=True))
+        names = {letter: call.fresh() for letter in inside}
+        places |= {letter: symbol(name) for letter, name in names.items()}
+        factors = [
+            array[
+                tuple(
+                    ZERO if size == ONE else places[letter]
+                    for letter, size in zip(term, array.shape, strict=True)
+                )
+            ]
+            for array, term in zip(arrays, terms, strict=True)
+        ]
+        result: Term = times(*factors)
+        for letter, name in names.items():
+            result = ("sum", name, lengths[letter], result)
+        return result
+
+    return Array(tuple(lengths[letter] for letter in outside), element)
+
+
+@defines("einsum")
+def _einsum(call: SymbolicCall) -> Array:
+    inside, arrow, outside = call.get("equation").replace(" ", "").partition("->")
+    arrays = [array for array in call.tensors("operands") if array is not None]
+    written = inside.split(",")
+    others = [len(text.replace(_ELLIPSIS, "")) for text in written]
+    counts = [array.dim - count for array, count in zip(arrays, others, strict=True)]
+    most = max(
+        (count for count, text in zip(counts, written, strict=True) if _ELLIPSIS in text), default=0
+    )
+    terms = [_einsum_dims(text, most, count) for text, count in zip(written, counts, strict=True)]
+    if not arrow:
+        letters = Counter(inside.replace(",", "").replace(_ELLIPSIS, ""))
+        single = sorted(letter for letter, count in letters.items() if count == 1)
+        outside = "".join([_ELLIPSIS, *single])
+    return _contract(call, arrays, terms, _einsum_dims(outside, most, most))
+
+
+_ELLIPSIS = "..."
+
+
+def _einsum_dims(text: str, most: int, count: int) -> list[str]:
+    """The names of dimensions; the last ones that `...` stands for are the same in all tensors."""
+    before, ellipsis, after = text.partition(_ELLIPSIS)
+    rest = [f"{_ELLIPSIS}{at}" for at in range(most - count, most)]
+    return [*before, *(rest if ellipsis else ()), *after]
+
+
+@defines("tensordot")
+def _tensordot(call: SymbolicCall) -> Array:
+    first, second, dims = call.given("a"), call.given("b"), call.get("dims", 2)
+    if isinstance(dims, int):
+        dims = (range(first.dim - dims, first.dim), range(dims))
+    left = [f"m{at}" for at in range(first.dim)]
+    right = [f"n{at}" for at in range(second.dim)]
+    for at, (i, j) in enumerate(zip(*dims, strict=True)):
+        left[i % first.dim] = right[j % second.dim] = f"k{at}"
+    outside = [name for name in left + right if not name.startswith("k")]
+    return _contract(call, [first, second], [left, right], outside)
+
+
+@defines("cdist")
+def _distances(call: SymbolicCall) -> Array | list[Array]:
+    """The 1-norm is a sum over the elements of the rows; other norms are not written out."""
+    first, second = call.given("x1"), call.given("x2")
+    if first.dim != second.dim:
+        raise OutsideTheoryError("cdist of tensors with different numbers of dimensions")
+    stack = letters(first.dim - 2)
+    if call.get("p", 2.0) != 1:
+        layouts: dict[str, tuple[Array, Layout]] = {
+            "x1": (first, [*stack, "m", None]),
+            "x2": (second, [*stack, "n", None]),
+        }
+        return by_slices(call, layouts, [[*stack, "m", "n"]])
+    call.same(first.shape[-1], second.shape[-1])
+    for one, other in zip(first.shape[:-2], second.shape[:-2], strict=True):
+        if ONE not in (one, other):
+            call.same(one, other)
+    distance = call.known_function("distance", lambda pair: (pair[0] - pair[1]).abs())
+    shape = (
+        broadcast_sizes(call, Array(first.shape[:-2], _nothing), Array(second.shape[:-2], _nothing))
+        if stack
+        else ()
+    )
+
+    def element(*at: Poly) -> Term:
+        def term(k: Poly) -> Term:
+            one, other = ((*at[:-2], at[-2], k), (*at[:-2], at[-1], k))
+            return ("fn", distance, (first.at(one), second.at(other)))
+
+        return call.reduce("sum", first.shape[-1], term)
+
+    return Array((*shape, first.shape[-2], second.shape[-2]), element)
+
+
+# --- Attention: each query row and each column of values ------------------------------------------
+
+
+@defines("scaled_dot_product_attention")
+def _attention(call: SymbolicCall) -> list[Array]:
+    query, key, value = (call.given(name) for name in ("query", "key", "value"))
+    if call.get("dropout_p", 0.0) != 0:
+        raise OutsideTheoryError("attention with dropout")
+    mask = call.tensor("attn_mask")
+    if call.get("enable_gqa"):
+        key, value = (_shared_heads(query, one) for one in (key, value))
+    count = max(query.dim, key.dim, value.dim)
+    names = letters(count)
+    rows = None if call.get("is_causal") else "q"
+    layouts: dict[str, tuple[Array, Layout]] = {
+        "query": (query, [*aligned(query, count)[:-2], rows, None]),
+        "key": (key, [*aligned(key, count)[:-2], None, None]),
+        "value": (value, [*aligned(value, count)[:-2], None, "v"]),
+    }
+    if mask is not None:
+        own: list[str | None] = [*aligned(mask, count)[:-2], rows, None]
+        layouts["attn_mask"] = (mask, own[-mask.dim :])
+    return by_slices(call, layouts, [[*names[:-2], rows, "v"]])
+
+
+def _shared_heads(query: Array, own: Array) -> Array:
+    """Heads of keys that several heads of queries share, repeated."""
+    heads, mine = query.shape[-3], own.shape[-3]
+    share = floor_divide(heads, mine, {})
+
+    def element(*at: Poly) -> Term:
+        head = ZERO if mine == ONE else floor_divide(at[-3], share, {})
+        return own[(*at[:-3], head, *at[-2:])]
+
+    return Array((*own.shape[:-3], heads, *own.shape[-2:]), element)
+
+
+# --- Convolutions: a sum over channels of convolutions of planes ----------------------------------
+
+
+@defines("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution")
+def _convolution(call: SymbolicCall) -> Array:
+    x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
+    word = operator_word(call.call)
+    transposed = "transpose" in word or bool(call.get("transposed"))
+    space = weight.dim - 2
+    samples = x.dim - 1 - space
+    groups = call.number("groups", 1)
+    channels = x.shape[samples]
+    each = floor_divide(weight.shape[0] if transposed else channels, groups, {})
+    call.same(
+        channels, weight.shape[0] if transposed else indices.multiply(groups, weight.shape[1])
+    )
+    made = weight.shape[1] if transposed else floor_divide(weight.shape[0], groups, {})
+    outside = indices.multiply(made, groups) if transposed else weight.shape[0]
+    if not transposed:
+        call.same(indices.multiply(made, groups), outside)
+    planes = (*x.shape[samples + 1 :], *weight.shape[2:])
+    single = {"groups": 1, "bias": None}
+    given = {name: value for name, value in single.items() if name in call.bound.values}
+    function = call.function(
+        "convolve", lambda arrays: _convolve_planes(call, arrays, space, given), given
+    )
+    sizes = [symbol(("size", f"{function}.{at}", planes)) for at in range(space)]
+
+    def element(*at: Poly) -> Term:
+        channel = at[samples]
+        group = floor_divide(channel, made, {}) if made != ONE else channel
+        within = indices.remainder(channel, made, {})
+
+        def term(c: Poly) -> Term:
+            inside = indices.add(indices.multiply(group, each), c)
+            if groups == ONE:
+                inside, own = c, channel
+            else:
+                own = within
+            kernel = (inside, own) if transposed else (channel, c)
+            return ("fun", function, (
+                _plane(call, x, (*at[:samples], inside)),
+                _plane(call, weight, kernel),
+            ), at[samples + 1 :])  # fmt: skip
+
+        result = call.reduce("sum", each, term)
+        return result if bias is None else plus(result, bias[(channel,)])
+
+    if bias is not None:
+        call.same(bias.shape[0], outside)
+    return Array((*x.shape[:samples], outside, *sizes), element)
+
+
+def _plane(call: SymbolicCall, array: Array, front: Sequence[Poly]) -> tuple[Any, Term]:
+    names = [call.fresh() for _ in array.shape[len(front) :]]
+    fixed = [ZERO if size == ONE else at for size, at in zip(array.shape, front, strict=False)]
+    binders, places = [], []
+    for name, size in zip(names, array.shape[len(front) :], strict=True):
+        if size != ONE:
+            binders.append((name, size))
+        places.append(ZERO if size == ONE else symbol(name))
+    return tuple(binders), array[(*fixed, *places)]
+
+
+def _convolve_planes(
+    call: SymbolicCall, arrays: list[torch.Tensor], space: int, given: Mapping[str, Any]
+) -> torch.Tensor:
+    """The operator itself with one channel."""
+    whole, kernel = call.get("x"), call.get("weight")
+    plane = arrays[0].reshape(1, 1, *whole.shape[whole.dim() - space :])
+    weight = arrays[1].reshape(1, 1, *kernel.shape[2:])
+    return call.run({"x": plane, "weight": weight, **given})[0][0, 0]
+
+
+# --- Pooling and resampling -----------------------------------------------------------------------
+
+
+def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
+    value = default if value is None or value in ((), []) else value
+    each = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return each * count if len(each) == 1 else each
+
+
+def _planes(call: SymbolicCall, space: int, outputs: int = 1) -> list[Array]:
+    """An operator that works on each plane alone."""
+    x = call.given("x")
+    layout: list[str | None] = [*letters(x.dim - space), *[None] * space]
+    return by_slices(call, {"x": (x, layout)}, [layout] * outputs)
+
+
+def _pooling(call: SymbolicCall) -> Array | list[Array]:
+    word = operator_word(call.call)
+    space = int(next(letter for letter in word if letter.isdigit()))
+    outputs = len(call.result)
+    kernel = _each(call.get("kernel_size"), space)
+    stride = _each(call.get("stride"), space, kernel)
+    padding = _each(call.get("padding"), space, 0)
+    dilation = _each(call.get("dilation"), space, 1)
+    apart = kernel == stride and set(padding) == {0} and set(dilation) == {1}
+    if outputs > 1 or not apart or call.get("ceil_mode"):
+        return _planes(call, space, outputs)
+    return _windows_apart(call, kernel)
+
+
+def _windows_apart(call: SymbolicCall, kernel: tuple[int, ...]) -> Array:
+    """Windows that do not overlap: each result is a function of its own window."""
+    x, space = call.given("x"), len(kernel)
+    front = x.dim - space
+
+    def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
+        window = arrays[0].reshape(*[1] * front, *kernel)
+        return call.run({"x": window})[0].reshape(())
+
+    function = call.function("window", evaluate, {})
+    sizes = []
+    for size, width in zip(x.shape[front:], kernel, strict=True):
+        if size == ONE and width == 1:
+            sizes.append(ONE)
+        else:
+            sizes.append(floor_divide(size, constant(width), {}))
+
+    def element(*at: Poly) -> Term:
+        binders, places = [], []
+        for place, width in zip(at[front:], kernel, strict=True):
+            name = call.fresh()
+            begin = indices.multiply(place, constant(width))
+            if width != 1:
+                binders.append((name, constant(width)))
+                begin = indices.add(begin, symbol(name))
+            places.append(begin)
+        fixed = [ZERO if size == ONE else p for size, p in zip(x.shape, at[:front], strict=False)]
+        return ("fun", function, ((tuple(binders), x[(*fixed, *places)]),), ())
+
+    return Array((*x.shape[:front], *sizes), element)
+
+
+for _count in (1, 2, 3):
+    for _kind in ("max_pool", "avg_pool", "lp_pool"):
+        defines(f"{_kind}{_count}d")(_pooling)
+
+
+@defines("max_pool2d_with_indices")
+def _pool_with_indices(call: SymbolicCall) -> list[Array]:
+    return _planes(call, 2, 2)
+
+
+@defines("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
+@defines("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d")
+def _adaptive(call: SymbolicCall) -> list[Array]:
+    space = int(operator_word(call.call)[-2])
+    return _planes(call, space, len(call.result))
+
+
+@defines("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d")
+@defines("upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d")
+def _upsample(call: SymbolicCall) -> list[Array]:
+    return _planes(call, call.given("x").dim - 2)
+
+
+@defines("interpolate")
+def _interpolate(call: SymbolicCall) -> Array | list[Array]:
+    x = call.given("x")
+    space = x.dim - 2
+    scale = _each(call.get("scale_factor"), space)
+    copied = call.get("mode", "nearest") == "nearest" and call.get("size") is None
+    if not copied or any(factor != int(factor) or factor < 1 for factor in scale):
+        return _planes(call, space)
+    factors = [constant(int(factor)) for factor in scale]
+
+    def element(*at: Poly) -> Term:
+        places = [floor_divide(p, f, {}) for p, f in zip(at[2:], factors, strict=True)]
+        return x.at((*at[:2], *places))
+
+    sizes = [indices.multiply(s, f) for s, f in zip(x.shape[2:], factors, strict=True)]
+    return Array((*x.shape[:2], *sizes), element)
+
+
+@defines("grid_sample")
+def _grid_sample(call: SymbolicCall) -> list[Array]:
+    x, grid = call.given("x"), call.given("grid")
+    points = [f"p{at}" for at in range(grid.dim - 2)]
+    layouts: dict[str, tuple[Array, Layout]] = {
+        "x": (x, ["b", "c", *[None] * (x.dim - 2)]),
+        "grid": (grid, ["b", *points, None]),
+    }
+    return by_slices(call, layouts, [["b", "c", *points]])
+
+
+@defines("functional.unfold")
+def _unfold(call: SymbolicCall) -> Array:
+    """The elements of the windows of a channel are adjacent."""
+    x = call.given("x")
+    front, width = x.dim - 2, constant(math.prod(_each(call.get("kernel_size"), 2)))
+    shape = call.get("x").shape
+
+    def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
+        return call.run({"x": arrays[0].reshape(1, 1, *shape[-2:])})[0][0]
+
+    function = call.function("windows", evaluate, {})
+    size = symbol(("size", function, x.shape[front:]))
+
+    def element(*at: Poly) -> Term:
+        channel = floor_divide(at[-2], width, {})
+        places = [
+            ZERO if s == ONE else p for s, p in zip(x.shape, (*at[:-2], channel), strict=False)
+        ]
+        inside = (indices.remainder(at[-2], width, {}), at[-1])
+        return ("fun", function, (_plane(call, x, places),), inside)
+
+    return Array(
+        (*x.shape[: front - 1], indices.multiply(x.shape[front - 1], width), size), element
+    )
+
+
+@defines("functional.fold")
+def _fold(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    front, width = x.dim - 1, math.prod(_each(call.get("kernel_size"), 2))
+    channels = floor_divide(x.shape[front - 1], constant(width), {})
+    call.same(indices.multiply(channels, constant(width)), x.shape[front - 1])
+    single = call.get("x").shape[front - 1] == width
+
+    def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
+        return call.run({"x": arrays[0].reshape(1, width, -1)})[0][0, 0]
+
+    function = call.function("fold", evaluate, {})
+    sizes = [symbol(("size", f"{function}.{at}", x.shape[front:])) for at in range(2)]
+
+    def element(*at: Poly) -> Term:
+        names = call.fresh(), call.fresh()
+        channel = ZERO if single else at[-3]
+        row = indices.add(indices.multiply(channel, constant(width)), symbol(names[0]))
+        fixed = [ZERO if s == ONE else p for s, p in zip(x.shape, at[:-3], strict=False)]
+        binders = [(names[0], constant(width))] if width != 1 else []
+        if x.shape[-1] != ONE:
+            binders.append((names[1], x.shape[-1]))
+        last = ZERO if x.shape[-1] == ONE else symbol(names[1])
+        return ("fun", function, ((tuple(binders), x[(*fixed, row, last)]),), at[-2:])
+
+    outside = ONE if single else channels
+    if single:
+        call.same(x.shape[front - 1], constant(width))
+    return Array((*x.shape[: front - 1], outside, *sizes), element)

@@ -1,0 +1,354 @@
+"""Definitions of normalisations and losses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.sharding.proofs import indices
+from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
+from paritas.sharding.proofs.definitions import (
+    Array,
+    Layout,
+    SymbolicCall,
+    by_slices,
+    defines,
+    letters,
+    plus,
+    size_term,
+    times,
+)
+from paritas.sharding.proofs.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
+from paritas.sharding.proofs.operators.elementwise import along
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# --- Normalisations -------------------------------------------------------------------------------
+
+
+@defines("softmax log_softmax softmin _softmax _log_softmax cumsum cumprod logcumsumexp")
+def _along_dim(call: SymbolicCall) -> list[Array]:
+    dim = call.get("dim")
+    if not isinstance(dim, int):
+        raise OutsideTheoryError("a call without dim")
+    return along(call, [dim])
+
+
+@defines("normalize")
+def _normalize(call: SymbolicCall) -> list[Array]:
+    dim = call.get("dim", 1)
+    return along(call, [dim] if isinstance(dim, int) else dim)
+
+
+@defines("local_response_norm")
+def _response(call: SymbolicCall) -> list[Array]:
+    return along(call, [1])
+
+
+@defines("layer_norm rms_norm native_layer_norm")
+def _last(call: SymbolicCall) -> list[Array]:
+    """Each vector of the last dimensions alone."""
+    x, count = call.given("x"), len(call.get("normalized_shape"))
+    outer = letters(x.dim)[: x.dim - count]
+    inner: list[str | None] = [None] * count
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, [*outer, *inner])}
+    for name in ("weight", "bias"):
+        array = call.tensor(name)
+        if array is not None:
+            layouts[name] = (array, inner)
+    for size in x.shape[x.dim - count :]:
+        call.keep(size)
+    return by_slices(call, layouts, [[*outer, *inner]] * len(call.result))
+
+
+@defines("group_norm")
+def _group_norm(call: SymbolicCall) -> Array:
+    """Each group of each sample alone, then a scale and a shift of each channel."""
+    x, weight, bias = call.given("x"), call.tensor("weight"), call.tensor("bias")
+    width = floor_divide(x.shape[1], call.number("num_groups", 1), {})
+    call.same(indices.multiply(width, call.number("num_groups", 1)), x.shape[1])
+    shape = call.get("x").shape
+    plain = {name: None for name in ("weight", "bias") if name in call.bound.values}
+    given = {"num_groups": 1, **plain}
+
+    def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
+        own = arrays[0].reshape(1, -1, *shape[2:])
+        return call.run({"x": own, **given})[0][0]
+
+    function = call.function("group_norm", evaluate, given)
+
+    def element(*at: Poly) -> Term:
+        group = floor_divide(at[1], width, {})
+        channel = call.fresh()
+        places = [indices.add(indices.multiply(group, width), symbol(channel))]
+        binders = [(channel, width)]
+        for size in x.shape[2:]:
+            name = call.fresh()
+            binders += [] if size == ONE else [(name, size)]
+            places.append(ZERO if size == ONE else symbol(name))
+        sample = ZERO if x.shape[0] == ONE else at[0]
+        inside = (remainder(at[1], width, {}), *at[2:])
+        kept = tuple(p for p, size in zip(inside, (width, *x.shape[2:]), strict=True))
+        result: Term = ("fun", function, ((tuple(binders), x[(sample, *places)]),), kept)
+        if weight is not None:
+            result = times(result, weight[(at[1],)])
+        return result if bias is None else plus(result, bias[(at[1],)])
+
+    for vector in (weight, bias):
+        if vector is not None:
+            call.same(vector.shape[0], x.shape[1])
+    return Array(x.shape, element)
+
+
+@defines("native_group_norm")
+def _native_group_norm(call: SymbolicCall) -> list[Array]:
+    """Each sample alone."""
+    x = call.given("x")
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, ["b", *[None] * (x.dim - 1)])}
+    for name in ("weight", "bias"):
+        array = call.tensor(name)
+        if array is not None:
+            layouts[name] = (array, [None])
+    call.same(call.number("N"), x.shape[0])
+    outputs: list[Layout] = [layouts["x"][1], ["b", None], ["b", None]]
+    return by_slices(call, layouts, outputs, settings={"N": 1})
+
+
+_VECTORS = ("running_mean", "running_var", "weight", "bias")
+
+
+def _channels(call: SymbolicCall, whole: tuple[int, ...], *, writes: bool) -> list[Array]:
+    """Each channel alone; `whole` are the dimensions that are needed as a whole."""
+    x = call.given("x")
+    names: list[str | None] = [None if at in whole else n for at, n in enumerate(letters(x.dim))]
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names)}
+    for name in _VECTORS:
+        array = call.tensor(name)
+        if array is not None:
+            layouts[name] = (array, [names[1]])
+    made = by_slices(call, layouts, [names])
+    for at, name in enumerate(("running_mean", "running_var")):
+        if writes and name in layouts:
+            call.writes[str(call.places(name)[0])] = by_slices(
+                call,
+                layouts,
+                [[names[1]]],
+                name=f"{name} after",
+                pick=_Written(call, at).pick,
+            )[0]
+    return made
+
+
+class _Written:
+    """What a call with slices writes to its running statistics."""
+
+    def __init__(self, call: SymbolicCall, at: int) -> None:
+        self._call = call
+        self._name = ("running_mean", "running_var")[at]
+
+    def pick(self, result: list[torch.Tensor]) -> list[torch.Tensor]:
+        del result
+        return [self._call.written[self._name]]
+
+
+@defines("batch_norm")
+def _batch_norm(call: SymbolicCall) -> list[Array]:
+    x = call.given("x")
+    if not call.get("training", False):
+        return _channels(call, (), writes=False)
+    return _channels(call, (0, *range(2, x.dim)), writes=True)
+
+
+@defines("_native_batch_norm_legit_no_training")
+def _lowered_batch_norm(call: SymbolicCall) -> list[Array]:
+    """The statistics of the batch are empty."""
+    empty = Array((ZERO,), lambda _: ("num", "0"))
+    return [*_channels(call, (), writes=False), empty, empty]
+
+
+@defines("instance_norm")
+def _instance_norm(call: SymbolicCall) -> list[Array]:
+    x = call.given("x")
+    if not call.get("use_input_stats", True):
+        return _channels(call, (), writes=False)
+    space = tuple(range(2, x.dim))
+    if call.bound.has("running_mean") or call.bound.has("running_var"):
+        return _channels(call, (0, *space), writes=True)
+    return _channels(call, space, writes=False)
+
+
+@defines("wrap_batchnorm2d_func")
+def _wrapped_batch_norm(call: SymbolicCall) -> list[Array]:
+    if call.get("training", True):
+        raise OutsideTheoryError("an operator whose ranks exchange data")
+    call.without_values |= set(map(str, call.places("num_batches_tracked")))
+    given = call.bound.has("running_mean")
+    return _channels(call, () if given else (0, 2, 3), writes=False)
+
+
+@defines("wrap_instancenorm2d_func")
+def _wrapped_instance_norm(call: SymbolicCall) -> list[Array]:
+    if call.bound.has("running_mean"):
+        raise OutsideTheoryError("running statistics that each rank keeps for itself")
+    return _channels(call, (2, 3), writes=False)
+
+
+@defines("cosine_similarity pairwise_distance")
+def _paired(call: SymbolicCall) -> list[Array]:
+    first, second = call.given("x1"), call.given("x2")
+    if first.dim != second.dim or call.get("keepdim"):
+        raise OutsideTheoryError("vectors that broadcast")
+    dim = call.get("dim", 1) if "cosine" in call.call.name else -1
+    names: list[str | None] = list(letters(first.dim))
+    names[dim] = None
+    layouts: dict[str, tuple[Array, Layout]] = {"x1": (first, names), "x2": (second, names)}
+    return by_slices(call, layouts, [[name for name in names if name is not None]])
+
+
+# --- Losses ---------------------------------------------------------------------------------------
+
+_OLD = ("size_average", "reduce")
+
+
+def _reduction(call: SymbolicCall) -> str:
+    given = call.get("reduction", "mean")
+    if any(call.get(name) is not None for name in _OLD):
+        raise OutsideTheoryError("size_average or reduce")
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = ("none", "mean", "sum")[given]
+    return str(given)
+
+
+def _none_like(call: SymbolicCall) -> dict[str, Any]:
+    """The setting for one loss of each element, in the words of the call."""
+    by_number = isinstance(call.get("reduction", 1), int) and call.call.name.startswith("aten.")
+    return {"reduction": 0 if by_number else "none"}
+
+
+def _all_of(call: SymbolicCall, each: Array) -> Term:
+    """The sum over all elements."""
+    names = [call.fresh() for _ in each.shape]
+    places = [ZERO if s == ONE else symbol(n) for n, s in zip(names, each.shape, strict=True)]
+    term = each[tuple(places)]
+    for name, size in zip(names, each.shape, strict=True):
+        if size != ONE:
+            term = ("sum", name, size, term)
+    return term
+
+
+def _reduce_loss(call: SymbolicCall, each: Array, reduction: str) -> Array:
+    if reduction == "none":
+        return each
+    total = _all_of(call, each)
+    if reduction == "sum":
+        return Array((), lambda: total)
+    sizes = each.shape[:1] if reduction == "batchmean" else each.shape
+    return Array((), lambda: times(("inv", size_term(*sizes)), total))
+
+
+def _losses(
+    call: SymbolicCall, layouts: Mapping[str, tuple[Array, Layout]], outside: Layout
+) -> Array:
+    reduction = _reduction(call)
+    each = by_slices(call, layouts, [outside], settings=_none_like(call))[0]
+    return _reduce_loss(call, each, reduction)
+
+
+@defines("mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss poisson_nll_loss")
+@defines("hinge_embedding_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div")
+@defines("gaussian_nll_loss margin_ranking_loss")
+def _by_element(call: SymbolicCall) -> Array:
+    """One loss for each element; weights broadcast."""
+    arrays = call.all_tensors()
+    count = max(array.dim for array in arrays.values())
+    names = letters(count)
+    layouts: dict[str, tuple[Array, Layout]] = {
+        name: (array, names[count - array.dim :]) for name, array in arrays.items()
+    }
+    return _losses(call, layouts, names)
+
+
+@defines("cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss")
+@defines("multilabel_soft_margin_loss")
+def _by_sample(call: SymbolicCall) -> Array:
+    """One loss for each vector; class weights apply within a sample."""
+    layouts: dict[str, tuple[Array, Layout]] = {}
+    for name, array in call.all_tensors().items():
+        own: Layout = [None] if name == "weight" else ["b", None][: array.dim]
+        layouts[name] = (array, own)
+    return _losses(call, layouts, ["b"])
+
+
+@defines("cross_entropy nll_loss cross_entropy_loss")
+def _by_class(call: SymbolicCall) -> Array:
+    """Each position alone; the mean counts targets that are not ignored, by their weights."""
+    x, target, weight = call.given("x"), call.given("target"), call.tensor("weight")
+    if x.dim < 2:  # noqa: PLR2004 - samples and classes
+        raise OutsideTheoryError("a loss of one sample")
+    names = letters(x.dim)
+    outside = [names[0], *names[2:]]
+    of_classes = target.dim < x.dim
+    layouts: dict[str, tuple[Array, Layout]] = {
+        "x": (x, [names[0], None, *names[2:]]),
+        "target": (target, outside if of_classes else [names[0], None, *names[2:]]),
+    }
+    if weight is not None:
+        layouts["weight"] = (weight, [None])
+    reduction = _reduction(call)
+    each = by_slices(call, layouts, [outside], settings=_none_like(call))[0]
+    if reduction != "mean" or not of_classes:
+        return _reduce_loss(call, each, reduction)
+    ignored = call.get("ignore_index", -100)
+    values = call.get("target")
+    if weight is None and call.assume(
+        f"no target is ignore_index ({ignored})", lambda: not bool((values == ignored).any())
+    ):
+        return _reduce_loss(call, each, reduction)
+    counts = _counts(call, target, weight, ignored)
+    shares = ("inv", _all_of(call, Array(target.shape, counts)))
+    total = _all_of(call, each)
+    return Array((), lambda: times(shares, total))
+
+
+def _counts(
+    call: SymbolicCall, target: Array, weight: Array | None, ignored: int
+) -> Callable[..., Term]:
+    """The weight of each target in the mean."""
+
+    def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
+        counts = (arrays[0] != ignored).double()
+        classes = arrays[1:] or [torch.ones((), dtype=torch.float64)]
+        at = arrays[0].long() if weight is not None else 0
+        return counts * (classes[0].reshape(-1)[at] if counts else 1.0)
+
+    function = call.known_function(f"count(ignore_index={ignored})", evaluate)
+
+    def element(*at: Poly) -> Term:
+        if weight is None:
+            return ("fn", function, (target[at],))
+        name = call.fresh()
+        classes = (((name, weight.shape[0]),), weight[(symbol(name),)])
+        return ("fun", function, (((), target[at]), classes), ())
+
+    return element
+
+
+@defines("ctc_loss")
+def _sequences(call: SymbolicCall) -> Array:
+    """Each sequence alone; the mean divides each loss by the length of its target."""
+    names = ("log_probs", "targets", "input_lengths", "target_lengths")
+    arrays = [call.given(name) for name in names]
+    own: list[Layout] = [[None, "b", None], ["b", None], ["b"], ["b"]]
+    if arrays[0].dim != 3 or arrays[1].dim != 2:  # noqa: PLR2004 - a batch of sequences
+        raise OutsideTheoryError("concatenated targets")
+    reduction = _reduction(call)
+    layouts = dict(zip(names, zip(arrays, own, strict=True), strict=True))
+    if reduction == "mean":
+        one = by_slices(
+            call, layouts, [["b"]], name="mean of one sequence", pick=lambda r: [r[0].reshape(1)]
+        )[0]
+        return _reduce_loss(call, one, "mean")
+    each = by_slices(call, layouts, [["b"]], settings=_none_like(call))[0]
+    return _reduce_loss(call, each, reduction)

@@ -1,0 +1,652 @@
+"""Definitions of views, slices and look-ups by index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paritas.sharding.operators.library.registry import positive_dims
+from paritas.sharding.proofs import indices
+from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
+from paritas.sharding.proofs.definitions import (
+    Array,
+    Layout,
+    SymbolicCall,
+    by_slices,
+    defines,
+    letters,
+    number_term,
+    operator_word,
+    plus,
+    times,
+)
+from paritas.sharding.proofs.indices import (
+    ONE,
+    ZERO,
+    Poly,
+    constant,
+    floor_divide,
+    multiply,
+    remainder,
+)
+from paritas.sharding.proofs.operators.elementwise import along
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# --- Views ----------------------------------------------------------------------------------------
+
+
+def _view(call: SymbolicCall, x: Array, sizes: Sequence[Poly]) -> Array:
+    """The same elements in the same order; a size of -1 is what is left."""
+    known = [size for size in sizes if size != constant(-1)]
+    left = floor_divide(multiply(*x.shape), multiply(*known), {})
+    shape = tuple(left if size == constant(-1) else size for size in sizes)
+    call.same(multiply(*shape), multiply(*x.shape))
+
+    def element(*at: Poly) -> Term:
+        place = ZERO
+        for size, one in zip(shape, at, strict=True):
+            place = indices.add(multiply(place, size), one)
+        found: list[Poly] = []
+        for size in reversed(x.shape[1:]):
+            found.append(ZERO if size == ONE else remainder(place, size, {}))
+            place = floor_divide(place, size, {})
+        if x.shape:
+            found.append(ZERO if x.shape[0] == ONE else place)
+        return x[tuple(reversed(found))]
+
+    return Array(shape, element)
+
+
+@defines("view reshape _unsafe_view view_copy")
+def _as_sizes(call: SymbolicCall) -> Array:
+    parameter = "shape" if "shape" in call.bound.values else "size"
+    return _view(call, call.given("x"), call.numbers(parameter))
+
+
+@defines("flatten ravel")
+def _flatten(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    start, end = call.get("start_dim", 0) % x.dim, call.get("end_dim", -1) % x.dim
+    merged = multiply(*x.shape[start : end + 1])
+    return _view(call, x, (*x.shape[:start], merged, *x.shape[end + 1 :]))
+
+
+@defines("unflatten")
+def _unflatten(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    at = call.get("dim") % x.dim
+    sizes = call.numbers("sizes")
+    known = multiply(*(size for size in sizes if size != constant(-1)))
+    full = [floor_divide(x.shape[at], known, {}) if s == constant(-1) else s for s in sizes]
+    call.same(multiply(*full), x.shape[at])
+    return _view(call, x, (*x.shape[:at], *full, *x.shape[at + 1 :]))
+
+
+def _permuted(x: Array, order: Sequence[int]) -> Array:
+    def element(*at: Poly) -> Term:
+        places: list[Poly] = [ZERO] * x.dim
+        for own, dim in enumerate(order):
+            places[dim] = at[own]
+        return x[tuple(places)]
+
+    return Array(tuple(x.shape[dim] for dim in order), element)
+
+
+def _dims(call: SymbolicCall, value: Any, name: str = "x") -> tuple[int, ...]:
+    shape = tuple(call.get(name).shape)
+    found = positive_dims(value, shape)
+    if found is None:
+        raise OutsideTheoryError(f"dimensions {value!r:.40}")
+    return found
+
+
+@defines("permute")
+def _permute(call: SymbolicCall) -> Array:
+    return _permuted(call.given("x"), _dims(call, call.get("dims")))
+
+
+@defines("transpose swapdims swapaxes")
+def _transpose(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    pair = [call.get(name) for name in call.bound.values if name != "x"]
+    first, second = _dims(call, pair)
+    order = list(range(x.dim))
+    order[first], order[second] = order[second], order[first]
+    return _permuted(x, order)
+
+
+@defines("t adjoint")
+def _matrix_transpose(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    if x.dim < 2 or call.get("x").is_complex():  # noqa: PLR2004 - a matrix
+        raise OutsideTheoryError("the adjoint of complex matrices")
+    return _permuted(x, [*range(x.dim - 2), x.dim - 1, x.dim - 2])
+
+
+@defines("movedim moveaxis")
+def _move(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    source, target = _dims(call, call.get("source")), _dims(call, call.get("destination"))
+    place = dict(zip(target, source, strict=True))
+    others = iter([at for at in range(x.dim) if at not in source])
+    return _permuted(x, [place[at] if at in place else next(others) for at in range(x.dim)])
+
+
+@defines("unsqueeze")
+def _unsqueeze(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    at = call.get("dim") % (x.dim + 1)
+    return Array((*x.shape[:at], ONE, *x.shape[at:]), lambda *p: x[(*p[:at], *p[at + 1 :])])
+
+
+@defines("squeeze")
+def _squeeze(call: SymbolicCall) -> Array:
+    """A part of length 1 would be removed too, so lengths that are asked for must stay."""
+    x = call.given("x")
+    asked = _dims(call, call.get("dim"))
+    removed = [at for at in asked if x.shape[at] == ONE]
+    for at in asked:
+        if x.shape[at] != ONE:
+            call.keep(x.shape[at])
+    kept = [at for at in range(x.dim) if at not in removed]
+
+    def element(*at: Poly) -> Term:
+        places = dict(zip(kept, at, strict=True))
+        return x[tuple(places.get(dim, ZERO) for dim in range(x.dim))]
+
+    return Array(tuple(x.shape[at] for at in kept), element)
+
+
+@defines("expand broadcast_to")
+def _expand(call: SymbolicCall) -> Array:
+    x, sizes = call.given("x"), call.numbers("size")
+    new = len(sizes) - x.dim
+    shape = []
+    for at, size in enumerate(sizes):
+        own = ONE if at < new else x.shape[at - new]
+        if own != ONE and size != constant(-1):
+            call.same(size, own)
+        shape.append(size if own == ONE and size != constant(-1) else own)
+    return Array(tuple(shape), lambda *at: x.at(at))
+
+
+@defines("repeat tile")
+def _repeat(call: SymbolicCall) -> Array:
+    x = call.given("x")
+    counts = [int(n) for n in call.get("repeats", call.get("dims"))]
+    counts = [1] * (x.dim - len(counts)) + counts
+    new = len(counts) - x.dim
+
+    def element(*at: Poly) -> Term:
+        own = zip(at[new:], x.shape, counts[new:], strict=True)
+        return x[tuple(p if count == 1 else remainder(p, size, {}) for p, size, count in own)]
+
+    shape = [constant(count) for count in counts[:new]]
+    shape += [multiply(constant(c), size) for c, size in zip(counts[new:], x.shape, strict=True)]
+    return Array(tuple(shape), element)
+
+
+@defines("repeat_interleave")
+def _interleave(call: SymbolicCall) -> Array:
+    x, count = call.given("x"), call.number("repeats")
+    (dim,) = _dims(call, call.get("dim"))
+
+    def element(*at: Poly) -> Term:
+        own = ZERO if x.shape[dim] == ONE else floor_divide(at[dim], count, {})
+        return x[(*at[:dim], own, *at[dim + 1 :])]
+
+    return Array((*x.shape[:dim], multiply(x.shape[dim], count), *x.shape[dim + 1 :]), element)
+
+
+@defines("pixel_shuffle")
+def _pixel_shuffle(call: SymbolicCall) -> Array:
+    x, factor = call.given("x"), constant(call.get("upscale_factor"))
+    square = multiply(factor, factor)
+
+    def element(*at: Poly) -> Term:
+        channel, row, column = at[-3:]
+        deep = indices.add(
+            multiply(channel, square),
+            multiply(remainder(row, factor, {}), factor),
+            remainder(column, factor, {}),
+        )
+        places = (floor_divide(row, factor, {}), floor_divide(column, factor, {}))
+        return x.at((*at[:-3], deep, *places))
+
+    deep, rows, columns = x.shape[-3:]
+    channels = floor_divide(deep, square, {})
+    call.same(multiply(channels, square), deep)
+    shape = (*x.shape[:-3], channels, multiply(rows, factor), multiply(columns, factor))
+    return Array(shape, element)
+
+
+@defines("pixel_unshuffle")
+def _pixel_unshuffle(call: SymbolicCall) -> Array:
+    x, factor = call.given("x"), constant(call.get("downscale_factor"))
+    square = multiply(factor, factor)
+
+    def element(*at: Poly) -> Term:
+        deep, row, column = at[-3:]
+        within = remainder(deep, square, {})
+        places = (
+            indices.add(multiply(row, factor), floor_divide(within, factor, {})),
+            indices.add(multiply(column, factor), remainder(deep, factor, {})),
+        )
+        return x.at((*at[:-3], floor_divide(deep, square, {}), *places))
+
+    channels, rows, columns = x.shape[-3:]
+    sizes = [floor_divide(size, factor, {}) for size in (rows, columns)]
+    for size, whole in zip(sizes, (rows, columns), strict=True):
+        call.same(multiply(size, factor), whole)
+    return Array((*x.shape[:-3], multiply(channels, square), *sizes), element)
+
+
+# --- Along a dimension ----------------------------------------------------------------------------
+
+
+def _joined(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
+    arrays = [array for array in call.tensors("tensors") if array is not None]
+    count = arrays[0].dim
+    names: list[str | None] = list(letters(count))
+    at = dim % (count + new)
+    if not new:
+        names[at] = None
+    outside = [*names[:at], None, *names[at:]] if new else names
+    layouts: dict[str, tuple[Array, Layout]] = {
+        f"tensors[{i}]": (array, names) for i, array in enumerate(arrays)
+    }
+    return by_slices(call, layouts, [outside])
+
+
+@defines("cat concat concatenate")
+def _cat(call: SymbolicCall) -> list[Array]:
+    return _joined(call, call.get("dim", 0), new=False)
+
+
+@defines("hstack")
+def _hstack(call: SymbolicCall) -> list[Array]:
+    return _joined(call, 0 if call.get("tensors")[0].dim() == 1 else 1, new=False)
+
+
+@defines("stack")
+def _stack(call: SymbolicCall) -> list[Array]:
+    return _joined(call, call.get("dim", 0), new=True)
+
+
+@defines("chunk split split_with_sizes tensor_split")
+def _cut(call: SymbolicCall) -> list[Array]:
+    return along(call, [call.get("dim", 0)], call.count_results())
+
+
+def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
+    x = call.given("x")
+    names: list[str | None] = list(letters(x.dim))
+    names[dim] = None
+    left = [name for name in names if name is not None]
+    return by_slices(call, {"x": (x, names)}, [left] * outputs)
+
+
+@defines("unbind")
+def _unbind(call: SymbolicCall) -> list[Array]:
+    return _removed(call, call.get("dim", 0), call.count_results())
+
+
+@defines("select")
+def _select(call: SymbolicCall) -> list[Array]:
+    return _removed(call, call.get("dim"), 1)
+
+
+@defines("narrow diff")
+def _shorter(call: SymbolicCall) -> list[Array]:
+    return along(call, [call.get("dim", -1)])
+
+
+@defines("slice")
+def _slice(call: SymbolicCall) -> list[Array]:
+    return along(call, [call.get("dim", 0)])
+
+
+@defines("unfold")
+def _unfold(call: SymbolicCall) -> list[Array]:
+    """The windows are a new last dimension."""
+    x = call.given("x")
+    names: list[str | None] = list(letters(x.dim))
+    names[call.get("dimension", -1)] = None
+    return by_slices(call, {"x": (x, names)}, [[*names, None]])
+
+
+@defines("flip roll")
+def _moved(call: SymbolicCall) -> list[Array]:
+    return along(call, _dims(call, call.get("dims")))
+
+
+@defines("rot90")
+def _rotated(call: SymbolicCall) -> list[Array]:
+    return along(call, _dims(call, call.get("dims", (0, 1))))
+
+
+@defines("triu tril")
+def _triangle(call: SymbolicCall) -> list[Array]:
+    return along(call, (-2, -1))
+
+
+@defines("diagonal")
+def _diagonal(call: SymbolicCall) -> list[Array]:
+    x = call.given("x")
+    inside = _dims(call, (call.get("dim1", 0), call.get("dim2", 1)))
+    names: list[str | None] = [None if at in inside else n for at, n in enumerate(letters(x.dim))]
+    return by_slices(call, {"x": (x, names)}, [[*(n for n in names if n is not None), None]])
+
+
+@defines("pad constant_pad_nd")
+def _pad(call: SymbolicCall) -> list[Array]:
+    """Pairs start at the last dimension; a dimension without padding is not touched."""
+    x, pad = call.given("x"), call.get("pad")
+    pairs = [tuple(pad[2 * at : 2 * at + 2]) for at in range(len(pad) // 2)]
+    inside = [x.dim - 1 - at for at, pair in enumerate(pairs) if pair != (0, 0)]
+    names: list[str | None] = [None if at in inside else n for at, n in enumerate(letters(x.dim))]
+    return by_slices(call, {"x": (x, names)}, [names])
+
+
+@defines("fft ifft rfft irfft hfft")
+def _fourier(call: SymbolicCall) -> list[Array]:
+    return along(call, [call.get("dim", -1)])
+
+
+@defines("linalg.cross")
+def _cross(call: SymbolicCall) -> list[Array]:
+    x, other = call.given("x"), call.given("other")
+    names: list[str | None] = list(letters(x.dim))
+    names[call.get("dim", -1)] = None
+    return by_slices(call, {"x": (x, names), "other": (other, names)}, [names])
+
+
+@defines("inv inverse cholesky matrix_exp det logdet")
+def _of_matrices(call: SymbolicCall) -> list[Array]:
+    """Each matrix of a batch alone."""
+    x = call.given("A")
+    names: list[str | None] = [*letters(x.dim - 2), None, None]
+    outside = names[:-2] if "det" in operator_word(call.call) else names
+    return by_slices(call, {"A": (x, names)}, [outside])
+
+
+@defines("fullslice")
+def _fullslice(call: SymbolicCall) -> list[Array]:
+    """A dimension with a full slice is not touched."""
+    x, slicers = call.given("x"), call.get("slicers", ())
+    rest = iter(letters(x.dim))
+    inside: list[str | None] = []
+    outside: list[str | None] = []
+    for slicer in slicers:
+        if slicer is None:
+            outside.append(None)
+            continue
+        name = next(rest)
+        whole = isinstance(slicer, slice) and slicer == slice(None)
+        inside.append(name if whole else None)
+        outside += inside[-1:] if isinstance(slicer, slice) else []
+    left = list(rest)
+    return by_slices(call, {"x": (x, [*inside, *left])}, [[*outside, *left]])
+
+
+# --- Look-ups -------------------------------------------------------------------------------------
+
+
+def _is(call: SymbolicCall) -> str:
+    """The function that is 1 where an index is a number, and 0 elsewhere."""
+    return call.known_function(
+        "is", lambda pair: (pair[0].reshape(()) == pair[1]).to(torch.float64)
+    )
+
+
+def _looked_up(call: SymbolicCall, index: Term, size: Poly, row: Any, start: Poly = ZERO) -> Term:
+    """The row that an index names, as a sum over all rows."""
+    equal = _is(call)
+
+    def term(k: Poly) -> Term:
+        return times(("fn", equal, (index, ("int", indices.add(start, k)))), row(k))
+
+    return call.reduce("sum", size, term)
+
+
+def _frequencies(call: SymbolicCall) -> None:
+    for name in ("max_norm", "scale_grad_by_freq", "sparse"):
+        if call.get(name):
+            raise OutsideTheoryError(f"an embedding with {name}")
+
+
+def _table(call: SymbolicCall, ids: Array, weight: Array, start: Poly = ZERO) -> Array:
+    """Rows of a table; the gradient of the padding row is not passed on."""
+    _frequencies(call)
+    padding = call.get("padding_idx")
+    row_of_padding = constant(padding or 0)
+    if padding is not None and padding < 0 and start == ZERO:
+        row_of_padding = indices.add(weight.shape[0], row_of_padding)
+    stopped = call.known_function("constant", lambda one: one[0].detach())
+    equal = _is(call)
+
+    def element(*at: Poly) -> Term:
+        index, column = ids[at[:-1]], at[-1]
+
+        def row(k: Poly) -> Term:
+            entry = weight.at((k, column))
+            if padding is None:
+                return entry
+            place: Term = ("int", indices.add(start, k))
+            is_padding: Term = ("fn", equal, (("int", row_of_padding), place))
+            kept = plus(("num", "1"), times(("num", "-1"), is_padding))
+            return plus(times(kept, entry), times(is_padding, ("fn", stopped, (entry,))))
+
+        return _looked_up(call, index, weight.shape[0], row, start)
+
+    return Array((*ids.shape, weight.shape[1]), element)
+
+
+@defines("embedding")
+def _embedding(call: SymbolicCall) -> Array:
+    name = "indices" if call.bound.has("indices") else "x"
+    return _table(call, call.given(name), call.given("weight"))
+
+
+@defines("nnscaler.runtime.function.embedding")
+def _embedding_part(call: SymbolicCall) -> Array:
+    """A part of the table, which begins at `start`; other ids give zeros."""
+    weight, start = call.given("weight"), call.number("start")
+    call.same(indices.add(start, weight.shape[0]), call.number("stop"))
+    return _table(call, call.given("x"), weight, start)
+
+
+@defines("embedding_bag")
+def _bags(call: SymbolicCall) -> Array | list[Array]:
+    _frequencies(call)
+    ids, weight, scale = call.given("x"), call.given("weight"), call.tensor("per_sample_weights")
+    mode = call.get("mode", "mean")
+    if ids.dim != 2 or call.get("offsets") is not None or call.get("include_last_offset"):  # noqa: PLR2004
+        raise OutsideTheoryError("bags of unequal size")
+    if mode == "max" or call.get("padding_idx") is not None:
+        layouts: dict[str, tuple[Array, Layout]] = {
+            "x": (ids, ["b", None]),
+            "weight": (weight, [None, "w"]),
+        }
+        if scale is not None:
+            layouts["per_sample_weights"] = (scale, ["b", None])
+        return by_slices(call, layouts, [["b", "w"]])
+
+    def element(bag: Poly, column: Poly) -> Term:
+        def item(i: Poly) -> Term:
+            found = _looked_up(
+                call, ids.at((bag, i)), weight.shape[0], lambda k: weight.at((k, column))
+            )
+            return found if scale is None else times(scale.at((bag, i)), found)
+
+        total = call.reduce("sum", ids.shape[1], item)
+        return total if mode == "sum" else times(("inv", ("int", ids.shape[1])), total)
+
+    if scale is not None:
+        for own, size in zip(scale.shape, ids.shape, strict=True):
+            call.same(own, size)
+    return Array((ids.shape[0], weight.shape[1]), element)
+
+
+def _matched(call: SymbolicCall, dim: int, *names: str) -> bool:
+    """Whether all other dimensions of tensors are equally long, which is then needed."""
+    shapes = [tuple(call.get(name).shape) for name in names]
+    if len(set(map(len, shapes))) > 1:
+        raise OutsideTheoryError("an index with another number of dimensions")
+    others = [at for at in range(len(shapes[0])) if at != dim]
+    equal = len({tuple(shape[at] for at in others) for shape in shapes}) == 1
+    if equal:
+        first = call.given(names[0])
+        for name in names[1:]:
+            for at in others:
+                call.same(first.shape[at], call.given(name).shape[at])
+    return equal
+
+
+@defines("gather take_along_dim")
+def _gather(call: SymbolicCall) -> Array:
+    name = "index" if call.bound.has("index") else "indices"
+    x, index = call.given("x"), call.given(name)
+    (dim,) = _dims(call, call.get("dim"))
+    if not _matched(call, dim, "x", name):
+        for at, size in enumerate(index.shape):
+            if at != dim:  # shorter than the table: each rank must have the same rows
+                call.keep(size)
+                call.keep(x.shape[at])
+
+    def element(*at: Poly) -> Term:
+        return _looked_up(
+            call, index.at(at), x.shape[dim], lambda k: x.at((*at[:dim], k, *at[dim + 1 :]))
+        )
+
+    return Array(index.shape, element)
+
+
+@defines("scatter")
+def _scatter(call: SymbolicCall) -> list[Array]:
+    """Along the dimension, the last of equal indices wins."""
+    return _written_along(call)
+
+
+def _written_along(call: SymbolicCall) -> list[Array]:
+    names = [name for name in ("x", "index", "src") if call.bound.has(name)]
+    (dim,) = _dims(call, call.get("dim"))
+    matched = _matched(call, dim, *names)
+    count = call.given("x").dim
+    layout = [name if matched and at != dim else None for at, name in enumerate(letters(count))]
+    layouts = {name: (call.given(name), layout) for name in names}
+    return by_slices(call, layouts, [layout])
+
+
+@defines("scatter_add")
+def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
+    x, index, source = call.given("x"), call.given("index"), call.given("src")
+    (dim,) = _dims(call, call.get("dim"))
+    if not _matched(call, dim, "x", "index", "src"):
+        return _written_along(call)
+    if call.get("src").shape[dim] == call.get("index").shape[dim]:  # it may be longer
+        call.same(source.shape[dim], index.shape[dim])
+    equal = _is(call)
+
+    def element(*at: Poly) -> Term:
+        def term(k: Poly) -> Term:
+            place = (*at[:dim], k, *at[dim + 1 :])
+            chosen: Term = ("fn", equal, (index.at(place), ("int", at[dim])))
+            return times(chosen, source.at(place))
+
+        return plus(x.at(at), call.reduce("sum", index.shape[dim], term))
+
+    return Array(x.shape, element)
+
+
+@defines("index_select")
+def _index_select(call: SymbolicCall) -> Array:
+    x, index = call.given("x"), call.given("index")
+    (dim,) = _dims(call, call.get("dim"))
+
+    def element(*at: Poly) -> Term:
+        return _looked_up(
+            call, index.at(at[dim : dim + 1]), x.shape[dim],
+            lambda k: x.at((*at[:dim], k, *at[dim + 1 :])),
+        )  # fmt: skip
+
+    return Array((*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]), element)
+
+
+@defines("index_add")
+def _index_add(call: SymbolicCall) -> Array:
+    x, index, source = call.given("x"), call.given("index"), call.given("source")
+    (dim,) = _dims(call, call.get("dim"))
+    alpha, equal = number_term(call.get("alpha", 1)), _is(call)
+    for at, (own, size) in enumerate(zip(source.shape, x.shape, strict=True)):
+        call.same(own, index.shape[0] if at == dim else size)
+
+    def element(*at: Poly) -> Term:
+        def term(k: Poly) -> Term:
+            chosen: Term = ("fn", equal, (index.at((k,)), ("int", at[dim])))
+            return times(alpha, chosen, source.at((*at[:dim], k, *at[dim + 1 :])))
+
+        return plus(x.at(at), call.reduce("sum", index.shape[0], term))
+
+    return Array(x.shape, element)
+
+
+@defines("index_copy index_fill")
+def _index_copy(call: SymbolicCall) -> list[Array]:
+    x, index = call.given("x"), call.given("index")
+    (dim,) = _dims(call, call.get("dim"))
+    names = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names), "index": (index, [None])}
+    source = call.tensor("source")
+    if source is not None:
+        layouts["source"] = (source, names)
+    return by_slices(call, layouts, [names])
+
+
+@defines("take bucketize isin")
+def _in_all(call: SymbolicCall) -> list[Array]:
+    """Each element of one tensor with the whole other tensor."""
+    arrays = call.all_tensors()
+    asked = {"take": "index", "bucketize": "x", "isin": "elements"}[operator_word(call.call)]
+    layouts: dict[str, tuple[Array, Layout]] = {
+        name: (array, letters(array.dim) if name == asked else [None] * array.dim)
+        for name, array in arrays.items()
+    }
+    return by_slices(call, layouts, [layouts[asked][1]])
+
+
+@defines("searchsorted")
+def _search(call: SymbolicCall) -> list[Array]:
+    """One sequence for all, or one for each row."""
+    sequence, x = call.given("sorted_sequence"), call.given("x")
+    names = letters(x.dim)
+    rows = names[:-1] if sequence.dim > 1 else []
+    layouts: dict[str, tuple[Array, Layout]] = {
+        "sorted_sequence": (sequence, [*rows, None]),
+        "x": (x, names),
+    }
+    return by_slices(call, layouts, [names])
+
+
+@defines("aten.index")
+def _index(call: SymbolicCall) -> list[Array]:
+    """Dimensions without an index are not touched."""
+    x, items = call.given("x"), call.tensors("indices")
+    picked = [at for at, item in enumerate(items) if item is not None]
+    arrays = [item for item in items if item is not None]
+    if any(call.get("indices")[at].dtype == torch.bool for at in picked):
+        raise OutsideTheoryError("an index of truth values")
+    names = letters(x.dim)
+    inside: list[str | None] = [None if at in picked else n for at, n in enumerate(names)]
+    made: list[str | None] = [None] * max(array.dim for array in arrays)
+    first = picked[0] if picked[-1] - picked[0] + 1 == len(picked) else 0
+    kept: list[str | None] = [n for at, n in enumerate(names) if at not in picked]
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, inside)}
+    for at in picked:
+        array = items[at]
+        if array is not None:
+            layouts[f"indices[{at}]"] = (array, [None] * array.dim)
+    return by_slices(call, layouts, [[*kept[:first], *made, *kept[first:]]])

@@ -1,0 +1,331 @@
+"""Prove that a rule is right, find a counterexample, or say what the theory does not have."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.core.errors import UsageError
+from paritas.core.results.findings import Status
+from paritas.core.results.graph_reports import Counterexample, RuleProof
+from paritas.sharding.operators.annotation import Annotation, Expansion, Option, expand
+from paritas.sharding.operators.configuration import make_call
+from paritas.sharding.operators.grammar import ANY_LENGTH, Bounds, Dim, Number
+from paritas.sharding.operators.library import annotation_of_call
+from paritas.sharding.operators.recipe_checks import check_recipe
+from paritas.sharding.operators.resolving import resolve_operator
+from paritas.sharding.proofs.algebra import OutsideTheoryError
+from paritas.sharding.proofs.certificates import certificate_of
+from paritas.sharding.proofs.claims import Claims
+from paritas.sharding.proofs.definitions import tensors_by_name
+from paritas.sharding.proofs.splits import Failure, find_proof
+from paritas.sharding.proofs.validation import DisagreementError, lifted, validate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from paritas.core.placement.placement import OperatorCall, Recipe
+    from paritas.core.results.findings import Verdict
+    from paritas.sharding.operators.configuration import VerifyConfig
+
+
+def prove(
+    config: VerifyConfig,
+    *,
+    annotation: str | Annotation | None = None,
+    ranks: int = 2,
+    seed: int = 0,
+) -> tuple[RuleProof, ...]:
+    """Decide whether a rule is right for every shape and every number of ranks.
+
+    A rule is proved if both sides have the same normal form over the real numbers. It is refuted if
+    the numerical check finds it wrong on some shape, which is then the counterexample. Otherwise it
+    is not decided, and the reason names what the theory does not have.
+
+    Args:
+        config: the operator, its arguments and the options; without options, all of the rule. Each
+            dimension of length 1 stays of length 1, and other numbers stay as they are.
+        annotation: the rule; by default the registered one, or the library's.
+        ranks: the number of ranks of the numerical check, which each proof must pass too.
+
+    Raises:
+        UsageError: the operator or its rule cannot be found, or an option cannot be split.
+    """
+    config = config.as_used()
+    function = resolve_operator(config.fsig, config.import_customized_func)
+    call = make_call(config, function, seed=seed)
+    rule = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
+    rule = rule or annotation_of_call(call)
+    if rule is None:
+        raise UsageError(f"no rule is known for {call.name}: pass annotation=")
+    prover = Prover(call, rule, ranks, seed)
+    asked = [Option.of(dict(option)) for option in config.parti_options] or rule.options(call)
+    return tuple(prover.decide(option) for option in asked)
+
+
+# --- The decision ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Prover:
+    """Decides the rules of one call.
+
+    Attributes:
+        ranks: the number of ranks of the numerical check.
+        check: whether a proof is also checked numerically.
+        disagreement: how the definition of the operator and torch disagree on this call; empty if
+            they agree, None if there is no definition.
+    """
+
+    call: OperatorCall
+    annotation: Annotation
+    ranks: int = 2
+    seed: int = 0
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        self._claims: Claims | None = None
+        self._outside = ""
+        self.disagreement: str | None = ""
+        try:
+            claims = Claims(lifted(self.call), self.annotation)
+            validate(claims.definition)
+            self._claims = claims
+        except OutsideTheoryError as error:
+            self._outside = str(error)
+            self.disagreement = str(error) if isinstance(error, DisagreementError) else None
+
+    def decide(self, option: Option) -> RuleProof:
+        """Decide one option."""
+        began = time.perf_counter()
+        asked = dataclasses.replace(option, num=option.num or self.ranks)
+        recipe = self.annotation.recipe(self.call, asked)
+        proof = self._decided(recipe)
+        return msgspec.structs.replace(proof, seconds=time.perf_counter() - began)
+
+    def _decided(self, recipe: Recipe) -> RuleProof:
+        found = self.prove(recipe)
+        if found.status == "proved":
+            if not self.check:
+                return found
+            verdict = check_recipe(self.call, recipe, self.ranks, seed=self.seed)
+            if verdict.status in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
+                return found
+            if found.parts == "equal" and self._has_unequal_parts(recipe):
+                return self._only_for_equal_parts(found, recipe)
+            return self._contradicted(found, verdict)
+        example = self.refute(recipe)
+        if example is not None:
+            return msgspec.structs.replace(
+                found, status="refuted", reason=found.reason, counterexample=example
+            )
+        return found
+
+    def _contradicted(self, found: RuleProof, verdict: Verdict) -> RuleProof:
+        reason = (
+            f"proved, but the numerical check says {verdict.status}: "
+            f"{verdict.failures[0].reason if verdict.failures else ''}; please report this"
+        )
+        return msgspec.structs.replace(found, status="not decided", reason=reason, certificate=None)
+
+    def _has_unequal_parts(self, recipe: Recipe) -> bool:
+        return bool(self._split_length(recipe) % self.ranks)
+
+    def _split_length(self, recipe: Recipe) -> int:
+        return expand(self.annotation.signature, self.call).lengths.get(recipe.identifier, 0)
+
+    def _only_for_equal_parts(self, found: RuleProof, recipe: Recipe) -> RuleProof:
+        """The parts of this call are unequal, for which the split is wrong."""
+        expansion = expand(self.annotation.signature, self.call)
+        length = self._split_length(recipe)
+        equal = resized(self.call, expansion, {recipe.identifier: length - length % self.ranks})
+        again = check_recipe(equal, recipe, self.ranks, seed=self.seed)
+        if again.status not in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
+            return self._contradicted(found, again)
+        return msgspec.structs.replace(
+            found,
+            status="refuted",
+            certificate=None,
+            counterexample=self._fails(self.call, recipe, self.ranks),
+        )
+
+    def prove(self, recipe: Recipe) -> RuleProof:
+        """The proof of one recipe, without the numerical check."""
+        result = RuleProof(
+            operator=self.call.name or getattr(self.call.function, "__name__", ""),
+            rule=self.annotation.text,
+            split_by=recipe.identifier,
+            status="not decided",
+            reason=self._outside,
+        )
+        if self._claims is None:
+            return result
+        try:
+            definition, claim = self._claims.definition, self._claims.claim(recipe)
+            proof = find_proof(claim)
+            if isinstance(proof, Failure):
+                return msgspec.structs.replace(result, reason=proof.reason)
+            certificate = certificate_of(
+                definition, claim, proof[0], self.annotation.text, recipe.identifier
+            )
+        except OutsideTheoryError as error:
+            return msgspec.structs.replace(result, reason=str(error))
+        parts, forms = proof
+        return msgspec.structs.replace(
+            result,
+            status="proved",
+            parts=parts,
+            reason="; ".join(forms),
+            assumes=tuple(definition.call.assumes),
+            certificate=certificate,
+        )
+
+    def refute(self, recipe: Recipe) -> Counterexample | None:
+        """The smallest shapes on which the numerical check finds the split wrong."""
+        try:
+            expansion = expand(self.annotation.signature, self.call)
+        except UsageError:
+            return None
+        given = self._fails(self.call, recipe, self.ranks)
+        most = _MOST_TRIED if given is not None else _MOST_TRIED_IN_VAIN
+        smaller = _smaller_calls(self.call, expansion, recipe.identifier, self.ranks)
+        for call, ranks in itertools.islice(smaller, most):
+            found = self._fails_again(call, recipe.identifier, ranks)
+            if found is not None:
+                return found
+        return given or self._fails(_varied(self.call, self.seed), recipe, self.ranks)
+
+    def _fails_again(
+        self, call: OperatorCall, identifier: str, ranks: int
+    ) -> Counterexample | None:
+        """Check the same split of another call."""
+        try:
+            for option in self.annotation.options(call):
+                asked = dataclasses.replace(option, num=ranks)
+                recipe = self.annotation.recipe(call, asked)
+                if recipe.identifier == identifier:
+                    return self._fails(call, recipe, ranks)
+        except UsageError:  # not for these sizes
+            pass
+        return None
+
+    def _fails(self, call: OperatorCall, recipe: Recipe, ranks: int) -> Counterexample | None:
+        try:
+            verdict = check_recipe(call, recipe, ranks, seed=self.seed)
+        except UsageError:
+            return None
+        if verdict.status not in (Status.DIFFERENT, Status.DEGRADED):
+            return None
+        worst = verdict.failures[0]
+        tensors = tensors_by_name(call)
+        small = sum(tensor.numel() for tensor in tensors.values()) <= _MOST_VALUES
+        return Counterexample(
+            shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
+            values={n: t.tolist() for n, t in tensors.items() if not t.is_complex()}
+            if small
+            else {},
+            ranks=ranks,
+            seed=self.seed,
+            reason=f"{worst.path}: {worst.reason or worst.status}",
+        )
+
+
+# --- Smaller shapes for the same rule -------------------------------------------------------------
+
+_MOST_TRIED = 8
+_MOST_TRIED_IN_VAIN = 4
+_MOST_VALUES = 256
+
+
+def _smaller_calls(
+    call: OperatorCall, expansion: Expansion, identifier: str, ranks: int
+) -> Iterator[tuple[OperatorCall, int]]:
+    """The call with other lengths, from the smallest to the given ones.
+
+    Each length is short, or as given: an operator may need it to be what it is.
+    """
+    lengths = {
+        name: length for name, length in expansion.lengths.items() if length > 1 and name != "_"
+    }
+    own = [size for size in (ranks, ranks + 1, 2 * ranks) if size != lengths.get(identifier)]
+    others = [name for name in lengths if name != identifier]
+    small = {name: sorted({2, lengths[name]}) for name in others}
+    all_small = {name: sizes[0] for name, sizes in small.items()}
+    for size in own:
+        yield resized(call, expansion, {**all_small, identifier: size}), ranks
+    for size in own:
+        yield resized(call, expansion, {identifier: size}), ranks
+    for name in others:
+        yield resized(call, expansion, {name: 2, identifier: own[-1]}), ranks
+
+
+def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]) -> OperatorCall:
+    """The call with other lengths of identifiers; values are repeated or left out."""
+    known = {**expansion.lengths, **lengths}
+    args, kwargs = list(call.args), dict(call.kwargs)
+
+    def size(dim: Dim) -> int:
+        return math.prod(int(f.name) if f.is_number else known.get(f.name, 1) for f in dim.factors)
+
+    for operand in expansion.inputs:
+        if operand.place is not None and operand.dims is not None:
+            holder: Any = kwargs if isinstance(operand.place, str) else args
+            lengths_of = [
+                None if dim.factors[0].name == ANY_LENGTH else size(dim) for dim in operand.dims
+            ]
+            holder[operand.place] = _resized_tensor(holder[operand.place], lengths_of)
+    for name in set(kwargs) & set(lengths):
+        kwargs[name] = lengths[name]
+    for number in expansion.signature.numbers:
+        if isinstance(number, Number):
+            _set_number(args, kwargs, number, size(number.dim))
+        elif isinstance(number, Bounds) and number.name in lengths:
+            holder = kwargs if isinstance(number.end, str) else args
+            shift = lengths[number.name] - expansion.lengths[number.name]
+            holder[number.end] = holder[number.end] + shift
+    return dataclasses.replace(call, args=tuple(args), kwargs=kwargs)
+
+
+def _varied(call: OperatorCall, seed: int) -> OperatorCall:
+    """The call with other values, of the same signs and not larger: equal ones hide faults."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def value(one: torch.Tensor) -> torch.Tensor:
+        if not one.is_floating_point():
+            return one
+        factors = 0.5 + torch.rand(one.shape, generator=generator, dtype=torch.float64) / 2
+        return (one.detach() * factors.to(one.device)).to(one.dtype)
+
+    return call.map_tensors(value)
+
+
+def _resized_tensor(value: Any, sizes: Sequence[int | None]) -> Any:
+    """A tensor, or those of a list, with other sizes; None and 1 stay."""
+    if isinstance(value, list | tuple):
+        return type(value)(_resized_tensor(item, sizes) for item in value)
+    if not isinstance(value, torch.Tensor) or value.dim() != len(sizes):
+        return value
+    for at, size in enumerate(sizes):
+        if size is not None and value.shape[at] != 1:
+            order = torch.arange(size, device=value.device) % value.shape[at]
+            value = value.index_select(at, order)
+    return value
+
+
+def _set_number(args: list[Any], kwargs: dict[str, Any], number: Number, value: int) -> None:
+    holder: Any = kwargs if isinstance(number.place, str) else args
+    if isinstance(number.place, str) and number.place not in kwargs:
+        return
+    old = holder[number.place]
+    if number.item is None:
+        holder[number.place] = value if old != -1 else old
+    elif old[number.item] != -1:
+        items = list(old)
+        items[number.item] = value
+        holder[number.place] = type(old)(items) if isinstance(old, tuple | list) else items

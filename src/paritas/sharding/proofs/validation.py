@@ -1,0 +1,509 @@
+"""Proofs against numbers: a definition compared with torch, the ranks of a graph run at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.placement.placement import OperatorCall, Recipe, Terms, split_values
+from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
+from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
+from paritas.sharding.proofs.definitions import Definition, flat, number_name, tensors_by_name
+from paritas.sharding.proofs.indices import atoms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from paritas.sharding.operators.annotation import Annotation
+    from paritas.sharding.proofs.indices import Atom, Poly
+    from paritas.sharding.proofs.splits import DefinedOutput
+
+
+# --- A definition compared with torch: its terms are evaluated, and so are their gradients --------
+# A definition is never trusted. Before anything is proved about a call, elements of its results
+# are computed from the definition and compared with what torch returns, and so are their
+# gradients.
+
+# How many elements of each result are compared for a proof.
+ELEMENTS = 3
+_RELATIVE, _ABSOLUTE = 1e-7, 1e-9
+_MOST_EVALUATED = 20_000
+
+
+class DisagreementError(OutsideTheoryError):
+    """A definition and torch disagree."""
+
+
+def lifted(call: OperatorCall) -> OperatorCall:
+    """The call in float64, where rounding does not matter."""
+    return call.map_tensors(
+        lambda one: one.detach().double() if one.is_floating_point() else one.detach()
+    )
+
+
+def validate(definition: Definition, elements: int = ELEMENTS) -> int:
+    """Compare elements of the results, and their gradients, with torch.
+
+    Args:
+        elements: how many of each result are compared; all if it has fewer.
+
+    Returns:
+        The number of elements that were compared.
+
+    Raises:
+        DisagreementError: they differ.
+    """
+    run = _Run(definition)
+    results = [output for output in definition.outputs if output.written is None]
+    if len(results) != len(run.results):
+        raise DisagreementError(
+            f"the definition has {len(results)} results, torch returns {len(run.results)}"
+        )
+    written = {output.written for output in definition.outputs}
+    for name in run.changed():
+        if name not in written:
+            raise OutsideTheoryError(f"an operator that writes to its argument {name}")
+    run.check_sizes()
+    compared = 0
+    places = random.Random(0)
+    real = iter(run.results)
+    for output in definition.outputs:
+        value = next(real) if output.written is None else run.after[output.written]
+        if value.dim() != len(output.index):
+            raise DisagreementError(
+                f"the definition has {len(output.index)} dimensions, torch {value.dim()}"
+            )
+        run.check_shape(output, value)
+        compared += run.compare(
+            output, value, places.sample(range(value.numel()), min(elements, value.numel()))
+        )
+    if not compared:
+        raise OutsideTheoryError("a call without an element to compare")
+    return compared
+
+
+class _Run:
+    """The operator on arguments of which gradients can be taken."""
+
+    def __init__(self, definition: Definition) -> None:
+        call = definition.call.call
+        self.definition = definition
+        self.before = tensors_by_name(call)
+        still = set(map(str, call.without_gradient))
+        self.leaves = {
+            name: tensor.detach()
+            .clone()
+            .requires_grad_(tensor.is_floating_point() and name.partition("[")[0] not in still)
+            for name, tensor in self.before.items()
+        }
+        self.after = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
+        given = {
+            name: leaf.clone() if leaf.requires_grad else self.after[name]
+            for name, leaf in self.leaves.items()
+        }
+        self._given = given
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(call.seed)
+            try:
+                args = [_rebuilt(str(at), value, given) for at, value in enumerate(call.args)]
+                kwargs = {n: _rebuilt(n, value, given) for n, value in call.kwargs.items()}
+                self.results = flat(call.function(*args, **kwargs))
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                raise OutsideTheoryError(
+                    f"a call that fails in float64: {in_one_line(error, 80)}"
+                ) from error
+        self.sizes = _sizes(definition)
+
+    def changed(self) -> list[str]:
+        """The arguments that the operator wrote to."""
+        found = []
+        for name, before in self.before.items():
+            now = self._given[name].detach()
+            if now.shape == before.shape and not torch.equal(
+                torch.nan_to_num(now), torch.nan_to_num(before)
+            ):
+                found.append(name)
+            self.after[name] = now
+        return found
+
+    def check_sizes(self) -> None:
+        """What the operator is said to need must be so: it ran."""
+        evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
+        for kind, *sizes in self.definition.call.requires:
+            if kind == "same" and len({evaluation.index(size, {}) for size in sizes}) > 1:
+                raise DisagreementError(
+                    "the definition needs sizes to be equal that are not: "
+                    f"{' and '.join(str(evaluation.index(size, {})) for size in sizes)}"
+                )
+
+    def check_shape(self, output: DefinedOutput, value: torch.Tensor) -> None:
+        """The shape that the definition gives must be that of torch, as far as it is given."""
+        evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
+        for at, (size, real) in enumerate(zip(output.shape, value.shape, strict=True)):
+            unknown = any(isinstance(one, tuple) and one[0] == "size" for one in atoms(size))
+            if not unknown and evaluation.index(size, {}) != real:
+                raise DisagreementError(
+                    f"dimension {at} of the result has length {evaluation.index(size, {})} by the "
+                    f"definition, {real} in torch"
+                )
+
+    def compare(self, output: DefinedOutput, value: torch.Tensor, places: list[int]) -> int:
+        """Compare elements of one result, and the gradients of the first ones."""
+        chosen = [tuple(map(int, np.unravel_index(place, value.shape))) for place in places]
+        known: dict[Any, Tensor] = {}
+        for turn, at in enumerate(chosen):
+            differentiated = turn < 2 and output.written is None  # noqa: PLR2004 - two of them
+            evaluation = _Evaluation(
+                self.definition, self.leaves, self.sizes, None if differentiated else known
+            )
+            env = dict(zip(output.index, at, strict=True))
+            try:
+                found = evaluation.number(output.term, env)
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                raise DisagreementError(
+                    f"the definition cannot be evaluated: {in_one_line(error, 120)}"
+                ) from error
+            real = value[at]
+            if not _close(found.detach().reshape(()), real.detach()):
+                raise DisagreementError(
+                    f"at {list(at)} the definition gives {found.detach().item()}, "
+                    f"torch {real.detach().item()}"
+                )
+            if differentiated:
+                self._compare_gradients(found.reshape(()), real, at)
+        return len(chosen)
+
+    def _compare_gradients(
+        self, found: torch.Tensor, real: torch.Tensor, at: tuple[int, ...]
+    ) -> None:
+        if not real.requires_grad or not real.is_floating_point():
+            return
+        leaves = {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
+        try:
+            torch_own = torch.autograd.grad(
+                real, list(leaves.values()), retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            raise OutsideTheoryError(
+                f"a call whose gradient fails: {in_one_line(error, 120)}"
+            ) from error
+        ours: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
+        if found.requires_grad:
+            ours = torch.autograd.grad(
+                found.to(real.dtype), list(leaves.values()), allow_unused=True
+            )
+        for name, mine, theirs in zip(leaves, ours, torch_own, strict=True):
+            zero = torch.zeros_like(leaves[name])
+            left, right = (zero if one is None else one for one in (mine, theirs))
+            if not _close(left, right):
+                raise DisagreementError(
+                    f"the gradient of the result at {list(at)} with respect to {name} differs"
+                )
+
+
+def _rebuilt(name: str, value: Any, given: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return given[name]
+    if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+        return type(value)(
+            given[f"{name}[{at}]"] if isinstance(item, torch.Tensor) else item
+            for at, item in enumerate(value)
+        )
+    return value
+
+
+def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.is_complex() or right.is_complex():
+        pair = (
+            torch.view_as_real(one.resolve_conj().to(torch.complex128)) for one in (left, right)
+        )
+        return _close(*pair)
+    left, right = left.double(), right.double()
+    scale = right[right.isfinite()].abs().max() if right.isfinite().any() else torch.tensor(0.0)
+    return torch.allclose(
+        left, right, rtol=_RELATIVE, atol=_ABSOLUTE * max(1.0, float(scale)), equal_nan=True
+    )
+
+
+def _sizes(definition: Definition) -> dict[Atom, int]:
+    sizes: dict[Atom, int] = {}
+    for name, tensor in definition.tensors.items():
+        sizes |= {f"{name}.{at}": size for at, size in enumerate(tensor.shape)}
+    call = definition.call.call
+    for place, item in definition.call.symbolic:
+        value = call.kwargs[place] if isinstance(place, str) else call.args[place]
+        sizes[number_name(place, item)] = value if item is None else value[item]
+    return sizes
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+class _Evaluation:
+    def __init__(
+        self,
+        definition: Definition,
+        tensors: Mapping[str, torch.Tensor],
+        sizes: Mapping[Atom, int],
+        known: dict[Any, Tensor] | None = None,
+    ) -> None:
+        """With `known`, a function that is evaluated again for the same arrays is looked up."""
+        self._known = known
+        self._functions = definition.call.functions
+        self._draws = definition.call.draws
+        self._tensors = tensors
+        self._sizes = sizes
+        self._steps = 0
+
+    def index(self, poly: Poly, env: Mapping[Atom, int]) -> int:
+        total = 0
+        for monomial, value in poly:
+            total += value * math.prod(self._atom(one, env) for one in monomial)
+        return total
+
+    def _atom(self, one: Atom, env: Mapping[Atom, int]) -> int:
+        if isinstance(one, tuple):
+            if one[0] not in ("//", "%"):
+                raise OutsideTheoryError("a size that only torch knows")
+            left, right = self.index(one[1], env), self.index(one[2], env)
+            return left // right if one[0] == "//" else left % right
+        return env[one] if one in env else self._sizes[one]
+
+    def number(self, term: Term, env: Mapping[Atom, int]) -> torch.Tensor:
+        """The value of a term."""
+        self._steps += 1
+        if self._steps > _MOST_EVALUATED:
+            raise OutsideTheoryError("a call too large to evaluate; use smaller shapes")
+        kind = term[0]
+        if kind == "num":
+            return torch.tensor(float(Fraction(term[1])), dtype=torch.float64)
+        if kind == "int":
+            return torch.tensor(self.index(term[1], env))
+        if kind in ("read", "draw"):
+            tensors = self._tensors if kind == "read" else self._draws
+            return tensors[term[1]][tuple(self.index(p, env) for p in term[-1])]
+        if kind in ("add", "mul"):
+            values = [self.number(one, env) for one in term[1]]
+            total = values[0]
+            for one in values[1:]:
+                total = total + one if kind == "add" else total * one
+            return total
+        if kind == "inv":
+            return 1.0 / self.number(term[1], env)
+        if kind == "fn":
+            return self._functions[term[1]]([self.number(one, env) for one in term[2]])
+        if kind == "fun":
+            arrays = [self._array(binders, body, env) for binders, body in term[2]]
+            result = self._function(term[1], arrays)
+            return result[tuple(self.index(place, env) for place in term[3])]
+        return self._reduction(term, env)
+
+    def _function(self, name: str, arrays: list[Tensor]) -> Tensor:
+        if self._known is None:
+            return self._functions[name](arrays)
+        contents = tuple((tuple(one.shape), one.detach().numpy().tobytes()) for one in arrays)
+        if (name, contents) not in self._known:
+            self._known[name, contents] = self._functions[name](arrays).detach()
+        return self._known[name, contents]
+
+    def _reduction(self, term: Term, env: Mapping[Atom, int]) -> torch.Tensor:
+        kind, name, size, body = term
+        values = [self.number(body, {**env, name: at}) for at in range(self.index(size, env))]
+        stacked = torch.stack([value.reshape(()) for value in values])
+        if kind == "sum":
+            return stacked.sum()
+        if kind == "prod":
+            return stacked.prod()
+        return stacked.amax() if kind == "max" else stacked.amin()
+
+    def _array(self, binders: Any, body: Term, env: Mapping[Atom, int]) -> torch.Tensor:
+        sizes = [self.index(size, env) for _, size in binders]
+        names = [name for name, _ in binders]
+        sliced = self._slice(names, sizes, body, env) if body[0] == "read" else None
+        if sliced is not None:
+            return sliced
+        values = [
+            self.number(body, {**env, **dict(zip(names, at, strict=True))}).reshape(())
+            for at in itertools.product(*map(range, sizes))
+        ]
+        return torch.stack(values).reshape(sizes)
+
+    def _slice(
+        self, names: list[str], sizes: list[int], body: Term, env: Mapping[Atom, int]
+    ) -> torch.Tensor | None:
+        """An array whose indices are places of one tensor, in their order."""
+        at: list[Any] = []
+        order: list[str] = []
+        lengths = dict(zip(names, sizes, strict=True))
+        for place in body[2]:
+            own = [m for m, _ in place if any(name in names for name in m)]
+            nested = any(isinstance(one, tuple) for m, _ in place for one in m)
+            if not own:
+                at.append(self.index(place, env))
+                continue
+            if nested or len(own) > 1 or len(own[0]) != 1 or dict(place)[own[0]] != 1:
+                return None
+            begin = self.index(tuple(one for one in place if one[0] != own[0]), env)
+            name = own[0][0]
+            at.append(slice(begin, begin + lengths[name]))
+            order.append(name)
+        if order != names:
+            return None
+        return self._tensors[body[1]][tuple(at)]
+
+
+# --- The ranks of a graph, all at once: parts, lengths of parts, collectives, results -------------
+# A proof must agree with these numbers, and a program that is not proved is refuted by them only.
+
+# How the parts of a value lie in it, by their shapes: all of it, or along a dimension; None if they
+# do not fit.
+Layout = int | str | None
+WHOLE: Layout = "whole"
+
+
+class OnRanks(Protocol):
+    """A value on one device and on each rank."""
+
+    whole: Any
+    parts: list[Any]
+
+
+def parts_of(whole: Tensor, role: Role, ranks: int) -> list[Tensor] | None:
+    """The part of each rank; None if it cannot be split so."""
+    match role:
+        case Shard(dim=dim, pieces=pieces) if (
+            dim < whole.dim() and whole.shape[dim] % (ranks * pieces) == 0
+        ):
+            cut = [piece.chunk(ranks, dim) for piece in whole.chunk(pieces, dim)]
+            return [torch.cat([piece[rank] for piece in cut], dim) for rank in range(ranks)]
+        case Replicate():
+            return [whole] * ranks
+        case Once():
+            return [whole if rank == 0 else torch.zeros_like(whole) for rank in range(ranks)]
+        case Partial(reduction="sum"):
+            terms = [whole * (rank + 2) for rank in range(ranks - 1)]
+            return [*terms, whole - sum(terms)]
+    return None
+
+
+def assembled(parts: list[Tensor], role: Role) -> list[Tensor]:
+    """What should each be the whole, if the parts are placed so."""
+    match role:
+        case Shard(dim=dim, pieces=pieces) if dim < parts[0].dim():
+            cut = [part.chunk(pieces, dim) for part in parts]
+            fits = all(len(one) == pieces for one in cut)
+            order = [one[at] for at in range(pieces) for one in cut] if fits else parts
+            return [torch.cat(order, dim)]
+        case Partial(reduction=reduction):
+            return [_reduced(parts, reduction)]
+    return parts
+
+
+def _reduced(parts: list[Tensor], reduction: str) -> Tensor:
+    stacked = torch.stack(parts)
+    if reduction == "max":
+        return stacked.amax(0)
+    if reduction == "min":
+        return stacked.amin(0)
+    return stacked.mean(0) if reduction == "avg" else stacked.sum(0)
+
+
+def combined(kind: str, parts: list[Any], given: Any) -> list[Any]:
+    """The parts after a collective; None if they do not fit together."""
+    ranks = len(parts)
+    try:
+        if kind == "all_gather":
+            return [torch.cat(parts, given)] * ranks
+        if kind == "all_reduce":
+            return [_reduced(parts, given)] * ranks
+        total = parts[0] if kind == "keep_slice" else _reduced(parts, "sum")
+        slices = list(total.chunk(ranks, given))
+        return slices if len(slices) == ranks else [None] * ranks
+    except (RuntimeError, TypeError, AttributeError, IndexError):
+        return [None] * ranks
+
+
+def layout_of(value: OnRanks) -> Layout:
+    """How the parts lie in the whole."""
+    if not isinstance(value.whole, torch.Tensor):
+        return WHOLE
+    shapes = {tuple(part.shape) if isinstance(part, torch.Tensor) else None for part in value.parts}
+    if len(shapes) != 1 or shapes == {None}:
+        return None
+    shape = shapes.pop() or ()
+    whole = tuple(value.whole.shape)
+    if shape == whole:
+        return WHOLE
+    if len(shape) != len(whole):
+        return None
+    changed = [at for at, (own, all_) in enumerate(zip(shape, whole, strict=True)) if own != all_]
+    return changed[0] if len(changed) == 1 else None
+
+
+def numbers_by_layout(
+    call: OperatorCall,
+    annotation: Annotation | None,
+    layouts: Mapping[int | str, set[Layout]],
+    ranks: int,
+) -> list[dict[Any, Any]]:
+    """Place -> the value on each rank, for arguments that are lengths of what is split."""
+    nothing: list[dict[Any, Any]] = [{} for _ in range(ranks)]
+    if annotation is None or all(found == {WHOLE} for found in layouts.values()):
+        return nothing
+    for option in annotation.options(call):
+        try:
+            recipe = annotation.recipe(call, dataclasses.replace(option, num=ranks))
+        except UsageError:  # a length that cannot be divided
+            continue
+        if recipe.numbers and _fits(recipe, layouts):
+            return _local_numbers(call, recipe, ranks)
+    return nothing
+
+
+def _fits(recipe: Recipe, layouts: Mapping[int | str, set[Layout]]) -> bool:
+    for place, found in layouts.items():
+        role = recipe.placement(place)
+        if found != {role.dim if isinstance(role, Shard) else WHOLE}:
+            return False
+    return True
+
+
+def _local_numbers(call: OperatorCall, recipe: Recipe, ranks: int) -> list[dict[Any, Any]]:
+    values: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
+    places = {place for place, _ in recipe.numbers}
+    each = split_values(values, recipe, ranks, Terms(0, lifted=True))
+    return [{place: value for place, value in one.items() if place in places} for one in each]
+
+
+def run_part(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a rank computes; None if it raises, for a wrong plan may not even run."""
+    try:
+        return function(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, ValueError, AttributeError):
+        return None
+
+
+def distance(whole: Any, parts: list[Any], role: Role) -> float:
+    """How far the ranks' result is off, relative to the largest value."""
+    if not isinstance(whole, torch.Tensor):
+        return float("nan")
+    if any(not isinstance(part, torch.Tensor) for part in parts):
+        return float("inf")
+    if len({part.shape for part in parts}) > 1:
+        return float("inf")
+    together = assembled(parts, role)
+    if any(one.shape != whole.shape for one in together):
+        return float("inf")
+    exact = whole.double()
+    largest = max(float(exact.abs().max()) if whole.numel() else 0.0, 1e-300)
+    gaps = [(one.double() - exact).abs() / largest for one in together if one.numel()]
+    return max((float(gap.max()) for gap in gaps), default=0.0)

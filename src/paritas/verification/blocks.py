@@ -1,0 +1,695 @@
+"""verify() block by block: models of any size, in the memory of a few of their blocks.
+
+The reference runs natively once. What each call of a block got and returned, and the gradients that
+went through it, are recorded; then each call is verified alone, like any other program, and so is
+the rest of the model. Both models also run natively as a whole, and are compared at the noise that
+the errors of the blocks become on their way through the model.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.block_runs import (
+    ComposedEvidence,
+    ComposedNoise,
+    Parked,
+    Recorder,
+    Shaken,
+    bring_back,
+)
+from paritas.core.execution.blocks import (
+    find_blocks,
+    named_modules,
+)
+from paritas.core.execution.cut_models import Rest, Side
+from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
+from paritas.core.execution.observation import (
+    MOST_KEPT,
+    OUTPUT,
+    RunOptions,
+    keep_gradient,
+    same_value,
+)
+from paritas.core.execution.reachable import reachable_modules
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
+from paritas.core.execution.subjects import ForeignProgram, Inputs, inspect_subject
+from paritas.core.judging.comparer import CollectedFindings, Comparer
+from paritas.core.judging.failures import Explainer, FailedPair
+from paritas.core.numerics import criterion
+from paritas.core.numerics.automatic import FEW_RUNS
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.contents import map_leaves
+from paritas.core.numerics.flattening import flattened
+from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
+from paritas.core.results.progress import Progress
+from paritas.core.results.wording import counted, enumerated
+from paritas.core.torch_private.dynamo import backends_of, original_of, uncompiled
+from paritas.core.torch_private.tensors import is_out_of_memory
+from paritas.verification.approximations import settle_and_locate
+from paritas.verification.places import add_place, wrong_findings
+from paritas.verification.verify import Verification, same_observation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from paritas.core.execution.block_runs import BlockCall
+    from paritas.core.execution.observation import Observation
+    from paritas.core.execution.subjects import Subject, VerifyConfig
+    from paritas.core.locating.places import FailedCall
+    from paritas.core.numerics.judge_evidence import JudgeEvidence
+
+BETWEEN = "between blocks"
+# The sum of the gradients of all pieces may differ by this share from the gradient of the whole.
+_NEAR = 0.05
+_MOST_NAMED = 3
+_NO_CUT_ADVICE = (
+    "a model of transformers fills a cache: pass use_cache=False; otherwise name other blocks, or "
+    "check the whole model with by='whole'"
+)
+_FUSIONS = (
+    "the compiled model cannot be entered, so its blocks were compiled alone, by the same backend "
+    "with the same options; what the compiler does across blocks is seen only in the outputs and "
+    "gradients of the whole model, at the noise of the whole model"
+)
+
+
+# --- The two models as a whole, natively ----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WholeProgram(SubjectProgram):
+    """A model as a whole, which runs natively only."""
+
+    can_be_lifted = False
+
+
+class _WholeVerification(Verification):
+    """Runs both models natively, and compares them at the noise of all blocks together."""
+
+    def run_both(self, recorder: Recorder) -> None:
+        """Run the reference, with a recorder around its first call, and the candidate."""
+        plain = dataclasses.replace(self.conditions, sketches=True)
+        watched = RunOptions(watch=recorder)
+        self.conditions = dataclasses.replace(plain, options=watched)
+        self.natives = self._run_reference()
+        self.conditions = plain
+        self.mine = self._run_candidate(len(self.natives))
+        self.intruded = self._intrusions()
+        changing = {name for seen in (*self.natives, *self.mine) for name in seen.changed_state}
+        conditions = dataclasses.replace(plain, changing=frozenset(changing))
+        self.program = _WholeProgram(
+            self.reference, self.inputs, self.rng, conditions, len(self.natives)
+        )
+
+    @property
+    def once(self) -> _WholeProgram:
+        """The reference, called once."""
+        return dataclasses.replace(self.program, calls=1)
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether both sides gave the same bits."""
+        return same_observation(self.natives[0], self.mine[0])
+
+    def compare(self, noise: ComposedNoise) -> CollectedFindings:
+        """Compare the first calls, and the candidate's second call."""
+        first, mine = self.natives[0], self.mine
+        evidence = Evidence(self.program, self.natives, self.config.seed)
+        by_order = self._goes_by_order(first, mine[0])
+        sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
+        if by_order:
+            mine = sides.named(mine)
+        comparer = _WholeComparer(noise, sides, self.config, 0, self._shown(CALL))
+        collected = comparer.compare(first, mine[0])
+        collected.take(self.intruded)
+        if self.repeats:
+            collected.take(self._compare_second(sides, Demand(), self.natives, mine))
+        elif len(mine) > 1:
+            second = self._shown(CALL, call=2)
+            last = self.natives[-1]
+            comparer = _WholeComparer(noise, sides, self.config, len(self.natives) - 1, second)
+            collected.take(comparer.compare(last, mine[1]))
+        if self.config.verify_aliasing:
+            collected.take(self._compare_memory(mine[0]))
+        collected.notes += evidence.notes
+        if collected.passes and first.error is None:
+            self._compare_last(noise, sides, collected)
+        return collected
+
+    def _compare_last(
+        self, noise: ComposedNoise, sides: SubjectLift, collected: CollectedFindings
+    ) -> None:
+        """Run the reference once more, for all pieces, which were not run again one by one."""
+        self.tell("running the reference once more")
+        first, last = self.natives[0], self.once.run(RunOptions())[0]
+        if same_observation(first, last):
+            return
+        # If something changed the reference, the noise around the first run contains that change.
+        quiet = dataclasses.replace(self.config, verify_rng=False)
+        comparer = _WholeComparer(noise.around(last), sides, quiet, 0, CALL)
+        found = comparer.compare(first, last).findings
+        moved = [finding.item for finding in found if not finding.status.passes()]
+        self._report_moved(collected, moved)
+
+
+class _WholeComparer(Comparer):
+    """Compares values at the composed noise; large gradients by their sketches."""
+
+    def __init__(
+        self,
+        noise: ComposedNoise,
+        sides: SubjectLift,
+        config: VerifyConfig,
+        call: int,
+        occasion: Item,
+    ) -> None:
+        super().__init__(sides, Demand(), config, call, occasion, lifts=False)
+        self.noise = noise
+
+    def _evidence_about(self, item: Item) -> JudgeEvidence:
+        native = self.evidence.native[self.call].value(item)
+        return ComposedEvidence(self.noise, item, native, self.evidence.unit)
+
+    def _compare_item(self, item: Item, left: Any, right: Any) -> None:
+        whole = self.sides.reference.state.lent.get(item.name)
+        is_sketch = item.kind.is_gradient and whole is not None and whole.numel() > MOST_KEPT
+        if not is_sketch:
+            super()._compare_item(item, left, right)
+            return
+        # A sketch has no rows and columns in which a pattern could be seen.
+        explainer, self.explainer = self.explainer, Explainer(left=0)
+        before = len(self.out.findings)
+        super()._compare_item(item, left, right)
+        self.explainer = explainer
+        for position in range(before, len(self.out.findings)):
+            finding = self.out.findings[position]
+            reason = finding.reason
+            if not finding.status.passes():
+                reason = f"{reason} (its sketch was compared: {left.numel()} random sums)"
+            shape = None if whole is None else tuple(whole.shape)
+            self.out.findings[position] = msgspec.structs.replace(
+                finding, shape=shape, reason=reason, metrics=None
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A part of both models that is verified alone.
+
+    Attributes:
+        label: its name in findings.
+        module: the path of the module that it is; "" for what lies between the blocks.
+    """
+
+    label: str
+    module: str = ""
+
+
+# --- The check ------------------------------------------------------------------------------------
+
+
+class BlocksCheck:
+    """One check of two models by blocks, on any number of sets of inputs."""
+
+    def __init__(
+        self,
+        reference: Callable[..., Any],
+        candidate: Callable[..., Any],
+        config: VerifyConfig,
+        patterns: Sequence[str] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Find the blocks of both models.
+
+        Raises:
+            UsageError: a model has no blocks, or the candidate has others than the reference.
+        """
+        ours = dict(reachable_modules(reference, original_of))
+        if backends_of(reference):
+            raise UsageError("by='blocks' needs a reference that is not compiled")
+        if isinstance(candidate, ForeignProgram):
+            raise UsageError(f"by='blocks' cannot enter a candidate of {candidate.name}")
+        blocks = find_blocks(ours, patterns)
+        if not blocks:
+            raise UsageError(
+                "by='blocks' found no repeated modules in the reference; name its blocks, as in "
+                "blocks=['layers.*']"
+            )
+        theirs = dict(reachable_modules(candidate, original_of))
+        known: dict[str, nn.Module] = {}
+        for name, module in named_modules(theirs):
+            known.setdefault(name, module)
+        for name in blocks:
+            if name not in known:
+                raise UsageError(
+                    f"by='blocks' needs blocks of the same names on both sides: the candidate has "
+                    f"no module {name}"
+                )
+        self.reference = Side(reference, reference, ours, blocks)
+        others = {name: known[name] for name in blocks}
+        self.candidate = Side(candidate, uncompiled(candidate), theirs, others)
+        self.config = dataclasses.replace(config, raise_on_mismatch=False)
+        self.tell = tell
+        self.failed: list[FailedPair] = []
+        self.located_until: float | None = None
+
+    def run(self, inputs: Inputs, number: int = 0) -> Verdict:
+        """Check one set of inputs; `number` is its number if there are several."""
+        return _OneCheck(self, inputs, number).run()
+
+
+class _OneCheck:
+    """The check of one set of inputs."""
+
+    def __init__(self, check: BlocksCheck, inputs: Inputs, number: int) -> None:
+        self.check = check
+        self.config = check.config
+        self.inputs = inputs
+        self.number = number
+        self.rng = RandomState.now()
+        self.out = CollectedFindings()
+        # What pieces note and skip -> the pieces.
+        self.notes: dict[str, list[str]] = collections.defaultdict(list)
+        self.skipped: dict[str, list[str]] = collections.defaultdict(list)
+        self.errors: dict[tuple[str, int], dict[str, Parked]] = {}
+        self.repeats = False
+        # Parameter -> the sum of its gradients in all pieces, and the parameter itself.
+        self.summed: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def run(self) -> Verdict:
+        check = self.check
+        reference = inspect_subject(
+            check.reference.given, "reference", "framework_model", lends_parameters=True
+        )
+        candidate = inspect_subject(
+            check.candidate.given,
+            "candidate",
+            "compiled_model",
+            reference.state,
+            lends_parameters=True,
+        )
+        prints = _Fingerprints((reference, candidate))
+        config = dataclasses.replace(
+            self.config, verify_input_gradients=False, verify_double_backward=False
+        )
+        whole = _WholeVerification(
+            reference, candidate, self.inputs, config, self.number, check.tell
+        )
+        recorder = Recorder(check.reference.blocks)
+        whole.run_both(recorder)
+        if not self.config.enabled:
+            note = "comparison was switched off (enabled=False); both sides ran"
+            return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
+        if self._report_changed(prints):
+            return self._verdict(recorder)
+        try:
+            self._check_all(whole, recorder)
+        except KeyboardInterrupt:
+            if not wrong_findings(self.out.verdict(strict=self.config.strict)):
+                raise
+            note = "interrupted: the pieces after the last one that is listed were not compared"
+            self.out.notes.append(note)
+        self._report_changed(prints)
+        return self._verdict(recorder)
+
+    def _check_all(self, whole: _WholeVerification, recorder: Recorder) -> None:
+        """Check the pieces, then the whole model at the noise that the pieces have."""
+        if whole.natives[0].error is None:
+            self._check_pieces(whole, recorder)
+
+        def shaken(seed: int) -> Observation:
+            watch = Shaken(self.check.reference.blocks, self.errors, seed)
+            return whole.once.run(RunOptions(watch=watch))[0]
+
+        noise = ComposedNoise(shaken, whole.natives[0], self.config.seed, self.check.tell)
+        collected = whole.compare(noise)
+        if whole.natives[0].error is None and whole.natives[0].gradient_error is None:
+            self._check_sums(whole, noise)
+        self.out.take(collected)
+
+    # --- The pieces -------------------------------------------------------------------------------
+
+    def _check_pieces(self, whole: _WholeVerification, recorder: Recorder) -> None:
+        keeps_errors = not whole.is_identical
+        self.repeats = whole.repeats
+        calls = {
+            name: calls
+            for name, calls in recorder.calls.items()
+            if calls and name not in recorder.uncut
+        }
+        rest = Rest(self.check.reference, self.check.candidate, self.inputs, calls)
+        try:
+            rest.look_for_passages(self.rng)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = f"without its blocks, the model raises {in_one_line(error, 120)}"
+            self._unverified(BETWEEN, reason, _NO_CUT_ADVICE)
+            return
+        recorder.uncut |= rest.uncut
+        if not rest.calls:
+            why = next(iter(recorder.uncut.values()), "the model calls none of them")
+            self._unverified(
+                BETWEEN, f"the model cannot be cut at its blocks: {why}", _NO_CUT_ADVICE
+            )
+            return
+        todo = [call for calls in rest.calls.values() for call in calls]
+        for done, call in enumerate(todo):
+            self._tell(done, len(todo) + 1)
+            self._check_block(call, rest, keeps_errors=keeps_errors)
+        self._tell(len(todo), len(todo) + 1)
+        self._check_rest(rest, whole)
+
+    @property
+    def _piece_config(self) -> VerifyConfig:
+        # Which memory values share inside of a model is not visible to its caller. If the whole
+        # candidate gave the same bits in its second call, so did each of its blocks.
+        return dataclasses.replace(
+            self.config,
+            verify_double_backward=False,
+            verify_aliasing=False,
+            verify_strides=False,
+            verify_second_call=self.config.verify_second_call and not self.repeats,
+        )
+
+    def _tell(self, done: int, total: int) -> None:
+        failing = sum(not finding.status.passes() for finding in self.out.findings)
+        step = Progress("checking blocks", done, total, failing=failing, peak=_peak_bytes())
+        self.check.tell(step)
+
+    def _check_block(self, call: BlockCall, rest: Rest, *, keeps_errors: bool) -> None:
+        """Verify one call of a block, and release what is not needed any more."""
+        ours, theirs = (
+            self.check.reference.blocks[call.name],
+            self.check.candidate.blocks[call.name],
+        )
+        label = call.name if not call.number else f"{call.name} (call {call.number + 1})"
+        upstream = {item: parked.back() for item, parked in call.upstream.items()}
+        inputs = call.inputs()
+        config = dataclasses.replace(self._piece_config, verify_input_gradients=False)
+        with call.around.around(), _entered(call, ours, theirs):
+            one = self._verify_piece(
+                _Piece(label, call.name), (ours, self.check.candidate.like(theirs)), inputs,
+                call.draws[0], upstream, config,
+            )  # fmt: skip
+            if one is None:
+                return
+            evidence = one.evidence
+            if evidence is None or evidence.native[0].error is not None:
+                return
+            self._check_replay(label, call, one)
+            call.keep_returned(evidence.native[0])
+            arbiter = evidence.arbiter() if keeps_errors else None
+        if arbiter is not None:
+            self.errors[call.name, call.number] = dict(_errors(evidence.native[0], arbiter[0]))
+        rest.release(call)
+
+    def _verify_piece(
+        self,
+        piece: _Piece,
+        pair: tuple[Callable[..., Any], Callable[..., Any]],
+        inputs: Inputs,
+        rng: RandomState,
+        upstream: Mapping[Item, Tensor],
+        config: VerifyConfig,
+        names: Mapping[str, str] | None = None,
+    ) -> Verification | None:
+        """Verify one piece, and take its findings."""
+        reference = inspect_subject(pair[0], "reference", "framework_model")
+        candidate = inspect_subject(pair[1], "candidate", "compiled_model", reference.state)
+        candidate = dataclasses.replace(candidate, family=self.check.candidate.given)
+        if not upstream:  # nothing is differentiated, but the model may write to these values
+            detached = map_leaves([list(inputs.args), inputs.kwargs], _detached)
+            inputs = Inputs(tuple(detached[0]), detached[1])
+        rng.restore()
+        one = Verification(reference, candidate, inputs, config, 0, lambda _: None)
+        one.runs_again_later = True
+        one.conditions = dataclasses.replace(
+            one.conditions,
+            upstream=upstream,
+            gradients=one.conditions.gradients and bool(upstream),
+        )
+        with warnings.catch_warnings():
+            # Dynamo reads the gradients of all inputs; those of a block need not be leaves.
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+            verdict = one.run()
+            settled, place = settle_and_locate(self._failed_call(one, verdict), verdict)
+            verdict = settled.verdict
+            if place is not None and not verdict.passed:
+                verdict = add_place(verdict, place)
+        self._take(verdict, piece, names or {})
+        if not verdict.passed and len(self.check.failed) == 0 and not names:
+            shown = [] if settled.inputs is None else [settled.inputs]
+            self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
+        if one.evidence is not None:
+            self._add_gradients(reference, one.evidence.native[0])
+        is_search_over = place is not None and place.is_interrupted
+        if one.is_interrupted or settled.is_interrupted or is_search_over:
+            raise KeyboardInterrupt  # after the findings about this piece
+        return one
+
+    def _check_rest(self, rest: Rest, whole: _WholeVerification) -> None:
+        """Verify what lies between the blocks, as one program."""
+        inputs = rest.inputs()
+        upstream = rest.upstream(whole.natives[0], whole.conditions)
+        config = self._piece_config
+        with rest.cut() as pair:
+            one = self._verify_piece(
+                _Piece(BETWEEN),
+                pair,
+                inputs,
+                self.rng,
+                upstream,
+                config,
+                rest.names(whole.natives[0]),
+            )
+            if one is None or one.evidence is None or one.evidence.native[0].error is not None:
+                return
+            expected = rest.expected(whole.natives[0])
+            self._check_values(BETWEEN, expected, one)
+
+    # --- Is the model the sum of its pieces? ------------------------------------------------------
+
+    def _check_replay(self, label: str, call: BlockCall, one: Verification) -> None:
+        """Check that a block alone computes what it computed inside of the model."""
+        returned = flattened(bring_back(call.result), OUTPUT).leaves
+        expected = {output(path): leaf for path, leaf in returned.items()}
+        self._check_values(label, expected, one)
+
+    def _check_values(self, label: str, expected: Mapping[Item, Any], one: Verification) -> None:
+        evidence = one.evidence
+        if evidence is None:
+            return
+        native = evidence.native[0]
+        for item, value in expected.items():
+            alone = native.value(item)
+            same = same_value(value, alone) or not isinstance(value, torch.Tensor)
+            if same or _is_near(evidence, item, value, alone):
+                continue
+            reason = f"alone, it does not compute the {item} that it computes inside of the model"
+            advice = (
+                "it depends on something that is neither an argument nor its state; check the "
+                "whole model with by='whole', or name other blocks"
+            )
+            self._unverified(label, reason, advice)
+            return
+
+    def _add_gradients(self, subject: Subject, native: Observation) -> None:
+        for name, parameter in subject.state.tensors.items():
+            value = native.gradients.get(gradient(name))
+            if value is not None:
+                kept = keep_gradient(value).double()
+                known = self.summed.get(id(parameter))
+                total = kept if known is None else known[0] + kept
+                self.summed[id(parameter)] = total, parameter
+
+    def _check_sums(self, whole: _WholeVerification, noise: ComposedNoise) -> None:
+        """Check that the gradients of the whole model are the sums of those of its pieces."""
+        first = whole.natives[0]
+        state = whole.reference.state
+        for name, parameter in {**state.lent, **state.tensors}.items():
+            value = first.gradients.get(gradient(name))
+            if value is None or not bool((value != 0).any()):
+                continue
+            known = self.summed.get(id(parameter))
+            total = torch.zeros_like(value, dtype=torch.float64) if known is None else known[0]
+            if criterion.relative_rms(total - value, value) <= _NEAR:
+                continue
+            spread = noise.spread(gradient(name), FEW_RUNS)
+            near = criterion.Noise(unit=0.0, spread=spread, factor=2.0)
+            if spread is not None and criterion.score(total, value, near).score.passed:
+                continue
+            reason = "not checked by blocks: it is not the sum of the gradients of the blocks"
+            advice = "blocks that run without gradients, as under reentrant checkpointing, hide it"
+            item = gradient(name).during(0, self.number)
+            self.out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+
+    # --- Results ----------------------------------------------------------------------------------
+
+    def _failed_call(self, one: Verification, verdict: Verdict) -> FailedCall:
+        """The call of a piece; all pieces share the time for the search."""
+        if self.check.located_until is None:
+            self.check.located_until = time.monotonic() + self.config.locate_seconds
+        call = one.failed_call(verdict)
+        return dataclasses.replace(call, deadline=self.check.located_until, tell=self.check.tell)
+
+    def _take(self, verdict: Verdict, piece: _Piece, names: Mapping[str, str]) -> None:
+        """Take the findings of a piece, under its name."""
+        label, within = piece.label, piece.module
+
+        def shown(item: Item) -> Item:
+            graph = f"{label}: {item.graph}" if item.graph else label
+            renamed = item.named(names.get(item.name, item.name)).in_graph(graph)
+            return renamed.during(item.call, self.number)
+
+        paths = {finding.path: shown(finding.item).text for finding in verdict.findings}
+        for finding in verdict.findings:
+            origin = finding.origin
+            if origin is not None and within:
+                module = f"{within}.{origin.module}" if origin.module else within
+                origin = msgspec.structs.replace(origin, module=module)
+            self.out.findings.append(
+                msgspec.structs.replace(
+                    finding,
+                    item=shown(finding.item),
+                    origin=origin,
+                    cause=paths.get(finding.cause, ""),
+                )
+            )
+        self.out.compared += verdict.coverage.compared
+        for skipped in verdict.coverage.skipped:
+            self.skipped[skipped].append(label)
+        self.out.unmatched += [f"{label}: {one}" for one in verdict.coverage.unmatched]
+        for note in verdict.notes:
+            self.notes[note].append(label)
+
+    def _unverified(self, label: str, reason: str, advice: str = "") -> None:
+        item = harness(label).during(0, self.number)
+        self.out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+
+    def _report_changed(self, prints: _Fingerprints) -> bool:
+        """Whether a call has changed parameters; they cannot be restored."""
+        changed = prints.changed()
+        for name in changed:
+            item = Item(ItemKind.STATE_AFTER_CALL, name).during(0, self.number)
+            reason = "a call changes this parameter, which a check by blocks does not copy"
+            advice = "it was not restored; check the whole model with by='whole'"
+            self.out.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+        return bool(changed)
+
+    def _verdict(self, recorder: Recorder) -> Verdict:
+        cut = [name for name in recorder.blocks if name not in recorder.uncut]
+        self.out.notes += _with_labels(self.notes)
+        self.out.skipped += _with_labels(self.skipped)
+        first = (
+            f"checked by blocks: {counted(len(cut), 'block')} ({enumerated(cut, _MOST_NAMED)}), "
+            "what lies between them, and the whole model natively"
+        )
+        notes = [first]
+        if recorder.uncut:
+            name, why = next(iter(recorder.uncut.items()))
+            count = counted(len(recorder.uncut), "module")
+            notes.append(f"{count} checked with what lies between the blocks: {name}: {why}")
+        if self.check.candidate.is_closed:
+            notes.append(_FUSIONS)
+        self.out.notes[:0] = notes
+        return self.out.verdict(strict=self.config.strict)
+
+
+def _with_labels(texts: Mapping[str, list[str]]) -> Iterator[str]:
+    """Each text once, with the pieces that it is about."""
+    for text, labels in texts.items():
+        others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
+        yield f"{labels[0]}{others}: {text}"
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _errors(native: Observation, arbiter: Observation) -> Iterator[tuple[str, Parked]]:
+    """The errors of the floating results of a block, element by element."""
+    for item, value in native.outputs.items():
+        true = arbiter.value(item)
+        if is_inexact(value) and is_inexact(true) and value.shape == true.shape:
+            error = (value.to(true.dtype) - true).abs().nan_to_num(0.0, 0.0, 0.0)
+            yield item.name, Parked(error.float())
+
+
+def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> bool:
+    """Whether two native runs differ by no more than the error of one of them."""
+    arbiter = evidence.arbiter()
+    true = None if arbiter is None else arbiter[0].value(item)
+    if true is None or not all(map(is_inexact, (value, alone, true))):
+        return False
+    if not value.shape == alone.shape == true.shape:
+        return False
+    apart = criterion.relative_rms(value.detach().to(true.dtype) - alone.detach(), true)
+    return apart <= OWN_ERRORS * criterion.relative_rms(alone - true, true)
+
+
+@contextlib.contextmanager
+def _entered(call: BlockCall, *blocks: nn.Module) -> Iterator[None]:
+    """Give blocks the buffers that the reference's had before a later call."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    try:
+        for block in blocks:
+            for name, buffer in block.named_buffers():
+                known = call.buffers.get(name.replace("_orig_mod.", ""))
+                if known is not None:
+                    kept.append((buffer, buffer.detach().clone()))
+                    buffer.detach().copy_(known.back())
+        yield
+    finally:
+        for buffer, value in reversed(kept):
+            buffer.detach().copy_(value)
+
+
+class _Fingerprints:
+    """Shows whether parameters that were not copied have changed."""
+
+    def __init__(self, subjects: Sequence[Subject]) -> None:
+        self.parameters = {
+            name: parameter
+            for subject in subjects
+            for name, parameter in subject.state.lent.items()
+        }
+        self.before = {name: _bits(one) for name, one in self.parameters.items()}
+
+    def changed(self) -> list[str]:
+        """The names of the parameters that have changed since the last time."""
+        now = {name: _bits(one) for name, one in self.parameters.items()}
+        changed = [name for name, bits in now.items() if bits != self.before[name]]
+        self.before = now
+        return changed
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(parameter: Tensor) -> tuple[int, int]:
+    plain = parameter.detach()
+    try:
+        plain = torch.view_as_real(plain) if plain.is_complex() else plain
+        total = int(plain.view(_INTEGERS[plain.dtype.itemsize]).sum(dtype=torch.int64))
+    except (RuntimeError, KeyError, NotImplementedError):  # not dense
+        total = 0
+    return (0 if parameter.is_inference() else parameter._version), total  # noqa: SLF001
+
+
+def _peak_bytes() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0

@@ -1,0 +1,788 @@
+"""verify(): does the compiled model compute what the framework model computes?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import torch
+
+from paritas.core.errors import MismatchError, UsageError, in_one_line
+from paritas.core.execution.evidence import Demand, Evidence
+from paritas.core.execution.fitting import check_by, describe_shortage, verify_where_it_fits
+from paritas.core.execution.observation import (
+    OUTPUT,
+    Observation,
+    RunConditions,
+    RunOptions,
+    input_tensors,
+    same_value,
+    storage_address,
+)
+from paritas.core.execution.running import running_subject
+from paritas.core.execution.saved_state import RandomState
+from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
+from paritas.core.execution.subjects import (
+    Inputs,
+    Subject,
+    VerifyConfig,
+    input_sets,
+    inspect_subject,
+    limit_to_candidate,
+)
+from paritas.core.judging.comparer import CollectedFindings, Comparer
+from paritas.core.judging.failures import Explainer, FailedPair, remember_failed
+from paritas.core.locating.places import FailedCall, Place
+from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.contents import SEQUENCE
+from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness
+from paritas.core.results.progress import shows_progress
+from paritas.core.results.wording import size
+from paritas.core.torch_private.dynamo import reuses_outputs, room_for_entries
+from paritas.core.torch_private.global_state import quietly
+from paritas.core.torch_private.operators import WIDE
+from paritas.core.torch_private.tensors import accumulation_hooks
+from paritas.verification.approximations import settle_and_locate
+from paritas.verification.places import (
+    add_place,
+    gather_places,
+    wrong_findings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from paritas.core.results.findings import Finding
+
+
+# --- Gradients that the caller's own call does not compute ----------------------------------------
+
+# A model that is called with plain data may later follow another model, and then the gradient of
+# its input matters; a gradient penalty differentiates gradients. Both are computed in a separate
+# run, and the caller's own call is compared unchanged: a leaf that requires grad can select another
+# kernel, makes compilers recompile, and cannot be written to.
+#
+# If this run raises, the gradients are listed as not compared. Nobody can miss that difference:
+# whoever computes these gradients gets an exception, never a wrong number.
+
+# Counts parameters, inputs and outputs. Differentiating twice takes about three times the time and
+# memory of differentiating once; programs of this size (kernels, layers) take milliseconds.
+MOST_NUMBERS = 1 << 18
+_SECOND = "gradients of gradients"
+# A second backward pass over one graph keeps what the first one would free step by step: at most as
+# much as the gradients take.
+MOST_REPEATED = 1 << 30
+_AGAIN = "a second backward pass over one graph"
+
+
+class FurtherGradients:
+    """Computes them natively on both sides, and decides what later runs have to compute.
+
+    Attributes:
+        conditions: the conditions of the later runs.
+        skipped: what was not computed, and why.
+        failures: by role, what a side raised for verify_double_backward=True.
+    """
+
+    def __init__(
+        self,
+        sides: tuple[Subject, Subject],
+        inputs: Inputs,
+        rng: RandomState,
+        config: VerifyConfig,
+        conditions: RunConditions,
+    ) -> None:
+        """`conditions` are the conditions of the caller's own call."""
+        self.sides = sides
+        self.inputs = inputs
+        self.rng = rng
+        self.config = config
+        self.conditions = conditions
+        self.skipped: list[str] = []
+        self.failures: dict[str, Exception] = {}
+
+    def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
+        """Add the further gradients to the observations of the caller's own call."""
+        reference, candidate = natives
+        failed = any(seen.error or seen.gradient_error for seen in natives)
+        stops = reference.gradients and not any(candidate.requires_grad.values())
+        if not self.conditions.gradients or failed or stops:
+            return natives
+        written = {item.name for seen in natives for item in seen.after}
+        self.conditions = dataclasses.replace(
+            self.conditions,
+            also=frozenset(self._inputs(written)),
+            written=frozenset(written),
+            second=self._differentiates_twice(reference, candidate),
+            repeats=self._repeats_backward(reference, candidate),
+        )
+        found = self._run_both(natives)
+        self.conditions = dataclasses.replace(self.conditions, repeats=False)  # shown by now
+        return self._joined(reference, found[0]), self._joined(candidate, found[1])
+
+    def _joined(self, native: Observation, seen: Observation) -> Observation:
+        further = {item: value for item, value in seen.further.items() if self._is_asked(item)}
+        return dataclasses.replace(native, further=further, again=seen.again)
+
+    def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
+        """Run both sides under the same flags: what one side cannot compute, neither computes."""
+        while self._has_any:
+            asked = self.conditions.also
+            found = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
+            if self.conditions.also == asked:
+                return found
+        return [Observation(), Observation()]
+
+    def report(self, collected: CollectedFindings) -> None:
+        """Report what was not compared; an exception under verify_double_backward=True fails."""
+        collected.skipped += self.skipped
+        for role, error in self.failures.items():
+            status = Status.DIFFERENT if role == "candidate" else Status.UNVERIFIED
+            reason = f"the {role} raises {in_one_line(error, 120)}"
+            advice = "they were requested by verify_double_backward=True"
+            item = Item(ItemKind.GRADIENTS, _SECOND)
+            raised = type(error).__name__ if role == "candidate" else ""
+            collected.add(item, Aspect.EXCEPTION, status, reason, advice, raised)
+
+    @property
+    def _has_any(self) -> bool:
+        return bool(self.conditions.also) or self.conditions.second or self.conditions.repeats
+
+    def _is_asked(self, item: Item) -> bool:
+        if item.kind is ItemKind.SECOND_GRADIENT:
+            return self.conditions.second
+        return bool(self.conditions.also)
+
+    def _inputs(self, written: set[str]) -> Iterator[str]:
+        if not self.config.verify_input_gradients:
+            return
+        if not self._runs_natively(self.sides[0]):
+            self._skip("gradients of inputs that do not require grad", "the reference is compiled")
+            return
+        named = dict(input_tensors(self.inputs))
+        places = [storage_address(tensor) for tensor in named.values()]
+        for path, tensor in named.items():
+            if tensor.requires_grad or not _is_differentiable(tensor):
+                continue
+            if path in written and places.count(storage_address(tensor)) > 1:
+                self._skip(gradient(path).text, "it is written to and shares memory")
+            elif path in written and any(side.is_compiled for side in self.sides):
+                # It could not be a leaf, and Dynamo would warn the user.
+                self._skip(gradient(path).text, "a compiled program writes to it")
+            else:
+                yield path
+
+    def _differentiates_twice(self, reference: Observation, candidate: Observation) -> bool:
+        asked = self.config.verify_double_backward
+        if asked is False:
+            return False
+        if reference.outputs.keys() != candidate.outputs.keys():
+            self._skip(_SECOND, "the two sides name their outputs differently")
+            return False
+        if reference.gradients.keys() != candidate.gradients.keys():
+            self._skip(_SECOND, "the two sides name their gradients differently")
+            return False
+        if any(seen.backward_changes_things for seen in (reference, candidate)):
+            # It would change them twice and affect what runs later.
+            self._skip(_SECOND, "the backward pass changes inputs, state or the random generators")
+            return False
+        if asked is not None:
+            return asked
+        if any(side.is_compiled for side in self.sides):
+            self._skip(
+                _SECOND, "few compilers support them; set verify_double_backward=True to try"
+            )
+            return False
+        tensors = [*self.sides[0].state.tensors.values()]
+        tensors += [tensor for _, tensor in input_tensors(self.inputs)]
+        tensors += [leaf for leaf in reference.outputs.values() if is_inexact(leaf)]
+        numbers = sum(tensor.numel() for tensor in tensors)
+        if numbers > MOST_NUMBERS:
+            why = (
+                f"the program has {numbers} numbers, more than {MOST_NUMBERS}; set "
+                "verify_double_backward=True to compare them"
+            )
+            self._skip(_SECOND, why)
+        return numbers <= MOST_NUMBERS
+
+    def _repeats_backward(self, reference: Observation, candidate: Observation) -> bool:
+        """Whether to make a second backward pass: where the candidate's own code computes it.
+
+        Torch's own functions leave what they have saved as it is.
+        """
+        if not candidate.own_backward or self.config.verify_double_backward is False:
+            return False
+        if any(seen.backward_changes_things for seen in (reference, candidate)):
+            self._skip(_AGAIN, "the backward pass changes inputs, state or the random generators")
+            return False
+        numbers = sum(one.nbytes for one in candidate.gradients.values() if one is not None)
+        if numbers > MOST_REPEATED:
+            self._skip(_AGAIN, f"the gradients take more than {size(MOST_REPEATED)}")
+        return numbers <= MOST_REPEATED
+
+    def _runs_natively(self, side: Subject) -> bool:
+        """Whether a side runs natively for this. A compiled one only lifts: it would recompile."""
+        return not side.is_compiled or self.config.verify_double_backward is True
+
+    def _run(self, side: Subject, native: Observation) -> Observation:
+        """Run one side natively; what it cannot compute is dropped for both sides."""
+        if not self._runs_natively(side):
+            return Observation()
+        seen = self._observe(side)
+        error = seen.error or seen.gradient_error
+        if self.conditions.also and error is not None:
+            self._give_up_inputs(f"the {side.role} raises {in_one_line(error, 120)}")
+        elif self.conditions.also and not _same_outputs(native, seen):
+            self._give_up_inputs(f"the {side.role} gives other outputs in a run in which they do")
+        elif self.conditions.second and (error := error or seen.second_error) is not None:
+            self.conditions = dataclasses.replace(self.conditions, second=False)
+            self._skip(_SECOND, f"the {side.role} raises {in_one_line(error, 120)}")
+            if self.config.verify_double_backward:
+                self.failures[side.role] = error
+        if seen.again_error is not None and side.role == "candidate":
+            self._skip(_AGAIN, f"the candidate raises {in_one_line(seen.again_error, 120)}")
+        return seen
+
+    def _observe(self, side: Subject) -> Observation:
+        """Run one side; compute nothing that the caller's own call has shown already."""
+        wanted = frozenset(map(gradient, self.conditions.also))
+        conditions = dataclasses.replace(
+            self.conditions, options=RunOptions(wanted=wanted), changing=frozenset()
+        )
+        room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
+        with room, running_subject(side, self.rng, conditions) as call:
+            return call(self.inputs)
+
+    def _give_up_inputs(self, why: str) -> None:
+        for path in sorted(self.conditions.also):
+            self._skip(f"{gradient(path)}, which does not require grad", why)
+        self.conditions = dataclasses.replace(self.conditions, also=frozenset())
+
+    def _skip(self, what: str, why: str) -> None:
+        self.skipped.append(f"{what}: {why}")
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return is_inexact(tensor) and (tensor.dtype in WIDE or tensor.dtype in WIDE.values())
+
+
+def _same_outputs(native: Observation, seen: Observation) -> bool:
+    return native.outputs.keys() == seen.outputs.keys() and all(
+        same_value(value, seen.outputs[path]) for path, value in native.outputs.items()
+    )
+
+
+# --- verify() -------------------------------------------------------------------------------------
+
+
+@shows_progress
+def verify(
+    inputs: Any,
+    framework_model: Callable[..., Any],
+    compiled_model: Callable[..., Any],
+    verify_cfg: VerifyConfig | None = None,
+    *,
+    by: Literal["whole", "blocks"] | None = None,
+    blocks: Sequence[str] | None = None,
+    on_progress: Callable[[str], None] | None = None,
+) -> Verdict:
+    """Compare a model with its compiled, fused or ported form.
+
+    Args:
+        inputs: a list or tuple of positional inputs, a dict of keyword arguments,
+            `Inputs(args, kwargs)`, or a list of `Inputs`, each of which is compared.
+        framework_model: the reference, an `nn.Module` or any callable.
+        compiled_model: the candidate, an `nn.Module` or any callable.
+        verify_cfg: what to compare; by default, everything.
+        by: "whole" to run the models in float64 as a whole, or "blocks" to check their blocks one
+            by one, in the memory of a few of them. By default the whole, and blocks where there is
+            not enough memory for it; a note says so.
+        blocks: names or globs of the blocks, such as `layers.*`; by default, the repeated modules
+            of the reference. With them, `by` is "blocks".
+        on_progress: called with a short text before each step that may take long.
+
+    Returns:
+        The verdict, true if the candidate computes what the reference computes.
+
+    Raises:
+        MismatchError: the verdict does not pass, and `raise_on_mismatch` is on.
+        UsageError: a model cannot be called, or the inputs are not valid.
+    """
+    __tracebackhide__ = True
+    config = VerifyConfig() if verify_cfg is None else verify_cfg
+    if not isinstance(config, VerifyConfig):
+        raise UsageError(f"verify_cfg must be a VerifyConfig, not {config!r:.120}")
+    config = config.as_used()
+    sets = input_sets(inputs)
+    tell = on_progress or (lambda _: None)
+    check_by(by, blocks)
+    pair = framework_model, compiled_model
+
+    def whole() -> Verdict:
+        return _verify_whole(pair, sets, config, tell)
+
+    def in_blocks() -> Verdict:
+        return _verify_by_blocks(pair, sets, config, blocks, tell)
+
+    asks_blocks = by == "blocks" or blocks is not None
+    gradients = config.verify_gradients is not False and torch.is_grad_enabled()
+    shortage, device = describe_shortage(framework_model, gradients=gradients)
+    if asks_blocks:
+        verdict = verify_where_it_fits(in_blocks, None, "", device)
+    elif by == "whole":
+        verdict = verify_where_it_fits(whole, None, "", device)
+    else:
+        verdict = verify_where_it_fits(whole, in_blocks, shortage, device)
+    if config.raise_on_mismatch and verdict.enabled and not verdict.passed:
+        raise MismatchError(str(verdict), verdict)
+    return verdict
+
+
+_Pair = tuple["Callable[..., Any]", "Callable[..., Any]"]
+
+
+def _verify_by_blocks(
+    pair: _Pair,
+    sets: list[Inputs],
+    config: VerifyConfig,
+    patterns: Sequence[str] | None,
+    tell: Callable[[str], None],
+) -> Verdict:
+    from paritas.verification.blocks import BlocksCheck
+
+    check = BlocksCheck(*pair, config, patterns, tell)
+    rng = RandomState.now()
+    try:
+        verdict = Verdict.merge(
+            check.run(given, position + 1 if len(sets) > 1 else 0)
+            for position, given in enumerate(sets)
+        )
+    finally:
+        rng.restore()
+    if config.locate_seconds > 0:
+        verdict = gather_places(verdict)
+    if verdict.enabled and not verdict.passed:
+        remember_failed(verdict, check.failed or [FailedPair(*pair, sets)])
+    return verdict
+
+
+def _verify_whole(
+    pair: _Pair, sets: list[Inputs], config: VerifyConfig, tell: Callable[[str], None]
+) -> Verdict:
+    framework_model, compiled_model = pair
+    reference = inspect_subject(framework_model, "reference", "framework_model")
+    candidate = inspect_subject(compiled_model, "candidate", "compiled_model", reference.state)
+    config, limits, around = limit_to_candidate(config, compiled_model)
+    rng = RandomState.now()
+    verdicts = []
+    shown: list[Inputs] = []
+    place: Place | None = None
+    try:
+        with around:
+            for position, given in enumerate(sets):
+                number = position + 1 if len(sets) > 1 else 0
+                one = Verification(reference, candidate, given, config, number, tell)
+                verdict = one.run()
+                call = one.failed_call(verdict)
+                settled, place = settle_and_locate(call, verdict, place)
+                verdicts.append(settled.verdict)
+                shown += [] if settled.inputs is None else [settled.inputs]
+            verdict = Verdict.merge(verdicts)
+            if place is not None and wrong_findings(verdict):
+                verdict = add_place(verdict, place)
+    finally:
+        rng.restore()
+    if limits:
+        verdict = msgspec.structs.replace(verdict, notes=(limits, *verdict.notes))
+    if verdict.enabled and not verdict.passed:
+        # Inputs that show the difference natively come first: a script is about them.
+        remember_failed(verdict, [FailedPair(framework_model, compiled_model, [*shown, *sets])])
+    return verdict
+
+
+# Outputs are held to the end, to see what is written to them later, unless they are larger.
+MOST_HELD = 64 << 20
+
+
+class Verification:
+    """Runs both sides on one set of inputs, and compares a first and a second call.
+
+    Attributes:
+        conditions: the conditions of all runs.
+        later_conditions: those of the runs that also compute the further gradients.
+        evidence: evidence about the reference, once it has run.
+        runs_again_later: the reference is run once more by the caller, as part of a whole.
+        compared: the evidence, and what the two sides gave in their first call, once compared.
+    """
+
+    def __init__(
+        self,
+        reference: Subject,
+        candidate: Subject,
+        inputs: Inputs,
+        config: VerifyConfig,
+        number: int,
+        tell: Callable[[str], None],
+        *,
+        lifts: bool = True,
+    ) -> None:
+        """Compare two sides; without `lifts`, natively only."""
+        self.reference = reference
+        self.candidate = candidate
+        self.inputs = inputs
+        self.config = config
+        self.number = number
+        self.tell = tell
+        self.rng = RandomState.now()
+        self.evidence: Evidence[SubjectProgram] | None = None
+        self.runs_again_later = False
+        self.lifts = lifts
+        self.compared: tuple[Evidence[SubjectProgram], Observation, Observation] | None = None
+        self.repeats = False
+        self.released: list[Item] | None = None
+        self.overwritten: list[Item] = []
+        self.reused: list[Item] = []
+        self.conditions = RunConditions(
+            gradients=self._differentiates(),
+            seed=config.seed,
+            accumulates=_hang_on_accumulation(reference, candidate),
+        )
+        self.later_conditions = self.conditions
+        self.explainers: list[_InterruptibleExplainer] = []
+
+    def run(self) -> Verdict:
+        """Run both sides, and compare them."""
+        natives = self._run_reference()
+        # What torch logs about inputs that the reference already refuses is no news.
+        with quietly() if natives[0].error else contextlib.nullcontext():
+            mine = self._run_candidate(len(natives))
+        intruded = self._intrusions()
+        if not self.config.enabled:
+            note = "comparison was switched off (enabled=False); both sides ran"
+            return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
+        further = FurtherGradients(
+            (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
+        )
+        first, my_first = further.ask((natives[0], mine[0]))
+        self.later_conditions = further.conditions
+        changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
+        program = SubjectProgram(
+            self.reference,
+            self.inputs,
+            self.rng,
+            dataclasses.replace(further.conditions, changing=changing),
+            len(natives),
+        )
+        evidence = Evidence(program, [first, *natives[1:]], self.config.seed)
+        evidence.tell = self.tell
+        self.evidence = evidence
+        by_order = self._goes_by_order(natives[0], mine[0])
+        sides = SubjectLift(
+            evidence,
+            self.candidate,
+            lift=self.config.lift and self.lifts,
+            by_order=by_order,
+            notes=evidence.notes if self.lifts else None,
+        )
+        if by_order:
+            evidence.notes.append(
+                "outputs are matched by order: the two sides name them differently"
+            )
+            mine, (my_first,) = sides.named(mine), sides.named([my_first])
+        demand = Demand()
+        comparer = self._explains(Comparer(sides, demand, self.config, 0, self._shown(CALL)))
+        self.compared = evidence, first, my_first
+        if not self.lifts:
+            comparer.explainer.left = 0
+        collected = comparer.compare(first, my_first)
+        further.report(collected)
+        collected.take(intruded)
+        if self.repeats or len(mine) > 1:
+            collected.take(self._compare_second(sides, demand, natives, mine))
+        if collected.passes and sides.ran_uncompiled():
+            collected.take(self._uncompiled())
+        if collected.passes:
+            collected.take(self._run_again(sides, demand, natives[0]))
+        if self.config.verify_aliasing:
+            collected.take(self._compare_memory(mine[0]))
+        collected.notes += evidence.notes
+        return collected.verdict(strict=self.config.strict)
+
+    def failed_call(self, verdict: Verdict) -> FailedCall:
+        """The call on these inputs, for a search for what its failures are and where they start."""
+        failures = [f for f in wrong_findings(verdict) if f.item.inputs == self.number]
+        later = self.later_conditions
+        items = {finding.item.without_place for finding in failures}
+        asks_later = {*map(gradient, later.also)} & {item.during(0, 0) for item in items}
+        return FailedCall(
+            reference=self.reference,
+            candidate=self.candidate,
+            inputs=self.inputs,
+            rng=self.rng,
+            config=self.config,
+            conditions=later if asks_later else self.conditions,
+            failures=tuple(failures),
+            deadline=math.inf,
+            tell=self.tell,
+            compared=self.compared,
+            is_interrupted=self.is_interrupted,
+        )
+
+    def _shown(self, item: Item, call: int = 0) -> Item:
+        """The item as findings name it: with the set of inputs, if there are several."""
+        return item.during(call, self.number)
+
+    def _intrusions(self) -> CollectedFindings:
+        """Report and undo changes that the candidate's calls made to the reference's state."""
+        collected = CollectedFindings()
+        ours, theirs = self.reference.state, self.candidate.state
+        if ours is theirs or not self.config.enabled:
+            return collected
+        for name in ours.changed():
+            collected.compared += 1
+            reason = "the candidate's call changes this part of the reference, not its own"
+            item = self._shown(Item(ItemKind.STATE_AFTER_CALL, name))
+            collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason)
+        ours.restore()
+        return collected
+
+    @property
+    def _outputs_are_reused(self) -> bool:
+        return torch.cuda.is_available() and any(map(reuses_outputs, self.candidate.backends))
+
+    def _compare_memory(self, first: Observation) -> CollectedFindings:
+        """Check that nothing writes to an output after it was returned."""
+        collected = CollectedFindings()
+        written = first.written_later
+        if self.released is not None:
+            written = self.released
+            what = f"writes to outputs after the calls: they take more than {size(MOST_HELD)}"
+            collected.skipped.append(what)
+        if self._outputs_are_reused:
+            collected.notes.append("outputs are in CUDA graphs: the next call overwrites them")
+        wrong = dict.fromkeys(written, "is written to after the call")
+        wrong |= dict.fromkeys(self.reused, "is in the memory of the next call's output")
+        wrong |= dict.fromkeys(self.overwritten, "is overwritten by the next call")
+        if not wrong:
+            return collected
+        conditions = dataclasses.replace(self.conditions, gradients=False, holds=True)
+        with running_subject(self.reference, self.rng, conditions) as call:
+            one, two = call(self.inputs), call(self.inputs)
+        usual = {*one.written_later, *_outputs_in_reused_memory(one, two)}
+        for item, what in wrong.items():
+            if item not in usual:
+                collected.compared += 1
+                reason = f"{what}, unlike in the reference"
+                advice = "return a new tensor or a copy"
+                shown = self._shown(item)
+                collected.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason, advice)
+        return collected
+
+    def _run_again(
+        self, sides: SubjectLift, demand: Demand, first: Observation
+    ) -> CollectedFindings:
+        """Check that the reference still computes the same; otherwise nothing is known."""
+        collected = CollectedFindings()
+        first = dataclasses.replace(first, further={}, again={})
+        last = first
+        if not (self.runs_again_later or sides.repetition.is_shown_by_arbiter(first)):
+            self.tell("running the reference once more")
+            with running_subject(self.reference, self.rng, self.conditions) as call:
+                last = call(self.inputs)
+        ours, theirs = self.reference.state, self.candidate.state
+        for name, reason in {**ours.unreadable, **theirs.unreadable}.items():
+            collected.skipped.append(f"{self._shown(Item(ItemKind.STATE, name))}: {reason}")
+        for name, reason in {**ours.failures, **theirs.failures}.items():
+            item = self._shown(Item(ItemKind.STATE, name))
+            collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
+        if last is first or first.error is not None or same_observation(first, last):
+            return collected
+        demand.unsettle()
+        quiet = dataclasses.replace(self.config, verify_rng=False)
+        found = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
+        moved = [finding.item for finding in found.findings if not finding.status.passes()]
+        steady = sides.repetition
+        items = {item.text: item for item, _ in first.items()}
+        moved += [item for item in items.values() if not steady.agrees(item, first, last, demand)]
+        moved = [
+            item
+            for item in dict.fromkeys(moved)
+            if item.text not in items
+            or not steady.is_as_near(items[item.text], first, last, demand)
+        ]
+        self._report_moved(collected, moved)
+        return collected
+
+    def _report_moved(self, collected: CollectedFindings, moved: Sequence[Item]) -> None:
+        """Report what another run of the reference at the end changed beyond rounding."""
+        if not moved:
+            collected.notes.append("the reference does not give the same bits every time")
+            return
+        named = ", ".join([item.text for item in moved][:3])
+        reason = f"when run once more at the end, it no longer gives the same {named}"
+        advice = (
+            "either something that both sides share was changed and could not be restored, or the "
+            "reference is not repeatable"
+        )
+        item = self._shown(harness("reference"))
+        collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason, advice)
+
+    def _goes_by_order(self, reference: Observation, candidate: Observation) -> bool:
+        """Whether outputs with other names are matched by their order.
+
+        Other runtimes return their results in a list, whatever the model returns.
+        """
+        root = candidate.kinds.get(OUTPUT)
+        is_list = root is not None and root.family == SEQUENCE
+        asked = self.config.match_by_order or (self.candidate.is_foreign and is_list)
+        return asked and reference.outputs.keys() != candidate.outputs.keys()
+
+    def _uncompiled(self) -> CollectedFindings:
+        collected = CollectedFindings()
+        collected.add(
+            self._shown(harness("candidate")),
+            Aspect.HARNESS,
+            Status.UNVERIFIED,
+            "torch.compile compiled nothing, so eager was compared with eager",
+            "see TORCH_LOGS=graph_breaks; torch skips recurrent modules, and after one of them "
+            "also its own containers: compile your own function or module that calls them",
+        )
+        return collected
+
+    def _differentiates(self) -> bool:
+        """Whether to compare gradients; by default, if anything requires grad and grad is on."""
+        if self.config.verify_gradients is not None:
+            return self.config.verify_gradients
+        state = self.reference.state
+        tensors = [*state.tensors.values(), *state.lent.values()]
+        tensors += [tensor for _, tensor in input_tensors(self.inputs)]
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+    def _run_reference(self) -> list[Observation]:
+        """Call it once, and a second time if the first call left state behind."""
+        self.tell("running the reference")
+        with running_subject(self.reference, self.rng, self.conditions) as call:
+            seen = [call(self.inputs)]
+            again = self.config.verify_second_call and self.config.enabled
+            if again and seen[0].error is None and not seen[0].is_stateless:
+                seen.append(call(self.inputs))
+        return seen
+
+    def _run_candidate(self, reference_calls: int) -> list[Observation]:
+        self.tell("running the candidate (a compiler works on the first call)")
+        again = self.config.verify_second_call and self.config.enabled
+        holds = self.config.verify_aliasing and not self._outputs_are_reused
+        conditions = dataclasses.replace(self.conditions, holds=holds)
+        # Our own entries in Dynamo's caches must not push the candidate into eager mode.
+        room = room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext()
+        with room, running_subject(self.candidate, self.rng, conditions) as call:
+            seen = [call(self.inputs)]
+            if seen[0].error is None and (again or reference_calls > 1):
+                seen.append(call(self.inputs))
+                self.overwritten = seen[0].written_later
+                self.reused = _outputs_in_reused_memory(*seen)
+        if sum(one.nbytes for one in seen[0].live.values()) > MOST_HELD:
+            self.released = seen[0].written_later
+            for one in seen:
+                one.live.clear()
+        if reference_calls == 1 and len(seen) > 1 and same_observation(*seen):
+            # It shows nothing more; free its memory.
+            seen.pop()
+            self.repeats = True
+        return seen
+
+    def _compare_second(
+        self,
+        sides: SubjectLift,
+        demand: Demand,
+        natives: list[Observation],
+        mine: list[Observation],
+    ) -> CollectedFindings:
+        """Compare the second call: without state it repeats the first, with state it continues."""
+        occasion = self._shown(CALL, call=2)
+        unseen = sorted({*self.reference.state.unseen, *self.candidate.state.unseen})
+        if unseen:
+            collected = CollectedFindings()
+            note = f"the second call was not judged: {unseen[0]} cannot be restored"
+            collected.notes.append(note)
+            return collected
+        if self.repeats:
+            collected = CollectedFindings(compared=1)
+            reason = "the candidate's second call gives the same bits"
+            collected.add(occasion, Aspect.VALUE, Status.IDENTICAL, reason)
+            return collected
+        if len(natives) == 1:
+            # Its second call differs from its first. The lifted run has the first call only.
+            demand.unsettle()
+            comparer = Comparer(sides, demand, self.config, 0, occasion, lifts=False)
+            return self._explains(comparer).compare(natives[0], mine[1])
+        comparer = Comparer(sides, demand, self.config, 1, occasion)
+        return self._explains(comparer).compare(natives[1], mine[1])
+
+    def _explains(self, comparer: Comparer) -> Comparer:
+        """Let Ctrl-C end what a comparer finds out beyond the verdict, for all of this call."""
+        comparer.explainer = _InterruptibleExplainer(notes=comparer.out.notes)
+        if self.is_interrupted:
+            comparer.explainer.left = 0
+        self.explainers.append(comparer.explainer)
+        return comparer
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C has ended the diagnosis."""
+        return any(one.is_interrupted for one in self.explainers)
+
+
+@dataclasses.dataclass
+class _InterruptibleExplainer(Explainer):
+    """Ctrl-C ends the diagnosis, not the comparison: the verdict is nearly known."""
+
+    is_interrupted: bool = False
+
+    def explain(self, findings: Iterable[Finding], *about: Any, **more: Any) -> list[Finding]:
+        """Return the findings, explained until Ctrl-C comes."""
+        findings = list(findings)
+        try:
+            return super().explain(findings, *about, **more)
+        except KeyboardInterrupt:
+            self.left, self.is_interrupted = 0, True
+            self.notes.append("the kind of error is not known: the diagnosis was interrupted")
+            return findings
+
+
+def _outputs_in_reused_memory(first: Observation, second: Observation) -> list[Item]:
+    """The outputs of a call that are in the memory of an output of the call before."""
+    taken = {storage_address(tensor) for tensor in first.live.values()} - {0}
+    return [item for item, tensor in second.live.items() if storage_address(tensor) in taken]
+
+
+def same_observation(first: Observation, second: Observation) -> bool:
+    """Whether two calls gave the same bits."""
+    if second.error is not None or first.aliases != second.aliases:
+        return False
+    if first.kinds != second.kinds:
+        return False
+    left, right = dict(first.items()), dict(second.items())
+    if left.keys() != right.keys():
+        return False
+    return all(same_value(value, right[item]) for item, value in left.items())
+
+
+def _hang_on_accumulation(reference: Subject, candidate: Subject) -> bool:
+    """Whether the two sides have different hooks that only `.backward()` runs.
+
+    Hooks of a shared parameter run for both sides. They belong to the caller, perhaps to an
+    optimizer, and are not called.
+    """
+    left, right = reference.state.tensors, candidate.state.tensors
+    return any(
+        left.get(name) is not right.get(name)
+        and any(accumulation_hooks(side[name]) for side in (left, right) if name in side)
+        for name in {**left, **right}
+    )
