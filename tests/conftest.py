@@ -209,7 +209,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_excepthook() -> Iterator[None]:
-    """A script that paritas wrote puts its own hook there, also if a test runs it in this process."""
+    """A script of paritas puts its own hook there, also if a test runs it in this process."""
     hook = sys.excepthook
     yield
     sys.excepthook = hook

@@ -24,8 +24,8 @@ REASONS: dict[tuple[str, str], str] = {
     ),
     ("places", "verify: the kind at the place is right"): (
         "The eighth set was made by three authors who knew the building half and the page about "
-        "diagnosis, and left out what was known. The sixth and the seventh set gave 88.6 and 87.9 % "
-        "at their first looks. No kind is stated for 29 of the 187, a word that says less for 15."
+        "diagnosis, and left out what was known. The sixth and the seventh set gave 88.6 and 87.9 "
+        "% at their first looks. No kind is stated for 29 of the 187, a word that says less for 15."
     ),
     ("places", "verify: the kind at the place is wrong"): (
         "Eight words. A reader who had built nothing of it judged them by the code of the faults: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paritas.app.cli.dumps import compare
+from paritas.comparison.commands import compare
 from paritas.comparison.rules import Rules
 from paritas.core.reporting.exports import COMPARISON_COLUMNS
 from paritas.core.results.findings import Status

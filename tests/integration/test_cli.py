@@ -323,7 +323,7 @@ def test_progress_goes_to_stderr_and_the_report_to_stdout(monkeypatch):
 def test_the_command_line_starts_without_torch_rich_or_any_command():
     code = textwrap.dedent("""
         import sys, paritas.app.cli
-        commands = {'paritas.app.cli.models', 'paritas.app.cli.getting_started'}
+        commands = {'paritas.verification.command', 'paritas.app.cli.getting_started'}
         loaded = {'torch', 'rich', *commands} & set(sys.modules)
         assert not loaded, loaded
         paritas.app.cli.main(['--help'], standalone_mode=False)

@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.app.cli.partition_checks import read_argument
 from paritas.core.results.findings import Status, Verdict
+from paritas.sharding.operator_check import read_argument
 
 LINEAR = ("torch.nn.functional:linear", "--arg", "4x8", "--arg", "10x8", "--arg", "10")
 MATMUL = ("torch:matmul", "--arg", "4x8", "--arg", "8x6")

@@ -201,7 +201,9 @@ def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared,
     assert "torch.ops.aten.addmm.default(v0, v1, v2)" in (net / "out" / "repro.py").read_text()
 
 
-@pytest.mark.parametrize("where", ["shrinking.comparisons._part", "core.reporting.scripts.run_script"])
+@pytest.mark.parametrize(
+    "where", ["shrinking.comparisons._part", "core.reporting.scripts.run_script"]
+)
 def test_an_interruption_keeps_the_operator_as_small_as_it_is(
     compared, net, untried, monkeypatch, where
 ):

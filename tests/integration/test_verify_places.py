@@ -16,10 +16,9 @@ from paritas.app.cli import main
 from paritas.core.compiled import locate_compiled
 from paritas.core.judging import failures
 from paritas.core.locating.places import Place
-from paritas.verification import places
 from paritas.core.results.findings import OriginKind, PatternKind, Status, Verdict
 from paritas.core.torch_private.dynamo import count_compiled_frames
-from paritas.verification import blocks
+from paritas.verification import blocks, places
 from quality.faulty_backends import (
     gradient_of_sin_wrong,
     sin_as_cos,

@@ -786,3 +786,25 @@ class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.interrupted:
             return 130
         return 1 if self.shows else 3
+
+    @property
+    def lines(self) -> list[str]:
+        """The result for a terminal; the last line names the script."""
+        smaller = f"{self.before} -> {self.after}" if self.before else self.after
+        lines = [f"{self.what}: {smaller}" if smaller else self.what]
+        if self.diagnosis is not None and self.diagnosis.sentence:
+            lines.append(f"  {self.diagnosis.sentence}")
+        lines += [f"  {step}" for step in self.steps]
+        lines += [f"  it goes away with {remedy}" for remedy in self.remedies]
+        how = "interrupted" if self.interrupted else "stopped"
+        stopped = "" if self.ended else f", {how} before the search was finished"
+        tried = f"{counted(self.queries, 'program')} tried"
+        lines.append(f"  {tried} in {self.seconds:.0f} s{stopped}")
+        if self.shows:
+            result = f"run by itself it fails: {self.said}"
+        elif self.interrupted and not self.said:
+            result = "interrupted before it was run by itself"
+        else:
+            result = f"run by itself it does NOT show the failure: {self.said}"
+        beside = f", with its values in {self.data}" if self.data else ""
+        return [*lines, f"script: {self.script}{beside}; {result}"]

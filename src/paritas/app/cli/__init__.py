@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from paritas.app.cli.options import INTERRUPTED, UNVERIFIED
+from paritas.core.commands.options import INTERRUPTED, UNVERIFIED
 from paritas.core.errors import ClusterLostError, ParitasError, did_you_mean, plain
 from paritas.core.settings import NO_TABLE, PLUGINS, Settings, bind_variables, check_names, load
 
@@ -62,22 +62,22 @@ def load_settings(ctx: click.Context, group: click.Group, command: str) -> Setti
 
 _HOMES = {
     "demo": "paritas.app.cli.getting_started:demo",
-    "verify": "paritas.app.cli.models:verify",
-    "invariants": "paritas.app.cli.models:invariants",
-    "engine": "paritas.app.cli.models:engine",
-    "sweep": "paritas.app.cli.models:sweep",
-    "kernel": "paritas.app.cli.models:kernel",
-    "run": "paritas.app.cli.scripts:run",
-    "inspect": "paritas.app.cli.dumps:inspect",
-    "convert": "paritas.app.cli.dumps:convert",
-    "compare": "paritas.app.cli.dumps:compare",
-    "partition": "paritas.app.cli.ranks:partition",
-    "verify-graph": "paritas.app.cli.ranks:verify_graph",
-    "verify-parallel": "paritas.app.cli.ranks:verify_parallel",
-    "power": "paritas.app.cli.models:power",
-    "report": "paritas.app.cli.dumps:report",
+    "verify": "paritas.verification.command:verify",
+    "invariants": "paritas.relations.command:invariants",
+    "engine": "paritas.engines.command:engine",
+    "sweep": "paritas.sweeping.command:sweep",
+    "kernel": "paritas.kernels.command:kernel",
+    "run": "paritas.guarding.command:run",
+    "inspect": "paritas.recording.commands:inspect",
+    "convert": "paritas.recording.commands:convert",
+    "compare": "paritas.comparison.commands:compare",
+    "partition": "paritas.sharding.commands:partition",
+    "verify-graph": "paritas.sharding.commands:verify_graph",
+    "verify-parallel": "paritas.sharding.commands:verify_parallel",
+    "power": "paritas.mutants.command:power",
+    "report": "paritas.comparison.commands:report",
     "explain": "paritas.app.cli.results:explain",
-    "shrink": "paritas.app.cli.scripts:shrink",
+    "shrink": "paritas.shrinking.command:shrink",
     "config": "paritas.app.cli.getting_started:config",
     "doctor": "paritas.app.cli.getting_started:doctor",
 }

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.app.cli.options import STDOUT, json_option, write_json
+from paritas.core.commands.options import (
+    STDOUT,
+    json_option,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -154,7 +158,7 @@ def lessons(right: Verdict, wrong: Verdict) -> Iterator[str]:
 
 def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
     """The verdict on the correct compilation, then on the faulty one."""
-    from paritas.app.cli.options import progress
+    from paritas.core.commands.options import progress
     from paritas.core.results.progress import Progress
 
     with progress() as tell:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from paritas.app.cli.options import html_option, print_report
+from paritas.core.commands.options import html_option, print_report
 
 if TYPE_CHECKING:
     from paritas.core.results.report import Report

@@ -220,7 +220,9 @@ def read_comparison(path: Path) -> Comparison:
 # --- Any result -----------------------------------------------------------------------------------
 
 # The JSON files that commands write into a folder of their choice.
-_IN_FOLDERS = (COMPARISON_JSON, "results.json", "sweep.json")
+# What `paritas verify-graph` writes.
+GRAPH_JSON = "results.json"
+_IN_FOLDERS = (COMPARISON_JSON, GRAPH_JSON, "sweep.json")
 
 
 def read_report(path: Path) -> Report:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from paritas.core.errors import UsageError
-from paritas.core.reporting.files import check_writable, replacing, write_whole
+from paritas.core.reporting.files import GRAPH_JSON, check_writable, replacing, write_whole
 from paritas.core.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.core.results.report import json_of
 from paritas.core.results.wording import counted
@@ -279,7 +279,7 @@ def _damaged_line(path: Path, number: int, what: str) -> UsageError:
 
 # --- The folder -----------------------------------------------------------------------------------
 
-JSON, CSV, HTML = "results.json", "results.csv", "report.html"
+JSON, CSV, HTML = GRAPH_JSON, "results.csv", "report.html"
 _FILES = (HTML, CSV, JSON)
 # A script, or the file with its values, as `graphs.scripts` names them.
 _SCRIPT = re.compile(r"(graph\d+_)?\d{2,}_\w+\.(py|safetensors)")

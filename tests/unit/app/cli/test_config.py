@@ -11,9 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from paritas.app.cli import _Tables, main, models
+from paritas.app.cli import _Tables, main
 from paritas.core.errors import UsageError
 from paritas.core.settings import settable, variables
+from paritas.verification import command as verify_command
 
 DOCS = Path(__file__).parents[4] / "docs" / "configuration.md"
 
@@ -37,7 +38,7 @@ def told(monkeypatch):
         asked.update(vars(options))
         raise UsageError("remembered")
 
-    monkeypatch.setattr(models, "_run_verify", remember)
+    monkeypatch.setattr(verify_command, "_run_verify", remember)
     return asked
 
 

@@ -10,13 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import _HOMES, main
-from paritas.app.cli.partition_checks import CheckedOperator
-from paritas.app.cli.running import Ending, RankReport
 from paritas.app.doctor.examination import Check
+from paritas.core.commands.scripts import Ending
 from paritas.core.errors import ClusterLostError, ParitasError, UsageError
 from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
+from paritas.guarding.report import RankReport
+from paritas.sharding.operator_check import CheckedOperator
 
 CODES = {
     Status.IDENTICAL: 0,
@@ -72,31 +73,31 @@ def commands(monkeypatch, tmp_path):
         monkeypatch.setattr(where, lambda *_args, **_kwargs: value)
 
     def run(found):
-        instead("paritas.app.cli.running.run_last_program", Ending())
-        instead("paritas.app.cli.running.report_on", RankReport((), found))
+        instead("paritas.core.commands.scripts.run_last_program", Ending())
+        instead("paritas.guarding.report.report_on", RankReport((), found))
         return ["run", "script.py"]
 
     def verify(found):
-        instead("paritas.app.cli.models._run_verify", found)
+        instead("paritas.verification.command._run_verify", found)
         return ["verify", "nets:make"]
 
     def verify_parallel(found):
-        instead("paritas.app.cli.ranks._run_verify_parallel", found)
+        instead("paritas.sharding.commands._run_verify_parallel", found)
         return ["verify-parallel", "nets:make", "--plan", "ddp"]
 
     def partition(found):
         instead(
-            "paritas.app.cli.ranks._run_partition",
+            "paritas.sharding.commands._run_partition",
             CheckedOperator("relu", (), "given", 2, (), found),
         )
         return ["partition", "torch:relu"]
 
     def compare(found):
-        instead("paritas.app.cli.dumps._compare", found)
+        instead("paritas.comparison.commands._compare", found)
         return ["compare", "--my-path", "a", "--golden-path", "b", "--no-html", "--overwrite"]
 
     def verify_graph(found):
-        instead("paritas.app.cli.ranks._run_verify_graph", found)
+        instead("paritas.sharding.commands._run_verify_graph", found)
         return ["verify-graph", "--graph", "model.pt2", "--outdir", "out"]
 
     return {
@@ -233,7 +234,7 @@ def test_a_cluster_that_is_lost_leaves_it_unverified_in_one_line(monkeypatch):
     def lost(*_args, **_kwargs):
         raise ClusterLostError("the connection to the scheduler is lost")
 
-    monkeypatch.setattr("paritas.app.cli.dumps._compare", lost)
+    monkeypatch.setattr("paritas.comparison.commands._compare", lost)
     done = invoke("compare", "--my-path", "a", "--golden-path", "b")
     assert done.exit_code == 3
     assert done.output == "Error: the connection to the scheduler is lost\n"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import click
 import pytest
 
-from paritas.app.cli.dumps import DIMS, RENAME, RULE
-from paritas.app.cli.options import KINDS, NumberRange
+from paritas.comparison.commands import (
+    DIMS,
+    RENAME,
+    RULE,
+)
+from paritas.core.commands.options import KINDS, NumberRange
 from paritas.formats.dumps import opening
 
 

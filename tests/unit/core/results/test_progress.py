@@ -10,7 +10,7 @@ import types
 import pytest
 from rich.console import Console
 
-from paritas.app.cli.options import progress
+from paritas.core.commands.options import progress
 from paritas.core.results.progress import (
     LogLines,
     NotebookLine,

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from paritas.app.cli.ranks import PartitionOptions
     from paritas.core.judging.failures import FailedSplit
     from paritas.core.placement.placement import OperatorCall
     from paritas.core.results.graph_reports import RuleProof
     from paritas.sharding.operators.discovery import Discovered
+    from paritas.sharding.options import PartitionOptions
 
 
 # --- Arguments on the command line ----------------------------------------------------------------

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from paritas.app.cli.leaving import exits_reported
-from paritas.app.cli.running import Ending, ScriptProgram, run_program
+from paritas.core.commands.scripts import (
+    Ending,
+    ScriptProgram,
+    run_program,
+)
+from paritas.guarding.leaving import exits_reported
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +84,7 @@ def test_an_exit_that_python_refuses_is_refused(monkeypatch):
 
 REPORTED = """
 import os, signal, sys
-from paritas.app.cli.leaving import exits_reported
+from paritas.guarding.leaving import exits_reported
 
 def report(ending):
     print(f"it {ending.words}", flush=True)
@@ -148,7 +152,7 @@ def test_a_signal_reaches_the_program_that_replaced_the_script():
 STREAMS = """
 import os, sys, click
 from rich.console import Console
-from paritas.app.cli.leaving import ReportStreams
+from paritas.guarding.leaving import ReportStreams
 
 streams = ReportStreams()
 print("of the script")

@@ -1,167 +1,38 @@
-"""The commands that run scripts or write them: `paritas run` and `paritas shrink`."""
+"""`paritas shrink`: reduce a failure to the smallest script that reproduces it."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from paritas.app.cli.options import (
+from paritas.core.candidates.loading import BuildOptions, import_modules
+from paritas.core.commands.options import (
     UNVERIFIED,
-    OutputFormat,
     backend_option,
     dtype_option,
-    format_options,
     inputs_option,
     json_option,
     json_takes_stdout,
     progress,
     refuse,
     setup_option,
-    strict_option,
     train_option,
     write_json,
 )
-from paritas.core.candidates.loading import BuildOptions, import_modules
 from paritas.core.errors import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.app.cli.running import Ending, ScriptProgram
+    from paritas.core.commands.scripts import ScriptProgram
     from paritas.core.execution.compilation import Candidate
     from paritas.core.execution.time_limit import TimeLimit
     from paritas.shrinking.programs import FailingProgram
     from paritas.shrinking.shrink import ShrinkReport
 
-
-# --- run: an unmodified script with every `torch.compile` in it guarded ---------------------------
-
-ACTIONS = ("raise", "warn", "record", "fallback")
-
-
-class _Every(click.ParamType[float]):
-    """Every n-th call, or a share of the calls."""
-
-    name = "number"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Parse it; `1.5` is neither."""
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not (0 < number <= 1 or (math.isfinite(number) and number == int(number) > 0)):
-            self.fail(
-                f"{value!r} is neither an integer n (every n-th call is checked) nor a share of "
-                "the calls between 0 and 1",
-                param,
-                ctx,
-            )
-        return number
-
-
-@click.command(
-    short_help="Run a script with every torch.compile in it checked.",
-    context_settings={"allow_interspersed_args": False},
-)
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
-@click.option(
-    "--on-mismatch",
-    type=click.Choice(ACTIONS),
-    default="record",
-    show_default=True,
-    help="Raise an error in the script, warn, only record, or return the reference's result to "
-    "the script and continue.",
-)
-@click.option(
-    "--every",
-    type=_Every(),
-    default=1,
-    metavar="N|SHARE",
-    help="Check every N-th call of a graph, or a share of its calls below 1. The first call of a "
-    "graph is always checked.",
-)
-@click.option("--thorough", is_flag=True, help="Also check the compiler's graph passes.")
-@strict_option
-@json_option(or_stdout=False)
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-@format_options
-@click.pass_context
-def run(  # noqa: PLR0913  (one for each option)
-    ctx: click.Context,
-    *,
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    on_mismatch: str,
-    every: float,
-    thorough: bool,
-    strict: bool,
-    json_path: Path | None,
-    form: OutputFormat,
-) -> None:
-    """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
-
-    Each torch.compile keeps its backend, mode and options; each call of a compiled graph is
-    compared with the graph run op by op, natively and in float64. Options of paritas come before
-    SCRIPT; options after it belong to the script. The report goes to stderr when the script ends.
-    Processes that the script starts are not checked, nor a program that it replaces itself with
-    (os.exec).
-
-    Several ranks: torchrun --nproc-per-node 2 --no-python paritas run script.py. Rank 0 reports
-    for all.
-
-    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified (also if
-    the script itself fails), 130 interrupted.
-    """
-    from paritas.app.cli.leaving import ReportStreams, exits_reported
-    from paritas.app.cli.running import (
-        GuardedRun,
-        Meeting,
-        OutputFiles,
-        Ranks,
-        ScriptProgram,
-        StopSignals,
-        check_program,
-        report_run,
-        run_last_program,
-    )
-    from paritas.core.compiled.guard_settings import SWITCH, GuardSettings, GuardWatch, is_enabled
-
-    if not is_enabled(None):
-        ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment disables guards: unset it")
-    if form.takes_stdout:
-        ctx.fail(f"--format {form.name} needs --format-file FILE: the script uses stdout")
-    settings = GuardSettings(
-        on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
-    )
-    program = ScriptProgram(script, is_module, args)
-    check_program(program)
-    ranks = Ranks.from_environment(os.environ)
-    meeting = None if ranks is None else Meeting(ranks, os.environ)
-    watch, signals, streams = GuardWatch(settings), StopSignals(), ReportStreams()
-
-    def finish(ending: Ending) -> int:
-        signals.only_hurry()
-        course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
-        with streams.reporting():
-            return report_run(course, meeting, OutputFiles(json_path, form), signals)
-
-    with exits_reported(finish), signals:
-        with watch:
-            ending = run_last_program(program, signals)
-        ctx.exit(finish(ending))
-
-
-# --- shrink: reduce a failure to the smallest script that reproduces it ---------------------------
 
 # Options that apply to a factory only: scripts and recorded results already fix all this.
 _BUILDING = ("inputs", "backend", "mode", "dynamic", "dtype", "train")
@@ -267,7 +138,7 @@ def shrink(
             click.echo(f"nothing to shrink: {error}", err=True)
             ctx.exit(UNVERIFIED)
     write_json(json_path, report.to_json)
-    for line in report_lines(report):
+    for line in report.lines:
         click.echo(plain(line), err=json_takes_stdout())
     ctx.exit(report.exit_code)
 
@@ -285,7 +156,7 @@ def _choose_shrinker(
     refuse(ctx, ("graph",), f"needs a folder of verify-graph, and {target!r} is not one")
     if path.is_file() or path.suffix == ".py":
         refuse(ctx, _BUILDING, f"has no effect on the script {target!r}: drop it")
-        from paritas.app.cli.running import ScriptProgram, check_program
+        from paritas.core.commands.scripts import ScriptProgram, check_program
 
         program = ScriptProgram(target, is_module=False, args=args)
         check_program(program)
@@ -322,7 +193,7 @@ def _shrink_script(
     program: ScriptProgram, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport:
     """Run a script with every `torch.compile` guarded, and shrink the first graph that fails."""
-    from paritas.app.cli.running import run_program
+    from paritas.core.commands.scripts import run_program
     from paritas.core.compiled.guard import GuardEverywhere
     from paritas.core.compiled.guard_settings import GuardSettings
     from paritas.core.execution.time_limit import TimeLimit
@@ -385,27 +256,3 @@ def _shrink_folder(
         return shrink_comparison(folder, options.output, **asked)
     graph = None if options.graph is None else find_graph(options.graph)
     return shrink_graph_results(folder, options.output, graph=graph, **asked)
-
-
-def report_lines(report: ShrinkReport) -> list[str]:
-    """The result for a terminal; the last line names the script."""
-    from paritas.core.results.wording import counted
-
-    smaller = f"{report.before} -> {report.after}" if report.before else report.after
-    lines = [f"{report.what}: {smaller}" if smaller else report.what]
-    if report.diagnosis is not None and report.diagnosis.sentence:
-        lines.append(f"  {report.diagnosis.sentence}")
-    lines += [f"  {step}" for step in report.steps]
-    lines += [f"  it goes away with {remedy}" for remedy in report.remedies]
-    how = "interrupted" if report.interrupted else "stopped"
-    stopped = "" if report.ended else f", {how} before the search was finished"
-    tried = f"{counted(report.queries, 'program')} tried"
-    lines.append(f"  {tried} in {report.seconds:.0f} s{stopped}")
-    if report.shows:
-        result = f"run by itself it fails: {report.said}"
-    elif report.interrupted and not report.said:
-        result = "interrupted before it was run by itself"
-    else:
-        result = f"run by itself it does NOT show the failure: {report.said}"
-    beside = f", with its values in {report.data}" if report.data else ""
-    return [*lines, f"script: {report.script}{beside}; {result}"]

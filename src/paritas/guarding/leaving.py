@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paritas.app.cli import supervisor
-from paritas.app.cli.running import Ending, ending_of_exit
+from paritas.core.commands.scripts import Ending, ending_of_exit
+from paritas.guarding import supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from paritas.app.cli.options import (
+from paritas.core.commands.options import (
     DTYPES,
     INTERRUPTED,
     Mesh,
@@ -32,13 +32,14 @@ from paritas.app.cli.options import (
     was_given,
     write_json,
 )
+from paritas.sharding.options import PartitionOptions
 
 if TYPE_CHECKING:
-    from paritas.app.cli.partition_checks import CheckedOperator
-    from paritas.app.cli.running import Ranks
+    from paritas.core.commands.ranks import Ranks
     from paritas.core.results.findings import Verdict
     from paritas.core.results.graph_reports import GraphReport
     from paritas.core.results.progress import Progress
+    from paritas.sharding.operator_check import CheckedOperator
 
 
 _prove_option = click.option(
@@ -55,25 +56,6 @@ _certificates_option = click.option(
 
 
 # --- partition: compare an operator with the same operator split over ranks -----------------------
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PartitionOptions:
-    """The options of the command, by their names."""
-
-    args: tuple[str, ...]
-    kwargs: tuple[str, ...]
-    dtype: str
-    options: tuple[str, ...]
-    annotation: str | None
-    discover: bool
-    ranks: int
-    without_gradient: tuple[int, ...]
-    seed: int
-    strict: bool
-    device: str | None
-    confirm: Literal["gloo", "nccl"] | None
-    prove: bool
 
 
 @click.command(short_help="Check or discover how an operator can be split over ranks.")
@@ -182,7 +164,7 @@ def partition(
         write_certificates(certificates, checked.certificates())
     write_json(json_path, checked.verdict.to_json)
     shrunk = [] if outdir is None else _shrink(checked, outdir)
-    from paritas.app.cli.partition_checks import partition_report
+    from paritas.sharding.operator_check import partition_report
 
     shown = partition_report(checked, shrunk)
     emit_verdict(checked.verdict, form, "partition", operator, shown)
@@ -192,9 +174,9 @@ def partition(
 def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
     with progress(forks=True) as tell:
         tell("importing torch")
-        from paritas.app.cli.partition_checks import check, operator_call
         from paritas.core.candidates.loading import look_here
         from paritas.core.placement.placement import device_of
+        from paritas.sharding.operator_check import check, operator_call
         from paritas.sharding.operators.recipe_checks import check_confirm
         from paritas.sharding.operators.resolving import resolve_operator
 
@@ -207,12 +189,12 @@ def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
 
 def _shrink(checked: CheckedOperator, outdir: Path) -> list[str]:
     """Shrink the first failure and describe the result; a failure to shrink is not an error."""
-    from paritas.app.cli.scripts import report_lines
     from paritas.core.errors import UsageError
 
     try:
         with progress(forks=True) as tell:
-            return report_lines(checked.verdict.shrink(outdir=outdir, on_progress=tell))
+            shrunk = checked.verdict.shrink(outdir=outdir, on_progress=tell)
+        return list(shrunk.lines)
     except UsageError as error:
         return [f"no script in {outdir}: {error}"]
 
@@ -537,7 +519,7 @@ def verify_parallel(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    from paritas.app.cli.running import Ranks
+    from paritas.core.commands.ranks import Ranks
 
     options = ParallelOptions(**given)
     here = Ranks.from_environment(os.environ, alone=True)

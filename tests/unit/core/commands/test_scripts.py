@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from paritas.app.cli import running
-from paritas.app.cli.running import (
-    INTERRUPTED,
+from paritas.core.commands import scripts
+from paritas.core.commands.options import INTERRUPTED
+from paritas.core.commands.scripts import (
     TERMINATED,
     Ending,
     ScriptProgram,
@@ -121,7 +121,7 @@ def test_work_that_a_pool_was_given_is_waited_for_and_the_idle_pool_is_not(capsy
 
 
 def test_threads_that_do_not_end_are_not_waited_for_for_ever(capsys, monkeypatch):
-    monkeypatch.setattr(running, "_WORK_SECONDS", 0.1)
+    monkeypatch.setattr(scripts, "_WORK_SECONDS", 0.1)
     program = script("""
         import builtins, threading
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from paritas.app.cli import running as ranks_module
-from paritas.app.cli.running import Meeting, RankReport, Ranks, merge_ranks
+from paritas.core.commands import ranks as ranks_module
+from paritas.core.commands.ranks import Meeting, Ranks
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
@@ -20,6 +20,7 @@ from paritas.core.results.findings import (
     unverified,
 )
 from paritas.core.results.graph_reports import GraphCounts
+from paritas.guarding.report import RankReport, merge_ranks
 
 HERE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

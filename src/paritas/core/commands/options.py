@@ -488,3 +488,8 @@ def progress(*, quiet: bool = False, forks: bool = False) -> Iterator[Callable[[
         return
     with bar_display(console) as display:
         yield ProgressBar(display)
+
+
+def tell_result(line: str) -> None:
+    """Print a result at once: a run that is killed later has said what it knew."""
+    click.echo(line, err=True)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.app.cli.options import subject_source, with_shrink_command
+from paritas.core.commands.options import subject_source, with_shrink_command
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import (
     Aspect,
@@ -38,7 +38,7 @@ def verify(monkeypatch, tmp_path):
         path="output", aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=f"raised: {HOSTILE}"
     )
     found = Verdict(findings=(finding,), coverage=Coverage(compared=1))
-    monkeypatch.setattr("paritas.app.cli.models._run_verify", lambda *_, **__: found)
+    monkeypatch.setattr("paritas.verification.command._run_verify", lambda *_, **__: found)
     return lambda *options: invoke("verify", "nets:make", *options)
 
 
@@ -94,7 +94,7 @@ def test_an_error_does_not_control_the_terminal(monkeypatch, tmp_path):
     def failing(*_, **__):
         raise UsageError(f"no file {HOSTILE}")
 
-    monkeypatch.setattr("paritas.app.cli.models._run_verify", failing)
+    monkeypatch.setattr("paritas.verification.command._run_verify", failing)
     done = invoke("verify", "nets:make")
     assert done.exit_code == 2
     assert "\\x1b[2Jgone" in done.output
@@ -129,7 +129,7 @@ def wrong(monkeypatch, tmp_path):
     importlib.import_module("own_nets")
     finding = Finding(path="output", aspect=Aspect.VALUE, status=Status.DIFFERENT)
     found = Verdict(findings=(finding,), coverage=Coverage(compared=1))
-    monkeypatch.setattr("paritas.app.cli.models._run_verify", lambda *_, **__: found)
+    monkeypatch.setattr("paritas.verification.command._run_verify", lambda *_, **__: found)
     yield lambda *options: invoke("verify", "own_nets:make", *options)
     del sys.modules["own_nets"]
 

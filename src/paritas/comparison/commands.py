@@ -1,0 +1,242 @@
+"""`paritas compare` and `paritas report`: two dumps, and the report of a comparison again."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.core.commands.options import (
+    KINDS,
+    Assignment,
+    NumberRange,
+    OutputFormat,
+    emit,
+    format_options,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from paritas.core.results.comparisons import Comparison
+
+
+RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
+RENAME = Assignment("REGEX=REPLACEMENT", "=", r"encoder\.block=layers")
+DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
+
+
+@click.command(short_help="Compare two dumps: a table, the first divergence, a report.")
+@click.option("--my-path", "my", required=True, metavar="DUMP", help="The candidate's dump.")
+@click.option("--golden-path", "golden", required=True, metavar="DUMP", help="The reference's.")
+@click.option(
+    "--output",
+    default=".",
+    show_default="the current directory",
+    metavar="DIR",
+    help="Where the table and the report go: a folder, or a URL.",
+)
+@click.option("--my-kind", type=KINDS, help="The tool that wrote --my-path. Default: detected.")
+@click.option(
+    "--golden-kind", type=KINDS, help="The tool that wrote --golden-path. Default: detected."
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file with rules, renames and other options.",
+)
+@click.option(
+    "--rule", "rules", multiple=True, type=RULE, help="Tolerance for values with matching names."
+)
+@click.option(
+    "--rename", "renames", multiple=True, type=RENAME, help="Map names of mine to golden names."
+)
+@click.option(
+    "--dims",
+    multiple=True,
+    type=DIMS,
+    help="How values with matching names are split over ranks.",
+)
+@click.option("--mesh", default="", metavar="tp=2,cp=2", help="The mesh of the ranks in --dims.")
+@click.option(
+    "--steps",
+    multiple=True,
+    metavar="N|A-B|MY:GOLDEN",
+    help="Only these steps; 1:0 compares my step 1 with golden step 0.",
+)
+@click.option(
+    "-r", "--ranks", "--rank", multiple=True, type=NumberRange("rank"), help="Only these ranks."
+)
+@click.option("--ignore", multiple=True, metavar="REGEX", help="Skip values with matching names.")
+@click.option(
+    "--unmatched",
+    type=click.Choice(["fail", "list"]),
+    default="fail",
+    show_default=True,
+    help="Whether a value without a counterpart fails or is only listed.",
+)
+@click.option(
+    "--no-replay", is_flag=True, help="Do not rerun operators: faster, but less is explained."
+)
+@click.option("--quick", is_flag=True, help="Compute fewer metrics for rows that clearly pass.")
+@click.option("--strict", is_flag=True, help="Count unstable rows as failures.")
+@click.option(
+    "--trust-digests",
+    is_flag=True,
+    help="Do not verify checksums, and do not read data whose digests are equal.",
+)
+@click.option(
+    "--executor",
+    default="threads",
+    show_default=True,
+    metavar="threads|processes|dask://HOST:PORT",
+    help="Where the work runs.",
+)
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Number of workers.")
+@click.option("--parquet", is_flag=True, help="Also write comparison.parquet.")
+@click.option("--no-html", is_flag=True, help="Do not write report.html.")
+@click.option("--overwrite", is_flag=True, help="Replace an earlier comparison.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict line, no progress.")
+@format_options
+@click.pass_context
+def compare(  # noqa: PLR0913  (one for each option that is not passed on)
+    ctx: click.Context,
+    /,
+    *,
+    output: str,
+    ranks: tuple[tuple[int, int], ...],
+    no_replay: bool,
+    parquet: bool,
+    no_html: bool,
+    overwrite: bool,
+    quiet: bool,
+    form: OutputFormat,
+    **asked: Any,
+) -> None:
+    """Compare the values of two dumps, and find where they start to differ.
+
+    Options that take a REGEX, --steps and --ranks may be repeated. DUMP is a dump of paritas,
+    msprobe, Ascend's GE or FX mode or SGLang, or plain .safetensors, .npy, .npz or .pt files. The
+    two dumps may be of different kinds.
+
+    The command writes comparison.csv, comparison.json and report.html.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
+    """
+    _check_output(output, overwrite=overwrite, parquet=parquet)
+    from paritas.core.execution.executors import few_full_collections
+
+    chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
+    with few_full_collections():
+        found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
+        names = _write(output, found, parquet=parquet, html=not no_html)
+    _show_comparison(found, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
+    ctx.exit(found.exit_code)
+
+
+def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
+    with progress(quiet=quiet) as tell:
+        from paritas.comparison import compare as comparing
+
+        return comparing.compare(my, golden, progress=tell, **asked)
+
+
+def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
+    """Raise `UsageError` now if the results could not be written later."""
+    from paritas.core.file_trees import is_url, names_at
+    from paritas.core.reporting import files
+
+    if not is_url(output):
+        files.check_output(Path(output), overwrite=overwrite, parquet=parquet)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        files.check_output(Path(folder), parquet=parquet)
+    files.check_names(output, names_at(output), overwrite=overwrite)
+
+
+def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) -> list[str]:
+    from paritas.core.file_trees import is_url, write_to
+    from paritas.core.reporting import files
+
+    with contextlib.ExitStack() as stack:
+        folder = Path(output)
+        if is_url(output):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        written = files.write_all(folder, comparison, parquet=parquet, html=html)
+        if is_url(output):
+            write_to(output, folder)
+    return [path.name for path in written]
+
+
+def _show_comparison(
+    comparison: Comparison, remark: str, form: OutputFormat, *, quiet: bool
+) -> None:
+    from paritas.comparison.report import comparison_report, comparison_verdict_line
+    from paritas.core.reporting.annotations import comparison_account
+
+    shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
+    subject = f"{comparison.my.path} {comparison.golden.path}"
+    emit(form, lambda: comparison_account(comparison, subject=subject), shown, soft_wrap=quiet)
+
+
+# --- report: write the report of a comparison again, or for Model Explorer ------------------------
+
+
+@click.command(short_help="Write the HTML report of a comparison again.")
+@click.argument("comparison", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Where to write. Default: report.html beside comparison.json.",
+)
+@click.option(
+    "--model-explorer",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write JSON for Model Explorer instead: the graph, and data to colour its nodes.",
+)
+def report(*, comparison: Path, output: Path | None, model_explorer: Path | None) -> None:
+    """Write the HTML report of a comparison again, from its comparison.json.
+
+    OUT is the folder that paritas compare wrote, or the file comparison.json itself. With
+    --model-explorer it may also be the folder of paritas verify-graph.
+
+    Exit codes: 0 the report is written, whatever its verdict; 2 no comparison or wrong usage.
+    """
+    if model_explorer is not None:
+        _write_for_model_explorer(comparison, model_explorer)
+        return
+    from paritas.core.reporting import files
+    from paritas.core.results.wording import headline
+
+    folder = comparison if comparison.is_dir() else comparison.parent
+    target = output or folder / files.HTML
+    files.check_writable(target)
+    found = files.read_comparison(comparison)
+    files.write_html(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {target}")
+
+
+def _write_for_model_explorer(source: Path, target: Path) -> None:
+    from paritas.core.reporting import exports, files
+    from paritas.core.results.wording import headline
+
+    files.check_writable(target)
+    results = source / files.GRAPH_JSON if source.is_dir() else source
+    if results.name == files.GRAPH_JSON and results.is_file():
+        from paritas.core.results.graph_reports import GraphReport
+
+        graph = GraphReport.from_json(results.read_bytes())
+        exports.write_graph_report(target, graph)
+        click.echo(headline(graph.verdict))
+        click.echo(f"written: {target}, node data for {graph.graph}")
+        return
+    found = files.read_comparison(source)
+    written = exports.write_comparison(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {', '.join(map(str, written))}")

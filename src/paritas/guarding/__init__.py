@@ -1,0 +1,1 @@
+"""`paritas run`: a script with every `torch.compile` in it guarded."""

@@ -1,0 +1,191 @@
+"""`paritas kernel`: does a hand-written or generated kernel compute what its reference computes?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from paritas.core.commands.options import (
+    OutputFormat,
+    emit,
+    format_options,
+    inputs_option,
+    json_option,
+    progress,
+    strict_option,
+    subject_source,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from paritas.core.results.model_reports import KernelReport
+
+
+# Of the time limit, if importing torch takes all of it.
+_FEWEST_SECONDS = 1.0
+_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases", "arguments", "callers")
+
+
+def _promise_options(command: Any) -> Any:
+    for name in reversed(_PROMISES):
+        command = click.option(
+            f"--fixed-{name}",
+            is_flag=True,
+            help=f"The task promises that {name} do not change: report such cases as limits.",
+        )(command)
+    return click.option(
+        "--finite",
+        is_flag=True,
+        help="The task promises that no input is NaN or infinite: report such cases as limits.",
+    )(command)
+
+
+@click.command(short_help="Judge a kernel that may cheat against its reference, on many cases.")
+@click.argument("reference", metavar="REFERENCE")
+@click.argument("candidate", metavar="CANDIDATE")
+@inputs_option
+@click.option(
+    "--cases", type=click.IntRange(1), default=40, show_default=True, help="The number of cases."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Time limit of all. The report says what was judged by then.",
+)
+@click.option(
+    "--call-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    help="Time limit of one call of the candidate.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="DEVICE", help="Where they run."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the cases.")
+@_promise_options
+@click.option(
+    "--forbid",
+    metavar="OPERATORS",
+    help="Operators that the candidate must not call, separated by commas: torch.matmul.",
+)
+@click.option("--gradients", is_flag=True, help="Compare gradients of inputs and parameters too.")
+@click.option(
+    "--compiled", is_flag=True, help="Call it from code that torch.compile compiles, too."
+)
+@click.option(
+    "--fresh-outputs",
+    is_flag=True,
+    help="A result in memory that a later call uses again is a failure, not a limit.",
+)
+@click.option("--rate-task", is_flag=True, help="Plant faults in the reference: what is it worth?")
+@click.option(
+    "--time",
+    "timing",
+    type=click.Choice(["warm", "cold"]),
+    help="After the verdict, time both sides in turn, with warm or cold caches.",
+)
+@click.option(
+    "--script",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Write a script that shows the smallest failing case to this file.",
+)
+@strict_option
+@json_option("Write every case with its findings to this file.")
+@format_options
+@click.pass_context
+def kernel(
+    ctx: click.Context,
+    /,
+    reference: str,
+    candidate: str,
+    json_path: Path | None,
+    form: OutputFormat,
+    **given: Any,
+) -> None:
+    """Judge a kernel that may cheat against its reference, on many cases.
+
+    REFERENCE and CANDIDATE are file.py (with a class Model and ModelNew, as in KernelBench),
+    file.py:name, package.module:name or, for the reference, an operator such as aten.softmax.int.
+    The inputs come from get_inputs() beside the reference, from --inputs, or from torch's samples.
+
+    The candidate runs in a process of its own, which never holds the reference's outputs.
+
+    Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified: for
+    example if the task accepts zeros.
+    """
+
+    def show(report: KernelReport) -> None:
+        from paritas.core.reporting.model_reports import kernel_account, kernel_report
+
+        write_json(json_path, report.to_json)
+        file, line = subject_source(candidate)
+        emit(
+            form,
+            lambda: kernel_account(report, subject=candidate, file=file, line=line),
+            kernel_report(report),
+        )
+
+    report = _judge(reference, candidate, given, show)
+    show(report)
+    ctx.exit(report.exit_code)
+
+
+def _judge(
+    reference: str, candidate: str, given: dict[str, Any], show: Callable[[KernelReport], None]
+) -> KernelReport:
+    """Judge it; `show` is called in place of that if the time limit passes without a report."""
+    from pathlib import Path
+
+    from paritas.kernels.forking import shared_nursery
+
+    began = time.monotonic()
+    # It imports torch at the same time as this process.
+    shared_nursery()
+    with progress() as tell:
+        tell("importing torch")
+        from paritas.kernels import KernelOptions
+        from paritas.kernels.judge import KernelJudge, unfinished_report
+        from paritas.kernels.processes import LastResort
+
+        fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
+        options = KernelOptions(
+            cases=given["cases"],
+            seconds=max(given["seconds"] - (time.monotonic() - began), _FEWEST_SECONDS),
+            call_seconds=given["call_seconds"],
+            seed=given["seed"],
+            device=given["device"],
+            fixed=frozenset(fixed | ({"finite"} if given["finite"] else set())),
+            forbid=tuple(filter(None, (given["forbid"] or "").split(","))),
+            gradients=given["gradients"],
+            compiled=given["compiled"],
+            fresh_outputs=given["fresh_outputs"],
+            strict=given["strict"],
+            rate_task=given["rate_task"],
+            timing=given["timing"] or "",
+            script=None if given["script"] is None else Path(given["script"]),
+        )
+        judge, doing = None, "starting"
+
+        def note(step: str) -> None:
+            nonlocal doing
+            doing = step
+            tell(step)
+
+        def give_up() -> int:
+            report = unfinished_report(reference, candidate, doing, judge)
+            show(report)
+            return report.exit_code
+
+        with LastResort(options.seconds, give_up):
+            judge = KernelJudge(reference, options, inputs=given["inputs"], on_progress=note)
+            with judge:
+                return judge.judge(candidate)
