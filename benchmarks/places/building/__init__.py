@@ -8,6 +8,14 @@ from __future__ import annotations
 from benchmarks.places.building import (
     attending,
     edits,
+    eighth_attention,
+    eighth_edits,
+    eighth_gradients,
+    eighth_layout,
+    eighth_losses,
+    eighth_products,
+    eighth_statistics,
+    eighth_values,
     fifth_attention,
     fifth_edits,
     fifth_gradients,
@@ -74,11 +82,14 @@ FAMILIES = (products, attending, norms, pointwise, moving, losses, gradients,
             sixth_attention, sixth_products, sixth_statistics, sixth_values, sixth_layout,
             sixth_losses, sixth_gradients,
             seventh_attention, seventh_products, seventh_statistics, seventh_values,
-            seventh_layout, seventh_losses, seventh_gradients)  # fmt: skip
+            seventh_layout, seventh_losses, seventh_gradients,
+            eighth_attention, eighth_products, eighth_statistics, eighth_values, eighth_layout,
+            eighth_losses, eighth_gradients)  # fmt: skip
 FAULTS = Catalogue()
 for _family in FAMILIES:
     FAULTS.update(_family.FAULTS)
-_EDITED = (edits, seen_edits, third_edits, fourth_edits, fifth_edits, sixth_edits, seventh_edits)
+_EDITED = (edits, seen_edits, third_edits, fourth_edits, fifth_edits, sixth_edits, seventh_edits,
+           eighth_edits)  # fmt: skip
 EDITS = {name: one for home in _EDITED for name, one in home.EDITS.items()}
 KERNEL_EDITS = {name: one for home in _EDITED for name, one in home.KERNEL_EDITS.items()}
 TRITON_EDITS = {name: one for home in _EDITED for name, one in home.TRITON_EDITS.items()}
