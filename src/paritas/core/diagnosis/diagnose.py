@@ -235,7 +235,13 @@ def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[P
     return [
         pattern if at_output else _of_its_axis(case, pattern)
         for pattern in patterns
-        if may_be_stated(pattern, at_output=at_output, operator=operator, repeated=repeated)
+        if may_be_stated(
+            pattern,
+            at_output=at_output,
+            operator=operator,
+            repeated=repeated,
+            held=bool(case.repeated),
+        )
     ]
 
 

@@ -26,7 +26,6 @@ from paritas.core.diagnosis.dependence import (
 )
 from paritas.core.diagnosis.loss_terms import name_terms
 from paritas.core.diagnosis.patterns.approximations import smoothness
-from paritas.core.diagnosis.place_runs import vary_operands
 from paritas.core.diagnosis.stating import with_confidence
 from paritas.core.diagnosis.term_experiments import find_other_terms
 from paritas.core.execution.scouting import can_scout, run_apart
@@ -149,7 +148,7 @@ def _is_shown_again(lab: Laboratory, operator: str, ask: Experiment, answer: Ans
     """Whether the same follows for other operands; also if nothing is wrong with these."""
     if ask not in _OF_ONE_RUN:
         return True  # it was asked with many operands
-    other = lab.with_operands(vary_operands(lab.operands, _SEED), time.monotonic() + SECONDS)
+    other = lab.with_operands(lab.runs.vary(_SEED), time.monotonic() + SECONDS)
     again = None if other is None else ask(other, operator)
     is_unknown = other is None or (again is None and other.is_over)
     return is_unknown or (again is not None and _kind_of(again) == _kind_of(answer))
@@ -302,7 +301,7 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
     for seed in range(1, _MOST_RUNS):
         if lab.is_over or sum(one.numel() for one, _ in pairs) >= _MOST_RESULTS // 2:
             break
-        pair = lab.both(vary_operands(lab.operands, seed))
+        pair = lab.both(lab.runs.vary(seed))
         if pair is not None:
             pairs.append(pair)
     right, wrong = (

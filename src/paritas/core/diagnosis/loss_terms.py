@@ -19,7 +19,6 @@ import torch
 from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.dependence import are_close
 from paritas.core.diagnosis.opened_terms import explain_terms
-from paritas.core.diagnosis.place_runs import vary_operands
 from paritas.core.results.findings import PatternKind
 from paritas.core.results.wording import enumerated
 
@@ -218,7 +217,7 @@ def _count_rows(lab: Laboratory) -> int | None:
 
 def _pools(lab: Laboratory, places: int) -> tuple[Tensor | None, ...]:
     """The parts of the operands that belong to terms, of this run and of varied ones."""
-    runs = [lab.operands, *(vary_operands(lab.operands, seed) for seed in (1, 2))]
+    runs = [lab.operands, *(lab.runs.vary(seed) for seed in (1, 2))]
     pools: list[Tensor | None] = []
     for number, operand in enumerate(lab.operands):
         has_all = operand.numel() == places

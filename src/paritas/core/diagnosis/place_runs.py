@@ -44,6 +44,8 @@ class PlaceRuns:
         earlier: the operands of the run that this one repeats.
         remake_candidate: prepares the candidate for operands of other shapes; None if neither
             program can be prepared for them.
+        settle: computes again those operands that follow from others, in the way the reference does
+            before the place: with others, the candidate would compute something else.
     """
 
     operands: tuple[Tensor, ...]
@@ -56,6 +58,7 @@ class PlaceRuns:
     inner: Callable[[Sequence[Tensor]], InnerValues] | None = None
     earlier: tuple[Tensor, ...] | None = None
     remake_candidate: Callable[[Sequence[Tensor]], Program] | None = None
+    settle: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None
 
     @functools.cached_property
     def is_faithful(self) -> bool:
@@ -74,6 +77,28 @@ class PlaceRuns:
     def candidate(self, operands: Sequence[Tensor]) -> Tensor | None:
         """The candidate's result; None if it cannot be called so."""
         return None if self._program is None else _run(self._program, operands, self.given)
+
+    def vary(
+        self, seed: int, *, growth: float = 1.0, held: Sequence[int] = ()
+    ) -> tuple[Tensor, ...]:
+        """Other operands of the same kind.
+
+        Args:
+            seed: see `vary_operands`.
+            growth: likewise.
+            held: the places of those that stay as they are.
+        """
+        varied = list(vary_operands(self.operands, seed, growth=growth))
+        for place in held:
+            varied[place] = self.operands[place]
+        return self.settled(varied)
+
+    def settled(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The operands, with those that follow from others."""
+        if self.settle is None:
+            return tuple(operands)
+        with torch.no_grad():
+            return tuple(self.settle([one.detach() for one in operands]))
 
     def both_anew(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for operands of other shapes; None if the programs are for the first only.

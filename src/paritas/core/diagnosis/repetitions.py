@@ -16,7 +16,6 @@ import torch
 
 from paritas.core.diagnosis.calls import WHOLE, LiveCall
 from paritas.core.diagnosis.case import Case, near, widen
-from paritas.core.diagnosis.place_runs import vary_operands
 from paritas.core.execution.scouting import is_scout
 from paritas.core.numerics.bits import is_inexact
 
@@ -46,7 +45,7 @@ def stack_runs(case: Case) -> Case | None:
     runs, call = case.context.runs, case.context.call
     if runs is None or call is None or not _can_be_repeated(case, runs):
         return None
-    every = [runs.operands, *(_other_operands(runs.operands, seed) for seed in range(1, _RUNS))]
+    every = [runs.operands, *(_other_operands(runs, seed) for seed in range(1, _RUNS))]
     usable: list[Sequence[Tensor]] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for operands in every:
@@ -103,16 +102,18 @@ def _are_finite(*values: Tensor) -> bool:
     return all(bool(torch.isfinite(one).all()) for one in values)
 
 
-def _other_operands(operands: Sequence[Tensor], seed: int) -> tuple[Tensor, ...]:
+def _other_operands(runs: PlaceRuns, seed: int) -> tuple[Tensor, ...]:
     """Other values of the same kind; in half of the runs single numbers of any sign and size."""
-    varied = vary_operands(operands, seed)
+    varied = runs.vary(seed)
     if seed % 2:
         return varied
     draw = torch.Generator().manual_seed(seed)
-    factors = (3 * torch.rand(len(operands), generator=draw) - 1.5).tolist()
-    return tuple(
-        one * factor if one.numel() == 1 and one.is_floating_point() else one
-        for one, factor in zip(varied, factors, strict=True)
+    factors = (3 * torch.rand(len(varied), generator=draw) - 1.5).tolist()
+    return runs.settled(
+        [
+            one * factor if one.numel() == 1 and one.is_floating_point() else one
+            for one, factor in zip(varied, factors, strict=True)
+        ]
     )
 
 

@@ -93,26 +93,19 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
     What the reference's call does not show stays as it is, and what the candidate may hold itself:
     a module that replaces another one has copies of its parameters.
     """
-    is_shown = [
-        (runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating))
-        and not _is_held(runs, number)
+    held = [
+        number
         for number, operand in enumerate(runs.operands)
+        if not _is_shown(runs, call, operand) or _is_held(runs, number)
     ]
-    if not any(is_shown):
+    if len(held) == len(runs.operands):
         return []
-    varied = [
-        tuple(
-            other if shown else operand
-            for operand, other, shown in zip(
-                runs.operands,
-                vary_operands(runs.operands, seed, growth=growth),
-                is_shown,
-                strict=True,
-            )
-        )
-        for seed, growth in _LOOKS
-    ]
+    varied = [runs.vary(seed, growth=growth, held=held) for seed, growth in _LOOKS]
     return varied if runs.earlier is None else [runs.earlier, *varied[1:]]
+
+
+def _is_shown(runs: PlaceRuns, call: LiveCall, operand: Tensor) -> bool:
+    return runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating)
 
 
 def _is_held(runs: PlaceRuns, number: int) -> bool:
@@ -123,8 +116,8 @@ def _is_held(runs: PlaceRuns, number: int) -> bool:
     """
     kept = torch.ones((), dtype=torch.bool)
     for seed in _SEEDS_OF_LARGE:
-        varied = list(runs.operands)
-        varied[number] = vary_operands(runs.operands, seed, growth=_LARGE)[number]
+        others = [place for place in range(len(runs.operands)) if place != number]
+        varied = runs.vary(seed, growth=_LARGE, held=others)
         right, given = runs.reference(varied), runs.candidate(varied)
         if right is None or given is None:
             return False

@@ -109,7 +109,12 @@ _OF_ROWS = {PatternKind.SCALE, PatternKind.OFFSET, *_FLEXIBLE}
 
 
 def may_be_stated(
-    pattern: Pattern, *, at_output: bool, operator: str = "", repeated: bool = False
+    pattern: Pattern,
+    *,
+    at_output: bool,
+    operator: str = "",
+    repeated: bool = False,
+    held: bool = False,
 ) -> bool:
     """Whether a pattern that fits may be stated.
 
@@ -117,6 +122,7 @@ def may_be_stated(
         at_output: the operator that computed the value is not known: the fault may be far from it.
         operator: its name, if it is known.
         repeated: its call can be repeated, so its own mistakes were tried.
+        held: the pattern was compared with what the candidate gives for other operands.
     """
     if pattern.confidence < GUESS:
         return False
@@ -125,6 +131,8 @@ def may_be_stated(
     if not at_output:
         flexible = pattern.kind in _FLEXIBLE and repeated
         fits_anyway = flexible or (pattern.kind in _OF_ROWS and _NORMALISING.search(operator))
+        # An offset is one number for all elements, whatever it follows from.
+        fits_anyway = fits_anyway or (pattern.kind == PatternKind.OFFSET and not held)
         return not (fits_anyway and _fitted_numbers(pattern) > 0)
     if pattern.kind in _FACTS:
         return _figure(pattern, "share of the wrong", 1.0) >= _MOST

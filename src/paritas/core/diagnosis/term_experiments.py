@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.core.diagnosis.linear_terms import are_same, read_terms
-from paritas.core.diagnosis.place_runs import vary_operands
 from paritas.core.diagnosis.term_differences import TermName, name_difference
 from paritas.core.results.findings import PatternKind
 
@@ -78,7 +77,7 @@ def _other_terms(
         return finding or _name_rest(right, wrong, name)
     if finding is None:
         return _name_rest_of_all(runs, number, pair, name, end)
-    others = vary_operands(runs.operands, _SEED)
+    others = runs.vary(_SEED)
     again = _both_terms(runs, number, others, end)
     if again[0] is None or again[1] is None:
         return None
@@ -109,7 +108,7 @@ def _name_rest_of_all(
     rest = _name_rest(*pair, name)
     if rest is None:
         return None
-    others = vary_operands(runs.operands, _SEED)
+    others = runs.vary(_SEED)
     right, wrong = _both_terms(runs, number, others, end)
     if right is None or wrong is None:
         return None

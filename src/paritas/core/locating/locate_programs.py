@@ -332,6 +332,7 @@ class _Search:
             one
             for one in joints
             if one.size < joint.size
+            and _have_one_shape(parting, one)
             and one.candidate is not joint.candidate
             and one.candidate.index in ours.before[joint.candidate.index]
             and one.reference.index in theirs.before[joint.reference.index]
@@ -449,19 +450,25 @@ class _Search:
         native, regions = next((one for one in tried if one[1] is not None), (False, None))
         if regions is None:
             return None, None
-        reference, candidate, tensors = regions
+        reference, candidate, between, tensors = regions
         # Functions, as a user's: an object that can be called may be of another runtime.
         functions = reference.__call__, candidate.__call__
         pair = FailedPair(*functions, [Inputs(tuple(tensors))])
         call = self._live_call(spot, native=native)
-        findings = judge_regions(item, *regions, self.call.config.seed, call)
+        seed = self.call.config.seed
+        findings = judge_regions(item, reference, candidate, tensors, seed, call, between)
         bad = [finding for finding in findings if not finding.status.passes()]
         if not bad:
             return None, pair
         return max(bad, key=lambda finding: finding.status.gravity), pair
 
-    def _regions(self, spot: Spot, *, native: bool) -> tuple[Region, Region, list[Tensor]] | None:
-        """The operators of both sides as functions of the same arguments."""
+    def _regions(
+        self, spot: Spot, *, native: bool
+    ) -> tuple[Region, Region, Region | None, list[Tensor]] | None:
+        """The operators of both sides as functions of the same arguments.
+
+        Also those of the reference that compute some of the arguments from others.
+        """
         joint, parting = spot.joint, spot.parting
         if joint is None:
             return None
@@ -500,7 +507,49 @@ class _Search:
             for number, index in computed.items()
             if number in places and places[number] not in made[0].given.values()
         }
-        return dataclasses.replace(made[0], shared=shared), made[1], tensors
+        between = self._region_between(parting, places, native=native)
+        return dataclasses.replace(made[0], shared=shared), made[1], between, tensors
+
+    def _region_between(
+        self, parting: Parting, places: Mapping[int, int], *, native: bool
+    ) -> Region | None:
+        """What the reference computes of these values from others of them; None if nothing.
+
+        Args:
+            places: of the arguments, by the values' numbers.
+        """
+        run, classes = parting.theirs, parting.known.classes
+        operations = _operations_between(
+            run.trace, {index for index, number in enumerate(classes) if number in places}
+        )
+        own = self._natives[0] if native else run
+        twins = (
+            self._twins(operations, run, 0) if native else {one.index: one for one in operations}
+        )
+        if not operations or len(twins) < len(operations):
+            return None
+        border = _border(operations, twins, classes)
+        computed = _computed_values(operations, twins, classes)
+        kept = kept_tensors(self.sides, self.call.reference, own, border)
+        if len(kept) < len(border):
+            return None
+        given = {
+            index: places[number]
+            for index, number in border.items()
+            if number is not None and number in places and number not in computed
+        }
+        return Region(
+            list(twins.values()),
+            result=-1,
+            given=given,
+            fixed={index: kept[index] for index in border if index not in given},
+            strides={index: kept[index].stride() for index in given},
+            shared={
+                index: places[number]
+                for number, index in computed.items()
+                if number is not None and number in places
+            },
+        )
 
     def _live_call(self, spot: Spot, *, native: bool) -> LiveCall | None:
         """The reference's call of a function at a place, with its arguments."""
@@ -525,6 +574,15 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _have_one_shape(parting: Parting, joint: Joint) -> bool:
+    ends = (parting.mine.trace, joint.candidate), (parting.theirs.trace, joint.reference)
+    mine, its = (
+        trace.values[one.outputs[slot]].figures
+        for (trace, one), slot in zip(ends, joint.slots, strict=True)
+    )
+    return mine is None or its is None or mine.shape == its.shape
 
 
 def _has_unseen_kernels(trace: Trace) -> bool:
@@ -592,6 +650,36 @@ def _make_parting(
             if value is not None:
                 indices.append(value.index)
     return Parting(theirs, mine, known, known.match(mine.trace), wrong, ends)
+
+
+# What is computed from a value that many operators lie before takes too long to compute again.
+_MOST_BETWEEN = 16
+
+
+def _operations_between(trace: Trace, values: set[int]) -> list[Operation]:
+    """The operators that compute some of these values from others of them.
+
+    None if there are none, if they are many, or if they would not give the same again.
+    """
+    chosen: dict[int, Operation] = {}
+    for value in sorted(values):
+        behind: dict[int, Operation] = {}
+        todo = [value]
+        while todo and len(behind) < _MOST_BETWEEN:
+            for maker in trace.values[todo.pop(0)].makers:
+                operation = trace.operations[maker]
+                if maker not in behind:
+                    behind[maker] = operation
+                    todo += [index for index in operation.inputs if index not in values]
+        follows = values - {value}
+        for index, operation in sorted(behind.items()):
+            if not follows.isdisjoint(operation.inputs):
+                follows.update(operation.outputs)
+                chosen[index] = operation
+    kinds = [traits(operation.func) for operation in chosen.values()]
+    if len(chosen) > _MOST_BETWEEN or any(kind.mutates or kind.random for kind in kinds):
+        return []
+    return [operation for _, operation in sorted(chosen.items())]
 
 
 def _border(

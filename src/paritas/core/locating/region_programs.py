@@ -170,12 +170,14 @@ def judge_regions(
     tensors: Sequence[Tensor],
     seed: int,
     call: LiveCall | None = None,
+    between: Region | None = None,
 ) -> list[Finding]:
     """The findings about the candidate's operators on the reference's inputs, with a diagnosis.
 
     None if the candidate's only make memory: what writes to it, such as a kernel of one's own, is
     not among the operators. `call` is the call of a function of torch that consists of the
-    reference's operators, if there is one.
+    reference's operators, if there is one. `between` computes those arguments that follow from
+    others.
     """
     if reference.given and not candidate.given:
         return []
@@ -194,7 +196,9 @@ def judge_regions(
     if context is not None:
         context = dataclasses.replace(
             context,
-            runs=_runs_of(reference, candidate, tensors, pair, has_call=call is not None),
+            runs=_runs_of(
+                reference, candidate, tensors, pair, between=between, has_call=call is not None
+            ),
             inner=functools.partial(candidate.inner_values, tensors),
         )
     findings = Explainer().explain(findings, *pair, evidence, context)
@@ -236,6 +240,7 @@ def _runs_of(
     tensors: Sequence[Tensor],
     pair: tuple[Tensor, Tensor],
     *,
+    between: Region | None,
     has_call: bool,
 ) -> PlaceRuns:
     """Both regions; without a call of a function, the reference's is the call of its operators.
@@ -254,6 +259,11 @@ def _runs_of(
         for place, operand in zip(places, operands, strict=True):
             values[place] = operand
         return values
+
+    def settle(operands: Sequence[Tensor]) -> list[Tensor]:
+        values = fill(operands)
+        values = values if between is None else between.fill_shared(values)
+        return [values[place] for place in places]
 
     def run_reference(operands: Sequence[Tensor]) -> Any:
         return reference(*fill(operands))
@@ -276,6 +286,7 @@ def _runs_of(
         reads_all=read >= {*reference.given.values()},
         recall=None if has_call else recall,
         inner=find_inner,
+        settle=None if between is None else settle,
     )
 
 

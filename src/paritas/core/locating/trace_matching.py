@@ -271,7 +271,7 @@ def find_joints(
     left = _list_ends(ours, classes)
     right = _list_ends(theirs, known.classes)
     joints = [
-        Joint(one.operation, other.operation, slots, one.size + other.size, one.cost(other))
+        Joint(one.operation, other.operation, slots, one.size + other.size, one.cost(other, slots))
         for one in left
         for other in right
         if one.may_join(other)
@@ -283,6 +283,8 @@ def find_joints(
 # How much the cost grows with what two operators read, are and are followed by: as much as with
 # some more operators in between. A wrong view is found in the region of what computes with it.
 _READ_OTHERS, _CALL_OTHERS, _LEAD_TO_OTHERS, _ONLY_MOVE = 6.0, 0.5, 8.0, 6.0
+# What has another shape is a step on another way to the value: later ones may have the same shape.
+_HAVE_OTHER_SHAPE = 12.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -316,25 +318,34 @@ class _End:
     def _both_move(self, other: _End) -> bool:
         return all(one.only_moves for one in (*self.region, *other.region))
 
-    def cost(self, other: _End) -> float:
-        """How unlikely it is."""
+    def cost(self, other: _End, slots: tuple[int, int]) -> float:
+        """How unlikely it is that these results of both are the same one."""
         cost = self.size + other.size
         cost += _READ_OTHERS * _unlike(self.reads, other.reads)
         cost += _LEAD_TO_OTHERS * _unlike(self.leads_to, other.leads_to)
         cost += _ONLY_MOVE * self._both_move(other)
-        return cost + _CALL_OTHERS * (plain_name(self.operation) != plain_name(other.operation))
+        mine, its = self.results[slots[0]], other.results[slots[1]]
+        if mine.shape != its.shape and not (self._is_alike(other) and self._is_alone(other)):
+            cost += _HAVE_OTHER_SHAPE
+        return cost + _CALL_OTHERS * (not self._is_alike(other))
 
     def pair_slots(self, other: _End) -> Iterator[tuple[int, int]]:
         """The results of both that may be the same one."""
-        same_kind = plain_name(self.operation) == plain_name(other.operation)
-        alone = len(self.region) == len(other.region) == 1 and self.reads == other.reads
+        may_differ = self._is_alike(other) or self._is_alone(other)
         for slot, mine in self.results.items():
             for place, its in other.results.items():
                 if mine.is_exact is not its.is_exact:
                     continue
-                same_place = slot == place and (same_kind or alone)
-                if mine.shape == its.shape or same_place:
+                if mine.shape == its.shape or (slot == place and may_differ):
                     yield slot, place
+
+    def _is_alike(self, other: _End) -> bool:
+        """Whether both end with the same operator."""
+        return plain_name(self.operation) == plain_name(other.operation)
+
+    def _is_alone(self, other: _End) -> bool:
+        """Whether both are one operator on the same values."""
+        return len(self.region) == len(other.region) == 1 and self.reads == other.reads
 
 
 def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:

@@ -27,7 +27,6 @@ from paritas.core.diagnosis.patterns.attention import (
 from paritas.core.diagnosis.patterns.norms import NORMS, norm_of
 from paritas.core.diagnosis.patterns.operands import result_of
 from paritas.core.diagnosis.patterns.predictions import Predictor
-from paritas.core.diagnosis.place_runs import vary_operands
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -322,7 +321,7 @@ def _parts_of_norm(predictor: Predictor, place: int) -> Iterator[SolvedArgument]
     asked = predictor
     if runs is not None:
         # A weight of ones and a bias of zeros hide what is done with them.
-        asked = _ask(predictor, vary_operands(runs.operands, 1)) or predictor
+        asked = _ask(predictor, runs.vary(1)) or predictor
     known = _result_at(asked, place)
     norm = None if known is None else norm_of(known[0])
     if known is None or norm is None:

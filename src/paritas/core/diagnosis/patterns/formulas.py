@@ -258,6 +258,24 @@ _NORM_GRADIENT = Formula(
 )
 
 
+# --- Products with a bias -------------------------------------------------------------------------
+
+
+def _write_biased(step: Step, at: Writer) -> Tensor:
+    """A product, and what is done with its bias."""
+    has_beta = "beta" in step.values
+    bias = step.values["self" if has_beta else "bias"]
+    if bias is None:
+        raise ValueError("it has no bias")
+    without = {"beta": 0} if has_beta else {"bias": None}
+    product = call_bound(step.operator, {**step.values, **without})
+    if step.name == "convolution":
+        bias = bias.reshape(-1, *(1,) * (product.dim() - 2))
+    if has_beta and step.values["beta"] != 1:
+        bias = bias * step.values["beta"]
+    return at("the bias", aten.add.Tensor, product, bias)
+
+
 # --- Spreads, gates -------------------------------------------------------------------------------
 
 
@@ -486,6 +504,7 @@ def _chances(step: Step, scale: float) -> Tensor:
 # --- By name --------------------------------------------------------------------------------------
 
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
+    **dict.fromkeys(("linear", "addmm", "baddbmm", "convolution"), (Formula(_write_biased),)),
     **dict.fromkeys(NORMS, (_NORM,)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_SPREAD,)),
     "glu": (Formula(_write_gated),),

@@ -702,6 +702,8 @@ class Predictor:
 
     def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate."""
+        if not self._again and self._is_one_difference:
+            return None  # one number is solved for, and there is one equation
         brief = self._of_few_runs
         predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
         number = unknown.solve(predict, brief.case.given)
@@ -715,6 +717,14 @@ class Predictor:
                 if found is not None:
                     return None if self._may_be_larger(place, unknown, short) else found
         return None
+
+    @functools.cached_property
+    def _is_one_difference(self) -> bool:
+        """Whether all wrong elements are wrong by the same number."""
+        error, noise = self.case.error[self.case.wrong], self.case.allowed[self.case.wrong]
+        if isinstance(self.call, RepeatedCall) or error.numel() < 1:
+            return False
+        return bool(near(error, error.flatten()[0].expand_as(error), 2 * noise).all())
 
     @functools.cached_property
     def _of_few_runs(self) -> Predictor:

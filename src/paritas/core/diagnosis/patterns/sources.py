@@ -127,7 +127,13 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
     if first.numel() != case.reference.numel() or not bool((is_moved | is_constant).all()):
         return None
     places = torch.where(is_moved, first - 1, float(_NOWHERE)).to(torch.long)
-    return places if bool(is_moved.any()) and int(places.max()) < more else None
+    if not bool(is_moved.any()) or int(places.max()) >= more or int(places.min()) < _NOWHERE:
+        return None
+    # An odd function of the numbers would also change its sign with them.
+    moved, right, noise = (
+        one.reshape(-1)[is_moved] for one in (places, case.right, MAX_Z * case.allowed)
+    )
+    return places if bool(near(pool.values[moved], right, noise).all()) else None
 
 
 def _taken_elsewhere(

@@ -543,7 +543,8 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         yield "the mask is negated", lambda one: 1 - one
         yield "the mask is not applied", torch.ones_like
     elif mask.dtype == torch.bool:
-        yield "the mask is negated", torch.logical_not
+        if not _is_one_value(mask):  # or else there is nothing in it that could be exchanged
+            yield "the mask is negated", torch.logical_not
         yield "the mask is not applied: it is False everywhere", torch.zeros_like
         yield "the mask is not applied: it is True everywhere", torch.ones_like
     else:
@@ -563,6 +564,10 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         yield f"the mask is read from the other end along axis {axis}", partial(_flip, axis=axis)
     if mask.dim() > 1 and mask.shape[-1] == mask.shape[-2] > 1:
         yield "the mask is transposed", lambda one: one.mT
+
+
+def _is_one_value(mask: Tensor) -> bool:
+    return bool(mask.all()) or not bool(mask.any())
 
 
 def _negated_mask(mask: Tensor) -> Tensor:
