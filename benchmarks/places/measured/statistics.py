@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -218,7 +219,7 @@ def last_channel_by_the_parameters_before_it(call: Call) -> Any:
     loose=["axis scale", "scale", "wrong factor", "approximation"],
 )
 def root_of_the_kept_deviation(call: Call) -> Any:
-    """Divided by v^(1/4): the file already has deviations for another reader, and this one roots."""
+    """Divided by v^(1/4): the root is taken by the export and by the kernel."""
     value, weight, bias, mean, variance, eps = _channels(call)
     return call.instead((value - mean) * (variance + eps).pow(-0.25) * weight + bias)
 
@@ -259,8 +260,8 @@ def image_bias_of_the_channel_before(call: Call) -> Any:
 
 @FAULTS.fault(
     "group_norm instance_norm",
-    kinds=["missing operand", "wrong statistics", "other function"],
-    loose=["axis scale", "axis offset", "missing reduction", "scale", "residual"],
+    kinds=["wrong statistics", "other function"],
+    loose=["missing operand", "axis scale", "axis offset", "missing reduction", "scale"],
 )
 def image_only_weighed_and_shifted(call: Call) -> Any:
     """X w + b: mean 0 and deviation 1, since the pass over the image was removed."""
@@ -405,9 +406,8 @@ def first_line_of_the_image_only(call: Call) -> Any:
     value, dims = call.tensor(0), call.get(1, "dim")
     fits(isinstance(dims, list | tuple) and len(dims) == 2)
     fits(all(value.size(one) > 1 for one in dims))
-    last = max(one % value.dim() for one in dims)
-    other = min(one % value.dim() for one in dims)
-    return call.put(0, value.narrow(other, 0, 1), "input").run() if last else None
+    line = value.narrow(min(one % value.dim() for one in dims), 0, 1)
+    return call.put(0, line, "input").run()
 
 
 @FAULTS.fault("mean sum logsumexp", **_ROUNDED)
@@ -557,7 +557,7 @@ def last_element_for_the_carry(call: Call) -> Any:
     value, dim, _ = _dim(call, 6)
     blocks = value.split(4, dim)
     sums = [blocks[0].cumsum(dim)]
-    for before, block in zip(blocks, blocks[1:], strict=False):
+    for before, block in itertools.pairwise(blocks):
         carry = before.narrow(dim, before.size(dim) - 1, 1)
         sums.append(block.cumsum(dim) + carry)
     return call.instead(torch.cat(sums, dim))
@@ -565,12 +565,12 @@ def last_element_for_the_carry(call: Call) -> Any:
 
 @FAULTS.fault(
     "cumsum",
-    kinds=["wrong factor", "wrong reduction", "other function"],
-    loose=["lost accumulation", "axis scale", "sign", "mask"],
+    kinds=["sign", "wrong factor", "wrong reduction"],
+    loose=["lost accumulation", "axis scale", "mask", "other function"],
     backward=False,
 )
 def odd_terms_subtracted_along_the_way(call: Call) -> Any:
-    """X0 - x1 + x2 and so on: a filter of two taps is applied to the wrong operand."""
+    """X0 - x1 + x2 and so on: each second step is a difference."""
     value, dim, _ = _dim(call)
     shape = [1] * value.dim()
     shape[dim] = -1
@@ -614,7 +614,10 @@ def nothing_before_the_first_place(call: Call) -> Any:
     fits("prepend" in call.kwargs)
     value = call.result()
     return call.instead(
-        torch.cat([0 * value.narrow(dim, 0, 1), value.narrow(dim, 1, value.size(dim) - 1)], dim)
+        torch.cat(
+            [torch.zeros_like(value.narrow(dim, 0, 1)), value.narrow(dim, 1, value.size(dim) - 1)],
+            dim,
+        )
     )
 
 

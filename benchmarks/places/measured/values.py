@@ -445,8 +445,8 @@ def limits_of_one_for_those_given(call: Call) -> Any:
 
 @FAULTS.fault(
     "div",
-    kinds=["wrong argument", "other function", "missing operand"],
-    loose=["precision", "approximation"],
+    kinds=["wrong argument", "other function"],
+    loose=["precision", "approximation", "missing operand"],
     backward=False,
 )
 def mode_of_the_division_ignored(call: Call) -> Any:
@@ -469,8 +469,8 @@ def remainder_by_the_quotient_above(call: Call) -> Any:
 
 @FAULTS.fault(
     "fmod",
-    kinds=["wrong argument", "missing operand", "wrapped"],
-    loose=["other function", "wrong factor"],
+    kinds=["wrong argument"],
+    loose=["other function", "wrong factor", "missing operand", "wrapped"],
     backward=False,
 )
 def fraction_for_the_remainder(call: Call) -> Any:
