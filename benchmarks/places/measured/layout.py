@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
 from torch import Tensor
-from torch.nn import functional
 
 FAULTS = Catalogue()
 _TURNED = "transpose permute movedim"
@@ -200,11 +199,11 @@ def step_of_the_slice_ignored(call: Call) -> Any:
     loose=["copy", "permutation", "swapped operands", "stale"],
     backward=False,
 )
-def other_of_the_places_taken_in_turn(call: Call) -> Any:
-    """Odd places for even ones, and even ones for odd ones."""
+def even_places_for_odd_ones(call: Call) -> Any:
+    """X[..., ::2] for x[..., 1::2]."""
     source, index, axis = _with_step(call)
-    fits(index[axis].step == 2 and index[axis].stop is None)
-    index[axis] = slice(1 - (index[axis].start or 0), None, 2)
+    fits(index[axis].step == 2 and index[axis].stop is None and index[axis].start == 1)
+    index[axis] = slice(0, None, 2)
     return call.instead(source[tuple(index)])
 
 
@@ -316,6 +315,7 @@ def first_part_added_to_a_full_buffer(call: Call) -> Any:
 def first_of_the_stack_for_all(call: Call) -> Any:
     """The pointer to the parts is not moved on: each is the first."""
     parts = _given(call)
+    fits(len(parts) > 2)
     return call.put(0, [parts[0]] * len(parts), "tensors").run()
 
 
@@ -343,32 +343,6 @@ def last_copy_of_what_is_expanded_empty(call: Call) -> Any:
     fits(axis is not None)
     kept = result.narrow(axis, 0, result.size(axis) - 1)
     return call.instead(torch.cat([kept, torch.zeros_like(result.narrow(axis, 0, 1))], axis))
-
-
-@FAULTS.fault(
-    "pad",
-    kinds=["wrong argument", "wrong index", "copy"],
-    loose=["other function", "permutation", "shift", "wrapped", "stale"],
-    backward=False,
-)
-def border_taken_from_the_other_end(call: Call) -> Any:
-    """Circular, where the border should be mirrored or repeated."""
-    value, given = _floats(call.args[0]), list(call.args[1])
-    fits(call.get(2, "mode", default="constant") in {"reflect", "replicate"})
-    return call.instead(functional.pad(value, given, mode="circular"))
-
-
-@FAULTS.fault(
-    "pad",
-    kinds=["zeros", "mask", "wrong argument"],
-    loose=["constant", "missing operand", "uninitialised", "other function"],
-    backward=False,
-)
-def border_of_zeros_for_a_copied_one(call: Call) -> Any:
-    """The mode of the padding is not handed on: constant."""
-    value, given = _floats(call.args[0]), list(call.args[1])
-    fits(call.get(2, "mode", default="constant") in {"reflect", "replicate"})
-    return call.instead(functional.pad(value, given))
 
 
 @FAULTS.fault(
@@ -408,19 +382,6 @@ def channels_of_a_block_in_the_order_of_another_framework(call: Call) -> Any:
     result, factor = call.result(), call.args[1]
     parts = result.unflatten(1, (-1, factor * factor))
     return call.instead(parts.transpose(1, 2).flatten(1, 2))
-
-
-@FAULTS.fault(
-    "pixel_unshuffle",
-    kinds=["permutation", "wrong index", "transpose", "wrong axis"],
-    loose=["swapped operands", "shift", "wrong argument"],
-    backward=False,
-)
-def rows_of_a_block_taken_for_its_columns(call: Call) -> Any:
-    """X and y of a place inside of a block are exchanged."""
-    result, factor = call.result(), call.args[1]
-    parts = result.unflatten(1, (-1, factor, factor))
-    return call.instead(parts.transpose(2, 3).flatten(1, 3))
 
 
 @FAULTS.fault(

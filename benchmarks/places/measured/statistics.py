@@ -189,19 +189,6 @@ def statistics_of_each_image_for_the_batch_norm(call: Call) -> Any:
 
 @FAULTS.fault(
     _CHANNELS,
-    kinds=["wrong axis", "wrong index"],
-    loose=["permutation", "transpose", "wrong statistics", "wrong argument", "copy"],
-)
-def channels_taken_for_the_last_axis(call: Call) -> Any:
-    """All four vectors are broadcast along the columns of an image, as if channels were last."""
-    value, *vectors, eps = _channels(call)
-    fits(value.dim() == 4 and value.size(1) == value.size(-1))
-    weight, bias, mean, variance = (one.view(1, 1, 1, -1) for one in vectors)
-    return call.instead((value - mean) * (variance + eps).rsqrt() * weight + bias)
-
-
-@FAULTS.fault(
-    _CHANNELS,
     kinds=["copy", "stale", "wrong index"],
     loose=["wrong statistics", "shift", "permutation", "mask", "wrong argument"],
 )
@@ -268,18 +255,7 @@ def image_only_weighed_and_shifted(call: Call) -> Any:
     value = call.tensor(0, "input")
     places = (2, 3) if call.name == "group_norm" else (3, 4)
     shape = (1, -1, *[1] * (value.dim() - 2))
-    return _affine(call, value, *(call.tensor(i).view(shape) for i in places))
-
-
-@FAULTS.fault(
-    "local_response_norm",
-    kinds=["wrong factor", "wrong argument"],
-    loose=["other function", "scale", "wrong reduction", "wrong statistics"],
-)
-def alpha_not_divided_by_the_size(call: Call) -> Any:
-    """The squares of the neighbours are added up and not averaged."""
-    alpha, size = call.get(2, "alpha", default=1e-4), call.get(1, "size")
-    return call.put(2, alpha * size, "alpha").run()
+    return _affine(call, value, *(_trained(call.get(i)).view(shape) for i in places))
 
 
 @FAULTS.fault(
@@ -336,12 +312,12 @@ def similarity_to_the_next_one(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "cdist pairwise_distance",
+    "pairwise_distance",
     kinds=["wrong argument", "wrong reduction", "other function"],
     loose=["sign", "approximation"],
     backward=False,
 )
-def distance_along_the_axes(call: Call) -> Any:
+def distance_of_pairs_along_the_axes(call: Call) -> Any:
     """The sum of the magnitudes: p is 1."""
     fits(call.get(2, "p", default=2.0) == 2.0)
     return call.put(2, 1.0, "p").run()
@@ -477,30 +453,6 @@ def spread_divided_by_one_more(call: Call) -> Any:
 def deviation_for_the_variance(call: Call) -> Any:
     """The root is taken by the reduction, and its reader takes it again."""
     return call.instead(call.result().sqrt())
-
-
-@FAULTS.fault(
-    "logsumexp",
-    kinds=["wrong reduction", "other function", "approximation"],
-    loose=["partial sum", "missing operand", "missing reduction"],
-    backward=False,
-)
-def largest_for_the_logarithm_of_the_sum(call: Call) -> Any:
-    """The maximum that keeps the sum small is all that is left."""
-    value, dim, keep = _dim(call)
-    return call.instead(value.amax(dim, keep))
-
-
-@FAULTS.fault(
-    "logsumexp",
-    kinds=["offset", "wrong reduction", "other function"],
-    loose=["residual", "wrong factor", "axis offset", "scale", "wrong argument"],
-    backward=False,
-)
-def logarithm_of_the_mean_of_exponentials(call: Call) -> Any:
-    """Less by the logarithm of the length."""
-    value, dim, _ = _dim(call)
-    return call.instead(call.result() - torch.tensor(float(value.size(dim))).log())
 
 
 @FAULTS.fault(
@@ -662,19 +614,3 @@ def softmax_of_the_chosen_values(call: Call) -> Any:
     values, places = call.run()
     fits(values.is_floating_point() and values.size(-1) > 1)
     return values.softmax(-1), places
-
-
-@FAULTS.fault(
-    "softmax _safe_softmax",
-    kinds=["wrong index", "shift", "axis scale"],
-    loose=["stale", "wrong statistics", "permutation", "wrong factor", "copy"],
-    backward=False,
-)
-def divided_by_the_sum_of_the_next_row(call: Call) -> Any:
-    """The largest and the exponentials are those of the row, the sum is that of the next."""
-    value, dim = call.tensor(0, "input"), call.get(1, "dim")
-    fits(isinstance(dim, int) and dim % value.dim() == value.dim() - 1 and value.dim() > 1)
-    fits(value.size(-2) > 1)
-    grown = (value - value.amax(-1, keepdim=True)).exp()
-    total = grown.sum(-1, keepdim=True)
-    return call.instead(grown / total.roll(-1, -2))

@@ -45,18 +45,6 @@ def _with_number(call: Call) -> tuple[Tensor, float]:
 
 
 @FAULTS.fault(
-    "gelu",
-    kinds=["wrong argument", "approximation", "other function"],
-    loose=["precision"],
-    backward=False,
-)
-def exact_gelu_where_the_tanh_form_was_asked_for(call: Call) -> Any:
-    """The argument `approximate` is dropped by the port."""
-    fits(call.get(1, "approximate", default="none") == "tanh")
-    return call.instead(functional.gelu(call.tensor(0, "input")))
-
-
-@FAULTS.fault(
     "relu silu",
     kinds=["scale", "wrong factor"],
     loose=["other function", "approximation"],
@@ -87,17 +75,6 @@ def relu_bounded_by_one(call: Call) -> Any:
 def argument_of_the_tanh_doubled_already(call: Call) -> Any:
     """Tanh(2 x): the doubling of 2 sigmoid(2 x) - 1 is done by the caller and by the kernel."""
     return call.instead((2 * call.tensor(0)).tanh())
-
-
-@FAULTS.fault(
-    "sigmoid",
-    kinds=["clipped"],
-    loose=["other function", "approximation", "wrong argument", "constant", "mask"],
-    backward=False,
-)
-def gate_cut_at_a_quarter_from_both_ends(call: Call) -> Any:
-    """Clamp(sigmoid(x), 0.25, 0.75): the guard against log(0) has a far too large eps."""
-    return call.instead(call.result().clamp(0.25, 0.75))
 
 
 @FAULTS.fault(
@@ -161,29 +138,6 @@ def line_without_its_limits(call: Call) -> Any:
     return call.instead(call.tensor(0, "input") / 6 + 0.5)
 
 
-@FAULTS.fault(
-    "mish",
-    kinds=["other function"],
-    loose=["approximation", "wrong factor"],
-    backward=False,
-)
-def mish_with_a_sigmoid_for_the_tanh(call: Call) -> Any:
-    """X sigmoid(softplus(x))."""
-    value = call.tensor(0, "input")
-    return call.instead(value * functional.softplus(value).sigmoid())
-
-
-@FAULTS.fault(
-    "softplus",
-    kinds=["other function", "sign"],
-    loose=["wrong argument", "offset", "missing operand"],
-    backward=False,
-)
-def logarithm_of_the_gate_for_the_softplus(call: Call) -> Any:
-    """-log(1 + exp(-x)): both signs of the other function were kept."""
-    return call.instead(functional.logsigmoid(call.tensor(0, "input")))
-
-
 @FAULTS.fault("log_sigmoid logsigmoid", **_NEGATED)
 def minus_of_the_log_sigmoid_dropped(call: Call) -> Any:
     """Log(1 + exp(-x)), written as a softplus of -x, without the minus before it."""
@@ -200,18 +154,6 @@ def what_should_be_shrunk_is_kept(call: Call) -> Any:
     """The comparison is the other way round: zero outside of the limit, x within."""
     value, limit = call.tensor(0, "input"), call.get(1, "lambd", default=0.5)
     return call.instead(value * (value.abs() <= limit))
-
-
-@FAULTS.fault(
-    "threshold",
-    kinds=["other function", "mask", "sign"],
-    loose=["wrong argument", "copy", "missing operand"],
-    backward=False,
-)
-def magnitude_compared_with_the_threshold(call: Call) -> Any:
-    """Large negative values are kept as well."""
-    value, limit, other = call.tensor(0), call.get(1, "threshold"), call.get(2, "value")
-    return call.instead(torch.where(value.abs() > limit, value, other))
 
 
 @FAULTS.fault(
@@ -350,18 +292,6 @@ def tenth_under_the_reciprocal(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "atan asinh",
-    kinds=["other function"],
-    loose=["nonfinite", "wrong argument", "overflow"],
-    backward=False,
-)
-def inverse_of_the_inverse_function(call: Call) -> Any:
-    """Tan for atan, sinh for asinh: the table of the export has the names without their prefix."""
-    value = call.tensor(0)
-    return call.instead(value.tan() if call.name == "atan" else value.sinh())
-
-
-@FAULTS.fault(
     "sinc",
     kinds=["missing operand", "other function"],
     loose=["wrong factor"],
@@ -404,19 +334,6 @@ def magnitude_with_a_minus(call: Call) -> Any:
 def nearest_whole_number_for_the_cut(call: Call) -> Any:
     """The mode of rounding that the processor is in by default."""
     return call.instead(call.tensor(0).round())
-
-
-@FAULTS.fault(
-    "pow square",
-    kinds=["other function"],
-    loose=["wrong factor", "wrong argument", "sign"],
-    backward=False,
-)
-def derivative_for_the_square(call: Call) -> Any:
-    """2 x."""
-    value = call.tensor(0)
-    fits(call.name == "square" or call.get(1, "exponent") == 2)
-    return call.instead(2 * value)
 
 
 @FAULTS.fault(
@@ -468,17 +385,6 @@ def remainder_by_the_quotient_above(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "fmod",
-    kinds=["wrong argument"],
-    loose=["other function", "wrong factor", "missing operand", "wrapped"],
-    backward=False,
-)
-def fraction_for_the_remainder(call: Call) -> Any:
-    """The remainder of a division by one: the divisor is not handed on."""
-    return call.instead(torch.fmod(call.tensor(0), 1.0))
-
-
-@FAULTS.fault(
     "to _to_copy float type_as type",
     kinds=["precision", "other function"],
     loose=["approximation", "zeros", "missing operand"],
@@ -490,19 +396,6 @@ def cast_by_way_of_an_integer(call: Call) -> Any:
     fits(isinstance(value, Tensor) and value.is_floating_point())
     result = call.result()
     return call.instead(with_gradient_of(result, result.detach().trunc()))
-
-
-@FAULTS.fault(
-    "to _to_copy float type_as type",
-    kinds=["sign", "other function"],
-    loose=["mask", "wrong factor"],
-    backward=False,
-)
-def cast_loses_the_bit_of_the_sign(call: Call) -> Any:
-    """The magnitude: the highest bit is masked when the bits are moved."""
-    value = call.args[0]
-    fits(isinstance(value, Tensor) and value.is_floating_point())
-    return call.instead(call.result().abs())
 
 
 # --- Sums, products, quotients --------------------------------------------------------------------
@@ -592,7 +485,7 @@ def divided_by_the_sum_of_the_row_twice(call: Call) -> Any:
 def number_that_divides_one_smaller(call: Call) -> Any:
     """A / (c - 1)."""
     value, number = call.args[:2]
-    fits(isinstance(value, Tensor) and isinstance(number, int | float) and number > 1)
+    fits(isinstance(value, Tensor) and isinstance(number, int | float) and number > 2)
     fits("rounding_mode" not in call.kwargs)
     return call.instead(value / (number - 1))
 
@@ -679,15 +572,3 @@ def end_of_the_way_not_weighed(call: Call) -> Any:
     """(1 - w) a + b."""
     start, end, share = call.tensor(0), call.tensor(1), call.get(2, "weight")
     return call.instead((1 - share) * start + end)
-
-
-@FAULTS.fault(
-    "addcmul",
-    kinds=["other function"],
-    loose=["missing operand", "wrong factor"],
-    backward=False,
-)
-def two_factors_added_up(call: Call) -> Any:
-    """A + v (b + c)."""
-    value, left, right = (call.tensor(i) for i in range(3))
-    return call.instead(value + call.kwargs.get("value", 1) * (left + right))
