@@ -600,7 +600,7 @@ def first_row_written_to_every_slot(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "select_scatter slice_scatter",
+    "slice_scatter",
     kinds=["residual", "other function"],
     loose=["doubled reduction", "stale", "offset", "wrong argument", "lost accumulation"],
     backward=False,

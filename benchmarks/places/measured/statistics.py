@@ -591,20 +591,6 @@ def first_half_of_the_row_sorted_only(call: Call) -> Any:
 
 @FAULTS.fault(
     "topk",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "wrong argument", "other function"],
-    backward=False,
-)
-def chosen_in_the_order_of_their_places(call: Call) -> Any:
-    """Values and places agree, and are in the order of the places and not of the values."""
-    values, places = call.run()
-    fits(values.is_floating_point() and values.size(-1) > 1)
-    order = places.argsort(-1)
-    return values.gather(-1, order), places.gather(-1, order)
-
-
-@FAULTS.fault(
-    "topk",
     kinds=["other function"],
     loose=["wrong factor", "wrong statistics", "axis scale"],
     backward=False,
