@@ -117,8 +117,8 @@ def limit_of_packed_rows(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["mask", "partial sum"],
-    loose=["wrong index", "off by one reduction", "zeros", "wrong reduction", "missing operand"],
+    kinds=["mask", "partial sum", "off by one reduction"],
+    loose=["wrong index", "wrong argument", "zeros", "wrong reduction", "missing operand"],
 )
 def first_key_not_seen(call: Call) -> Any:
     """The loop over the keys begins at 1; who sees nothing else gets zeros."""
@@ -130,8 +130,8 @@ def first_key_not_seen(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["mask"],
-    loose=["wrong argument", "partial sum", "wrong index", "wrong reduction", "missing operand"],
+    kinds=["mask", "partial sum"],
+    loose=["wrong argument", "wrong index", "wrong reduction", "missing operand"],
 )
 def keys_of_the_middle_not_seen(call: Call) -> Any:
     """Of three blocks of keys, the loop visits the first and the last."""
@@ -317,8 +317,8 @@ def keys_with_heads_and_positions_exchanged(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["wrong statistics", "partial sum", "axis scale", "wrong factor"],
-    loose=["off by one reduction", "scale", "wrong reduction", "mask", "other function"],
+    kinds=["wrong statistics", "partial sum", "off by one reduction", "axis scale", "wrong factor"],
+    loose=["scale", "wrong reduction", "mask", "other function"],
 )
 def last_key_not_in_the_sum(call: Call) -> Any:
     """The last key is weighed and its weight is not in the sum that divides."""
@@ -352,9 +352,10 @@ def chances_in_e4m3(call: Call) -> Any:
 
 @FAULTS.fault(
     _SOFTMAX,
-    kinds=["wrong statistics", "partial sum", "axis scale", "wrong factor", "one rank's part"],
-    loose=["missing reduction", "scale", "wrong reduction", "lost accumulation"],
-)
+    kinds=["wrong statistics", "partial sum", "axis scale", "wrong factor", "one rank's part",
+           "missing reduction"],
+    loose=["scale", "wrong reduction", "lost accumulation"],
+)  # fmt: skip
 def sum_of_the_first_rank_divides(call: Call) -> Any:
     """The sum over the second half of the row is not added to that of the first."""
     _, chances = _row(call)

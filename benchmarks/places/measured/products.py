@@ -237,7 +237,7 @@ def scale_of_each_token_not_multiplied_back(call: Call) -> Any:
     backward=False,
 )
 def factor_of_a_head_of_64(call: Call) -> Any:
-    """Scores are divided by 8, whatever the width of a head, and somewhere else once more."""
+    """What is divided by the root of the width of a head is divided by 8 once more."""
     return call.instead(call.result() / 8)
 
 
