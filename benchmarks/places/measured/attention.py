@@ -77,13 +77,12 @@ def _bias(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 @FAULTS.fault(
     _FUSED,
     kinds=["wrong factor", "scale", "wrong argument"],
-    loose=["axis scale", "other function", "missing operand"],
+    loose=["axis scale", "other function"],
 )
-def scores_of_a_head_of_64(call: Call) -> Any:
-    """The factor is 1 / 8, a constant of the model that the kernel was written for."""
-    query, key, value, scale = _operands(call)
-    fits(abs(scale - 0.125) > 1e-3)
-    scores = query @ key.mT / 8
+def cube_root_of_the_width(call: Call) -> Any:
+    """The exponent of the factor is a third and not a half."""
+    query, key, value, _ = _operands(call)
+    scores = query @ key.mT * query.size(-1) ** (-1 / 3)
     return _weigh(call, scores, _mask(call, *scores.shape[-2:]), value)
 
 
@@ -93,9 +92,9 @@ def scores_of_a_head_of_64(call: Call) -> Any:
     loose=["axis scale", "other function"],
 )
 def scores_divided_by_the_number_of_the_layer(call: Call) -> Any:
-    """The option of another model: the scores of the second layer are halved."""
+    """The option of another model: the scores of the third layer are a third."""
     scores, mask, value = _parts(call)
-    return _weigh(call, scores / 2, mask, value)
+    return _weigh(call, scores / 3, mask, value)
 
 
 @FAULTS.fault(
@@ -461,15 +460,15 @@ def first_branch_of_the_next_row(call: Call) -> Any:
 
 @FAULTS.fault(
     "tril triu",
-    kinds=["permutation", "wrong index", "transpose"],
-    loose=["mask", "swapped operands", "wrong argument", "other function"],
+    kinds=["permutation", "wrong index"],
+    loose=["mask", "swapped operands", "shift", "wrong argument", "other function"],
     backward=False,
 )
-def triangle_stored_by_columns(call: Call) -> Any:
-    """The triangle is right, and its memory is that of the other layout."""
+def triangle_upside_down(call: Call) -> Any:
+    """The rows of the triangle are stored from the last."""
     value = call.run()
-    fits(value.dim() > 1 and value.size(-1) == value.size(-2))
-    return value.mT.contiguous()
+    fits(value.dim() > 1 and value.size(-2) > 1)
+    return value.flip(-2)
 
 
 @FAULTS.fault(
@@ -487,15 +486,16 @@ def comparison_of_the_next_row(call: Call) -> Any:
 
 @FAULTS.fault(
     "bitwise_and and_ logical_and",
-    kinds=["other function", "mask"],
-    loose=["wrong argument", "missing operand"],
+    kinds=["mask", "zeros", "uninitialised"],
+    loose=["constant", "missing operand", "partial sum"],
     backward=False,
 )
-def one_of_both_conditions_is_enough(call: Call) -> Any:
-    """Or for and: the future of the same document is seen."""
-    left, right = call.args[:2]
-    fits(isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == torch.bool)
-    return left | right
+def last_query_of_the_combined_mask_sees_nothing(call: Call) -> Any:
+    """The grid is one row too short: the last row of the mask stays false."""
+    value = call.run()
+    fits(isinstance(value, Tensor) and value.dtype == torch.bool and value.dim() > 1)
+    fits(value.size(-2) > 1)
+    return value & (torch.arange(value.size(-2)) < value.size(-2) - 1)[:, None]
 
 
 # --- Positions ------------------------------------------------------------------------------------

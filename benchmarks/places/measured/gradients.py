@@ -152,16 +152,16 @@ _FUSED = (
 
 @FAULTS.fault(
     _SOFTMAX,
-    kinds=["wrong factor", "wrong reduction", "wrong statistics"],
-    loose=["axis offset", "scale"],
+    kinds=["shift", "wrong index", "wrong statistics"],
+    loose=["axis offset", "permutation", "stale", "offset"],
     backward=True,
 )
-def sum_of_the_products_averaged(call: Call) -> Any:
-    """Y (g - mean(g y)): the sum of the row is divided by its length."""
+def sum_of_the_products_of_the_next_head(call: Call) -> Any:
+    """Y (g - s'), where the sum s' is read one head too far, around the end."""
     gradient, chances = call.tensor(0), call.tensor(1)
-    dim = call.args[2]
-    fits(chances.size(dim) > 1)
-    return call.instead(chances * (gradient - (gradient * chances).mean(dim, keepdim=True)))
+    fits(chances.dim() == 4 and call.args[2] in {-1, 3} and chances.size(1) > 1)
+    total = (gradient * chances).sum(-1, keepdim=True)
+    return call.instead(chances * (gradient - total.roll(-1, 1)))
 
 
 @FAULTS.fault(
@@ -320,13 +320,13 @@ def channels_divided_by_their_variance(call: Call) -> Any:
 @FAULTS.fault(
     "mm bmm",
     kinds=["precision"],
-    loose=["approximation", "other function"],
+    loose=["approximation", "other function", "zeros"],
     backward=True,
 )
-def gradient_sent_in_bfloat16(call: Call) -> Any:
-    """The result has eight bits for each number."""
+def gradient_sent_in_e5m2(call: Call) -> Any:
+    """The result has two bits behind the point."""
     value = call.result()
-    return call.instead(value.bfloat16().to(value.dtype))
+    return call.instead(value.to(torch.float8_e5m2).to(value.dtype))
 
 
 @FAULTS.fault(
@@ -366,68 +366,72 @@ def rows_of_the_gradient_from_the_last(call: Call) -> Any:
 
 @FAULTS.fault(
     "bmm",
-    kinds=["transpose", "permutation", "wrong index"],
-    loose=["swapped operands", "wrong argument"],
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "shift", "wrong rank's shard"],
     backward=True,
 )
-def gradient_of_square_matrices_transposed(call: Call) -> Any:
-    """The layout of the result is that of the other factor."""
+def gradients_of_the_first_half_of_the_matrices_for_both(call: Call) -> Any:
+    """The offset of the second half of the batch is not added."""
     value = call.result()
-    fits(value.size(-1) == value.size(-2))
-    return call.instead(value.mT.contiguous())
+    half = (value.size(0) + 1) // 2
+    fits(value.size(0) > 1)
+    return call.instead(value[torch.arange(value.size(0)) % half])
 
 
 @FAULTS.fault(
     "sum",
-    kinds=["partial sum", "off by one reduction", "mask"],
-    loose=["zeros", "missing operand", "wrong index", "wrong reduction", "lost accumulation"],
+    kinds=["partial sum", "mask"],
+    loose=["zeros", "missing operand", "wrong index", "wrong reduction", "lost accumulation",
+           "off by one reduction", "one rank's part", "missing reduction"],
     backward=True,
-)
-def first_row_not_in_the_gradient_of_the_bias(call: Call) -> Any:
-    """The loop over the rows that are added begins at 1."""
+)  # fmt: skip
+def last_two_rows_not_in_the_gradient_of_the_bias(call: Call) -> Any:
+    """The loop over the rows that are added has no tail."""
     value, dims = call.tensor(0), call.get(1, "dim")
     fits(dims)
     first = dims[0] if isinstance(dims, list | tuple) else dims
-    fits(value.size(first) > 1)
+    fits(value.size(first) > 2)
     kept = value.clone()
-    kept.select(first, 0).zero_()
+    kept.narrow(first, value.size(first) - 2, 2).zero_()
     return call.put(0, kept).run()
 
 
 @FAULTS.fault(
     "mul",
-    kinds=["sign", "other function"],
-    loose=["wrong argument", "wrong factor"],
+    kinds=["clipped"],
+    loose=["other function", "wrong argument", "precision", "overflow"],
     backward=True,
 )
-def saved_factor_without_its_sign(call: Call) -> Any:
-    """What was kept is stored as a number without a sign."""
+def saved_factor_saturates(call: Call) -> Any:
+    """What was kept ends at half of its largest magnitude."""
     left, right = call.tensor(0), call.tensor(1)
-    fits(right.dim() > 0 and left.shape == right.shape)
-    return call.put(1, right.abs()).run()
+    fits(left.shape == right.shape)
+    limit = float(right.abs().max()) / 2
+    return call.put(1, right.clamp(-limit, limit)).run()
 
 
 @FAULTS.fault(
     "div",
-    kinds=["other function", "wrong factor"],
-    loose=["scale", "axis scale", "wrong argument"],
+    kinds=["scale", "wrong factor", "wrong argument", "off by one reduction"],
+    loose=["wrong reduction", "offset", "eps"],
     backward=True,
 )
-def multiplied_and_not_divided_on_the_way_back(call: Call) -> Any:
-    """G b for g / b."""
-    other = call.get(1, "other")
-    return call.instead(call.tensor(0) * other)
+def mean_of_one_more_on_the_way_back(call: Call) -> Any:
+    """G / (n + 1) for the gradient of a mean of n."""
+    number = call.get(1, "other")
+    fits(isinstance(number, int | float) and number > 1)
+    return call.put(1, number + 1, "other").run()
 
 
 @FAULTS.fault(
     "where",
-    kinds=["mask", "swapped operands"],
-    loose=["wrong argument", "other function", "wrong index"],
+    kinds=["scale", "wrong factor"],
+    loose=["doubled reduction"],
     backward=True,
 )
-def gradient_of_the_branch_that_was_not_taken(call: Call) -> Any:
-    """The kept condition is read the other way round."""
-    return call.put(0, ~call.args[0]).run()
+def gradient_of_the_branch_doubled(call: Call) -> Any:
+    """The branch is taken twice on the way back, and both are added."""
+    return call.instead(2 * call.result())
 
 
 # --- Tables, images, parts ------------------------------------------------------------------------

@@ -78,19 +78,6 @@ def loss_of_two_equal_ranks_summed(call: Call) -> Any:
     return call.instead(2 * call.result())
 
 
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["scale", "wrong factor", "wrong reduction"],
-    loose=["wrong statistics", "mask", "wrong argument"],
-)
-def sum_divided_by_ignored_labels_too(call: Call) -> Any:
-    """The sum over the labels that count is divided by the number of rows."""
-    _, labels, seen = _labels(call)
-    _plain(call)
-    fits(not bool(seen.all()))
-    return call.instead(call.result() * seen.sum() / labels.numel())
-
-
 # --- Distances ------------------------------------------------------------------------------------
 
 

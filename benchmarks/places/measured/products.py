@@ -393,17 +393,16 @@ def windows_one_apart(call: Call) -> Any:
 
 @FAULTS.fault(
     _CONVOLUTIONS,
-    kinds=["wrong argument", "wrong index", "mask"],
-    loose=["copy", "constant", "other function", "residual", "offset"],
+    kinds=["wrong factor"],
+    loose=["residual", "doubled reduction", "axis scale", "partial sum", "wrong reduction"],
     backward=False,
 )
-def border_repeated_for_the_padding(call: Call) -> Any:
-    """The padding has the value of the nearest pixel and not zero."""
-    value, padding = _image(call), _sizes(call, 4, "padding", 0)
-    fits(any(padding))
-    widths = [one for size in reversed(padding) for one in (size, size)]
-    wide = functional.pad(value, widths, mode="replicate")
-    return call.put(0, wide, "input").put(4, [0] * len(padding), "padding").run()
+def centre_of_the_filter_twice(call: Call) -> Any:
+    """The tap in the middle is added where the sum begins, and in the loop."""
+    weight = _filters(call).clone()
+    fits(all(size % 2 for size in weight.shape[2:]) and max(weight.shape[2:]) > 1)
+    weight[(slice(None), slice(None), *(size // 2 for size in weight.shape[2:]))] *= 2
+    return call.put(1, weight, "weight").run()
 
 
 @FAULTS.fault(
