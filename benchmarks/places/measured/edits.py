@@ -72,12 +72,12 @@ EDITS = {
     "softmax at most a fifth": edit(
         *_around(_SOFTMAX, r"\1.clamp(max=0.2)"), kinds=["clipped"], loose=["other function"],
     ),
-    "layer halved": edit(
-        *_around(_LINEAR, r"(0.5 * \1)"), kinds=["scale", "wrong factor"],
+    "layer at three quarters": edit(
+        *_around(_LINEAR, r"(0.75 * \1)"), kinds=["scale", "wrong factor"],
         loose=["axis scale", "wrong reduction"],
     ),
-    "attention halved": edit(
-        *_around(_ATTENTION, r"(0.5 * \1)"), kinds=["scale", "wrong factor"],
+    "attention at three quarters": edit(
+        *_around(_ATTENTION, r"(0.75 * \1)"), kinds=["scale", "wrong factor"],
         loose=["axis scale", "wrong reduction"],
     ),
     "rows of the table in hundredths": edit(
