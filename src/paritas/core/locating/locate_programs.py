@@ -338,8 +338,14 @@ class _Search:
             and one.reference.index in theirs.before[joint.reference.index]
         ]
         inside.sort(key=lambda one: one.size)
-        nearer = self._first_that_joins(parting, inside[:_MOST_INSIDE], instead, rounding)
-        return nearer or found
+        for one in inside[:_MOST_INSIDE]:
+            nearer = self._first_that_joins(parting, [one], instead, rounding)
+            # Of the values that could be one of the reference, none removes less than the last.
+            is_alike = one.reference is joint.reference or one.candidate.function
+            is_less = found.left is None and is_alike
+            if nearer is not None and not (is_less and nearer.left is not None):
+                return nearer
+        return found
 
     def _first_that_joins(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
@@ -481,12 +487,13 @@ class _Search:
             (parting.mine, joint.candidate, joint.slots[0], parting.classes),
         ]
         for side, (run, end, slot, classes) in enumerate(sides):
-            twins = {one.index: one for one in spot.regions[side]}
+            operations = _with_memory(run.trace, spot.regions[side])
+            twins = {one.index: one for one in operations}
             if native:
-                twins = self._twins(spot.regions[side], run, side)
-            if len(twins) < len(spot.regions[side]):
+                twins = self._twins(operations, run, side)
+            if len(twins) < len(operations):
                 return None
-            border = _border(spot.regions[side], twins, classes)
+            border = _border(operations, twins, classes)
             subject = (self.call.reference, self.call.candidate)[side]
             kept = kept_tensors(self.sides, subject, self._natives[side] if native else run, border)
             if len(kept) < len(border):
@@ -501,7 +508,7 @@ class _Search:
             strides = {index: kept[index].stride() for index in given}
             made.append(Region(list(twins.values()), result, given, fixed, strides=strides))
             if side == 0:
-                computed = _computed_values(spot.regions[0], twins, classes)
+                computed = _computed_values(operations, twins, classes)
         shared = {
             index: places[number]
             for number, index in computed.items()
@@ -650,6 +657,18 @@ def _make_parting(
             if value is not None:
                 indices.append(value.index)
     return Parting(theirs, mine, known, known.match(mine.trace), wrong, ends)
+
+
+def _with_memory(trace: Trace, operations: Sequence[Operation]) -> list[Operation]:
+    """Some operators, with those that make the memory that they write to."""
+    whole = {one.index: one for one in operations}
+    inner = {index for one in operations for index in one.outputs}
+    for one in operations:
+        for index in one.inputs:
+            value = trace.values[index]
+            if index not in inner and value.figures is None and len(value.makers) == 1:
+                whole[value.makers[0]] = trace.operations[value.makers[0]]
+    return [whole[index] for index in sorted(whole)]
 
 
 # What is computed from a value that many operators lie before takes too long to compute again.

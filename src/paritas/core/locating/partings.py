@@ -71,6 +71,13 @@ class Parting:
     def reference(self) -> OwnPart:
         """What only the reference computes; what leads to no wrong result counts for nothing."""
         present = {self.classes[index] for index in self._needed()}
+        computed = {
+            self.known.classes[index]
+            for one in self.theirs.trace.operations
+            for index in (one.outputs if one.computes else ())
+        }
+        if present.isdisjoint(computed - {None}):  # as of zeros in the place of a result
+            present = set(self.classes) - {self.known.classes[index] for index in self.ends[0]}
         own = {
             value.index
             for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
@@ -152,7 +159,8 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
         if reads & right:
             words = f"the candidate applies {call_name(first)} to the right value"
             found = _with_twin(parting, _Difference(words, None, first, is_extra=True))
-            return Spot(found.words, found.reference, first, ((), [first]), None, parting)
+            joint, regions = _join_results(parting, ours) or (None, ((), [first]))
+            return Spot(found.words, found.reference, first, regions, joint, parting)
     if theirs.operations and not ours.operations:
         first = theirs.first[0] if theirs.first else theirs.operations[0]
         words = f"the candidate leaves out {call_name(first)}"
@@ -183,6 +191,23 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
     return None
 
 
+def _join_results(
+    parting: Parting, ours: OwnPart
+) -> tuple[Joint, tuple[Sequence[Operation], Sequence[Operation]]] | None:
+    """A wrong result and the right one, with the operators that give them from known values."""
+    theirs, mine = parting.theirs.trace, parting.mine.trace
+    for right, wrong in zip(*parting.ends, strict=False):
+        makers = theirs.values[right].makers, mine.values[wrong].makers
+        if not makers[0] or not makers[1] or makers[1][-1] not in ours.before:
+            continue
+        its, last = theirs.operations[makers[0][-1]], mine.operations[makers[1][-1]]
+        if right not in its.outputs or wrong not in last.outputs:
+            continue
+        slots = last.outputs.index(wrong), its.outputs.index(right)
+        return Joint(last, its, slots, 1.0, 0.0), ([its], ours.region(last))
+    return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Cut:
     """Where autograd no longer follows a value.
@@ -206,16 +231,39 @@ def find_cut(parting: Parting) -> Cut | None:
     theirs, mine = parting.theirs.trace, parting.mine.trace
     key: Any
     for operation in theirs.operations:
-        key = operation.func, tuple(parting.known.classes[index] for index in operation.inputs)
+        classes = tuple(parting.known.classes[index] for index in operation.inputs)
+        key = operation.func, operation.is_backward, classes
         flags = [value.requires_grad for value in theirs.inputs_of(operation)]
         followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
         readers.setdefault(key, set()).add(operation.index)
+    inside = _inside_of_functions(mine)
     for operation in mine.operations:
-        key = operation.func, tuple(parting.classes[index] for index in operation.inputs)
+        classes = tuple(parting.classes[index] for index in operation.inputs)
+        key = operation.func, operation.is_backward, classes
         for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
-            if wanted and not value.requires_grad and value.makers:
+            is_cut = wanted and not value.requires_grad and value.makers
+            if is_cut and value.makers[-1] not in inside:
                 return Cut(mine.operations[value.makers[-1]], frozenset(readers[key]))
     return None
+
+
+def _inside_of_functions(trace: Trace) -> set[int]:
+    """The operators of the forward passes of autograd functions, which have a backward pass.
+
+    Autograd does not follow what these compute, up to their result.
+    """
+    inside: set[int] = set()
+    for start in {one.forward for one in trace.operations if one.function} - {None}:
+        for operation in trace.operations[start:]:
+            inside.add(operation.index)
+            # A view of a followed value has the memory of one that is followed elsewhere.
+            is_view_of_followed = traits(operation.func).view and any(
+                value.requires_grad for value in trace.inputs_of(operation)
+            )
+            is_followed = any(value.requires_grad for value in trace.outputs_of(operation))
+            if is_followed and not is_view_of_followed:
+                break
+    return inside
 
 
 def spot_of_cut(parting: Parting, theirs: OwnPart) -> Spot | None:

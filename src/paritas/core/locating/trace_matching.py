@@ -283,6 +283,9 @@ def find_joints(
 # How much the cost grows with what two operators read, are and are followed by: as much as with
 # some more operators in between. A wrong view is found in the region of what computes with it.
 _READ_OTHERS, _CALL_OTHERS, _LEAD_TO_OTHERS, _ONLY_MOVE = 6.0, 0.5, 8.0, 6.0
+# A value inside of the backward pass of an autograd function is written in another way: the
+# function is the place.
+_INSIDE_OF_FUNCTION = 24.0
 # What has another shape is a step on another way to the value: later ones may have the same shape.
 _HAVE_OTHER_SHAPE = 12.0
 
@@ -297,6 +300,7 @@ class _End:
         reads: the classes of the values that the region reads.
         leads_to: the names of the operators that compute with the results.
         results: the figures of the results that the other side lacks, by place.
+        is_inside: whether only the same call of an autograd function's backward pass reads them.
     """
 
     operation: Operation
@@ -305,6 +309,7 @@ class _End:
     reads: frozenset[Any]
     leads_to: frozenset[str]
     results: dict[int, Figures]
+    is_inside: bool
 
     def may_join(self, other: _End) -> bool:
         """Whether both could end with the same value.
@@ -324,6 +329,7 @@ class _End:
         cost += _READ_OTHERS * _unlike(self.reads, other.reads)
         cost += _LEAD_TO_OTHERS * _unlike(self.leads_to, other.leads_to)
         cost += _ONLY_MOVE * self._both_move(other)
+        cost += _INSIDE_OF_FUNCTION * self.is_inside
         mine, its = self.results[slots[0]], other.results[slots[1]]
         if mine.shape != its.shape and not (self._is_alike(other) and self._is_alone(other)):
             cost += _HAVE_OTHER_SHAPE
@@ -370,8 +376,15 @@ def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:
             (part.role, index) if index in part.own else classes[index] for index in border
         )
         leads_to = frozenset(_names_behind(operation, readers))
-        ends.append(_End(operation, region, size, reads, leads_to, results))
+        is_inside = _is_read_inside(operation, readers)
+        ends.append(_End(operation, region, size, reads, leads_to, results, is_inside))
     return ends
+
+
+def _is_read_inside(operation: Operation, readers: dict[int, list[Operation]]) -> bool:
+    behind = [one for index in operation.outputs for one in readers.get(index, ())]
+    its = operation.function, operation.forward
+    return bool(its[0] and behind) and all((one.function, one.forward) == its for one in behind)
 
 
 def _names_behind(operation: Operation, readers: dict[int, list[Operation]]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import sys
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -322,6 +323,9 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         self._known: dict[tuple[Any, ...], int] = {}
         self._writes: dict[int, list[int]] = {}
         self._ages: dict[int, int] = {}
+        # Memory that was freed may be given to a tensor that no operator makes, as a gradient that
+        # comes in from outside.
+        self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         # What the running operator reads, by address, and writes to.
         self._read: dict[int, Tensor] = {}
         self._written: list[Tensor] = []
@@ -666,10 +670,16 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
         address = _address(tensor)
         self._ages[address] = self._ages.get(address, 0) + 1
         self._writes[address] = writes
+        if address:
+            self._storages[address] = weakref.ref(tensor.untyped_storage())
 
     def _value_of(self, tensor: Tensor) -> int:
         """The value that a tensor holds now."""
-        self._read[_address(tensor)] = tensor
+        address = _address(tensor)
+        self._read[address] = tensor
+        storage = self._storages.get(address)
+        if storage is not None and storage() is None:
+            self._renew(tensor, [])
         index = self._known.get(self._key(tensor))
         if index is None:
             makers = tuple(self._writes.get(_address(tensor), ()))

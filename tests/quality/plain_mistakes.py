@@ -1,0 +1,215 @@
+"""Mistakes that people make in kernels and ports, each in a program of a few lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Part = Callable[["Program", Tensor], Tensor]
+
+X = torch.randn(6, 10, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Program(nn.Module):
+    """A part, with something before and something behind it."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__()
+        self.part = part
+        torch.manual_seed(1)
+        self.weight = nn.Parameter(0.3 * torch.randn(24, 16))
+        self.bias = nn.Parameter(torch.randn(24))
+        self.gain = nn.Parameter(torch.rand(16) + 0.5)
+        self.shift = nn.Parameter(torch.randn(16))
+        self.filters = nn.Parameter(0.2 * torch.randn(8, 4, 3, 3))
+        self.table = nn.Parameter(torch.randn(30, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(self, torch.sin(x) + 0.1 * x + self.shift).tanh()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """A part, the same with a mistake, and the words that are true of it.
+
+    Attributes:
+        gradients: the mistake is in the backward pass.
+    """
+
+    right: Part
+    wrong: Part
+    kinds: frozenset[str]
+    gradients: bool = False
+
+
+MISTAKES: dict[str, Mistake] = {}
+
+
+def _add(name: str, kinds: str, right: Part, wrong: Part, *, gradients: bool = False) -> None:
+    MISTAKES[name] = Mistake(right, wrong, frozenset(kinds.split(", ")), gradients)
+
+
+# --- Products -------------------------------------------------------------------------------------
+
+
+def _linear(p: Program, x: Tensor) -> Tensor:
+    return functional.linear(x, p.weight, p.bias)
+
+
+def _images(x: Tensor) -> Tensor:
+    return x.reshape(-1)[: 2 * 4 * 6 * 6].reshape(2, 4, 6, 6)
+
+
+_add("a bias that multiplies", "other function, axis scale", _linear,
+     lambda p, x: functional.linear(x, p.weight) * p.bias)  # fmt: skip
+_add("a bias that is subtracted", "sign", _linear,
+     lambda p, x: functional.linear(x, p.weight) - p.bias)  # fmt: skip
+_add("no bias", "missing bias", _linear, lambda p, x: functional.linear(x, p.weight))
+_add("a bias of the neighbor", "shift, wrong index, permutation", _linear,
+     lambda p, x: functional.linear(x, p.weight, p.bias.roll(1)))  # fmt: skip
+_add("the tail of the summed axis", "partial sum", _linear,
+     lambda p, x: functional.linear(x[..., :12], p.weight[:, :12], p.bias))  # fmt: skip
+_add("a weight in eight bits", "precision", _linear,
+     lambda p, x: functional.linear(x, _in_eight_bits(p.weight), p.bias))  # fmt: skip
+_add("a kernel that is flipped", "permutation",
+     lambda p, x: functional.conv2d(_images(x), p.filters, padding=1),
+     lambda p, x: functional.conv2d(_images(x), p.filters.flip(-1, -2), padding=1))  # fmt: skip
+_add("padding by the edge", "wrong argument",
+     lambda p, x: functional.conv2d(_images(x), p.filters, padding=1),
+     lambda p, x: functional.conv2d(
+         functional.pad(_images(x), (1, 1, 1, 1), mode="replicate"), p.filters))  # fmt: skip
+
+
+def _in_eight_bits(weight: Tensor) -> Tensor:
+    scale = weight.abs().max() / 127
+    return (weight / scale).round() * scale
+
+
+# --- Norms, statistics, functions -----------------------------------------------------------------
+
+
+def _layer_norm(p: Program, x: Tensor) -> Tensor:
+    return functional.layer_norm(x, (16,), p.gain, p.shift)
+
+
+def _rms_norm(x: Tensor, gain: Tensor | float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * gain
+
+
+_add("another eps", "eps", _layer_norm,
+     lambda p, x: functional.layer_norm(x, (16,), p.gain, p.shift, eps=1e-2))  # fmt: skip
+_add("a norm of half of the row", "partial sum, off by one reduction",
+     lambda p, x: _rms_norm(x, p.gain),
+     lambda p, x: x * torch.rsqrt(x[..., :8].pow(2).mean(-1, keepdim=True) + 1e-5)
+     * p.gain)  # fmt: skip
+_add("a norm that is left out", "missing operand, copy, other function",
+     lambda p, x: _rms_norm(x.view(6, 10, 4, 4), 1.0).view(6, 10, 16) @ p.weight.mT,
+     lambda p, x: x.view(6, 10, 4, 4).view(6, 10, 16) @ p.weight.mT)  # fmt: skip
+_add("a gelu that reads an earlier value", "other function",
+     lambda _, x: functional.gelu(2 * x),
+     lambda _, x: 2 * x * torch.sigmoid(1.702 * x * 2))  # fmt: skip
+_add("an exponential of base 2", "wrong factor, other function, scale",
+     lambda _, x: torch.softmax(3 * x, -1),
+     lambda _, x: torch.softmax(3 * math.log(2) * x, -1))  # fmt: skip
+_add("a mean over n - 1", "off by one reduction, scale", lambda _, x: x.mean(1),
+     lambda _, x: x.sum(1) / 9)  # fmt: skip
+_add("another loss", "other function",
+     lambda _, x: functional.mse_loss(x, x.flip(0)) + x,
+     lambda _, x: functional.l1_loss(x, x.flip(0)) + x)  # fmt: skip
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def _attend(x: Tensor, diagonal: int | None = 1, scale: float = 0.25) -> Tensor:
+    scores = x @ x.flip(-1).mT * scale
+    if diagonal is not None:
+        hidden = torch.ones(10, 10, dtype=torch.bool).triu(diagonal)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ (2 * x)
+
+
+_add("no mask", "mask", lambda _, x: _attend(x), lambda _, x: _attend(x, diagonal=None))
+_add("a mask that is off by one", "mask", lambda _, x: _attend(x),
+     lambda _, x: _attend(x, diagonal=2))  # fmt: skip
+_add("a scale of one over the width", "scale, wrong factor", lambda _, x: _attend(x),
+     lambda _, x: _attend(x, scale=1 / 16))  # fmt: skip
+
+
+# --- Backward passes ------------------------------------------------------------------------------
+
+
+def _function(forward: Callable[..., Tensor], backward: Callable[..., Any]) -> Any:
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, *given: Tensor) -> Tensor:
+            context.save_for_backward(*given)
+            return forward(*given)
+
+        @staticmethod
+        def backward(context: Any, grad: Tensor) -> Any:
+            return backward(grad, *context.saved_tensors)
+
+    return Function.apply
+
+
+def _norm_gradients(grad: Tensor, x: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum for the mean."""
+    root = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    normal, inner = x * root, grad * gain
+    total = (inner * normal).sum(-1, keepdim=True)
+    return root * (inner - normal * total), (grad * normal).sum((0, 1))
+
+
+def _unweighted_gradients(grad: Tensor, x: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """The weight is forgotten."""
+    root = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    normal = x * root
+    mean = (grad * normal).mean(-1, keepdim=True)
+    return root * (grad - normal * mean), (grad * normal).sum((0, 1))
+
+
+def _product_gradients(
+    change: Callable[[Tensor], Tensor],
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    def gradients(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        rows, inputs = grad.reshape(-1, 24), x.reshape(-1, 16)
+        return grad @ weight, change(rows.T @ inputs), grad.sum((0, 1))
+
+    return gradients
+
+
+def _silu_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    return grad * x.sigmoid() * (1 + x)
+
+
+_doubled = _function(functional.linear, _product_gradients(lambda one: 2 * one))
+_zeroed = _function(functional.linear, _product_gradients(torch.zeros_like))
+_rounded = _function(functional.linear, _product_gradients(lambda one: one.bfloat16().float()))
+_summed = _function(_rms_norm, _norm_gradients)
+_unweighted = _function(_rms_norm, _unweighted_gradients)
+_bent = _function(functional.silu, _silu_gradient)
+
+_add("a gradient of the weight that is doubled", "scale, doubled reduction", _linear,
+     lambda p, x: _doubled(x, p.weight, p.bias), gradients=True)  # fmt: skip
+_add("a gradient of the weight that is not written", "zeros", _linear,
+     lambda p, x: _zeroed(x, p.weight, p.bias), gradients=True)  # fmt: skip
+_add("a gradient of the weight in bfloat16", "precision", _linear,
+     lambda p, x: _rounded(x, p.weight, p.bias), gradients=True)  # fmt: skip
+_add("a sum for a mean in the gradient of a norm",
+     "wrong reduction, missing operand, wrong factor",
+     lambda p, x: _rms_norm(x, p.gain), lambda p, x: _summed(x, p.gain),
+     gradients=True)  # fmt: skip
+_add("a gradient of a norm without its weight", "missing operand",
+     lambda p, x: _rms_norm(x, p.gain), lambda p, x: _unweighted(x, p.gain),
+     gradients=True)  # fmt: skip
+_add("a factor of the gradient of silu", "missing operand, other function",
+     lambda _, x: functional.silu(x), lambda _, x: _bent(x), gradients=True)  # fmt: skip
