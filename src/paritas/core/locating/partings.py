@@ -231,15 +231,21 @@ def find_cut(parting: Parting) -> Cut | None:
     theirs, mine = parting.theirs.trace, parting.mine.trace
     key: Any
     for operation in theirs.operations:
-        classes = tuple(parting.known.classes[index] for index in operation.inputs)
-        key = operation.func, operation.is_backward, classes
+        key = (
+            operation.func,
+            operation.is_backward,
+            tuple(parting.known.classes[index] for index in operation.inputs),
+        )
         flags = [value.requires_grad for value in theirs.inputs_of(operation)]
         followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
         readers.setdefault(key, set()).add(operation.index)
     inside = _inside_of_functions(mine)
     for operation in mine.operations:
-        classes = tuple(parting.classes[index] for index in operation.inputs)
-        key = operation.func, operation.is_backward, classes
+        key = (
+            operation.func,
+            operation.is_backward,
+            tuple(parting.classes[index] for index in operation.inputs),
+        )
         for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
             is_cut = wanted and not value.requires_grad and value.makers
             if is_cut and value.makers[-1] not in inside:
@@ -253,7 +259,8 @@ def _inside_of_functions(trace: Trace) -> set[int]:
     Autograd does not follow what these compute, up to their result.
     """
     inside: set[int] = set()
-    for start in {one.forward for one in trace.operations if one.function} - {None}:
+    first = {one.forward for one in trace.operations if one.function and one.forward is not None}
+    for start in first:
         for operation in trace.operations[start:]:
             inside.add(operation.index)
             # A view of a followed value has the memory of one that is followed elsewhere.
