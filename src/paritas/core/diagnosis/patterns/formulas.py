@@ -45,11 +45,13 @@ class Formula:
         output: which of its results.
         joint: simple operators in which the same mistake may be made at once.
         statistics: those that compute statistics of rows, so that any mistake is in these.
+        known: those whose mistakes are those of the whole: only their rounding is tried.
     """
 
     compute: Callable[[Step, Writer], Tensor]
     joint: tuple[tuple[str, ...], ...] = ()
     statistics: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
     output: int = 0
 
 
@@ -268,13 +270,16 @@ def _write_biased(step: Step, at: Writer) -> Tensor:
     if bias is None:
         raise ValueError("it has no bias")
     without = {"beta": 0} if has_beta else {"bias": None}
-    product = call_bound(step.operator, {**step.values, **without})
+    call = partial(at, "the product", step.operator)
+    product = call_bound(step.operator, {**step.values, **without}, call)
     if step.name == "convolution":
         bias = bias.reshape(-1, *(1,) * (product.dim() - 2))
     if has_beta and step.values["beta"] != 1:
         bias = bias * step.values["beta"]
     return at("the bias", aten.add.Tensor, product, bias)
 
+
+_BIASED = Formula(_write_biased, known=frozenset({"the product"}))
 
 # --- Spreads, gates -------------------------------------------------------------------------------
 
@@ -504,7 +509,7 @@ def _chances(step: Step, scale: float) -> Tensor:
 # --- By name --------------------------------------------------------------------------------------
 
 _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
-    **dict.fromkeys(("linear", "addmm", "baddbmm", "convolution"), (Formula(_write_biased),)),
+    **dict.fromkeys(("linear", "addmm", "baddbmm", "convolution"), (_BIASED,)),
     **dict.fromkeys(NORMS, (_NORM,)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_SPREAD,)),
     "glu": (Formula(_write_gated),),

@@ -495,8 +495,8 @@ class Predictor:
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
                 left = mean_square_left(self.case, prediction)
                 found = Reproduction(variation, place, weight, left, in_part)
-                if self._holds_again(found, search, suggest):
-                    return found
+                # What is refuted as a whole is no mistake in a part either.
+                return found if self._holds_again(found, search, suggest) else None
         found_natively = self._native_reproduction(place, variation, prediction, parameters)
         if found_natively is None or not self._holds_again(found_natively, search, suggest):
             return None

@@ -158,7 +158,7 @@ class Written:
 
     def _places(self) -> Iterator[tuple[str, ...]]:
         yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
-        yield from ((role,) for role in self.inner)
+        yield from ((role,) for role in self.inner if role not in self.formula.known)
 
     def _rounded_places(self) -> Iterator[tuple[str, ...]]:
         """Each result, those of two statistics, those that belong together, all but the last."""
