@@ -16,6 +16,7 @@ import torch
 
 from paritas.core.diagnosis.calls import WHOLE, LiveCall
 from paritas.core.diagnosis.case import Case, near, widen
+from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.execution.scouting import is_scout
 from paritas.core.numerics.bits import is_inexact
 
@@ -45,7 +46,10 @@ def stack_runs(case: Case) -> Case | None:
     runs, call = case.context.runs, case.context.call
     if runs is None or call is None or not _can_be_repeated(case, runs):
         return None
-    every = [runs.operands, *(_other_operands(runs, seed) for seed in range(1, _RUNS))]
+    held = held_operands(runs, call)
+    if len(held) == len(runs.operands):
+        return None
+    every = [runs.operands, *(_other_operands(runs, held, seed) for seed in range(1, _RUNS))]
     usable: list[Sequence[Tensor]] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for operands in every:
@@ -102,19 +106,23 @@ def _are_finite(*values: Tensor) -> bool:
     return all(bool(torch.isfinite(one).all()) for one in values)
 
 
-def _other_operands(runs: PlaceRuns, seed: int) -> tuple[Tensor, ...]:
+def _other_operands(runs: PlaceRuns, held: Sequence[int], seed: int) -> tuple[Tensor, ...]:
     """Other values of the same kind; in half of the runs single numbers of any sign and size."""
-    varied = runs.vary(seed)
+    varied = runs.vary(seed, held=held)
     if seed % 2:
         return varied
     draw = torch.Generator().manual_seed(seed)
     factors = (3 * torch.rand(len(varied), generator=draw) - 1.5).tolist()
     return runs.settled(
         [
-            one * factor if one.numel() == 1 and one.is_floating_point() else one
-            for one, factor in zip(varied, factors, strict=True)
+            one * factor if _is_one_number(one) and place not in held else one
+            for place, (one, factor) in enumerate(zip(varied, factors, strict=True))
         ]
     )
+
+
+def _is_one_number(operand: Tensor) -> bool:
+    return operand.numel() == 1 and operand.is_floating_point()
 
 
 # --- The call with several sets of operands -------------------------------------------------------

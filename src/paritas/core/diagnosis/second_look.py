@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.calls import exchanging, is_same_tensor
-from paritas.core.diagnosis.case import Case, near, noise_of_prediction, same
-from paritas.core.diagnosis.dependence import is_of_slices
-from paritas.core.diagnosis.place_runs import FEW_VALUES, lengthen_operands, vary_operands
+from paritas.core.diagnosis.calls import exchanging
+from paritas.core.diagnosis.case import Case, near, noise_of_prediction
+from paritas.core.diagnosis.held_operands import held_operands
+from paritas.core.diagnosis.place_runs import lengthen_operands, vary_operands
 from paritas.core.diagnosis.repetitions import stack_runs
 from paritas.core.diagnosis.stating import LIFTED_RUN, OPERAND
 from paritas.core.execution.scouting import FatalAttemptError, attempt_apart, is_scout
@@ -46,7 +46,6 @@ _SLACK = 8.0
 # Different second looks, each with how many times larger the operands are: one of them may not show
 # the fault.
 _LOOKS = ((1, 1.0), (2, 1.0), (3, 16.0))
-_SEEDS_OF_LARGE, _LARGE = (3, 4), 64.0
 
 
 def repeat_case(case: Case) -> tuple[Case, ...]:
@@ -93,42 +92,11 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
     What the reference's call does not show stays as it is, and what the candidate may hold itself:
     a module that replaces another one has copies of its parameters.
     """
-    held = [
-        number
-        for number, operand in enumerate(runs.operands)
-        if not _is_shown(runs, call, operand) or _is_held(runs, number)
-    ]
+    held = held_operands(runs, call)
     if len(held) == len(runs.operands):
         return []
     varied = [runs.vary(seed, growth=growth, held=held) for seed, growth in _LOOKS]
     return varied if runs.earlier is None else [runs.earlier, *varied[1:]]
-
-
-def _is_shown(runs: PlaceRuns, call: LiveCall, operand: Tensor) -> bool:
-    return runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating)
-
-
-def _is_held(runs: PlaceRuns, number: int) -> bool:
-    """Whether whole slices of the candidate do not follow an operand that the reference follows.
-
-    A small one may be rounded to nothing, and each of several large ones only by chance. A choice,
-    such as a sign, is not held in a part: what does not follow it there may not read it.
-    """
-    kept = torch.ones((), dtype=torch.bool)
-    for seed in _SEEDS_OF_LARGE:
-        others = [place for place in range(len(runs.operands)) if place != number]
-        varied = runs.vary(seed, growth=_LARGE, held=others)
-        right, given = runs.reference(varied), runs.candidate(varied)
-        if right is None or given is None:
-            return False
-        moves, follows = (
-            ~same(after, before).cpu()
-            for after, before in ((right, runs.expected), (given, runs.given))
-        )
-        kept = kept & moves & ~follows
-    may_be_copied = len(runs.operands[number].unique()) > FEW_VALUES
-    is_of_part = may_be_copied and is_of_slices(kept)
-    return bool(kept.any()) and (is_of_part or bool((kept == moves).all()))
 
 
 def _repeat(

@@ -324,6 +324,13 @@ def _given_variations() -> Iterator[Variation]:
         own, squares = own if mean else norm.mean, squares if var else norm.var  # type: ignore[assignment]
         return dataclasses.replace(norm, mean=own, var=squares).value()
 
+    def of_images(step: Step) -> Tensor:
+        norm: Norm = norm_of(step)  # type: ignore[assignment]
+        dims = tuple(one for one in norm.dims if one != 0)
+        own = norm.x.mean(dims, keepdim=True)
+        squares = norm.x.var(dims, correction=0, keepdim=True)
+        return dataclasses.replace(norm, mean=own, var=squares).value()
+
     def squared(step: Step) -> Tensor:
         norm: Norm = norm_of(step)  # type: ignore[assignment]
         return dataclasses.replace(norm, var=norm.var.square()).value()  # type: ignore[union-attr]
@@ -341,6 +348,8 @@ def _given_variations() -> Iterator[Variation]:
         said = f"{words} that of the batch, not the running one"
         change = _with_first(partial(computed, mean=mean, var=var))
         yield Variation(PatternKind.STATISTICS, said, change)
+    said = "mean and variance are those of each image, as in an instance norm"
+    yield Variation(PatternKind.STATISTICS, said, _with_first(of_images))
     said = "the variance is taken for a deviation: it is squared before the root"
     yield Variation(PatternKind.STATISTICS, said, _with_first(squared))
     for by in (1, -1):
