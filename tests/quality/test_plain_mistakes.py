@@ -35,6 +35,7 @@ def test_a_plain_mistake_is_named(name: str) -> None:
     assert place.diagnosis.best.kind in MISTAKES[name].kinds, place.diagnosis.best.sentence
 
 
+@pytest.mark.usefixtures("undiagnosed")
 def test_the_backward_pass_of_a_function_is_the_place_not_what_its_forward_pass_computes() -> None:
     _, (place,) = located(MISTAKES["a gradient of a norm without its weight"])
     assert "no gradient flows back" not in place.reason

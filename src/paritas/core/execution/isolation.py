@@ -203,11 +203,10 @@ class ProgramState:
         """The name of a tensor; tied weights have the name of their first place."""
         name = self.names.get(id(found.value))
         if name is None:
-            name = next(
-                n
-                for n in _numbered_paths(found.path)
-                if n not in self.tensors and n not in self._leaves
-            )
+            name, number = found.path, 1
+            while name in self.tensors or name in self._leaves:
+                number += 1
+                name = f"{found.path} ({number})"
             self.names[id(found.value)] = name
         return name
 
@@ -547,9 +546,3 @@ def _set_item(table: Any, key: Any, value: Any) -> None:
         list.__setitem__(table, key, value)
     else:
         collections.deque.__setitem__(table, key, value)
-
-
-def _numbered_paths(path: str) -> Iterator[str]:
-    yield path
-    for number in range(2, 1_000_000):
-        yield f"{path} ({number})"

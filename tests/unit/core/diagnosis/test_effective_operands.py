@@ -85,6 +85,7 @@ def stated(
     return diagnose(candidate, reference, arbiter=arbiter, context=context).best
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_weight_that_can_be_seen_is_named(name: str) -> None:
     """Five rows do not determine the weight, but it is among the candidate's own values."""
@@ -98,6 +99,7 @@ def test_a_mistake_in_a_weight_that_can_be_seen_is_named(name: str) -> None:
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_weight_is_named_if_the_candidate_can_be_asked(name: str) -> None:
     change, kind = MISTAKES[name]

@@ -89,6 +89,7 @@ def test_a_limit_on_what_a_loss_reads_is_found_in_its_terms() -> None:
     assert _explain(loss, slow, x, labels)[0] == "other function"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "sentence", "change"),
     [

@@ -175,7 +175,7 @@ def test_a_function_without_a_name_is_another_function(fault: str) -> None:
     assert {one.kind for one in found.patterns} <= {"other function"}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "fault",
     [name for name in FAULTS if name not in OF_OPERANDS and (WHOLE or name not in SLOW)],

@@ -49,6 +49,7 @@ GROUPS = (*GROUPS, [True, True, True])
 NORMAL = F.group_norm(X, 3)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "candidate", "output"),
     [
@@ -100,6 +101,7 @@ OTHER_SIGN = _WEIGHTED - _WEIGHTED.mean(-1, keepdim=True)
 OTHER_SIGN = OTHER_SIGN + ROW_NORMAL * (_WEIGHTED * ROW_NORMAL).mean(-1, keepdim=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "candidate", "call", "output"),
     [
@@ -189,6 +191,7 @@ RANKS = torch.arange(1, 12, dtype=torch.float64)
 BEST = torch.where(LABELS < 0, LABELS, SCORES.argmax(1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "candidate"),
     [

@@ -54,6 +54,7 @@ ROWS = torch.tensor([[0, 3, 1], [4, 4, 2]])
 SIDE = [2, 2]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("expected", "reference", "candidate", "args"),
     [

@@ -155,7 +155,7 @@ def test_a_function_that_nobody_knows_is_shown_by_examples() -> None:
     assert best.sentence.startswith("another function of the same input: at -0.8")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("candidate", "call"),
     [

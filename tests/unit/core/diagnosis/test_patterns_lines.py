@@ -45,6 +45,7 @@ def layer_norm(mean: Tensor = MEAN, variance: Tensor = VARIANCE) -> Tensor:
     return (X - mean) / (variance + 1e-5).sqrt() * WEIGHT + BIAS
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "words", "candidate"),
     [
@@ -126,6 +127,7 @@ def with_zeros_at(place: int) -> Tensor:
     return F.scaled_dot_product_attention(QUERY, key, value)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "words", "candidate"),
     [

@@ -52,7 +52,7 @@ def cast(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(one.to(dtype) if isinstance(one, Tensor) else one for one in args)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [BF16, HALF])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_operator_computed_in_half_precision_is_run_so_again(
@@ -66,7 +66,7 @@ def test_an_operator_computed_in_half_precision_is_run_so_again(
     assert best.evidence["bit for bit"] == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("dtype", "words"), [(BF16, "bfloat16"), (HALF, "tf32 or float16")])
 @pytest.mark.parametrize(
     ("name", "place"),
@@ -132,6 +132,7 @@ NO_ROUNDING: dict[str, tuple[Any, tuple[Any, ...], Callable[[], Tensor]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NO_ROUNDING)
 def test_a_small_error_that_no_rounding_repeats_is_no_loss_of_precision(name: str) -> None:
     target, args, wrong = NO_ROUNDING[name]

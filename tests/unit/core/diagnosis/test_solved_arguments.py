@@ -100,6 +100,7 @@ def squared(scores: Tensor) -> Tensor:
     return scores * scores.abs()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scores", [SCORES, HIDDEN], ids=["all", "hidden"])
 @pytest.mark.parametrize(
     ("bend", "kind"), [(limited, "clipped"), (in_steps, "precision"), (squared, "other function")]
