@@ -231,3 +231,40 @@ def test_operands_with_the_same_values_are_told_apart_when_they_are_asked_again(
 def test_a_rounding_to_whole_numbers_is_no_zeros_though_all_values_are_small(rows: Tensor) -> None:
     assert _diagnose(torch.relu, lambda x: x.relu().round(), 0.02 * rows)[0] != "zeros"
     assert _diagnose(torch.relu, lambda x: x.relu() * 0, 0.02 * rows)[0] == "zeros"
+
+
+def test_operands_that_follow_from_each_other_are_varied_together(rows: Tensor) -> None:
+    runs = PlaceRuns(
+        (rows, 2 * rows),
+        lambda values: values[1],
+        lambda: lambda values: values[0],
+        2 * rows,
+        rows,
+        settle=lambda values: [values[0], 2 * values[0]],
+    )
+    for seed, growth in ((1, 1.0), (2, 16.0)):
+        first, second = runs.vary(seed, growth=growth)
+        assert not torch.equal(first, rows)
+        assert torch.equal(second, 2 * first)
+
+
+def test_a_number_that_is_added_is_stated_if_it_is_round_or_holds_again(rows: Tensor) -> None:
+    total = lambda x: x.sum() + x  # noqa: E731
+    mean = lambda x: 0.7 * x.sum() + x  # noqa: E731
+    # Of this run alone, any share of the sum is one number for all elements.
+    assert _diagnose(total, mean, rows, again=False)[0] != "offset"
+    assert _diagnose(total, mean, rows)[0] != "offset"
+    more = lambda x: x.sum() + x - 12.345  # noqa: E731
+    assert _diagnose(total, more, rows)[0] == "offset"
+
+
+def test_one_number_that_the_candidate_holds_is_no_constant() -> None:
+    operand = torch.tensor([2.302585])
+    held = lambda _: torch.tensor([9.0])  # noqa: E731
+    assert _diagnose(_ATEN.exp.default, held, operand)[0] != "constant"
+
+
+def test_an_odd_function_is_no_reading_of_other_elements(rows: Tensor) -> None:
+    norm = lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)  # noqa: E731
+    kind, sentence = _diagnose(norm, torch.clone, rows)
+    assert kind in {"missing operand", "copy", "other function"}, sentence
