@@ -25,6 +25,7 @@ from paritas.core.diagnosis.patterns.linear_maps import (
     solve_bias,
     solve_input,
     solve_weight,
+    summed_axis,
 )
 from paritas.core.diagnosis.patterns.predictions import Predictor
 from paritas.core.diagnosis.patterns.variations import is_summand
@@ -148,11 +149,25 @@ def _name_patterns(case: Case, name: str, call: LiveCall, describe: Describe) ->
             kind = PatternKind.MISSING_BIAS if name == "bias" else PatternKind.MISSING_OPERAND
             pattern = msgspec.structs.replace(pattern, kind=kind)
             sentence = f"{name} is left out"
+        elif pattern.kind == PatternKind.ZEROS and _is_of_terms(alone, summed_axis(call, name)):
+            pattern = msgspec.structs.replace(pattern, kind=PatternKind.PARTIAL_SUM)
+            sentence = f"terms of each sum are left out: {name} is read as zero"
         if where is not None and where.sentence:
             sentence = f"{sentence}, {where.sentence}"
         evidence = {**pattern.evidence, OPERAND: name}
         stated.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
     return stated
+
+
+def _is_of_terms(case: Case, axis: int | None) -> bool:
+    """Whether an operand is zero in all of some slices along an axis, and right in the others."""
+    if axis is None or case.wrong.dim() < -axis:
+        return False
+    others = [one for one in range(case.wrong.dim()) if one != axis % case.wrong.dim()]
+    hit, zero = case.wrong, case.given == 0
+    if others:
+        hit, zero = hit.any(dim=others), zero.all(dim=others)
+    return bool(zero[hit].all()) and not bool(hit.all())
 
 
 def _is_added(name: str, call: LiveCall) -> bool:

@@ -246,6 +246,15 @@ _CONVOLUTIONS = frozenset(
 ) | {"convolution"}
 
 
+# The axes along which products are summed, by the names of their operands.
+_SUMMED = {"input": -1, "weight": -1, "mat1": -1, "self": -1, "mat2": -2, "other": -2}
+
+
+def summed_axis(call: LiveCall, argument: str) -> int | None:
+    """The axis of an operand along which a product is summed; None if it is none."""
+    return _SUMMED.get(argument) if _name_of(call) in _PRODUCTS else None
+
+
 def _form_of(predictor: Predictor) -> _Form | None:
     name, given = _name_of(predictor.call), predictor.call.floating
     if name in _PRODUCTS and len(given) > max(_PRODUCTS[name][:2]):

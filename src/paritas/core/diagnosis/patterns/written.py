@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.calls import Step
+from paritas.core.diagnosis.calls import UNUSABLE, Step
 from paritas.core.diagnosis.patterns.changes import (
     operand_changes,
     operand_pairs,
@@ -177,13 +177,24 @@ class Written:
                 kind = PatternKind.STATISTICS
             elif roles == ("eps",) and kind is not PatternKind.FACTOR:
                 kind = PatternKind.EPS
-            elif roles == ("the bias",) and kind is PatternKind.MISSING_OPERAND:
+            elif kind is PatternKind.MISSING_OPERAND and self._leaves_bias_out(roles, variation):
                 kind = PatternKind.MISSING_BIAS
             elif kind is PatternKind.SWAPPED_OPERANDS and self._are_differences(roles):
                 kind = PatternKind.SIGN  # nobody sees the operands of a step inside
         said = f"{' and '.join(roles)}: {variation.sentence}"
         change = partial(_changed, formula=self.formula, roles=roles, change=variation.change)
         return Variation(kind, said, change)
+
+    def _leaves_bias_out(self, roles: tuple[str, ...], variation: Variation) -> bool:
+        """Whether what the bias is added to is handed on as it is."""
+        if roles != ("the bias",):
+            return False
+        step = self.inner["the bias"]
+        try:
+            value = variation.change(step)
+        except UNUSABLE:
+            return False
+        return isinstance(value, torch.Tensor) and torch.equal(value, step.values["self"])
 
     def _are_differences(self, roles: tuple[str, ...]) -> bool:
         return all(role in self.inner and self.inner[role].name == "sub" for role in roles)
