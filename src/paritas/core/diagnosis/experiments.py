@@ -350,7 +350,7 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Answer | None:
             lost = _lost_terms(lab, operator)
             if lost is not None:
                 return lost
-        words = "another reduction of the same elements"
+        words = "another reduction"
         return _state(PatternKind.WRONG_REDUCTION, f"{words}: {_results(lab)}", lab)
     if not symmetries.is_symmetric:
         return None

@@ -147,7 +147,7 @@ def _write_norm(step: Step, at: Writer) -> Tensor:
     value = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
     value = at("the quotient", aten.mul.Tensor, value, root).reshape(norm.x.shape)
     if isinstance(norm.weight, torch.Tensor):
-        value = at("the weight", aten.mul.Tensor, value, norm.weight)
+        value = at("the product with the weight", aten.mul.Tensor, value, norm.weight)
     if isinstance(norm.bias, torch.Tensor):
         value = at("the bias", aten.add.Tensor, value, norm.bias)
     return value
@@ -177,7 +177,11 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
         weight = None if weight is None else weight.reshape(channels)
         if not values["train"]:
             root = _running_root(step, at)
-            grad = grad if weight is None else at("the weight", aten.mul.Tensor, grad, weight)
+            grad = (
+                grad
+                if weight is None
+                else at("the product with the weight", aten.mul.Tensor, grad, weight)
+            )
             return at("the quotient", aten.mul.Tensor, grad, root)
         mean, root = mean.reshape(channels), root.reshape(channels)
     elif name == "native_group_norm_backward":
@@ -187,7 +191,7 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
     else:
         dims = list(range(x.dim() - len(values["normalized_shape"]), x.dim()))
     if weight is not None:
-        grad = at("the weight", aten.mul.Tensor, grad, weight)
+        grad = at("the product with the weight", aten.mul.Tensor, grad, weight)
     if name == "native_group_norm_backward":
         groups = (len(x), values["group"], x.shape[1] // values["group"], -1)
         grad, x = grad.reshape(groups), x.reshape(groups)
