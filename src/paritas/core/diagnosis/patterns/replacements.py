@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.core.diagnosis.case import holds_in_block, weigh, wrong_block
+from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.diagnosis.patterns.functions import UNARY
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import Pattern, PatternKind
@@ -71,6 +72,8 @@ def _one_value(case: Case) -> list[Pattern]:
         return _zeros(case) if zero else []
     if float((values == 0).double().mean()) >= _MOST:
         return _zeros(case)
+    if _follows_nothing(case):
+        return []  # it may hold all of its operands, as a module holds copies of its parameters
     value = float(finite.median())
     count = int((values == value).sum())
     if count < _FEWEST_EQUAL or count < _MOST * values.numel():
@@ -90,6 +93,14 @@ def _one_value(case: Case) -> list[Pattern]:
         kind, sentence = PatternKind.ZEROS, f"{sentence}, which is the result for an argument of 0"
     trust = 0.7 if one_sided else 1.0
     return [weight.pattern(kind, sentence, {"value": value}, trust=trust)]
+
+
+def _follows_nothing(case: Case) -> bool:
+    """Whether one number stays as it is, whatever the operands are."""
+    context = None if case.first_run is None else case.first_run.context
+    if context is None or context.runs is None or context.call is None:
+        return False
+    return len(held_operands(context.runs, context.call)) == len(context.runs.operands)
 
 
 def _gives_for_zeros(context: Context) -> float | None:
