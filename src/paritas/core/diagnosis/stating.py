@@ -127,12 +127,15 @@ def may_be_stated(
     if pattern.confidence < GUESS:
         return False
     if OPERAND in pattern.evidence:
-        return True  # nothing lies between the fault and the operand
+        # Nothing lies between the fault and the operand; but of a norm, any mistake in a statistic
+        # is a factor or an offset for each row.
+        return not (pattern.kind in _FLEXIBLE and _NORMALISING.search(operator))
     if not at_output:
         flexible = pattern.kind in _FLEXIBLE and repeated
         fits_anyway = flexible or (pattern.kind in _OF_ROWS and _NORMALISING.search(operator))
-        # An offset is one number for all elements, whatever it follows from.
-        fits_anyway = fits_anyway or (pattern.kind == PatternKind.OFFSET and not held)
+        # An offset of the result is one number for all elements, whatever it follows from.
+        is_of_result = pattern.kind == PatternKind.OFFSET and "tried" not in pattern.evidence
+        fits_anyway = fits_anyway or (is_of_result and not held)
         return not (fits_anyway and _fitted_numbers(pattern) > 0)
     if pattern.kind in _FACTS:
         return _figure(pattern, "share of the wrong", 1.0) >= _MOST

@@ -95,8 +95,8 @@ CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
             {},
         ),
         (
-            "partial sum",
-            "number 5 of the 9 elements of the kernel is left out",
+            "zeros",
+            "weight: 11.1% of the elements are read as 0",
             F.conv2d(IMAGE, changed(KERNEL, (..., 1, 2), 0.0)),
             F.conv2d,
             (IMAGE, KERNEL),

@@ -45,19 +45,19 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
         ),
         (
             "other function",
-            "0.5 * tanh(x) + 0.5 instead of tanh",
+            "(1 + x) / 2 is used for each x of the result",
             0.5 + 0.5 * X.tanh(),
             (torch.tanh, X),
         ),
         (
             "other function",
-            "square(self - other) instead of sub",
+            "the square of the result is used",
             (WHOLE - PARTS) ** 2,
             (torch.sub, WHOLE, PARTS),
         ),
         (
             "tie-breaking",
-            "halves are rounded up, not to the even number",
+            "halves are rounded up, not to even",
             (WHOLE / 2 + 0.5).floor(),
             (torch.round, WHOLE / 2),
         ),
@@ -75,7 +75,7 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
         ),
         (
             "other function",
-            "grad_output * square(output) instead of sigmoid_backward",
+            "step 1, rsub(output, 1): 1 - x is used for each x of the result",
             GRADIENT * X.sigmoid().square(),
             (aten.sigmoid_backward.default, GRADIENT, X.sigmoid()),
         ),
@@ -86,7 +86,7 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
             (torch.sin, X),
         ),
         (
-            "approximation",
+            "precision",
             "one value for each 0.125 of self: it is rounded to the nearest of such steps",
             F.gelu((8 * X).round() / 8),
             (F.gelu, X),
@@ -102,12 +102,6 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
             "the argument of cos is limited to at most 8",
             torch.cos((9 * X).clamp(max=8)),
             (torch.cos, 9 * X),
-        ),
-        (
-            "wrong statistics",
-            "the mean of other over all of it is used instead of each element",
-            X / POSITIVE.mean(),
-            (torch.div, X, POSITIVE),
         ),
         (
             "wrong reduction",
@@ -129,7 +123,7 @@ def patterns_of(candidate: Tensor, call: tuple[Any, ...]) -> tuple[Pattern, ...]
         ),
         (
             "other function",
-            "relu(x) divided by their sum instead of exp(x) divided by their sum",
+            "the positive values over their sum instead of the softmax",
             X.relu() / X.relu().sum(1, keepdim=True),
             (torch.softmax, X, 1),
         ),

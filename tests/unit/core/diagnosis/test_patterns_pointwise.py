@@ -58,7 +58,7 @@ def quantised(weight: Tensor, most: float, group: int) -> Tensor:
             (3 * X).clamp(-1, 2),
             (torch.clamp, 3 * X, -1, 1),
         ),
-        ("scale", "scaled by 0.9", X * (KEPT > 0), (torch.mul, X, KEPT)),
+        ("clipped", "other is limited to at most 1", X * (KEPT > 0), (torch.mul, X, KEPT)),
         (
             "other function",
             "rounded to the nearest, not cut off",

@@ -102,7 +102,7 @@ GROUPS = normal(4, 8, 5, 5)
             (operator.getitem, X, (slice(None), slice(2, 12))),
         ),
         ("shift", "index is 9 instead of 3", X[9], (operator.getitem, X, 3)),
-        ("other function", "mul instead of div", X * 0.3, (operator.truediv, X, 0.3)),
+        ("scale", "scaled by 0.09000001", X * 0.3, (operator.truediv, X, 0.3)),
         ("other function", "abs instead of pow", X.abs(), (torch.square, X)),
         (
             "mask",

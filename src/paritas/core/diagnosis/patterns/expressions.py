@@ -520,6 +520,8 @@ def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]
         terms = sum(one != 0 for one in numbers)
         if terms > _MOST_TERMS:
             return  # so many numbers give any smooth function
+        if not any(numbers[2:]):
+            return  # a factor and an offset, which have kinds
         said = f"a polynomial of degree {degree}, {_written(numbers)},"
         kind = PatternKind.APPROXIMATION if is_near else PatternKind.OTHER_FUNCTION
         yield Expression(said, 3 + terms, _Polynomial(tuple(numbers)), terms, kind)
