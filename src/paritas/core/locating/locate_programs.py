@@ -584,6 +584,7 @@ class _Search:
 
 
 def _have_one_shape(parting: Parting, joint: Joint) -> bool:
+    """Whether both values have the same shape, as far as it is known."""
     ends = (parting.mine.trace, joint.candidate), (parting.theirs.trace, joint.reference)
     mine, its = (
         trace.values[one.outputs[slot]].figures
@@ -671,14 +672,14 @@ def _with_memory(trace: Trace, operations: Sequence[Operation]) -> list[Operatio
     return [whole[index] for index in sorted(whole)]
 
 
-# What is computed from a value that many operators lie before takes too long to compute again.
+# More operators than these take too long to run again for each set of operands.
 _MOST_BETWEEN = 16
 
 
 def _operations_between(trace: Trace, values: set[int]) -> list[Operation]:
     """The operators that compute some of these values from others of them.
 
-    None if there are none, if they are many, or if they would not give the same again.
+    Empty if there are none, if they are many, or if they would not give the same again.
     """
     chosen: dict[int, Operation] = {}
     for value in sorted(values):

@@ -259,8 +259,8 @@ def _inside_of_functions(trace: Trace) -> set[int]:
     Autograd does not follow what these compute, up to their result.
     """
     inside: set[int] = set()
-    first = {one.forward for one in trace.operations if one.function and one.forward is not None}
-    for start in first:
+    starts = {one.forward for one in trace.operations if one.function and one.forward is not None}
+    for start in starts:
         for operation in trace.operations[start:]:
             inside.add(operation.index)
             # A view of a followed value has the memory of one that is followed elsewhere.

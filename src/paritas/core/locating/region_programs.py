@@ -100,10 +100,17 @@ class Region:
         """What is known about its result: the call that computes it."""
         *before, last = self.operations
         if not all(traits(operation.func).view for operation in before):
-            return call_context(self.__call__, tensors, {})
+            context = call_context(self.__call__, tensors, {})
+            return dataclasses.replace(context, operator=self._name)
         with torch.no_grad():
             values = self._compute(tensors, before)
         return call_context(last.func, *fill_arguments(last, values))
+
+    @property
+    def _name(self) -> str:
+        """Its operators; no name that an operator may have."""
+        names = [traits(one.func).name for one in self.operations if one.computes]
+        return f"region of {', '.join(names)}"
 
     def inner_values(self, tensors: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """What its operators compute and read, except its result."""

@@ -33,3 +33,39 @@ def test_a_value_of_the_reference_that_the_candidate_reads_is_no_operand() -> No
     (finding,) = judge_regions(item, reference, candidate, tensors, 0)
     assert finding.diagnosis is not None
     assert finding.diagnosis.patterns[0].sentence == "scaled by one half"
+
+
+def test_the_evidence_names_the_operators_of_a_region() -> None:
+    x = torch.linspace(-1.0, 2.0, 24).reshape(4, 6)
+    whole = [_call(0, aten.square.default, 0, 1), _call(1, aten.mean.dim, 1, 2, [1])]
+    part = [
+        _call(0, aten.slice.Tensor, 0, 1, 1, 0, 3),
+        _call(1, aten.square.default, 1, 2),
+        _call(2, aten.mean.dim, 2, 3, [1]),
+    ]
+    regions = Region(whole, 2, {0: 0}, {}), Region(part, 3, {0: 0}, {})
+    (finding,) = judge_regions(Item(kind=ItemKind.OUTPUT), *regions, [x], 0)
+    assert finding.diagnosis is not None
+    assert finding.diagnosis.best is not None
+    assert finding.diagnosis.best.evidence["operator"] == "region of square, mean"
+
+
+def test_arguments_that_follow_from_others_are_computed_again() -> None:
+    """A gelu of the double, which the candidate computes from the double and from the value."""
+    x = torch.linspace(-2.0, 2.0, 24).reshape(4, 6)
+    reference = Region([_call(0, aten.gelu.default, 1, 2)], 2, {1: 1}, {})
+    steps = [
+        _call(0, aten.mul.Tensor, 0, 2, 3.404),
+        _call(1, aten.sigmoid.default, 2, 3),
+        Operation(2, aten.mul.Tensor, (ValueRef(1), ValueRef(3)), {}, (1, 3), (4,)),
+    ]
+    candidate = Region(steps, 4, {0: 0, 1: 1}, {})
+    between = Region([_call(0, aten.mul.Tensor, 0, 1, 2.0)], -1, {0: 0}, {}, shared={1: 1})
+    sentences = []
+    for doubling in (None, between):
+        (finding,) = judge_regions(
+            Item(kind=ItemKind.OUTPUT), reference, candidate, [x, 2 * x], 0, None, doubling
+        )
+        assert finding.diagnosis is not None
+        sentences += [one.sentence for one in finding.diagnosis.patterns]
+    assert sentences == ["x * sigmoid(1.702 x) instead of gelu"]
