@@ -268,3 +268,13 @@ def test_an_odd_function_is_no_reading_of_other_elements(rows: Tensor) -> None:
     norm = lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)  # noqa: E731
     kind, sentence = _diagnose(norm, torch.clone, rows)
     assert kind in {"missing operand", "copy", "other function"}, sentence
+
+
+def test_zeros_along_the_summed_axis_of_a_weight_are_terms_that_are_left_out() -> None:
+    torch.manual_seed(0)
+    operands = torch.randn(16, 64), torch.randn(8, 64), torch.randn(8)
+    every_second = torch.arange(64) % 2 == 0
+    loop = lambda x, weight, bias: functional.linear(x * every_second, weight, bias)  # noqa: E731
+    kind, sentence = _diagnose(functional.linear, loop, *operands)
+    assert kind == "partial sum"
+    assert sentence.startswith("terms of each sum are left out: weight is read as zero")
