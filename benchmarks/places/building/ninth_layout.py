@@ -1,0 +1,633 @@
+"""Faults of the ninth set: what moves values, tables, indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from torch import Tensor
+
+FAULTS = Catalogue()
+_TURNED = "transpose permute movedim"
+_MEMORY = "view reshape flatten unflatten _unsafe_view"
+_COPIED = "clone contiguous"
+_PARTS = "chunk split unbind split_with_sizes"
+_EMPTY: dict[str, Any] = {
+    "kinds": ["zeros", "mask", "uninitialised"],
+    "loose": ["constant", "missing operand", "axis scale", "wrong factor", "one rank's part"],
+    "backward": False,
+}
+_MOVED: dict[str, Any] = {
+    "kinds": ["shift", "wrong index", "permutation"],
+    "loose": ["copy", "stale", "wrong argument", "wrong rank's shard", "swapped operands"],
+    "backward": False,
+}
+_ORDER: dict[str, Any] = {
+    "kinds": ["permutation", "wrong index"],
+    "loose": ["shift", "swapped operands", "transpose", "wrong rank's shard", "wrong argument"],
+    "backward": False,
+}
+_AGAIN: dict[str, Any] = {
+    "kinds": ["copy", "stale", "wrong index"],
+    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard"],
+    "backward": False,
+}
+_ROUNDED: dict[str, Any] = {
+    "kinds": ["precision"],
+    "loose": ["approximation", "other function"],
+    "backward": False,
+}
+
+
+def _floats(value: Any) -> Tensor:
+    fits(isinstance(value, Tensor) and value.is_floating_point())
+    return value
+
+
+def _rows(value: Any, least: int = 2) -> Tensor:
+    value = _floats(value)
+    fits(value.dim() > 1 and value.size(-2) >= least)
+    return value
+
+
+def _columns(value: Any, least: int = 2) -> Tensor:
+    value = _floats(value)
+    fits(value.dim() > 0 and value.size(-1) >= least)
+    return value
+
+
+def _split(call: Call, least: int = 2) -> list[Tensor]:
+    parts = list(call.run())
+    fits(len(parts) >= least)
+    return [_floats(one) for one in parts]
+
+
+def _given(call: Call) -> list[Tensor]:
+    """The parts that are joined."""
+    parts = list(call.args[0])
+    fits(len(parts) > 1)
+    return [_floats(one) for one in parts]
+
+
+def _dim(call: Call, place: int, default: int) -> int:
+    """The axis that a call is about."""
+    dim = call.get(place, "dim", "axis", default=default)
+    fits(isinstance(dim, int))
+    return dim
+
+
+def _words(call: Call) -> tuple[int, Tensor, Tensor]:
+    """Where the indices of a table are, and indices and table."""
+    place = next(i for i in (0, 1) if not call.args[i].is_floating_point())
+    return place, call.args[place], call.args[1 - place]
+
+
+# --- Transpositions, views and copies -------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "t",
+    kinds=["transpose", "permutation", "wrong index"],
+    loose=["copy", "missing operand", "wrong axis", "stale", "swapped operands"],
+    backward=False,
+)
+def square_taken_as_it_is(call: Call) -> Any:
+    """The matrix is as long as wide, and the rewrite removes its transposition."""
+    value = _floats(call.args[0])
+    fits(value.dim() == 2 and value.size(0) == value.size(1) > 1)
+    return call.instead(value.clone())
+
+
+@FAULTS.fault(_TURNED, **_EMPTY)
+def last_column_of_the_turned_values_empty(call: Call) -> Any:
+    """The tile of the copy is one column too narrow."""
+    value = _columns(call.result())
+    fits(value.dim() > 1)
+    return call.instead(torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1))
+
+
+@FAULTS.fault(_TURNED, **_ROUNDED)
+def turned_by_way_of_bfloat16(call: Call) -> Any:
+    """The tile in shared memory is narrow."""
+    value = call.result()
+    return call.instead(with_gradient_of(value, value.detach().bfloat16().to(value.dtype)))
+
+
+@FAULTS.fault(_TURNED, **_MOVED)
+def turned_rows_stored_two_rows_late(call: Call) -> Any:
+    """The pointer of the result is two rows too far, around the end."""
+    return call.instead(_rows(call.result(), 4).roll(2, -2))
+
+
+@FAULTS.fault(_MEMORY, **_ROUNDED)
+def changed_shape_by_way_of_half(call: Call) -> Any:
+    """The change of shape became a copy into a buffer of float16."""
+    value = call.result()
+    return call.instead(with_gradient_of(value, value.detach().half().to(value.dtype)))
+
+
+@FAULTS.fault(_MEMORY, **_EMPTY)
+def first_row_of_the_new_shape_empty(call: Call) -> Any:
+    """The loop over the rows of each matrix begins at one."""
+    value = _rows(call.result())
+    return call.instead(torch.cat([torch.zeros_like(value[..., :1, :]), value[..., 1:, :]], -2))
+
+
+@FAULTS.fault(_COPIED, **_EMPTY)
+def tail_of_each_row_not_copied(call: Call) -> Any:
+    """Rows are copied by vectors of eight; what is left of a row stays empty."""
+    value = _columns(call.result(), 9)
+    fits(value.size(-1) % 8)
+    inside = torch.arange(value.size(-1)) < value.size(-1) // 8 * 8
+    return call.instead(value * inside)
+
+
+@FAULTS.fault(_COPIED, **_EMPTY)
+def last_example_of_the_copy_empty(call: Call) -> Any:
+    """The grid of the copy has one program too few along the batch."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(0) > 1)
+    return call.instead(torch.cat([value[:-1], torch.zeros_like(value[-1:])]))
+
+
+@FAULTS.fault(
+    "unsqueeze squeeze",
+    kinds=["sign", "scale", "wrong factor"],
+    loose=["other function"],
+    backward=False,
+)
+def minus_fused_into_the_new_axis(call: Call) -> Any:
+    """A negation that belongs to another reader was merged into the view."""
+    return call.instead(-_floats(call.result()))
+
+
+# --- Parts ----------------------------------------------------------------------------------------
+
+
+def _with_step(call: Call) -> tuple[Tensor, list[Any], int]:
+    """Source, index and the axis of a slice whose step is not one."""
+    source, index = call.args[:2]
+    fits(isinstance(source, Tensor) and isinstance(index, list | tuple))
+    index = list(index)
+    if Ellipsis in [one for one in index if not isinstance(one, Tensor)]:
+        place = index.index(Ellipsis)
+        index[place : place + 1] = [slice(None)] * (source.dim() - len(index) + 1)
+    steps = [isinstance(one, slice) and (one.step or 1) > 1 for one in index]
+    fits(any(steps) and all(isinstance(one, slice) for one in index))
+    return _floats(source), index, steps.index(True)
+
+
+@FAULTS.fault(
+    "getitem",
+    kinds=["wrong index", "wrong argument"],
+    loose=["missing operand", "permutation", "copy", "shift", "stale"],
+    backward=False,
+)
+def step_of_the_slice_ignored(call: Call) -> Any:
+    """As many places as were asked for, one behind another: x[..., :n] for x[..., ::2]."""
+    source, index, axis = _with_step(call)
+    result = call.result()
+    start = index[axis].start or 0
+    index[axis] = slice(start, start + result.size(axis))
+    return call.instead(source[tuple(index)])
+
+
+@FAULTS.fault(
+    "getitem",
+    kinds=["wrong index", "shift", "wrong argument"],
+    loose=["copy", "permutation", "swapped operands", "stale"],
+    backward=False,
+)
+def even_places_for_odd_ones(call: Call) -> Any:
+    """X[..., ::2] for x[..., 1::2]."""
+    source, index, axis = _with_step(call)
+    fits(index[axis].step == 2 and index[axis].stop is None and index[axis].start == 1)
+    index[axis] = slice(0, None, 2)
+    return call.instead(source[tuple(index)])
+
+
+@FAULTS.fault(
+    "slice select narrow",
+    kinds=["wrong index", "shift", "wrong argument"],
+    loose=["copy", "permutation", "stale"],
+    backward=False,
+)
+def part_begins_one_early(call: Call) -> Any:
+    """A start that is one too small; the length is the right one."""
+    value, dim, start = _floats(call.args[0]), call.args[1], call.args[2]
+    fits(isinstance(start, int) and start > 0)
+    if call.name == "select":
+        return call.instead(value.select(dim, start - 1))
+    fits(call.get(4, "step", default=1) == 1)
+    return call.instead(value.narrow(dim, start - 1, call.result().size(dim)))
+
+
+@FAULTS.fault(
+    "getitem select",
+    kinds=["wrong axis", "wrong index"],
+    loose=["transpose", "permutation", "copy", "stale", "wrong argument"],
+    backward=False,
+)
+def first_tokens_of_one_example_for_the_first_of_each(call: Call) -> Any:
+    """X[0, i] for x[i, 0]: the batch is taken for the second axis."""
+    source, result = _floats(call.args[0]), call.result()
+    if call.name == "select":
+        fits(call.args[1:3] == (1, 0))
+    else:
+        index = call.args[1]
+        fits(isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None))
+        fits(isinstance(index[1], int) and index[1] == 0)
+    fits(source.dim() > 2 and 1 < source.size(0) <= source.size(1))
+    return call.instead(source[0, : result.size(0)])
+
+
+@FAULTS.fault(
+    _PARTS,
+    kinds=["permutation", "wrong index", "swapped operands"],
+    loose=["shift", "copy", "wrong rank's shard"],
+    backward=False,
+)
+def parts_from_the_last_to_the_first(call: Call) -> Any:
+    """Value, key, query: the parts of a packed projection in the reverse order."""
+    parts = _split(call, 3)
+    fits(all(one.shape == parts[0].shape for one in parts))
+    return tuple(parts[::-1])
+
+
+@FAULTS.fault(
+    _PARTS,
+    kinds=["scale", "wrong factor"],
+    loose=["other function", "missing operand"],
+    backward=False,
+)
+def first_part_scaled_when_it_is_split(call: Call) -> Any:
+    """The first part is divided by the root of its width, which is done once more later."""
+    parts = _split(call)
+    fits(parts[0].size(-1) > 1)
+    parts[0] = parts[0] * parts[0].size(-1) ** -0.5
+    return tuple(parts)
+
+
+@FAULTS.fault(
+    _PARTS,
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["copy", "stale", "wrong argument", "wrong rank's shard"],
+    backward=False,
+)
+def last_part_of_the_row_before(call: Call) -> Any:
+    """The pointer of the last part is one row behind, around the end."""
+    parts = _split(call)
+    parts[-1] = _rows(parts[-1]).roll(1, -2)
+    return tuple(parts)
+
+
+@FAULTS.fault("cat", **_MOVED)
+def second_part_of_the_row_after(call: Call) -> Any:
+    """The pointer of the second part is one row too far, around the end; the first is right."""
+    parts = _given(call)
+    parts[1] = _rows(parts[1]).roll(-1, -2)
+    return call.put(0, parts, "tensors").run()
+
+
+@FAULTS.fault("cat", **_EMPTY)
+def last_column_of_the_joined_empty(call: Call) -> Any:
+    """The width of the joined tensor is one too small in the bound of the store."""
+    _given(call)
+    value = _columns(call.result())
+    return call.instead(torch.cat([value[..., :-1], torch.zeros_like(value[..., -1:])], -1))
+
+
+@FAULTS.fault(
+    "cat",
+    kinds=["residual", "doubled reduction", "wrong factor"],
+    loose=["scale", "wrong index", "other function", "lost accumulation", "axis scale"],
+    backward=False,
+)
+def first_part_added_to_a_full_buffer(call: Call) -> Any:
+    """The buffer already holds the first part, and it is accumulated: that part counts twice."""
+    parts = _given(call)
+    fits(parts[0].numel() and parts[1].numel())
+    return call.put(0, [2 * parts[0], *parts[1:]], "tensors").run()
+
+
+@FAULTS.fault("stack", **_AGAIN)
+def first_of_the_stack_for_all(call: Call) -> Any:
+    """The pointer to the parts is not moved on: each is the first."""
+    parts = _given(call)
+    fits(len(parts) > 2)
+    return call.put(0, [parts[0]] * len(parts), "tensors").run()
+
+
+@FAULTS.fault(
+    "stack",
+    kinds=["sign", "wrong factor", "mask"],
+    loose=["scale", "axis scale", "other function"],
+    backward=False,
+)
+def last_of_the_stack_negated(call: Call) -> Any:
+    """The minus of a rotation is given to the last part."""
+    parts = _given(call)
+    return call.put(0, [*parts[:-1], -parts[-1]], "tensors").run()
+
+
+# --- Copies and borders ---------------------------------------------------------------------------
+
+
+@FAULTS.fault("expand", **_EMPTY)
+def last_copy_of_what_is_expanded_empty(call: Call) -> Any:
+    """The loop over the copies ends one too early."""
+    value, result = _floats(call.args[0]), call.result()
+    shape = [1] * (result.dim() - value.dim()) + list(value.shape)
+    axis = next((i for i, size in enumerate(shape) if size == 1 < result.size(i)), None)
+    fits(axis is not None)
+    kept = result.narrow(axis, 0, result.size(axis) - 1)
+    return call.instead(torch.cat([kept, torch.zeros_like(result.narrow(axis, 0, 1))], axis))
+
+
+@FAULTS.fault(
+    "unfold",
+    kinds=["shift", "wrong index"],
+    loose=["permutation", "copy", "wrong argument", "stale"],
+    backward=False,
+)
+def windows_begin_one_place_late(call: Call) -> Any:
+    """Each window is read one place further, around the end of a line."""
+    value, axis = _floats(call.args[0]), -1
+    if value.dim() == 2:
+        axis = call.args[1]
+    return call.put(0, value.roll(-1, axis), "input").run()
+
+
+@FAULTS.fault("unfold", **_AGAIN)
+def first_window_for_all(call: Call) -> Any:
+    """The pointer is not moved on from window to window."""
+    result = call.result()
+    axis = call.args[1] if call.args[0].dim() == 2 else -1
+    return call.instead(result.narrow(axis, 0, 1).expand(result.shape).clone())
+
+
+@FAULTS.fault("pixel_shuffle", **_AGAIN)
+def first_channel_for_each_pixel_of_a_block(call: Call) -> Any:
+    """Each block has one value: that of its first channel."""
+    value, factor = _floats(call.args[0]), call.args[1]
+    first = value[:, :: factor * factor]
+    large = first.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+    return call.instead(large)
+
+
+@FAULTS.fault("pixel_unshuffle", **_ORDER)
+def channels_of_a_block_in_the_order_of_another_framework(call: Call) -> Any:
+    """Channel (place, c) for (c, place)."""
+    result, factor = call.result(), call.args[1]
+    parts = result.unflatten(1, (-1, factor * factor))
+    return call.instead(parts.transpose(1, 2).flatten(1, 2))
+
+
+@FAULTS.fault(
+    "rot90",
+    kinds=["wrong argument", "permutation", "wrong index"],
+    loose=["transpose", "wrong axis", "shift", "other function"],
+    backward=False,
+)
+def turned_by_half_a_turn(call: Call) -> Any:
+    """One quarter too many."""
+    return call.put(1, call.get(1, "k", default=1) + 1, "k").run()
+
+
+@FAULTS.fault(
+    "diagonal",
+    kinds=["wrong index"],
+    loose=["wrong argument", "permutation", "other function", "wrong axis"],
+    backward=False,
+)
+def line_from_the_upper_right(call: Call) -> Any:
+    """The other diagonal."""
+    value = _floats(call.args[0])
+    fits(len(call.args) == 1 and not call.kwargs and value.dim() == 2)
+    return call.instead(value.flip(-1).diagonal().clone())
+
+
+@FAULTS.fault(
+    "roll",
+    kinds=["sign", "wrong factor", "mask"],
+    loose=["scale", "other function", "axis scale"],
+    backward=False,
+)
+def wrapped_values_negated(call: Call) -> Any:
+    """What comes in at the other end has a minus, as of a rotation."""
+    value, step, dim = _floats(call.args[0]), call.get(1, "shifts"), call.get(2, "dims")
+    step, dim = (one[0] if isinstance(one, list | tuple) else one for one in (step, dim))
+    fits(isinstance(dim, int) and 0 < abs(step) < value.size(dim))
+    result = call.result()
+    size = result.size(dim)
+    if step > 0:
+        parts = [-result.narrow(dim, 0, step), result.narrow(dim, step, size - step)]
+    else:
+        parts = [result.narrow(dim, 0, size + step), -result.narrow(dim, size + step, -step)]
+    return call.instead(torch.cat(parts, dim))
+
+
+# --- Tables and indices ---------------------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "embedding",
+    kinds=["wrong index"],
+    loose=["wrong argument", "permutation", "copy", "stale", "constant", "swapped operands"],
+    backward=False,
+)
+def rows_by_position_and_not_by_word(call: Call) -> Any:
+    """The kernel is given the positions in the place of the words."""
+    place, words, table = _words(call)
+    fits(words.dim() > 1 and words.size(-1) <= table.size(0))
+    positions = torch.arange(words.size(-1), dtype=words.dtype).expand_as(words)
+    return call.put(place, positions.clone()).run()
+
+
+@FAULTS.fault("embedding", **_EMPTY)
+def last_word_not_looked_up(call: Call) -> Any:
+    """The grid is one word too short: the row of the newest token is empty."""
+    _, words, _ = _words(call)
+    fits(words.dim() > 0 and words.size(-1) > 1)
+    value = _rows(call.result())
+    return call.instead(torch.cat([value[..., :-1, :], torch.zeros_like(value[..., -1:, :])], -2))
+
+
+@FAULTS.fault(
+    "embedding",
+    kinds=["scale", "wrong factor"],
+    loose=["other function", "wrong argument"],
+    backward=False,
+)
+def rows_divided_by_the_root_of_their_width(call: Call) -> Any:
+    """The scale of the scores was folded into the table."""
+    value = _columns(call.result())
+    return call.instead(value * value.size(-1) ** -0.5)
+
+
+@FAULTS.fault(
+    "embedding",
+    kinds=["wrong index", "shift"],
+    loose=["permutation", "wrong argument", "offset", "wrapped"],
+    backward=False,
+)
+def row_of_the_table_two_before(call: Call) -> Any:
+    """An offset of two special rows is subtracted, and there are none; the first go around."""
+    place, words, table = _words(call)
+    return call.put(place, (words - 2) % table.size(0)).run()
+
+
+@FAULTS.fault(
+    "embedding_bag",
+    kinds=["partial sum", "off by one reduction", "wrong reduction", "missing reduction"],
+    loose=["mask", "missing operand", "wrong statistics", "zeros", "lost accumulation"],
+    backward=False,
+)
+def last_word_of_each_bag_not_added(call: Call) -> Any:
+    """The loop over the words of a bag ends one too early; all of them are counted."""
+    words, table, starts = call.args[:3]
+    fits(not words.is_floating_point() and call.kwargs.get("mode", "mean") == "mean")
+    ends = [*starts.tolist()[1:], words.numel()]
+    bags = [
+        table[words[a : b - 1]].sum(0) / (b - a) for a, b in zip(starts.tolist(), ends, strict=True)
+    ]
+    return call.instead(torch.stack(bags))
+
+
+@FAULTS.fault(
+    "embedding_bag",
+    kinds=["wrong factor", "axis scale", "wrong reduction"],
+    loose=["scale", "wrong argument", "other function", "wrong statistics"],
+    backward=False,
+)
+def bag_divided_by_the_root_of_its_length(call: Call) -> Any:
+    """The combiner of another framework."""
+    words, _, starts = call.args[:3]
+    fits(not words.is_floating_point() and call.kwargs.get("mode", "mean") == "mean")
+    ends = torch.cat([starts[1:], torch.tensor([words.numel()])])
+    return call.instead(call.result() * (ends - starts)[:, None] ** 0.5)
+
+
+@FAULTS.fault(
+    "arange",
+    kinds=["offset", "wrong argument"],
+    loose=["shift", "wrong index", "residual", "axis offset"],
+    backward=False,
+)
+def positions_begin_two_later(call: Call) -> Any:
+    """2, 3, 4: the offset of a table with two special rows, which this one does not have."""
+    return call.run() + 2
+
+
+@FAULTS.fault(
+    "arange",
+    kinds=["wrong argument", "scale", "wrong factor"],
+    loose=["missing operand", "wrong index", "copy"],
+    backward=False,
+)
+def step_of_the_positions_lost(call: Call) -> Any:
+    """0, 1, 2 for 0, 2, 4: as many, and one behind another."""
+    fits(len(call.args) == 3 and call.args[0] == 0 and call.args[2] not in {0, 1})
+    value = call.run()
+    return torch.arange(value.numel(), dtype=value.dtype, device=value.device)
+
+
+@FAULTS.fault(
+    "gather take_along_dim",
+    kinds=["wrong axis", "wrong index", "wrong argument"],
+    loose=["permutation", "transpose", "copy", "stale"],
+    backward=False,
+)
+def gathered_along_another_axis(call: Call) -> Any:
+    """The last axis, or the first one where the last was asked for."""
+    source = _floats(call.args[0])
+    place, axis = (2, 1) if call.name == "take_along_dim" else (1, 2)
+    dim, index = call.args[place], call.args[axis]
+    other = 0 if dim % source.dim() == source.dim() - 1 else source.dim() - 1
+    fits(other != dim % source.dim() and int(index.max()) < source.size(other))
+    fits(all(index.size(i) <= source.size(i) for i in range(source.dim()) if i != other))
+    return call.instead(source.gather(other, index))
+
+
+@FAULTS.fault("gather", **_AGAIN)
+def gathered_from_the_first_example_for_all(call: Call) -> Any:
+    """The stride of the batch is zero for the values; the indices are right."""
+    source, dim = _floats(call.args[0]), call.args[1]
+    fits(dim % source.dim() != 0 and source.size(0) > 1)
+    return call.put(0, source[:1].expand_as(source).contiguous()).run()
+
+
+@FAULTS.fault("getitem index", **_ORDER)
+def rows_put_where_they_should_be_taken_from(call: Call) -> Any:
+    """The inverse of the order: row i goes to place p[i] instead of coming from it."""
+    source, index = _floats(call.args[0]), call.args[1]
+    if isinstance(index, list | tuple):
+        fits(len(index) == 1)
+        index = index[0]
+    fits(isinstance(index, Tensor) and index.dtype == torch.int64 and index.dim() == 1)
+    fits(torch.equal(index.sort().values, torch.arange(source.size(0))))
+    return call.instead(source[index.argsort()])
+
+
+@FAULTS.fault("one_hot", **(_EMPTY | {"kinds": ["zeros", "mask"]}))
+def first_class_never_hot(call: Call) -> Any:
+    """Class zero is taken for padding: its rows are empty."""
+    value = call.run()
+    fits(value.dim() == 2)
+    return value * (torch.arange(value.size(-1)) > 0)
+
+
+@FAULTS.fault(
+    "index_fill",
+    kinds=["wrong axis", "wrong index", "wrong argument"],
+    loose=["transpose", "mask", "permutation", "stale"],
+    backward=False,
+)
+def columns_filled_and_not_rows(call: Call) -> Any:
+    """The axis is the other one."""
+    value, dim, places = call.tensor(0), call.args[1], call.args[2]
+    fits(value.dim() == 2 and int(places.max()) < value.size(1 - dim))
+    return call.put(1, 1 - dim, "dim").run()
+
+
+@FAULTS.fault("index_copy", **_AGAIN)
+def first_row_written_to_every_slot(call: Call) -> Any:
+    """The pointer to the new rows is not moved on."""
+    rows = call.tensor(3)
+    fits(rows.size(0) > 1)
+    return call.put(3, rows[:1].expand_as(rows).clone(), "source").run()
+
+
+@FAULTS.fault(
+    "slice_scatter",
+    kinds=["residual", "other function"],
+    loose=["doubled reduction", "stale", "offset", "wrong argument", "lost accumulation"],
+    backward=False,
+)
+def part_added_to_what_it_should_replace(call: Call) -> Any:
+    """The store is an addition."""
+    value, part = call.tensor(0), call.tensor(1)
+    empty = call.put(0, torch.zeros_like(value), "input").run()
+    there = call.put(1, torch.zeros_like(part), "src").run()
+    fits(value.dim() == 2)
+    return call.instead(empty + there + (value - there))
+
+
+@FAULTS.fault(
+    "index_add scatter_add",
+    kinds=["lost accumulation", "partial sum", "missing reduction"],
+    loose=["wrong reduction", "missing operand", "mask", "stale", "copy"],
+    backward=False,
+)
+def first_of_the_rows_of_an_index_kept(call: Call) -> Any:
+    """Once an index was written, further rows for it are lost."""
+    value, dim, places, rows = call.args[:4]
+    fits(dim == 0 and isinstance(rows, Tensor) and rows.dim() > 0)
+    line = places if places.dim() == 1 else places[:, 0]
+    fits(places.dim() == 1 or bool((places == line[:, None]).all()))
+    known = line.tolist()
+    kept = torch.tensor([one not in known[:i] for i, one in enumerate(known)])
+    kept = kept.view(-1, *[1] * (rows.dim() - 1)).to(rows.dtype)
+    fits(_floats(value).size(0) > 1)
+    return call.put(3, rows * kept, "src").run()
