@@ -6,22 +6,10 @@ A set that was measured and looked at lies here under its number; each file is f
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from benchmarks.places.sets import FaultSet
 
-from benchmarks.places.calls import Catalogue
+__all__ = ["EDITS", "FAULTS", "FILES", "KERNEL_EDITS", "TRITON_EDITS"]
 
-__all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
-
-FILES = [
-    importlib.import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__)
-]
-FAULTS = Catalogue()
-EDITS, KERNEL_EDITS, TRITON_EDITS = {}, {}, {}
-for _file in FILES:
-    if hasattr(_file, "FAULTS"):
-        FAULTS.update(_file.FAULTS)
-    else:
-        EDITS |= _file.EDITS
-        KERNEL_EDITS |= _file.KERNEL_EDITS
-        TRITON_EDITS |= _file.TRITON_EDITS
+_SET = FaultSet.of(__name__, __path__)
+FILES, FAULTS = _SET.files, _SET.faults
+EDITS, KERNEL_EDITS, TRITON_EDITS = _SET.edits, _SET.kernel_edits, _SET.triton_edits

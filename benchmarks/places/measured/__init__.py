@@ -6,21 +6,10 @@ real compilers, kernels and ports. None of them is in `building/`, under this na
 
 from __future__ import annotations
 
-from benchmarks.places.calls import Catalogue
-from benchmarks.places.measured import (
-    attention,
-    gradients,
-    layout,
-    losses,
-    products,
-    statistics,
-    values,
-)
-from benchmarks.places.measured.edits import EDITS, KERNEL_EDITS, TRITON_EDITS
+from benchmarks.places.sets import FaultSet
 
-__all__ = ["EDITS", "FAULTS", "KERNEL_EDITS", "TRITON_EDITS"]
+__all__ = ["EDITS", "FAULTS", "FILES", "KERNEL_EDITS", "TRITON_EDITS"]
 
-FAMILIES = (attention, products, statistics, values, layout, losses, gradients)
-FAULTS = Catalogue()
-for _family in FAMILIES:
-    FAULTS.update(_family.FAULTS)
+_SET = FaultSet.of(__name__, __path__)
+FILES, FAULTS = _SET.files, _SET.faults
+EDITS, KERNEL_EDITS, TRITON_EDITS = _SET.edits, _SET.kernel_edits, _SET.triton_edits

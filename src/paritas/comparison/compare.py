@@ -255,7 +255,9 @@ def _diagnose(
             # Only a sample of a large tensor is diagnosed, and the inputs do not belong to it.
             given = () if reference.numel() > MOST_ELEMENTS else request.given
             inputs = tuple(operand.read(read) for operand in given)
-            context = Context(operator=request.operator, inputs=inputs, is_result=request.is_result)
+            context = Context(
+                operator=request.operator, inputs=inputs, only_where=request.is_result
+            )
             found = diagnose(candidate, reference, context=context)
     except Exception as error:  # noqa: BLE001  (the row stands; the note in it reports it)
         return Diagnosis(note=f"it was not diagnosed: {in_one_line(error, 200)}")

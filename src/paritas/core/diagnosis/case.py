@@ -78,8 +78,9 @@ class Context:
             is known decides by itself.
         call: the call that computed the tensor, if it can be repeated.
         runs: both programs at this place, if they can be called again with other values.
-        is_result: whether it is computed from a value that is wrong already. What kind it is, is
-            stated there.
+        only_where: what kind of wrong it is, is not asked: it is known, or stated at the wrong
+            value that this one is computed from.
+        patience: share of the usual time for mistakes that are tried.
         inner: gives the values that the candidate computes on the way to the tensor, in float64 or
             as it runs, if they can be seen.
     """
@@ -104,7 +105,8 @@ class Context:
     draws: bool = False
     call: LiveCall | None = None
     runs: PlaceRuns | None = None
-    is_result: bool = False
+    only_where: bool = False
+    patience: float = 1.0
     inner: InnerValues | None = None
 
     @property

@@ -38,6 +38,7 @@ from paritas.core.diagnosis.patterns.reductions import (
 )
 from paritas.core.diagnosis.patterns.replacements import propose_constants, propose_random_streams
 from paritas.core.diagnosis.patterns.sources import propose_sources
+from paritas.core.diagnosis.place_runs import FEW_VALUES
 from paritas.core.diagnosis.repetitions import stack_runs
 from paritas.core.diagnosis.second_look import is_found_again
 from paritas.core.diagnosis.stating import (
@@ -224,10 +225,27 @@ def _propose_solved(case: Case) -> list[Pattern]:
 def _rank_repeated(case: Case) -> list[Pattern]:
     """What explains the place with other operands, and the operands of the program as well.
 
-    These may show little: one number, or values that are all alike.
+    These may show little: one number, or values that are all alike. If they show enough, little
+    more is found, and less time is spent on it.
     """
-    ranked = (_statable(one, rank_raw(one), at_output=False) for one in case.repeated[:1])
-    return next(filter(None, ranked), [])
+    patience = case.context.patience * (1.0 if _shows_little(case) else _PATIENCE_AGAIN)
+    for one in case.repeated[:1]:
+        context = dataclasses.replace(one.context, patience=patience)
+        other = dataclasses.replace(one, context=context)
+        return _statable(other, rank_raw(other), at_output=False)
+    return []
+
+
+_PATIENCE_AGAIN = 0.3
+# With fewer wrong values than this, other operands may show more.
+_FEW_WRONG = 64
+
+
+def _shows_little(case: Case) -> bool:
+    call = case.context.call
+    operands = call.floating if call is not None else case.context.inputs
+    is_alike = any(one.numel() > 1 and len(one.unique()) <= FEW_VALUES for one in operands)
+    return is_alike or int(case.wrong.sum()) < _FEW_WRONG
 
 
 def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[Pattern]:
@@ -322,7 +340,7 @@ def diagnose(
         return Diagnosis()
     # In a large tensor, patterns are looked for in the part that is most wrong.
     where = find_region(case, survey)
-    if case.context.is_result:
+    if case.context.only_where:
         return Diagnosis(where=where)
     at_output = not case.context.operator
     if survey.is_one_box:

@@ -159,7 +159,7 @@ class Explainer:
         self.left -= 1
         began = time.monotonic()
         try:
-            known = dataclasses.replace(known, is_result=is_result)
+            known = dataclasses.replace(known, only_where=known.only_where or is_result)
             found = _diagnose_value(finding, reference, candidate, evidence, known)
             picture = self._draw(finding, (reference, candidate), evidence, context, found)
         except Exception as error:  # noqa: BLE001  (a diagnosis is an extra: the verdict stands)
@@ -238,6 +238,10 @@ def _can_be_diagnosed(reference: Any, candidate: Any) -> bool:
     return tensors and reference.shape == candidate.shape and reference.numel() > 0
 
 
+# The share of the usual time that is spent on a value whose run in float64 was diagnosed before.
+_PATIENCE_AGAIN = 0.3
+
+
 def _diagnose_value(
     finding: Finding,
     reference: Tensor,
@@ -256,7 +260,9 @@ def _diagnose_value(
         agrees: bool | None = finding.lifted.passed
     else:
         agrees = known.lifted_agrees if above is None else above.where is None
-    known = dataclasses.replace(known, lifted_agrees=agrees)
+    # What float64 does not show is seldom seen in the native run.
+    patience = 1.0 if above is None or above.where is None else _PATIENCE_AGAIN
+    known = dataclasses.replace(known, lifted_agrees=agrees, patience=patience)
     native: Tensor | None = None
     unit = _coarser_unit(reference, candidate)
     if finding.native is not None and unit is not None and evidence.unit is not None:
@@ -269,7 +275,7 @@ def _diagnose_value(
         kept = tuple(pattern for pattern in found.patterns if pattern.kind not in _OF_RIGHT_VALUES)
         where = found.where if kept else above.where
         found = Diagnosis(where=where, patterns=kept, note=found.note)
-    if found.patterns or known.is_result:
+    if found.patterns or known.only_where:
         return found
     # No prediction reproduces the candidate: ask the candidate itself.
     asked = experiment(known)

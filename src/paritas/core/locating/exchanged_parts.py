@@ -11,9 +11,10 @@ import itertools
 from typing import TYPE_CHECKING
 
 from paritas.core.diagnosis.stating import with_confidence
-from paritas.core.locating.partings import Parting, Spot, call_name
+from paritas.core.locating.call_words import call_name
+from paritas.core.locating.partings import Parting, Spot
 from paritas.core.locating.trace_matching import plain_name
-from paritas.core.results.findings import Diagnosis, Pattern, PatternKind
+from paritas.core.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +56,7 @@ class ExchangedParts:
             ([self.reference], [self.candidate]),
             None,
             parting,
-            diagnosis=Diagnosis(patterns=(pattern,)),
+            seen=pattern,
         )
 
 

@@ -22,12 +22,12 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs
 from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.judging.failures import FailedPair
+from paritas.core.locating.call_words import describe_arguments
 from paritas.core.locating.exchanged_parts import exchanged_parts
 from paritas.core.locating.locate_properties import find_property
 from paritas.core.locating.partings import (
     Parting,
     Spot,
-    describe_arguments,
     find_twin,
     name_spot,
     origin_of,
@@ -52,7 +52,7 @@ from paritas.core.locating.traced_runs import (
     WrongItem,
     kept_tensors,
 )
-from paritas.core.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.core.results.findings import Aspect, Diagnosis, Finding, Origin, OriginKind, Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.torch_private import unseen_kernels
 from paritas.core.torch_private.operators import traits
@@ -426,16 +426,11 @@ class _Search:
         if spot.leaf is not None:
             reason = f"{reason}: {self._name_of_leaf(spot)}"
         if judged is None:
-            finding = Finding(
-                item=item,
-                aspect=about.aspect,
-                status=about.status,
-                reason=reason,
-                diagnosis=spot.diagnosis,
-            )
+            finding = Finding(item=item, aspect=about.aspect, status=about.status, reason=reason)
         else:
             reason = f"{reason}; {judged.reason}" if judged.reason else reason
             finding = msgspec.structs.replace(judged, reason=reason)
+        finding = _with_kind_of_calls(spot, finding)
         return (
             msgspec.structs.replace(finding, source=origin.source or None, origin=origin),
             pair,
@@ -456,21 +451,21 @@ class _Search:
         native, regions = next((one for one in tried if one[1] is not None), (False, None))
         if regions is None:
             return None, None
-        reference, candidate, between, tensors = regions
+        reference, candidate, tensors = regions
         # Functions, as a user's: an object that can be called may be of another runtime.
         functions = reference.__call__, candidate.__call__
         pair = FailedPair(*functions, [Inputs(tuple(tensors))])
         call = self._live_call(spot, native=native)
         seed = self.call.config.seed
-        findings = judge_regions(item, reference, candidate, tensors, seed, call, between)
+        findings = judge_regions(
+            item, reference, candidate, tensors, seed, call, is_known=spot.seen is not None
+        )
         bad = [finding for finding in findings if not finding.status.passes()]
         if not bad:
             return None, pair
         return max(bad, key=lambda finding: finding.status.gravity), pair
 
-    def _regions(
-        self, spot: Spot, *, native: bool
-    ) -> tuple[Region, Region, Region | None, list[Tensor]] | None:
+    def _regions(self, spot: Spot, *, native: bool) -> tuple[Region, Region, list[Tensor]] | None:
         """The operators of both sides as functions of the same arguments.
 
         Also those of the reference that compute some of the arguments from others.
@@ -514,10 +509,10 @@ class _Search:
             for number, index in computed.items()
             if number in places and places[number] not in made[0].given.values()
         }
-        between = self._region_between(parting, places, native=native)
-        return dataclasses.replace(made[0], shared=shared), made[1], between, tensors
+        before = self._region_before(parting, places, native=native)
+        return dataclasses.replace(made[0], shared=shared, before=before), made[1], tensors
 
-    def _region_between(
+    def _region_before(
         self, parting: Parting, places: Mapping[int, int], *, native: bool
     ) -> Region | None:
         """What the reference computes of these values from others of them; None if nothing.
@@ -581,6 +576,16 @@ class _Search:
             return {one.index: one for one in operations}
         twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
         return {index: twin for index, twin in twins if twin is not None}
+
+
+def _with_kind_of_calls(spot: Spot, finding: Finding) -> Finding:
+    """The finding with the kind that the calls show, if no experiment found one."""
+    kind, known = spot.seen or spot.guess, finding.diagnosis or Diagnosis()
+    if kind is None or known.patterns:
+        return finding
+    return msgspec.structs.replace(
+        finding, diagnosis=msgspec.structs.replace(known, patterns=(kind,))
+    )
 
 
 def _have_one_shape(parting: Parting, joint: Joint) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from paritas.core.locating.partings import Parting, Spot, call_name, find_cut
+from paritas.core.locating.call_words import call_name
+from paritas.core.locating.partings import Parting, Spot, find_cut
 from paritas.core.locating.trace_matching import plain_name
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.results.findings import Aspect

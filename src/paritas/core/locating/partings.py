@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from paritas.core.locating.call_words import (
+    call_name,
+    call_names,
+    describe_arguments,
+    describe_settings,
+)
+from paritas.core.locating.seen_kinds import (
+    left_out,
+    other_arguments,
+    other_call,
+    other_settings,
+    swapped_inputs,
+)
 from paritas.core.locating.trace_calls import (
     function_of,
     functions_of,
@@ -21,19 +33,16 @@ from paritas.core.locating.trace_matching import (
     plain_name,
     same_settings,
 )
-from paritas.core.numerics.bits import dtype_name
 from paritas.core.results.findings import Origin, OriginKind
-from paritas.core.results.wording import counted
-from paritas.core.torch_private import unseen_kernels
 from paritas.core.torch_private.operators import traits
 from paritas.core.tracing.source_lines import NOWHERE, UserLine
-from paritas.core.tracing.traces import Operation, TracedCall, ValueRef
+from paritas.core.tracing.traces import Operation, TracedCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from paritas.core.locating.traced_runs import TracedRun, WrongItem
-    from paritas.core.results.findings import Diagnosis
+    from paritas.core.results.findings import Pattern
     from paritas.core.tracing.traces import Trace
 
 # --- Two runs that part ---------------------------------------------------------------------------
@@ -120,7 +129,8 @@ class Spot:
         is_missing: whether the candidate does not call the reference's operator at all.
         leaf: a value of the candidate from outside, such as a parameter, that causes it.
         call: the reference's call of a function of torch that is wrong as a whole, if it is one.
-        diagnosis: what kind of wrong it is, if that follows from the runs.
+        seen: what kind of wrong it is, if that follows from the calls.
+        guess: the kind that is stated if no experiment finds a better one.
     """
 
     words: str
@@ -132,7 +142,8 @@ class Spot:
     is_missing: bool = False
     leaf: int | None = None
     call: TracedCall | None = None
-    diagnosis: Diagnosis | None = None
+    seen: Pattern | None = None
+    guess: Pattern | None = None
 
     @property
     def is_random(self) -> bool:
@@ -316,6 +327,15 @@ def name_spot(
     found = _compare_regions(parting, its, mine, call)
     if found.before:  # all of these together are no single call
         its, call = [*found.before, *its], None
+    seen = (
+        other_settings(parting, its, mine, found.twins)
+        or other_arguments(parting, its)
+        or swapped_inputs(parting, its, mine)
+    )
+    guess = None
+    if seen is None and found.leaf is None:
+        title = call_names(its) if call is None else title_of(call, joint.reference)
+        guess = other_call(parting, its, mine, title) or left_out(parting, its, mine)
     return Spot(
         found.words,
         found.reference,
@@ -326,6 +346,8 @@ def name_spot(
         found.is_missing,
         found.leaf,
         call,
+        seen,
+        guess,
     )
 
 
@@ -351,7 +373,7 @@ def _compare_regions(
         call: the reference's only call of a function there.
     """
     if _only_continues(parting, theirs, mine):
-        words = f"the candidate also calls {_call_names(mine)} after it"
+        words = f"the candidate also calls {call_names(mine)} after it"
         return _Difference(words, theirs[-1], mine[0], is_extra=True)
     left, right = ([one for one in side if one.computes] for side in (theirs, mine))
     pairs = [(theirs, mine)]
@@ -393,6 +415,7 @@ class _Difference:
     Attributes:
         is_extra: whether only the candidate calls its operator.
         before: operators of the reference before its region that the candidate leaves out.
+        twins: the operators of both sides, if the reference's changes nothing and is in no region.
     """
 
     words: str
@@ -402,6 +425,7 @@ class _Difference:
     leaf: int | None = None
     is_extra: bool = False
     before: tuple[Operation, ...] = ()
+    twins: tuple[Operation, Operation] | None = None
 
 
 def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
@@ -416,8 +440,8 @@ def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
     for operation in parting.theirs.trace.operations if reads and None not in reads else ():
         others = [parting.known.classes[index] for index in operation.inputs]
         if reads == others and plain_name(operation) == plain_name(extra):
-            words = f"the candidate calls {_describe_settings(operation, extra)}"
-            return _Difference(words, operation, extra)
+            words = f"the candidate calls {describe_settings(operation, extra)}"
+            return _Difference(words, operation, extra, twins=(operation, extra))
     return difference
 
 
@@ -438,12 +462,12 @@ def _compare_names(
     kinds = {block[0] for block in blocks}
     _, start, end, first, stop = blocks[0]
     if kinds == {"delete"}:
-        words = f"the candidate leaves out {_call_names(left[start:end])}"
+        words = f"the candidate leaves out {call_names(left[start:end])}"
         needs = right[min(first, len(right) - 1)] if right else last
         return _Difference(words, left[start], needs, is_missing=True)
     if kinds == {"insert"}:
         before = "before" if left and start < len(left) else "after"
-        words = f"the candidate also calls {_call_names(right[first:stop])}"
+        words = f"the candidate also calls {call_names(right[first:stop])}"
         if not left:
             return _Difference(words, None, right[first], is_extra=True)
         return _Difference(
@@ -453,11 +477,11 @@ def _compare_names(
         (block for block in blocks if block[0] == "replace"), blocks[0]
     )
     reference, candidate = left[min(start, len(left) - 1)], right[min(first, len(right) - 1)]
-    right_names = _call_names(left[start:end] or [reference])
+    right_names = call_names(left[start:end] or [reference])
     if call is not None:
         right_names = title_of(call, reference).removesuffix(".default")
     words = (
-        f"the candidate calls {_call_names(right[first:stop] or [candidate])} where the reference "
+        f"the candidate calls {call_names(right[first:stop] or [candidate])} where the reference "
         f"calls {right_names}"
     )
     return _Difference(words, reference, candidate)
@@ -480,7 +504,7 @@ def _compare_calls(
     """What differs in the same operators: their arguments, or what they read."""
     for one, other in zip(theirs, mine, strict=True):
         if not same_settings(one, other):
-            words = f"the candidate calls {_describe_settings(one, other)}"
+            words = f"the candidate calls {describe_settings(one, other)}"
             return _Difference(words, one, other)
     for one, other in zip(theirs, mine, strict=True):
         shared = set(parting.classes) - {None}
@@ -566,51 +590,6 @@ def _sources(
         yield classes[source]
 
 
-def _describe_settings(reference: Operation, candidate: Operation) -> str:
-    ours, mine = (dict(_named_arguments(one)) for one in (reference, candidate))
-    texts = [
-        f"{name}={_shown(mine.get(name))} instead of {_shown(ours.get(name))}"
-        for name in dict.fromkeys((*ours, *mine))
-        if not _is_tensor(ours.get(name))
-        and not _is_tensor(mine.get(name))
-        and ours.get(name) != mine.get(name)
-    ]
-    return f"{call_name(candidate)} with {', '.join(texts) or 'other arguments'}"
-
-
-def _shown(value: Any) -> str:
-    return "its default" if value is None else f"{value!r:.40}"
-
-
-def _is_tensor(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_is_tensor, value))
-    return isinstance(value, ValueRef)
-
-
-def call_name(operation: Operation) -> str:
-    """An operator, as sentences name it."""
-    if operation.function:
-        return f"{operation.function}.backward"
-    kind = traits(operation.func)
-    if kind.namespace == unseen_kernels.NAMESPACE:
-        return f"{kind.name} (a kernel that torch does not see)"
-    name = operation.name.removesuffix(".default")
-    return f"{name} of the backward pass" if operation.is_backward else name
-
-
-_MOST_NAMED = 3
-
-
-def _call_names(operations: Sequence[Operation]) -> str:
-    times = Counter(call_name(one) for one in operations)
-    names = [name if count == 1 else f"{name} ({count} times)" for name, count in times.items()]
-    if len(names) > _MOST_NAMED:
-        more = counted(len(names) - _MOST_NAMED, "other operator")
-        return f"{', '.join(names[:_MOST_NAMED])} and {more}"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-
-
 # --- Origins --------------------------------------------------------------------------------------
 
 
@@ -673,36 +652,6 @@ def _find_native(
     if isinstance(called, TracedCall):
         return twin_call(called, trace, natives)
     return find_twin(called, trace, natives)
-
-
-def _named_arguments(called: Operation | TracedCall) -> Iterator[tuple[str, Any]]:
-    """The arguments with their names; "" for those by position of a function without a schema."""
-    names = [""] * len(called.args)
-    if isinstance(called, Operation):
-        schema = called.func._schema  # noqa: SLF001
-        names = [argument.name for argument in schema.arguments]
-    yield from zip(names, called.args, strict=False)
-    yield from called.kwargs.items()
-
-
-def describe_arguments(called: Operation | TracedCall, trace: Trace) -> Iterator[str]:
-    """The arguments of an operator or a function in words."""
-
-    def words(value: Any) -> str:
-        if isinstance(value, ValueRef):
-            figures = trace.values[value.index].figures
-            if figures is None:
-                return "a tensor"
-            return f"{dtype_name(figures.dtype)} {list(figures.shape)}"
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(map(words, value))}]"
-        return repr(value)
-
-    for name, value in _named_arguments(called):
-        if value is not None and _is_tensor(value):
-            yield f"{name}: {words(value)}" if name else words(value)
-        elif value is not None:
-            yield f"{name}={value!r:.60}" if name else f"{value!r:.60}"
 
 
 def _chain(spot: Spot) -> Iterator[str]:

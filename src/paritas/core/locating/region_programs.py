@@ -48,6 +48,7 @@ class Region:
         fixed: the values it reads that are not arguments.
         shared: for each value that it computes and that is an argument of the other side, the place
             of the argument.
+        before: computes those of the arguments that follow from others.
         strides: of the values that it reads from outside, in its own run: what is contiguous on one
             side may be a transposed view on the other, and not every operator takes that.
     """
@@ -58,6 +59,7 @@ class Region:
     fixed: Mapping[int, Tensor]
     strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     shared: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    before: Region | None = None
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Call the operators."""
@@ -177,14 +179,15 @@ def judge_regions(
     tensors: Sequence[Tensor],
     seed: int,
     call: LiveCall | None = None,
-    between: Region | None = None,
+    *,
+    is_known: bool = False,
 ) -> list[Finding]:
     """The findings about the candidate's operators on the reference's inputs, with a diagnosis.
 
     None if the candidate's only make memory: what writes to it, such as a kernel of one's own, is
     not among the operators. `call` is the call of a function of torch that consists of the
-    reference's operators, if there is one. `between` computes those arguments that follow from
-    others.
+    reference's operators, if there is one. `is_known`: the kind is known, and only asked where it
+    is wrong.
     """
     if reference.given and not candidate.given:
         return []
@@ -198,14 +201,16 @@ def judge_regions(
     pair = right.detach(), wrong.detach()
     findings, _ = check_pair(item, *pair, Checks(), evidence)
     context = reference.context(tensors) if reference.operations else None
+    if is_known:
+        from paritas.core.diagnosis.case import Context
+
+        return Explainer().explain(findings, *pair, evidence, Context(only_where=True))
     if call is not None:
         context = call_context(call.target, call.args, call.kwargs)
     if context is not None:
         context = dataclasses.replace(
             context,
-            runs=_runs_of(
-                reference, candidate, tensors, pair, between=between, has_call=call is not None
-            ),
+            runs=_runs_of(reference, candidate, tensors, pair, has_call=call is not None),
             inner=functools.partial(candidate.inner_values, tensors),
         )
     findings = Explainer().explain(findings, *pair, evidence, context)
@@ -247,7 +252,6 @@ def _runs_of(
     tensors: Sequence[Tensor],
     pair: tuple[Tensor, Tensor],
     *,
-    between: Region | None,
     has_call: bool,
 ) -> PlaceRuns:
     """Both regions; without a call of a function, the reference's is the call of its operators.
@@ -269,7 +273,7 @@ def _runs_of(
 
     def settle(operands: Sequence[Tensor]) -> list[Tensor]:
         values = fill(operands)
-        values = values if between is None else between.fill_shared(values)
+        values = values if reference.before is None else reference.before.fill_shared(values)
         return [values[place] for place in places]
 
     def run_reference(operands: Sequence[Tensor]) -> Any:
@@ -293,7 +297,7 @@ def _runs_of(
         reads_all=read >= {*reference.given.values()},
         recall=None if has_call else recall,
         inner=find_inner,
-        settle=None if between is None else settle,
+        settle=None if reference.before is None else settle,
     )
 
 

@@ -139,7 +139,7 @@ class Attention:
         ("more", "aten.sigmoid.default", "the candidate also calls aten.sigmoid"),
         ("swap", "aten.bmm.default", "the candidate calls aten.bmm with swapped inputs"),
         ("scale", "aten.mul.Tensor", "the candidate leaves out aten.mul.Tensor"),
-        ("mask", "aten.tril.default", "with diagonal=1 instead of its default"),
+        ("mask", "aten.tril.default", "with diagonal=1 instead of 0"),
         ("dim", "aten._softmax.default", "with dim=1 instead of -1"),
         ("other", "aten.bmm.default", "the candidate calls aten.bmm with another input"),
         ("residual", "aten.add.Tensor", "the candidate leaves out aten.add.Tensor"),
@@ -569,7 +569,7 @@ def test_another_shape_is_located() -> None:
     place = find_place(
         [draw(4, 8)], lambda x: x.exp().sum(-1), lambda x: x.exp().sum(-1, keepdim=True)
     )
-    assert "keepdim=True instead of its default" in place.findings[0].reason
+    assert "keepdim=True instead of False" in place.findings[0].reason
 
 
 def test_an_additional_draw_of_random_numbers_is_located() -> None:

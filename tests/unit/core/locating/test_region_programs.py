@@ -63,9 +63,8 @@ def test_arguments_that_follow_from_others_are_computed_again() -> None:
     between = Region([_call(0, aten.mul.Tensor, 0, 1, 2.0)], -1, {0: 0}, {}, shared={1: 1})
     sentences = []
     for doubling in (None, between):
-        (finding,) = judge_regions(
-            Item(kind=ItemKind.OUTPUT), reference, candidate, [x, 2 * x], 0, None, doubling
-        )
+        known = dataclasses.replace(reference, before=doubling)
+        (finding,) = judge_regions(Item(kind=ItemKind.OUTPUT), known, candidate, [x, 2 * x], 0)
         assert finding.diagnosis is not None
         sentences += [one.sentence for one in finding.diagnosis.patterns]
     assert sentences == ["x * sigmoid(1.702 x) instead of gelu"]

@@ -297,7 +297,7 @@ class Predictor:
 
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
         """The mistakes that are known of the operators."""
-        until = _now() + _MOST_SECONDS
+        until = _now() + _MOST_SECONDS * self.case.context.patience
         tried, found = self._try_all(Predictor._variations, until)
         if found:
             return tried, found
@@ -328,7 +328,7 @@ class Predictor:
 
     def _changes(self) -> tuple[int, list[Reproduction]]:
         """Something that was done to the result, to an operand or to a value on the way."""
-        until = _now() + _MOST_SECONDS_OF_CHANGES
+        until = _now() + _MOST_SECONDS_OF_CHANGES * self.case.context.patience
         tried = 0
         for number, _ in enumerate(self._changed_values()):
             make = functools.partial(Predictor._changes_of, number=number)

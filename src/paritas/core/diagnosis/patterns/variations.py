@@ -235,6 +235,31 @@ def kind_of_number(operator: str, name: str) -> PatternKind:
     return PatternKind.FACTOR if is_factor else PatternKind.ARGUMENT
 
 
+def kind_of_argument(operator: str, name: str, right: Any, wrong: Any) -> PatternKind:
+    """The kind if any argument of an operator is another one, as a call shows it."""
+    numbers = [one for one in (right, wrong) if isinstance(one, int | float)]
+    is_small = len(numbers) == len((right, wrong)) and all(
+        0 <= one <= LARGEST_EPS for one in numbers
+    )
+    known = {
+        **_FLAG_KINDS,
+        **dict.fromkeys(EPSILONS, PatternKind.EPS),
+        **dict.fromkeys(_AXES, PatternKind.WRONG_AXIS),
+        **dict.fromkeys(("index", "offset", "shifts", "start"), PatternKind.SHIFT),
+        **dict.fromkeys(("diagonal", "is_causal"), PatternKind.MASK),
+        **dict.fromkeys(("reduce", "reduction"), PatternKind.WRONG_REDUCTION),
+        "correction": PatternKind.OFF_BY_ONE,
+    }
+    if name in known:
+        return known[name]
+    if operator in ("add", "sub") and name == "other":
+        return PatternKind.EPS if is_small else PatternKind.OFFSET
+    if operator in ("mul", "div") and name == "other":
+        is_negated = len(numbers) == len((right, wrong)) and right == -wrong
+        return PatternKind.SIGN if is_negated else PatternKind.FACTOR
+    return kind_of_number(operator, name)
+
+
 def _eps_variations(name: str, value: float) -> Iterator[Variation]:
     for other in (*_USUAL_EPS, 2 * value, value * value, math.sqrt(value)):
         if not math.isclose(other, value):
