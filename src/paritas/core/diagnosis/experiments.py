@@ -236,7 +236,9 @@ def _other_terms(lab: Laboratory, operator: str) -> Pattern | None:
 
 # --- Another function of the same elements --------------------------------------------------------
 
-# Below this share of the size, what differs may be an approximation or a rounding.
+# Below this share of the size, what differs may be an approximation.
+_APPROXIMATE = 0.003
+# Below this share, the words say how little it differs.
 _CLOSE = 0.02
 # Below this share, few different values are those of a rounding or of a table.
 _ROUGH = 0.1
@@ -255,7 +257,7 @@ def _other_function_of_elements(lab: Laboratory, _operator: str) -> Pattern | No
     if is_number and share < _ROUGH and lab.is_coarse():
         kind, words = PatternKind.PRECISION, "the same function with fewer digits"
     elif is_number and share < _CLOSE:
-        kind = PatternKind.APPROXIMATION
+        kind = PatternKind.APPROXIMATION if share < _APPROXIMATE else kind
         words = f"{words}, off by {100 * share:.2g} % on average"
     return _state(kind, f"{words}: {_examples(lab)}", lab)
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.diagnosis import effort
 from paritas.core.numerics.criterion import unit_roundoff
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def read_terms(
     Args:
         number: the place of the operand.
         operands: the values of the others.
-        deadline: the last time, by the clock of this thread: what is found must not depend on
-            other programs.
+        deadline: the last time, as `effort.now` says it.
     """
     operand = operands[number]
     program = runs.candidate if of_candidate else runs.reference
@@ -113,7 +112,7 @@ def read_terms(
         return None
 
     def ask(value: Tensor) -> Tensor | None:
-        if time.thread_time() > deadline:
+        if effort.now() > deadline:
             return None
         changed = [*operands]
         changed[number] = value.to(operand.dtype).view(operand.shape)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.diagnosis import effort
 from paritas.core.diagnosis.linear_terms import are_same, read_terms
 from paritas.core.diagnosis.term_differences import TermName, name_difference
 from paritas.core.results.findings import PatternKind
@@ -38,7 +38,7 @@ def find_other_terms(
     """The kind and the sentence, if a result consists of other terms; None if it has no name."""
     if _PRODUCTS.match(operator):
         return None
-    end = time.thread_time() + _SECONDS
+    end = effort.until(_SECONDS)
     findings: list[TermName | None] = []  # of the operands whose terms differ
     for number, name in enumerate(names):
         right, wrong = _both_terms(runs, number, runs.operands, end)

@@ -10,7 +10,7 @@ import torch
 
 from paritas.core.diagnosis.patterns.places import describe_places
 from paritas.core.diagnosis.patterns.sums import left_out, tails, words_of
-from paritas.core.diagnosis.patterns.variations import Variation, mask_changes
+from paritas.core.diagnosis.patterns.variations import NOT_HIDING, Variation, mask_changes
 from paritas.core.results.findings import PatternKind
 from paritas.core.results.wording import enumerated
 
@@ -71,6 +71,7 @@ def _parts_of(  # noqa: PLR0913  (each is a mistake)
     alter: Callable[[Tensor], Tensor | None] = lambda mask: mask,
     counts: Tensor | None = None,
     heads: tuple[tuple[str, ...], Tensor] | None = None,
+    fill: float = -math.inf,
 ) -> _Parts:
     query, key, value = (step.values[name] for name in ("query", "key", "value"))
     groups = query.shape[-3] // key.shape[-3]
@@ -105,7 +106,7 @@ def _parts_of(  # noqa: PLR0913  (each is a mistake)
     if counts is not None:
         scores = scores + bias_of(step) + counts.to(scores).log()
     elif not after:
-        scores = scores.masked_fill(~kept, -math.inf)
+        scores = scores.masked_fill(~kept, fill)
     weights = normalise(scores)
     return _Parts(query, key, value, weights * kept if after else weights, factor)
 
@@ -214,6 +215,9 @@ def _mask_variations(step: Step) -> Iterator[Variation]:
     if mask is not None or causal:
         said = "the mask is applied after the softmax, whose rows no longer add up to 1"
         yield take(said, after=True)
+    if causal or (mask is not None and mask.dtype == torch.bool):
+        for fill in NOT_HIDING:
+            yield take(f"what the mask hides has a score of {fill:g}, not of -inf", fill=fill)
 
 
 # --- Factors, keys, softmax -----------------------------------------------------------------------

@@ -306,6 +306,28 @@ def _write_spread(step: Step, at: Writer) -> Tensor:
 _SPREAD = Formula(_write_spread, statistics=frozenset({"the mean", "the deviations"}))
 
 
+def _write_gelu(step: Step, at: Writer) -> Tensor:
+    x = step.values["self"]
+    if step.values["approximate"] == "none":
+        argument = at("the argument", aten.mul.Scalar, x, 1 / math.sqrt(2))
+        bent = at("the error function", aten.erf.default, argument)
+    else:
+        cube = at("the cube", aten.pow.Tensor_Scalar, x, 3)
+        small = at("the cubic term", aten.mul.Scalar, cube, 0.044715)
+        inner = at("the inner sum", aten.add.Tensor, x, small)
+        argument = at("the argument", aten.mul.Scalar, inner, math.sqrt(2 / math.pi))
+        bent = at("the tanh", aten.tanh.default, argument)
+    above = at("the sum with 1", aten.add.Scalar, bent, 1.0)
+    half = at("the half", aten.mul.Scalar, above, 0.5)
+    return at("the product", aten.mul.Tensor, half, x)
+
+
+def _write_silu(step: Step, at: Writer) -> Tensor:
+    x = step.values["self"]
+    gate = at("the gate", aten.sigmoid.default, x)
+    return at("the product", aten.mul.Tensor, gate, x)
+
+
 def _write_gated(step: Step, at: Writer) -> Tensor:
     left, right = step.values["self"].chunk(2, step.values["dim"])
     gate = at("the gate", aten.sigmoid.default, right)
@@ -517,6 +539,8 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
     **dict.fromkeys(NORMS, (_NORM,)),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), (_SPREAD,)),
     "glu": (Formula(_write_gated),),
+    "gelu": (Formula(_write_gelu),),
+    "silu": (Formula(_write_silu),),
     **dict.fromkeys(("cdist", "cdist_forward", "euclidean_dist"), (_DISTANCE,)),
     "fused_rms_norm_backward": (_NORM_GRADIENT, Formula(_write_weight_gradient, output=1)),
     **dict.fromkeys(

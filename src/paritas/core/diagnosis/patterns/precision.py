@@ -11,11 +11,11 @@ import dataclasses
 import functools
 import itertools
 import math
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.diagnosis import effort
 from paritas.core.diagnosis.calls import WHOLE
 from paritas.core.diagnosis.case import Context, round_down, roundoff, same, weigh, widen
 from paritas.core.diagnosis.formats import FORMATS, NarrowFormat
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # --- The operator on rounded inputs ---------------------------------------------------------------
 
 _MOST_WORK = 1 << 30
-_MOST_SECONDS = 3.0  # of this thread: a busy machine does not change what is found
+_MOST_SECONDS = 3.0
 # The fewest different values that are rounded, of one operand.
 _FEWEST_ROUNDED = 4
 # The results of an operator that are looked at.
@@ -120,7 +120,7 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
     wide = [widen(one) for one in given]
     every = tuple(range(len(given)))
     choices = _choices(every)
-    until = time.thread_time() + _MOST_SECONDS
+    until = effort.until(_MOST_SECONDS)
     tables = tuple(place for place in every if given[place].dim() > 1)
     changes = [
         *((_name_format(form), how, change, choices) for form, how, change in _roundings(given)),
@@ -142,7 +142,7 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
                 value = attempt(functools.partial(rerun.value, changed), case.shape)
             if value is not None:
                 yield Recomputed(value, name, _name_inputs(chosen, every), how)
-            if time.thread_time() > until:
+            if effort.now() > until:
                 return
 
 
@@ -289,12 +289,12 @@ def _rounded_sums(case: Case) -> list[Pattern]:
     sums = _summation_of(case)
     if sums is None or sums.length * case.reference.numel() > _MOST_WORK:
         return []
-    until = time.thread_time() + _MOST_SECONDS
+    until = effort.until(_MOST_SECONDS)
     halves = zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True)
     for (form, dtype), chunk, each in itertools.product(halves, _CHUNKS, (False, True)):
         chunks = -(-sums.length // chunk)
         most = min(_MOST_CHUNKS, _MOST_PARTIAL // case.reference.numel())
-        if not 1 < chunks <= most or time.thread_time() > until:
+        if not 1 < chunks <= most or effort.now() > until:
             continue
         value = sums.rounded(chunk, dtype, each=each)
         if value.numel() != case.reference.numel():

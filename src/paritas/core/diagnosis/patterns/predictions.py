@@ -14,11 +14,11 @@ import itertools
 import math
 import operator
 import re
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.diagnosis import effort
 from paritas.core.diagnosis.calls import UNUSABLE, WHOLE
 from paritas.core.diagnosis.case import (
     Extent,
@@ -73,12 +73,10 @@ if TYPE_CHECKING:
     _Suggesting = Callable[["Predictor"], Iterator[tuple[int, Variation]]]
     _Expressing = Callable[[], tuple[int, Sequence[tuple[float, int, Variation]]]]
 
-# Mistakes are tried for at most this long, in seconds of this thread: what is found must not depend
-# on what else the machine does.
+# Mistakes are tried for at most this long.
 _MOST_SECONDS = 6.0
 _MOST_SECONDS_OF_CHANGES = 1.5
 _MOST_SECONDS_AGAIN = 1.0
-_now = time.thread_time
 # How close a prediction must be to be tried in the program's own dtype, as a share of the values.
 _CLOSE = 1e-5
 # Mistakes whose freedom differs by no more than this are equally simple.
@@ -297,7 +295,7 @@ class Predictor:
 
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
         """The mistakes that are known of the operators."""
-        until = _now() + _MOST_SECONDS * self.case.context.patience
+        until = effort.until(_MOST_SECONDS * self.case.context.patience)
         tried, found = self._try_all(Predictor._variations, until)
         if found:
             return tried, found
@@ -318,7 +316,7 @@ class Predictor:
         if found:
             return tried, found
         for place, unknown in inner_numbers(self.steps):
-            if _now() > until:
+            if effort.now() > until:
                 break
             tried += 1
             with contextlib.suppress(FatalAttemptError):
@@ -328,13 +326,13 @@ class Predictor:
 
     def _changes(self) -> tuple[int, list[Reproduction]]:
         """Something that was done to the result, to an operand or to a value on the way."""
-        until = _now() + _MOST_SECONDS_OF_CHANGES * self.case.context.patience
+        until = effort.until(_MOST_SECONDS_OF_CHANGES * self.case.context.patience)
         tried = 0
         for number, _ in enumerate(self._changed_values()):
             make = functools.partial(Predictor._changes_of, number=number)
             more, found = self._try_all(make, until)
             tried += more
-            if found or _now() > until:
+            if found or effort.now() > until:
                 # What is done to the result of the last operator is done to that of the call.
                 of_call = number == 0 and self._last_output is not None
                 return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
@@ -428,7 +426,7 @@ class Predictor:
                 trial = attempt_apart(functools.partial(self._trial, place, variation, suggest))
                 tried += trial is not None
                 found += trial or []
-            if _now() > until:
+            if effort.now() > until:
                 break
         return tried, found
 
@@ -604,8 +602,8 @@ class Predictor:
             every = suggest(one)
             return ((place, each) for place, each in every if _form(each.sentence) == form)
 
-        until = _now() + _MOST_SECONDS_AGAIN
-        return bool(self._try_all(suggest_alike, until)[1]) or _now() > until
+        until = effort.until(_MOST_SECONDS_AGAIN)
+        return bool(self._try_all(suggest_alike, until)[1]) or effort.now() > until
 
     def function_of_right(self, found: Reproduction) -> str:
         """The function of the right values that a mistake gives, if it is one that has a name."""
@@ -662,7 +660,7 @@ class Predictor:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
 
         def predict(variation: Variation) -> Tensor | None:
-            is_late = _now() > until
+            is_late = effort.now() > until
             return None if is_late else self._prediction(place, variation)
 
         def deduce(other: Predictor) -> list[Reproduction | None]:

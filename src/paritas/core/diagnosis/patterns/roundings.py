@@ -11,6 +11,7 @@ from paritas.core.diagnosis.case import roundoff
 from paritas.core.diagnosis.formats import FORMATS
 from paritas.core.diagnosis.patterns.quantising import quantisations
 from paritas.core.diagnosis.patterns.variations import Variation
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -39,6 +40,28 @@ def rounding_variations(step: Step) -> Iterator[Variation]:
     for form in _formats(step):
         said = f"the result is rounded to {form.name}"
         yield Variation(PatternKind.PRECISION, said, partial(_rounded, form=form))
+
+
+_PRODUCTS = frozenset({"linear", "addmm", "baddbmm", "convolution"})
+
+
+def computed_variations(step: Step) -> Iterator[Variation]:
+    """A product that is computed in a narrower format, before something else is done with it."""
+    if step.name not in _PRODUCTS:
+        return
+    for dtype in (torch.bfloat16, torch.float16):
+        said = f"computed in {dtype_name(dtype)}"
+        yield Variation(PatternKind.PRECISION, said, partial(_computed, dtype=dtype))
+
+
+def _computed(step: Step, dtype: torch.dtype) -> Any:
+    own = step.run()
+    narrow = {
+        name: value.to(dtype)
+        for name, value in step.values.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    return step.run(**narrow).to(own)
 
 
 def _rounded(step: Step, form: NarrowFormat) -> Any:

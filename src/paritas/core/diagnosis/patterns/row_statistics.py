@@ -389,6 +389,10 @@ def _linear_formulas(
 ) -> Iterator[_Formula]:
     """One statistic times a factor plus a number, or a mixture of the right one and another."""
     ones = torch.ones_like(wanted)
+    same = _same_for_all(sources, wanted, is_met)
+    if same is not None:
+        yield same
+        return
     for words, value, compute in sources:
         for number in (1.0, None):
             numbers = _fit([value, ones], wanted, [number, None])
@@ -419,6 +423,26 @@ def _linear_formulas(
             said = f"{numbers[0]:.3g} of {right} and {numbers[1]:.3g} of {words}"
             made = partial(_mixed, first=first[2], other=compute, shares=numbers, eps=eps)
             yield _Formula(said, made, fitted=2)
+
+
+def _same_for_all(
+    sources: list[_Source], wanted: Tensor, is_met: Callable[[Tensor], bool]
+) -> _Formula | None:
+    """What is the same for all rows: a statistic of all of them, or a number."""
+    if wanted.numel() == 1:
+        return None
+    for words, value, compute in sources:
+        if words.removesuffix(" of the batch") in _NUMBERS and is_met(value.expand_as(wanted)):
+            return _Formula(words, compute)
+    for number in (0.0, 1.0, _written(float(wanted.median()))):
+        if is_met(torch.full_like(wanted, number)):
+            made = partial(_constant, number=number)
+            return _Formula(f"{number:.4g}", made, fitted=int(number not in (0, 1)))
+    return None
+
+
+def _constant(x: Tensor, norm: Norm, number: float) -> Tensor:
+    return torch.full_like(x.sum(norm.dims, keepdim=True), number)
 
 
 def _kind_of(factor: float, eps: float, count: int) -> PatternKind:

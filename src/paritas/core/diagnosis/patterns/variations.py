@@ -193,7 +193,12 @@ _SHAPES = frozenset({*("elu", "celu", "softplus", "elu_backward", "softplus_back
 AFFINE = frozenset({"mul", "div", "add", "sub", "rsub", "full", "fill", "full_like"})
 # The dtypes in which a constant may have been rounded.
 _NARROW = (torch.bfloat16, torch.float16)
-_MASK_VALUES = (0.0, -1e4, -1e9, -65504.0, -math.inf, float(torch.finfo(torch.float32).min))
+# Scores that hide little.
+NOT_HIDING = (0.0, -1.0, -2.0, -5.0, -10.0, -20.0, -50.0, -100.0)
+_MASK_VALUES = (
+    *(*NOT_HIDING, -1e3, -1e4, -1e9, -65504.0),
+    *(-math.inf, float(torch.finfo(torch.float32).min)),
+)
 
 
 def _number_variations(step: Step, name: str, value: float) -> Iterator[Variation]:

@@ -33,7 +33,11 @@ from paritas.core.diagnosis.patterns.inner import (
     step_variations,
 )
 from paritas.core.diagnosis.patterns.losses import SMOOTHING
-from paritas.core.diagnosis.patterns.roundings import rounding_variations, saved_variations
+from paritas.core.diagnosis.patterns.roundings import (
+    computed_variations,
+    rounding_variations,
+    saved_variations,
+)
 from paritas.core.diagnosis.patterns.sums import sum_variations
 from paritas.core.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
@@ -124,7 +128,8 @@ class Written:
                 for variation in variations(self.inner[roles[0]]):
                     yield self._as_whole(roles, variation)
         for roles in self._rounded_places():
-            for variation in rounding_variations(self.inner[roles[0]]):
+            inner = self.inner[roles[0]]
+            for variation in (*rounding_variations(inner), *computed_variations(inner)):
                 yield self._as_whole(roles, variation)
 
     def changes(self, step: Step) -> Iterator[Variation]:
