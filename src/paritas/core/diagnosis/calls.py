@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.tapes import Tape, check_alike, is_within, tensors_of
+from paritas.core.diagnosis.tapes import Tape, check_alike, copy_arguments, is_within, tensors_of
 from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.scouting import attempt_apart, can_scout, is_scout
 from paritas.core.precision.lifting import LiftMode
@@ -33,6 +33,7 @@ from paritas.core.torch_private.operators import (
     map_tensors,
     out_of_place,
     own_default,
+    signature_of,
     traits,
 )
 
@@ -95,7 +96,10 @@ class Step:
             for argument, value in changes.items():
                 if _is_shorter(value, self.values.get(argument)):
                     raise ValueError(f"{self.traits.name} needs more elements of {argument}")
-        return call_bound(self.operator, {**self.values, **changes})
+        values = {**self.values, **changes}
+        if self.traits.mutates:
+            _, values = copy_arguments((), values)
+        return call_bound(self.operator, values)
 
     def with_first(self, value: Tensor) -> Any:
         """All outputs of the operator, with this value as the first."""
@@ -106,7 +110,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FunctionStep(Step):
-    """A Python function of several operators, called as one.
+    """A function of several operators, called as one.
 
     Attributes:
         function: what is called; `values` are its arguments by name.
@@ -271,8 +275,8 @@ class LiveCall:
 
     @functools.cached_property
     def function_step(self) -> FunctionStep | None:
-        """The call of a Python function as one step, at the place `WHOLE`; None if it is none."""
-        if not inspect.isfunction(self.target) or not self.may_be_changed:
+        """The call of a function as one step, at the place `WHOLE`; None if it is none."""
+        if not inspect.isroutine(self.target) or not self.may_be_changed:
             return None
         # It may consist of more operators than are looked at one by one.
         working = [one for one in self._recorded if one is not None and not one.traits.view]
@@ -302,7 +306,7 @@ class LiveCall:
     def _whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         if isinstance(self.target, Operator):
             return Step(self.target, bind_arguments(self.target, args, kwargs))
-        bound = inspect.signature(self.target).bind(*args, **kwargs)
+        bound = signature_of(self.target).bind(*args, **kwargs)
         bound.apply_defaults()
         first = next(one for one in self._recorded if one is not None)
         values = dict(bound.arguments)
@@ -474,7 +478,8 @@ class _Recorder(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_plain = isinstance(func, Operator)
-        self.steps.append(Step(func, bind_arguments(func, args, kwargs)) if is_plain else None)
+        kept = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
+        self.steps.append(Step(func, bind_arguments(func, *kept)) if is_plain else None)
         return func(*args, **kwargs)
 
 
@@ -497,9 +502,17 @@ class _Changer(DispatchMode):
         self.left -= 1
         if self.left != -1 or self.change is None:
             return func(*args, **kwargs)
-        changed = self.change(Step(func, bind_arguments(func, args, kwargs)))
-        check_alike(tensors_of(func(*args, **kwargs)), tensors_of(changed))
+        kept = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
+        changed = self.change(Step(func, bind_arguments(func, *kept)))
+        right = func(*args, **kwargs)
+        check_alike(tensors_of(right), tensors_of(changed))
+        if isinstance(right, torch.Tensor) and any(right is one for one in args):
+            return right.copy_(changed)  # what comes next reads what was written to
         return changed
+
+
+def _writes(func: Any) -> bool:
+    return isinstance(func, Operator) and bool(traits(func).mutates)
 
 
 def _leaves_freedom(values: Mapping[str, Any]) -> bool:

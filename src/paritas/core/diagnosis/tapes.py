@@ -81,7 +81,7 @@ class Tape:
         entry = self.entries[place]
         args, kwargs = entry.args, entry.kwargs
         if traits(entry.operator).mutates:
-            args, kwargs = _copy_arguments(args, kwargs)
+            args, kwargs = copy_arguments(args, kwargs)
         with lifted_if_needed(entry.operator, args, kwargs):
             changed = tensors_of(compute(entry.operator, args, kwargs))
         later_ones = self.entries[place + 1 :]
@@ -135,7 +135,7 @@ class _TapeMode(DispatchMode):
         if fits and traits(func).mutates:
             # Nothing that is recorded may be written to, nor what is written to be used later.
             fits = not any(_storage(one) in self._made for one in given)
-            kept = _copy_arguments(args, kwargs)
+            kept = copy_arguments(args, kwargs)
             self.written |= {_storage(one) for one in given}
         result = func(*args, **kwargs)
         results = tensors_of(result)
@@ -157,9 +157,10 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _copy_arguments(
+def copy_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call that is going to write to some of them."""
     named = {name: map_tensors(value, torch.clone) for name, value in kwargs.items()}
     return map_tensors(args, torch.clone), named
 

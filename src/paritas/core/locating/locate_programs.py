@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ from paritas.core.tracing.source_lines import (
 from paritas.core.tracing.traces import OutOfTimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -697,6 +698,8 @@ def _operations_between(trace: Trace, values: set[int]) -> list[Operation]:
                     behind[maker] = operation
                     todo += [index for index in operation.inputs if index not in values]
         follows = values - {value}
+        if _is_free(trace, value, behind.values(), follows):
+            continue
         for index, operation in sorted(behind.items()):
             if not follows.isdisjoint(operation.inputs):
                 follows.update(operation.outputs)
@@ -705,6 +708,17 @@ def _operations_between(trace: Trace, values: set[int]) -> list[Operation]:
     if len(chosen) > _MOST_BETWEEN or any(kind.mutates or kind.random for kind in kinds):
         return []
     return [operation for _, operation in sorted(chosen.items())]
+
+
+def _is_free(trace: Trace, value: int, behind: Collection[Operation], others: set[int]) -> bool:
+    """Whether a value may be anything, whatever some others are: as much goes into it besides."""
+    made = {index for one in behind for index in one.outputs}
+    besides = {index for one in behind for index in one.inputs} - made - others
+    own = trace.values[value].figures
+    sizes = (trace.values[index].figures for index in besides)
+    return own is not None and any(
+        one is not None and math.prod(one.shape) >= math.prod(own.shape) for one in sizes
+    )
 
 
 def _border(

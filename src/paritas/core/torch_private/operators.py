@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import operator
 import re
 import threading
@@ -358,6 +359,31 @@ def out_of_place(target: Callable[..., Any]) -> Callable[..., Any]:
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
     found = getattr(packet, target._overloadname, None)
     return found if isinstance(found, OpOverload) else target
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function of torch, also of one that is built in.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if not inspect.isbuiltin(function):
+        return inspect.signature(function)
+    packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    overload = getattr(packet, "default", None)
+    if not isinstance(overload, OpOverload):
+        raise TypeError(f"{function} has no signature")
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                one.name,
+                kinds[one.kwarg_only],
+                default=one.default_value if one.has_default_value() else inspect.Parameter.empty,
+            )
+            for one in overload._schema.arguments
+        ]
+    )
 
 
 def optional_tensors(func: OpOverload) -> frozenset[str]:

@@ -98,7 +98,25 @@ def loss_variations(step: Step) -> Iterator[Variation]:
     yield from _target_variations(step)
     yield from _weight_variations(step)
     yield from _input_variations()
+    yield from _scaled_losses()
     yield from _other_losses(name)
+
+
+_LOSS_FACTORS = {
+    "it is in bits: divided by ln 2": 1 / math.log(2),
+    "it is multiplied by ln 2": math.log(2),
+}
+
+
+def _scaled_losses() -> Iterator[Variation]:
+    for said, factor in _LOSS_FACTORS.items():
+        yield Variation(PatternKind.SCALE, said, partial(_scaled_loss, factor=factor))
+
+
+def _scaled_loss(step: Step, factor: float) -> Any:
+    result = step.run()
+    first = result if isinstance(result, torch.Tensor) else result[0]
+    return step.with_first(factor * first)
 
 
 # --- Another loss ---------------------------------------------------------------------------------
@@ -115,7 +133,10 @@ def _other_losses(name: str) -> Iterator[Variation]:
     for other, terms in others.items():
         if other != name:
             change = partial(_other_loss, ways=ways, terms=terms)
-            yield Variation(PatternKind.OTHER_FUNCTION, f"{other} instead of {name}", change)
+            kind = (
+                PatternKind.SCALE if other.endswith(f" of {name}") else PatternKind.OTHER_FUNCTION
+            )
+            yield Variation(kind, f"{other} instead of {name}", change)
 
 
 def _other_loss(

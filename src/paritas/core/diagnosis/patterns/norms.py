@@ -173,15 +173,13 @@ def _formula_variations(norm: Norm) -> Iterator[Variation]:
     )
     yield _take(PatternKind.EPS, f"{eps} is added to the quotient, not to the variance", after=True)
     if norm.centred:
-        said = "the mean is not subtracted, as in RMS norm"
-        yield _take(PatternKind.STATISTICS, said, centred=False)
+        yield from _of_other_norm(norm, "the mean is not subtracted, as in RMS norm", centred=False)
         said = "the mean is not subtracted from the squares of the variance"
         yield _take(PatternKind.STATISTICS, said, about_mean=False)
     else:
         said = "the mean is subtracted from what is squared"
         yield _take(PatternKind.STATISTICS, said, about_mean=True)
-        said = "the mean is subtracted, as in layer norm"
-        yield _take(PatternKind.STATISTICS, said, centred=True)
+        yield from _of_other_norm(norm, "the mean is subtracted, as in layer norm", centred=True)
     said = "it is not divided by the deviation"
     yield _take(PatternKind.STATISTICS, said, divided=False)
     said = "it is divided by the variance, not by the deviation"
@@ -190,6 +188,19 @@ def _formula_variations(norm: Norm) -> Iterator[Variation]:
     if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
         said = "the bias is added before the factor"
         yield _take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
+
+
+# What the other kind of norm usually has.
+_USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, float(torch.finfo(torch.float32).eps))
+
+
+def _of_other_norm(norm: Norm, said: str, *, centred: bool) -> Iterator[Variation]:
+    """A layer norm for an RMS norm, or the other way round; each may have an eps of its own."""
+    yield _take(PatternKind.STATISTICS, said, centred=centred)
+    for eps in _USUAL_EPS:
+        if not math.isclose(eps, norm.eps):
+            words = f"{said}, and eps is {eps:.3g}"
+            yield _take(PatternKind.STATISTICS, words, centred=centred, eps=eps)
 
 
 def _length_variations(norm: Norm) -> Iterator[Variation]:
@@ -380,3 +391,49 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
         said = f"every channel number 0, {right}, ... is a group, not neighbouring ones"
         change = _with_first(partial(grouped, groups=right, strided=True))
         yield Variation(PatternKind.STATISTICS, said, change)
+
+
+# --- Lengths --------------------------------------------------------------------------------------
+
+
+def _product_over(step: Step, power: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    left, right, dim = (step.values[name] for name in ("x1", "x2", "dim"))
+    lengths = (one.norm(dim=dim).clamp(min=step.values["eps"]) for one in (left, right))
+    product: Tensor = (left * right).sum(dim)
+    return product / power(*lengths)
+
+
+_OVER: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
+    "it is not divided by the lengths": (
+        PatternKind.MISSING_OPERAND,
+        lambda one, _: torch.ones_like(one),
+    ),
+    "it is divided by the length of x1 only": (PatternKind.MISSING_OPERAND, lambda one, _: one),
+    "it is divided by the length of x2 only": (PatternKind.MISSING_OPERAND, lambda _, other: other),
+    "it is divided by the squares of the lengths": (
+        PatternKind.OTHER_FUNCTION,
+        lambda one, other: (one * other).square(),
+    ),
+    "it is divided by the square of the length of x1": (
+        PatternKind.OTHER_FUNCTION,
+        lambda one, _: one.square(),
+    ),
+    "it is divided by the square of the length of x2": (
+        PatternKind.OTHER_FUNCTION,
+        lambda _, other: other.square(),
+    ),
+    "it is divided by the root of the lengths": (
+        PatternKind.OTHER_FUNCTION,
+        lambda one, other: (one * other).sqrt(),
+    ),
+}
+
+
+def cosine_variations(step: Step) -> Iterator[Variation]:
+    """A cosine similarity over other lengths."""
+    if step.name != "cosine_similarity":
+        return
+    for said, (kind, power) in _OVER.items():
+        yield Variation(kind, said, partial(_product_over, power=power))
+    said = "1 - cosine_similarity instead of cosine_similarity"
+    yield Variation(PatternKind.OTHER_FUNCTION, said, lambda step: 1 - step.run())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.diagnosis.patterns.losses import loss_variations
+from paritas.core.diagnosis.patterns.norms import cosine_variations
 from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.core.results.findings import PatternKind
 
@@ -61,6 +62,7 @@ def function_call_variations(step: FunctionStep) -> Iterator[Variation]:
         yield Variation(PatternKind.SWAPPED_OPERANDS, said, change)
     yield from substitution_variations(step)
     yield from loss_variations(step)
+    yield from cosine_variations(step)
     yield from argument_variations(step, tensors=False)
 
 
