@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+import re
+import types
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,24 @@ class Mistake:
 
 
 MISTAKES: dict[str, Mistake] = {}
+
+
+def hidden(name: str, part: Part) -> Part:
+    """The part as one operator, as a kernel is: what it calls is not seen."""
+    of_torch = Program(part)
+    names = [one for one, _ in of_torch.named_parameters()]
+
+    def compute(x: Tensor, parameters: list[Tensor]) -> Tensor:
+        values = dict(zip(names, parameters, strict=True))
+        return part(cast("Program", types.SimpleNamespace(**values)), x).clone()
+
+    kernel = torch.library.custom_op(
+        f"plain_mistakes::{re.sub('[^a-z0-9]', '_', name.lower())}",
+        compute,
+        mutates_args=(),
+        schema="(Tensor x, Tensor[] parameters) -> Tensor",
+    )
+    return lambda program, x: kernel(x, [getattr(program, one) for one in names])
 
 
 def _add(name: str, kinds: str, right: Part, wrong: Part, *, gradients: bool = False) -> None:
@@ -137,11 +157,51 @@ def _attend(x: Tensor, diagonal: int | None = 1, scale: float = 0.25) -> Tensor:
     return scores.softmax(-1) @ (2 * x)
 
 
+def _heads(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    heads = x.view(6, 10, 2, 8).transpose(1, 2)
+    return heads, heads.flip(0), 2 * heads
+
+
+def _with_low_scores(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    hidden = torch.ones(10, 10, dtype=torch.bool).triu(1)
+    scores = (query @ key.mT / math.sqrt(8)).masked_fill(hidden, -1.0)
+    return scores.softmax(-1) @ value
+
+
 _add("no mask", "mask", lambda _, x: _attend(x), lambda _, x: _attend(x, diagonal=None))
 _add("a mask that is off by one", "mask", lambda _, x: _attend(x),
      lambda _, x: _attend(x, diagonal=2))  # fmt: skip
 _add("a scale of one over the width", "scale, wrong factor", lambda _, x: _attend(x),
      lambda _, x: _attend(x, scale=1 / 16))  # fmt: skip
+
+
+_add("hidden scores of -1", "mask",
+     lambda _, x: functional.scaled_dot_product_attention(*_heads(x), is_causal=True),
+     lambda _, x: _with_low_scores(*_heads(x)))  # fmt: skip
+_add("a product in bfloat16 with its bias in float32", "precision", _linear,
+     lambda p, x: functional.linear(x.bfloat16(), p.weight.bfloat16()).float()
+     + p.bias)  # fmt: skip
+_add(
+    "a gelu of another scale",
+    "missing operand, wrong factor, scale, other function",
+    lambda _, x: functional.gelu(x),
+    lambda _, x: x * 0.5 * (1 + torch.erf(x)),
+)
+_add("a layer norm for an RMS norm", "wrong statistics, other function",
+     lambda p, x: functional.rms_norm(x, (16,), p.gain),
+     lambda p, x: functional.layer_norm(x, (16,), p.gain))  # fmt: skip
+_add("a norm without its eps", "eps",
+     lambda p, x: functional.rms_norm(0.01 * x, (16,), p.gain, eps=1e-5),
+     lambda p, x: functional.rms_norm(0.01 * x, (16,), p.gain, eps=0.0))  # fmt: skip
+_add("a cosine similarity without lengths", "missing operand",
+     lambda p, x: functional.cosine_similarity(x, p.gain, dim=-1),
+     lambda p, x: (x * p.gain).sum(-1))  # fmt: skip
+_add("a loss of another name", "other function, scale, wrong factor",
+     lambda _, x: x + functional.smooth_l1_loss(x, x.flip(0), beta=0.3),
+     lambda _, x: x + functional.huber_loss(x, x.flip(0), delta=0.3))  # fmt: skip
+_add("statistics of all rows", "wrong statistics, wrong axis", _layer_norm,
+     lambda p, x: (x - x.mean()) * torch.rsqrt(x.var(correction=0) + 1e-5) * p.gain
+     + p.shift)  # fmt: skip
 
 
 # --- Backward passes ------------------------------------------------------------------------------
@@ -213,3 +273,70 @@ _add("a gradient of a norm without its weight", "missing operand",
      gradients=True)  # fmt: skip
 _add("a factor of the gradient of silu", "missing operand, other function",
      lambda _, x: functional.silu(x), lambda _, x: _bent(x), gradients=True)  # fmt: skip
+
+
+# --- What the calls show --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A mistake in plain operators that both programs call, and the words for it."""
+
+    right: Part
+    wrong: Part
+    kind: str
+    sentence: str
+
+
+def _smoothed(x: Tensor, smoothing: float) -> Tensor:
+    labels = torch.arange(60) % 16
+    return x + functional.cross_entropy(x.reshape(60, 16), labels, label_smoothing=smoothing)
+
+
+def _gated(p: Program, x: Tensor, *, swapped: bool = False) -> Tensor:
+    gate, value = functional.linear(x, p.weight[:12]), functional.linear(x, p.weight[12:])
+    gate, value = (value, gate) if swapped else (gate, value)
+    return functional.silu(gate) * value
+
+
+SHOWN = {
+    "a base": Shown(
+        lambda _, x: x * 10000 ** -(torch.arange(16) / 16),
+        lambda _, x: x * 500000 ** -(torch.arange(16) / 16),
+        "wrong argument",
+        "self is 500000 instead of 10000",
+    ),
+    "a scale": Shown(
+        lambda _, x: x.flip(0) * 0.5,
+        lambda _, x: x.flip(0) * 0.25,
+        "wrong factor",
+        "other is 0.25 instead of 0.5",
+    ),
+    "positions from 1": Shown(
+        lambda _, x: x + (torch.arange(16) + 0) * 1.0,
+        lambda _, x: x + (torch.arange(16) + 1) * 1.0,
+        "offset",
+        "in aten.add.Tensor: other is 1 instead of 0",
+    ),
+    "a mask": Shown(
+        lambda _, x: x.tril(-3), lambda _, x: x.tril(-4), "mask", "diagonal is -4 instead of -3"
+    ),
+    "fewer results": Shown(
+        lambda _, x: x.topk(3, -1).values.sum(-1),
+        lambda _, x: x.topk(2, -1).values.sum(-1),
+        "wrong argument",
+        "k is 2 instead of 3",
+    ),
+    "an argument of a function": Shown(
+        lambda _, x: _smoothed(x, 0.1),
+        lambda _, x: _smoothed(x, 0.0),
+        "wrong argument",
+        "label_smoothing is 0 instead of 0.1",
+    ),
+    "inputs of two operators": Shown(
+        _gated,
+        lambda p, x: _gated(p, x, swapped=True),
+        "swapped operands",
+        "the values that aten.silu and aten.mul.Tensor read are swapped",
+    ),
+}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
 
 import paritas
 from paritas import VerifyConfig
-from quality.plain_mistakes import MISTAKES, Mistake, Program, X
+from quality.plain_mistakes import MISTAKES, SHOWN, Mistake, Program, X, hidden
 
 if TYPE_CHECKING:
     from paritas.core.results.findings import Finding, Verdict
@@ -28,11 +29,27 @@ def located(mistake: Mistake) -> tuple[Verdict, list[Finding]]:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_plain_mistake_is_named(name: str) -> None:
-    verdict, (place,) = located(MISTAKES[name])
+    mistake = MISTAKES[name]
+    if not mistake.gradients:
+        mistake = dataclasses.replace(mistake, wrong=hidden(name, mistake.wrong))
+    verdict, (place,) = located(mistake)
     assert {finding.cause for finding in verdict.failures if finding is not place} == {place.path}
     assert place.diagnosis is not None
     assert place.diagnosis.best is not None
     assert place.diagnosis.best.kind in MISTAKES[name].kinds, place.diagnosis.best.sentence
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_the_calls_of_both_programs_show_is_stated(name: str) -> None:
+    shown = SHOWN[name]
+    _, (place,) = located(Mistake(shown.right, shown.wrong, frozenset()))
+    assert place.diagnosis is not None
+    assert place.diagnosis.best is not None
+    assert (place.diagnosis.best.kind, place.diagnosis.best.sentence) == (
+        shown.kind,
+        shown.sentence,
+    )
 
 
 @pytest.mark.usefixtures("undiagnosed")

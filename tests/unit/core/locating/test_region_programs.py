@@ -61,10 +61,8 @@ def test_arguments_that_follow_from_others_are_computed_again() -> None:
     ]
     candidate = Region(steps, 4, {0: 0, 1: 1}, {})
     between = Region([_call(0, aten.mul.Tensor, 0, 1, 2.0)], -1, {0: 0}, {}, shared={1: 1})
-    sentences = []
-    for doubling in (None, between):
+    for doubling, said in ((None, "another function"), (between, "x * sigmoid(1.702 x) instead")):
         known = dataclasses.replace(reference, before=doubling)
         (finding,) = judge_regions(Item(kind=ItemKind.OUTPUT), known, candidate, [x, 2 * x], 0)
         assert finding.diagnosis is not None
-        sentences += [one.sentence for one in finding.diagnosis.patterns]
-    assert sentences == ["x * sigmoid(1.702 x) instead of gelu"]
+        assert finding.diagnosis.patterns[0].sentence.startswith(said)
