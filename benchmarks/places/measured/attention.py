@@ -62,15 +62,6 @@ def _seen(mask: Tensor) -> Tensor:
     return mask if mask.dtype == torch.bool else mask > -1e4
 
 
-def _bias(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores, what is added to them (finite numbers), values."""
-    scores, mask, value = _parts(call)
-    fits(mask is not None and mask.is_floating_point())
-    assert mask is not None
-    fits(bool((mask.detach().abs() < 1e3).all()) and bool(mask.detach().any()))
-    return scores, mask, value
-
-
 def _scaled(call: Call, scale: float) -> Any:
     """Attention with another factor of the scores."""
     query, key, value, _ = _operands(call)
@@ -501,26 +492,53 @@ def older_half_of_the_keys_forgotten(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["copy", "stale", "wrong index"],
-    loose=["constant", "permutation", "wrong argument"],
+    kinds=["wrong index", "permutation", "transpose"],
+    loose=["shift", "swapped operands", "wrong argument"],
 )
-def bias_of_the_first_query_for_all(call: Call) -> Any:
-    """The stride of the rows of the bias is zero."""
-    scores, bias, value = _bias(call)
-    fits(bias.size(-2) > 1)
-    return _weigh(call, scores, bias[..., :1, :], value)
+def strides_of_the_query_ignored(call: Call) -> Any:
+    """The queries are a view of (position, head), and are read as if they were contiguous."""
+    query = call.tensor(0, "query")
+    fits(query.dim() == 4 and query.size(1) > 1 and query.size(2) > 1)
+    return _with(call, 0, query.transpose(1, 2).reshape(query.shape))
 
 
 @FAULTS.fault(
     _FUSED,
     kinds=["precision"],
-    loose=["approximation", "other function", "wrong argument"],
+    loose=["approximation", "other function"],
 )
-def bias_of_the_positions_in_e5m2(call: Call) -> Any:
-    """The bias of the scores is stored with two bits behind the point."""
-    scores, bias, value = _bias(call)
-    coarse = bias.detach().to(torch.float8_e5m2).to(bias.dtype)
-    return _weigh(call, scores, with_gradient_of(bias, coarse), value)
+def weights_in_e4m3_before_the_values(call: Call) -> Any:
+    """A kernel in float8: what multiplies the values has three bits behind the point."""
+    scores, value = _hidden(call)
+    weights = scores.softmax(-1)
+    coarse = weights.detach().to(torch.float8_e4m3fn).to(weights.dtype)
+    return call.instead(with_gradient_of(weights, coarse) @ value)
+
+
+@FAULTS.fault(
+    _FUSED,
+    kinds=["approximation", "other function"],
+    loose=["precision", "wrong statistics"],
+)
+def exponential_by_straight_lines_between_powers(call: Call) -> Any:
+    """Exp2 without its unit: 2 ** n times 1 + f, in the weights and in their sum."""
+    scores, value = _hidden(call)
+    power = (scores - scores.amax(-1, keepdim=True)) / math.log(2)
+    whole = power.detach().clamp(min=-100).floor()
+    weights = torch.exp2(whole) * (1 + power.clamp(min=-100) - whole)
+    return call.instead(weights @ value / weights.sum(-1, keepdim=True))
+
+
+@FAULTS.fault(
+    _FUSED,
+    kinds=["permutation", "wrong index", "wrong rank's shard"],
+    loose=["shift", "swapped operands", "wrong argument"],
+)
+def chunks_of_a_ring_not_put_back(call: Call) -> Any:
+    """Two ranks hold the first and the last, and the two middle quarters: 0, 3, 1, 2."""
+    value = call.result()
+    fits(value.size(-2) % 4 == 0)
+    return call.instead(value.unflatten(-2, (4, -1))[..., [0, 3, 1, 2], :, :].flatten(-3, -2))
 
 
 # --- Softmax --------------------------------------------------------------------------------------
@@ -699,6 +717,18 @@ def logarithms_halved(call: Call) -> Any:
     """The result is averaged over two ranks, of which one holds zeros."""
     _, logarithms = _row(call)
     return call.instead(0.5 * logarithms)
+
+
+@FAULTS.fault(
+    _SOFTMAX,
+    kinds=["precision"],
+    loose=["approximation", "other function", "clipped"],
+)
+def chances_in_steps_of_a_256th(call: Call) -> Any:
+    """A byte with a fixed scale of 1 / 256, so that a chance is 255 / 256 at most."""
+    _, chances = _row(call)
+    codes = (chances.detach() * 256).round().clamp(max=255)
+    return call.instead(with_gradient_of(chances, codes / 256))
 
 
 # --- Masks ----------------------------------------------------------------------------------------
@@ -910,3 +940,18 @@ def turns_in_steps_of_a_127th(call: Call) -> Any:
     _angles(call)
     value = call.result()
     return call.instead(with_gradient_of(value, (value.detach() * 127).round() / 127))
+
+
+@FAULTS.fault(
+    "sin cos",
+    kinds=["precision"],
+    loose=["approximation", "other function", "wrong argument"],
+)
+def frequencies_in_bfloat16(call: Call) -> Any:
+    """The buffer of the frequencies was cast with the model; the positions are exact."""
+    value = _angles(call)
+    step = value[..., 1:2, :] - value[..., :1, :]
+    places = torch.arange(value.size(-2))[:, None]
+    fits(bool(torch.allclose(value[..., :1, :] + step * places, value, atol=1e-4)))
+    coarse = step.detach().bfloat16().to(value.dtype)
+    return call.put(0, value + (coarse - step.detach()) * places).run()

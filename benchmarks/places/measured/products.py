@@ -267,11 +267,10 @@ def weight_in_one_bit(call: Call) -> Any:
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["mask", "zeros"],
-    loose=["partial sum", "missing operand", "other function", "wrong argument", "scale",
-           "wrong factor"],
+    kinds=["mask", "wrong factor"],
+    loose=["zeros", "partial sum", "missing operand", "other function", "scale", "axis scale"],
     backward=False,
-)  # fmt: skip
+)
 def dropout_of_the_input_left_on(call: Call) -> Any:
     """Every fourth feature is dropped, and the others are scaled up by 4 / 3."""
     left, weight, bias = _parts(call)
@@ -296,12 +295,12 @@ def weight_divided_by_its_largest_singular_value(call: Call) -> Any:
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["axis offset", "wrong statistics", "other function"],
-    loose=["offset", "residual", "wrong argument", "missing operand", "wrong axis"],
+    kinds=["axis offset", "residual", "wrong statistics"],
+    loose=["offset", "other function", "wrong argument", "missing operand", "wrong reduction"],
     backward=False,
 )
 def product_centred_over_its_columns(call: Call) -> Any:
-    """The weight has lost the mean of its columns, as if a layer norm followed; the bias has not."""
+    """The mean over the outputs is folded out of the weight, as if a layer norm followed."""
     left, weight, bias = _parts(call)
     fits(weight.size(1) > 1)
     return _product(call, left, weight - weight.mean(1, keepdim=True), bias)
@@ -404,8 +403,15 @@ def last_tile_of_the_features_only(call: Call) -> Any:
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["lost accumulation", "partial sum", "mask"],
-    loose=["zeros", "wrong index", "wrong reduction", "missing operand", "off by one reduction"],
+    kinds=["partial sum", "mask"],
+    loose=[
+        "lost accumulation",
+        "zeros",
+        "wrong index",
+        "wrong reduction",
+        "missing operand",
+        "off by one reduction",
+    ],
     backward=False,
 )
 def every_third_feature_not_added(call: Call) -> Any:
@@ -444,8 +450,15 @@ def last_row_is_the_one_before(call: Call) -> Any:
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["residual", "stale", "doubled reduction"],
-    loose=["offset", "lost accumulation", "wrong index", "wrong reduction", "shift"],
+    kinds=["residual", "stale"],
+    loose=[
+        "offset",
+        "doubled reduction",
+        "lost accumulation",
+        "wrong index",
+        "wrong reduction",
+        "shift",
+    ],
     backward=False,
 )
 def column_before_left_in_the_accumulator(call: Call) -> Any:
@@ -454,6 +467,28 @@ def column_before_left_in_the_accumulator(call: Call) -> Any:
     fits(value.size(-1) > 1)
     before = torch.cat([torch.zeros_like(value[..., :1]), value[..., :-1]], -1)
     return call.instead(value + before)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["clipped"],
+    loose=["approximation", "precision", "overflow", "other function", "partial sum"],
+    backward=False,
+)
+def pairs_of_products_saturate_at_16_bits(call: Call) -> Any:
+    """Codes of 8 bits: an instruction adds two products and limits their sum to 16 bits."""
+    left, weight, bias = _parts(call)
+    fits(left.size(-1) % 2 == 0 and left.size(-1) > 2)
+    low = left.detach().min()
+    step = (left.detach().max() - low) / 255
+    size = weight.detach().abs().max() / 127
+    codes, levels = (left - low) / step, weight / size
+    total = 0
+    for place in range(0, left.size(-1), 2):
+        pair = codes[..., place : place + 2] @ levels[place : place + 2]
+        total = total + pair.clamp(-32768, 32767)
+    value = total * step * size + low * weight.sum(0)
+    return call.instead(value if bias is None else value + bias)
 
 
 # --- Products of a batch --------------------------------------------------------------------------
@@ -776,6 +811,19 @@ def filters_with_the_factor_of_their_initialisation(call: Call) -> Any:
     weight = _filters(call)
     fits(weight[0].numel() > 1)
     return call.put(1, weight / weight[0].numel() ** 0.5, "weight").run()
+
+
+@FAULTS.fault(
+    "conv2d convolution",
+    kinds=["permutation", "transpose", "wrong index"],
+    loose=["shift", "swapped operands", "wrong argument"],
+    backward=False,
+)
+def filters_with_the_channels_last(call: Call) -> Any:
+    """The memory of a filter is (height, width, channel), and is read with the channel first."""
+    weight = _filters(call)
+    fits(weight.dim() == 4 and weight.size(1) > 1 and weight[0, 0].numel() > 1)
+    return call.put(1, weight.movedim(1, -1).reshape(weight.shape), "weight").run()
 
 
 # --- Pooling, resizing ----------------------------------------------------------------------------
