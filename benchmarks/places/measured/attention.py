@@ -123,12 +123,6 @@ def result_averaged_over_two_ranks(call: Call) -> Any:
     return call.instead(0.5 * call.result())
 
 
-@FAULTS.fault(_FUSED, kinds=["sign", "wrong factor"], loose=["scale", "axis scale"])
-def result_with_a_minus(call: Call) -> Any:
-    """The weighed values are subtracted from an accumulator of zero."""
-    return call.instead(-call.result())
-
-
 @FAULTS.fault(
     _FUSED,
     kinds=["other function"],
@@ -206,16 +200,6 @@ def every_query_sees_itself_only(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "wrong rank's shard"],
-)
-def heads_of_the_result_from_the_last(call: Call) -> Any:
-    """The heads are stored with a negative stride."""
-    return call.instead(_heads(call, 3).flip(1))
-
-
-@FAULTS.fault(
-    _FUSED,
     kinds=["shift", "wrong index", "permutation"],
     loose=["stale", "copy", "wrong argument", "wrong rank's shard", "swapped operands"],
 )
@@ -260,16 +244,6 @@ def values_from_the_last_position(call: Call) -> Any:
     value = call.tensor(2, "value")
     fits(value.size(-2) > 1)
     return _with(call, 2, value.flip(-2))
-
-
-@FAULTS.fault(
-    _FUSED,
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "transpose"],
-)
-def features_of_the_result_from_the_last(call: Call) -> Any:
-    """The features of a head are stored from its end."""
-    return call.instead(call.result().flip(-1))
 
 
 @FAULTS.fault(
@@ -541,6 +515,74 @@ def chunks_of_a_ring_not_put_back(call: Call) -> Any:
     return call.instead(value.unflatten(-2, (4, -1))[..., [0, 3, 1, 2], :, :].flatten(-3, -2))
 
 
+def _blocks(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores of two blocks of keys, and their values."""
+    scores, value = _hidden(call)
+    half = scores.size(-1) // 2
+    fits(half > 1)
+    return scores[..., :half], scores[..., half:], value[..., :half, :], value[..., half:, :]
+
+
+@FAULTS.fault(
+    _FUSED,
+    kinds=["wrong statistics", "axis scale", "wrong factor"],
+    loose=["scale", "wrong reduction", "stale", "other function"],
+)
+def accumulator_rescaled_and_the_sum_not(call: Call) -> Any:
+    """An online softmax in two blocks: the sum of the first keeps its old maximum."""
+    first, second, left, right = _blocks(call)
+    old = first.amax(-1, keepdim=True)
+    new = torch.maximum(old, second.amax(-1, keepdim=True))
+    fits(bool((old.detach() > -1e4).all()))
+    after = (second - new).exp()
+    total = (first - old).exp().sum(-1, keepdim=True) + after.sum(-1, keepdim=True)
+    return call.instead(((first - new).exp() @ left + after @ right) / total)
+
+
+@FAULTS.fault(
+    _FUSED,
+    kinds=["partial sum", "mask", "wrong reduction", "lost accumulation"],
+    loose=["missing reduction", "one rank's part", "other function", "missing operand",
+           "wrong index"],
+)  # fmt: skip
+def split_with_the_larger_maximum_only(call: Call) -> Any:
+    """Two splits of the keys are merged by choosing that which has the largest score."""
+    first, second, left, right = _blocks(call)
+    is_first = first.amax(-1, keepdim=True) >= second.amax(-1, keepdim=True)
+    both = first.softmax(-1) @ left, second.softmax(-1) @ right
+    return call.instead(torch.where(is_first, *both))
+
+
+@FAULTS.fault(
+    _FUSED,
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "wrong argument", "doubled reduction", "missing operand"],
+)
+def last_page_of_the_cache_is_the_first(call: Call) -> Any:
+    """The table of four pages ends with a zero: keys and values are those of the first page."""
+    key, value = call.tensor(1, "key"), call.tensor(2, "value")
+    page = key.size(-2) // 4
+    fits(page > 0)
+    places = torch.arange(key.size(-2))
+    places[-page:] = torch.arange(page)
+    call = call.put(1, key[..., places, :], "key")
+    return _with(call, 2, value[..., places, :])
+
+
+@FAULTS.fault(
+    _FUSED,
+    kinds=["wrong factor", "axis scale", "wrong index"],
+    loose=["scale", "shift", "stale", "wrong argument", "wrong rank's shard"],
+)
+def values_with_the_step_of_the_next_head(call: Call) -> Any:
+    """Each head of the cached values has a step; that of the next head is multiplied back."""
+    value = call.tensor(2, "value")
+    fits(value.dim() == 4 and value.size(1) > 1)
+    step = value.detach().abs().amax((-2, -1), keepdim=True)
+    fits(bool((step > 0).all()))
+    return _with(call, 2, value / step * step.roll(-1, 1))
+
+
 # --- Softmax --------------------------------------------------------------------------------------
 
 _SOFTMAX = "softmax _safe_softmax"
@@ -587,17 +629,6 @@ def chance_of_the_others(call: Call) -> Any:
     """1 - p, as for a gate that closes."""
     _, chances = _row(call)
     return call.instead(1 - chances)
-
-
-@FAULTS.fault(
-    _SOFTMAX,
-    kinds=["other function"],
-    loose=["wrong factor", "approximation", "axis scale"],
-)
-def root_of_the_chances(call: Call) -> Any:
-    """The square root of each chance, and nothing is divided again."""
-    _, chances = _row(call)
-    return call.instead(chances.clamp(min=1e-20).sqrt())
 
 
 @FAULTS.fault(
@@ -688,18 +719,6 @@ def scores_not_above_one_half(call: Call) -> Any:
     return call.put(0, value.clamp(max=0.5), "input").run()
 
 
-@FAULTS.fault(
-    f"{_SOFTMAX} log_softmax",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands"],
-)
-def rows_of_the_softmax_from_the_last(call: Call) -> Any:
-    """The rows are stored with a negative stride."""
-    _, chances = _row(call)
-    fits(chances.dim() > 1 and chances.size(-2) > 1)
-    return call.instead(chances.flip(-2))
-
-
 @FAULTS.fault("log_softmax", kinds=["precision"], loose=["approximation", "other function"])
 def logarithms_in_e5m2(call: Call) -> Any:
     """The logarithms are stored with two bits behind the point."""
@@ -729,6 +748,30 @@ def chances_in_steps_of_a_256th(call: Call) -> Any:
     _, chances = _row(call)
     codes = (chances.detach() * 256).round().clamp(max=255)
     return call.instead(with_gradient_of(chances, codes / 256))
+
+
+@FAULTS.fault(
+    _SOFTMAX,
+    kinds=["approximation"],
+    loose=["other function", "precision", "wrong statistics"],
+)
+def exponential_by_the_parabola_of_an_integer_kernel(call: Call) -> Any:
+    """0.3585 (r + 1.353)^2 + 0.344 for exp(r), with r between -ln 2 and 0, as for integers."""
+    value, _ = _row(call)
+    far = (value - value.amax(-1, keepdim=True)).clamp(min=-60)
+    whole = (-far.detach() / math.log(2)).floor()
+    rest = far + whole * math.log(2)
+    weights = (0.3585 * (rest + 1.353).square() + 0.344) * torch.exp2(-whole)
+    return call.instead(weights / weights.sum(-1, keepdim=True))
+
+
+@FAULTS.fault(_SOFTMAX, kinds=["precision"], loose=["approximation", "other function"])
+def distance_to_the_largest_in_bfloat16(call: Call) -> Any:
+    """X - max(x) is rounded before the exponential; the sum has all bits."""
+    value, _ = _row(call)
+    far = (value - value.amax(-1, keepdim=True)).clamp(min=-1e30)
+    coarse = with_gradient_of(far, far.detach().bfloat16().to(far.dtype))
+    return call.instead(coarse.softmax(-1))
 
 
 # --- Masks ----------------------------------------------------------------------------------------
@@ -768,20 +811,6 @@ def second_branch_everywhere(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "where masked_fill",
-    kinds=["mask"],
-    loose=["wrong argument", "stale", "zeros", "partial sum", "wrong index", "missing operand"],
-    backward=False,
-)
-def condition_of_the_last_column_not_read(call: Call) -> Any:
-    """The load of the mask ends one column too early: there it never holds."""
-    place, mask, name = _condition(call)
-    fits(mask.size(-1) > 1)
-    kept = torch.arange(mask.size(-1)) < mask.size(-1) - 1
-    return call.put(place, mask & kept, name).run()
-
-
-@FAULTS.fault(
     "masked_fill",
     kinds=["wrong argument", "constant", "mask"],
     loose=["offset", "approximation", "clipped", "other function"],
@@ -816,19 +845,6 @@ def condition_of_the_row_or_the_next(call: Call) -> Any:
 def triangle_forgotten(call: Call) -> Any:
     """The whole matrix is kept."""
     return call.get(0, "input").clone()
-
-
-@FAULTS.fault(
-    "tril triu",
-    kinds=["permutation", "wrong index"],
-    loose=["mask", "swapped operands", "shift", "wrong argument", "other function"],
-    backward=False,
-)
-def triangle_from_the_right(call: Call) -> Any:
-    """The columns of the triangle are stored from the last."""
-    value = call.run()
-    fits(value.dim() > 1 and value.size(-1) > 1)
-    return value.flip(-1)
 
 
 _INVERSES = {"lt": torch.ge, "ge": torch.lt, "gt": torch.le, "le": torch.gt}
@@ -923,17 +939,6 @@ def positions_begin_with_minus_one(call: Call) -> Any:
     return call.put(0, value - step).run()
 
 
-@FAULTS.fault(
-    "sin cos",
-    kinds=["sign", "other function"],
-    loose=["wrong argument", "approximation"],
-)
-def magnitude_of_the_turn(call: Call) -> Any:
-    """Sine and cosine are stored without their sign."""
-    _angles(call)
-    return call.instead(call.result().abs())
-
-
 @FAULTS.fault("sin cos", kinds=["precision"], loose=["approximation", "other function"])
 def turns_in_steps_of_a_127th(call: Call) -> Any:
     """The table of sines and cosines has integers of eight bits."""
@@ -955,3 +960,15 @@ def frequencies_in_bfloat16(call: Call) -> Any:
     fits(bool(torch.allclose(value[..., :1, :] + step * places, value, atol=1e-4)))
     coarse = step.detach().bfloat16().to(value.dtype)
     return call.put(0, value + (coarse - step.detach()) * places).run()
+
+
+@FAULTS.fault(
+    "sin cos",
+    kinds=["approximation", "other function"],
+    loose=["precision", "wrong factor", "wrong argument"],
+)
+def turns_removed_with_a_short_pi(call: Call) -> Any:
+    """The angle is brought near zero by subtracting whole multiples of 6.28."""
+    value = _angles(call)
+    turns = (value.detach() / 6.28).round()
+    return call.put(0, value - 6.28 * turns).run()

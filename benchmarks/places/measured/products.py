@@ -80,17 +80,6 @@ def multiplier_of_another_model(call: Call) -> Any:
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=["scale", "wrong factor"],
-    loose=["axis scale", "wrong argument"],
-    backward=False,
-)
-def result_divided_by_the_root_of_two(call: Call) -> Any:
-    """The factor of a sum of two branches is applied where there is one."""
-    return call.instead(call.result() / 2**0.5)
-
-
-@FAULTS.fault(
-    _WEIGHTED,
     kinds=["scale", "wrong factor", "doubled reduction"],
     loose=["axis scale", "wrong reduction", "wrong argument"],
     backward=False,
@@ -99,19 +88,6 @@ def product_added_up_over_three_ranks(call: Call) -> Any:
     """Three ranks have the whole product, and their results are added; the bias is right."""
     left, weight, bias = _parts(call)
     return _product(call, 3 * left, weight, bias)
-
-
-@FAULTS.fault(
-    "linear addmm",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "wrong argument", "axis offset"],
-    backward=False,
-)
-def bias_of_the_columns_in_pairs(call: Call) -> Any:
-    """Words of two biases are loaded in the other order."""
-    place, bias = _bias(call)
-    fits(bias.numel() % 2 == 0)
-    return call.put(place, bias.unflatten(0, (-1, 2)).flip(-1).flatten(), "bias").run()
 
 
 @FAULTS.fault(
@@ -308,19 +284,6 @@ def product_centred_over_its_columns(call: Call) -> Any:
 
 @FAULTS.fault(
     _WEIGHTED,
-    kinds=_ZEROS,
-    loose=_LESS_THAN_ZEROS,
-    backward=False,
-)
-def first_column_of_the_layer_empty(call: Call) -> Any:
-    """The store begins with the second column."""
-    value = call.result()
-    fits(value.size(-1) > 2)
-    return call.instead(value * (torch.arange(value.size(-1)) > 0))
-
-
-@FAULTS.fault(
-    _WEIGHTED,
     kinds=[*_ZEROS, "one rank's part"],
     loose=[*_LESS_THAN_ZEROS, "missing reduction"],
     backward=False,
@@ -482,6 +445,7 @@ def pairs_of_products_saturate_at_16_bits(call: Call) -> Any:
     low = left.detach().min()
     step = (left.detach().max() - low) / 255
     size = weight.detach().abs().max() / 127
+    fits(bool(step > 0) and bool(size > 0))
     codes, levels = (left - low) / step, weight / size
     total = 0
     for place in range(0, left.size(-1), 2):
@@ -491,18 +455,80 @@ def pairs_of_products_saturate_at_16_bits(call: Call) -> Any:
     return call.instead(value if bias is None else value + bias)
 
 
-# --- Products of a batch --------------------------------------------------------------------------
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["wrapped", "offset"],
+    loose=["sign", "other function", "wrong argument", "wrong factor", "axis offset"],
+    backward=False,
+)
+def negative_codes_read_without_their_sign(call: Call) -> Any:
+    """Codes of four bits for each column: -1 is read as 15, and so on."""
+    left, weight, bias = _parts(call)
+    step = weight.detach().abs().amax(0, keepdim=True) / 7
+    return _product(call, left, weight + 16 * step * (weight < 0), bias)
 
 
 @FAULTS.fault(
-    _BATCHED,
-    kinds=["scale", "wrong factor"],
-    loose=["axis scale", "wrong argument"],
+    _WEIGHTED,
+    kinds=["permutation", "wrong index"],
+    loose=["transpose", "shift", "swapped operands", "wrong rank's shard"],
     backward=False,
 )
-def products_of_the_batch_halved(call: Call) -> Any:
-    """An alpha of 0.5 that belongs to another call."""
-    return call.instead(0.5 * call.result())
+def tiles_of_the_result_counted_by_columns(call: Call) -> Any:
+    """Of two by two tiles, the upper right and the lower left are stored in each other's place."""
+    value = _rows(call)
+    rows, columns = value.size(-2), value.size(-1)
+    fits(rows % 2 == 0 and columns % 2 == 0)
+    upper, lower = value.split(rows // 2, -2)
+    half = columns // 2
+    upper, lower = (
+        torch.cat([upper[..., :half], lower[..., :half]], -1),
+        torch.cat([upper[..., half:], lower[..., half:]], -1),
+    )
+    return call.instead(torch.cat([upper, lower], -2))
+
+
+@FAULTS.fault(
+    f"{_WEIGHTED} {_BATCHED}",
+    kinds=["precision"],
+    loose=["approximation", "other function", "wrong argument"],
+    backward=False,
+)
+def high_parts_of_both_factors_only(call: Call) -> Any:
+    """Float32 by three products of bfloat16, of which the two with low parts are left out."""
+    left, weight, bias = _parts(call)
+    return _product(call, _rounded(left, torch.bfloat16), _rounded(weight, torch.bfloat16), bias)
+
+
+@FAULTS.fault(
+    "linear addmm",
+    kinds=["wrong factor", "scale"],
+    loose=["missing reduction", "axis scale", "wrong argument", "wrong reduction", "repeated bias"],
+    backward=False,
+)
+def product_of_an_adapter_folded_in_with_its_dropout(call: Call) -> Any:
+    """The weight was merged while a dropout of one tenth scaled it: the product times 10 / 9."""
+    left, weight, bias = _parts(call)
+    return _product(call, left / 0.9, weight, bias)
+
+
+@FAULTS.fault(
+    _WEIGHTED,
+    kinds=["axis scale", "wrong factor", "wrong index"],
+    loose=["scale", "shift", "stale", "wrong argument", "wrong rank's shard"],
+    backward=False,
+)
+def blocks_of_the_weight_with_the_scale_of_the_next(call: Call) -> Any:
+    """The weight has a scale for each half of its columns, and the halves get each other's."""
+    left, weight, bias = _parts(call)
+    half = weight.size(1) // 2
+    fits(half > 1)
+    first, second = weight[:, :half], weight[:, half:]
+    ratio = second.detach().abs().max() / first.detach().abs().max()
+    return _product(call, left, torch.cat([first * ratio, second / ratio], 1), bias)
+
+
+# --- Products of a batch --------------------------------------------------------------------------
 
 
 @FAULTS.fault(
@@ -565,17 +591,6 @@ def right_factor_one_row_too_far(call: Call) -> Any:
     right = call.tensor(1, "other")
     fits(right.dim() > 1 and right.size(-2) > 2)
     return call.put(1, right.roll(-1, -2), "other").run()
-
-
-@FAULTS.fault(
-    _BATCHED,
-    kinds=["sign", "other function"],
-    loose=["wrong argument"],
-    backward=False,
-)
-def magnitudes_of_the_right_factor(call: Call) -> Any:
-    """The right matrices are read as numbers without a sign."""
-    return call.put(1, call.tensor(1, "other").abs(), "other").run()
 
 
 @FAULTS.fault(
@@ -767,37 +782,11 @@ def first_image_for_the_whole_batch(call: Call) -> Any:
     return call.put(0, value[:1].expand(value.shape).contiguous(), "input").run()
 
 
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=["scale", "wrong factor"],
-    loose=["axis scale", "wrong argument"],
-    backward=False,
-)
-def convolution_halved(call: Call) -> Any:
-    """The result is averaged with that of a rank that has none, bias and all."""
-    _filters(call)
-    return call.instead(0.5 * call.result())
-
-
 @FAULTS.fault(_CONVOLUTIONS, kinds=["other function"], loose=["wrong argument"], backward=False)
 def gelu_fused_behind_the_filters(call: Call) -> Any:
     """The kernel with the activation of another layer is taken."""
     _filters(call)
     return call.instead(functional.gelu(call.result()))
-
-
-@FAULTS.fault(
-    _CONVOLUTIONS,
-    kinds=_ZEROS,
-    loose=_LESS_THAN_ZEROS,
-    backward=False,
-)
-def odd_columns_of_pixels_not_stored(call: Call) -> Any:
-    """The store has a stride of two along the last axis."""
-    _image(call)
-    value = call.result()
-    fits(value.size(-1) > 1)
-    return call.instead(value * (torch.arange(value.size(-1)) % 2 == 0))
 
 
 @FAULTS.fault(

@@ -70,12 +70,6 @@ def _several_rows(value: Tensor) -> Tensor:
     return value
 
 
-@FAULTS.fault(_NORMS, kinds=["scale", "wrong factor"], loose=["axis scale", "wrong argument"])
-def result_of_the_norm_halved(call: Call) -> Any:
-    """The result, bias and all, is averaged with a buffer of zeros."""
-    return call.instead(0.5 * call.result())
-
-
 @FAULTS.fault(
     _NORMS,
     kinds=["sign", "swapped operands", "wrong factor"],
@@ -211,18 +205,6 @@ def normal_rows_stored_one_row_later(call: Call) -> Any:
     return call.instead(_several_rows(call.result()).roll(1, -2))
 
 
-@FAULTS.fault(_NORMS, kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"])
-def rows_of_the_norm_from_the_last(call: Call) -> Any:
-    """The programs count the rows down when they store."""
-    return call.instead(_several_rows(call.result()).flip(-2))
-
-
-@FAULTS.fault(_NORMS, kinds=["permutation", "wrong index"], loose=["shift", "swapped operands"])
-def features_of_the_norm_from_the_last(call: Call) -> Any:
-    """The features of a row are stored with a negative stride."""
-    return call.instead(call.result().flip(-1))
-
-
 @FAULTS.fault(
     _NORMS,
     kinds=["copy", "stale", "wrong index"],
@@ -286,6 +268,40 @@ def variance_not_below_one(call: Call) -> Any:
     value, _, _, _ = _row(call)
     mean, spread = _moments(call, value)
     return _by(call, mean, spread.clamp(min=1))
+
+
+@FAULTS.fault(
+    f"{_NORMS} rsqrt",
+    kinds=["precision"],
+    loose=["approximation", "wrong statistics", "other function"],
+    backward=False,
+)
+def reciprocal_root_by_an_estimate_of_eight_bits(call: Call) -> Any:
+    """An instruction that estimates the reciprocal root, and no step of Newton's behind it."""
+
+    def estimate(exact: Tensor) -> Tensor:
+        size = torch.exp2(exact.detach().log2().floor() - 8)
+        return with_gradient_of(exact, ((exact.detach() / size).floor() + 0.5) * size)
+
+    if call.name == "rsqrt":
+        return call.instead(estimate(call.result()))
+    value, weight, bias, eps = _row(call)
+    mean, spread = _moments(call, value)
+    return _affine(call, (value - mean) * estimate((spread + eps).rsqrt()), weight, bias)
+
+
+@FAULTS.fault(
+    _NORMS,
+    kinds=["precision", "wrong statistics"],
+    loose=["scale", "axis scale", "approximation"],
+)
+def sum_of_the_squares_in_steps_of_one(call: Call) -> Any:
+    """The sum of squares is an integer before it is divided by the width."""
+    value, _, _, _ = _row(call)
+    mean, spread = _moments(call, value)
+    total = spread * value.size(-1)
+    whole = with_gradient_of(total, total.detach().round())
+    return _by(call, mean, whole / value.size(-1))
 
 
 # --- Norms of channels ----------------------------------------------------------------------------
@@ -381,16 +397,6 @@ def image_norm_in_bfloat16(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    f"{_CHANNELS} group_norm native_group_norm instance_norm",
-    kinds=["scale", "wrong factor", "doubled reduction"],
-    loose=["axis scale", "wrong argument"],
-)
-def image_norm_doubled(call: Call) -> Any:
-    """Two ranks have the whole image, and their results are added."""
-    return call.instead(2 * call.result())
-
-
-@FAULTS.fault(
     "group_norm",
     kinds=["wrong argument", "wrong statistics", "wrong reduction"],
     loose=["axis scale", "axis offset", "other function", "missing reduction"],
@@ -408,7 +414,7 @@ def twice_as_many_groups(call: Call) -> Any:
     loose=["wrong statistics", "axis scale", "scale", "wrong factor", "offset"],
 )
 def eps_of_a_half_for_the_groups(call: Call) -> Any:
-    """0.5, which is the position of an argument that this norm does not have."""
+    """The share of a dropout, 0.5, is handed on as eps."""
     if call.name == "group_norm":
         return call.put(4, 0.5, "eps").run()
     return call.put(7, 0.5, "eps").run()
@@ -570,6 +576,23 @@ def first_term_added_twice(call: Call) -> Any:
 
 @FAULTS.fault(
     "mean",
+    kinds=["wrong factor", "scale", "precision"],
+    loose=["approximation", "axis scale", "wrong statistics"],
+    backward=False,
+)
+def reciprocal_of_the_number_in_bfloat16(call: Call) -> Any:
+    """The sum is multiplied by a rounded 1 / n, for an n that is no power of two."""
+    value, dims = call.tensor(0), call.get(1, "dim")
+    fits(isinstance(dims, int | list | tuple))
+    number = 1
+    for axis in [dims] if isinstance(dims, int) else dims:
+        number *= value.size(axis)
+    share = torch.tensor(1 / number).bfloat16().item()
+    return call.instead(call.result() * (share * number))
+
+
+@FAULTS.fault(
+    "mean",
     kinds=["wrong reduction", "other function", "mask"],
     loose=["wrong statistics", "partial sum", "approximation", "missing operand"],
     backward=False,
@@ -579,20 +602,6 @@ def largest_and_smallest_left_out_of_the_mean(call: Call) -> Any:
     value, dim, keep = _dim(call, 4)
     inner = value.sort(dim).values.narrow(dim, 1, value.size(dim) - 2)
     return call.instead(inner.mean(dim, keep))
-
-
-@FAULTS.fault(
-    "mean sum amax",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands"],
-    backward=False,
-)
-def reduced_rows_in_pairs(call: Call) -> Any:
-    """Two results are stored in each other's place."""
-    value, axis = _reduced(call)
-    fits(value.size(axis) > 2)
-    places = torch.arange(value.size(axis)) ^ 1
-    return call.instead(value.index_select(axis, places.clamp(max=value.size(axis) - 1)))
 
 
 @FAULTS.fault(
@@ -676,6 +685,21 @@ def spread_of_every_second(call: Call) -> Any:
 def logarithm_of_the_sum_with_a_minus(call: Call) -> Any:
     """The free energy, -log sum exp(x), where its opposite is meant."""
     return call.instead(-call.result())
+
+
+@FAULTS.fault(
+    "mean sum",
+    kinds=["partial sum", "lost accumulation", "wrong reduction", "mask"],
+    loose=["missing reduction", "wrong index", "missing operand", "wrong statistics", "stale"],
+    backward=False,
+)
+def partial_sum_of_the_second_of_four_lanes_overwritten(call: Call) -> Any:
+    """Four lanes take the terms in turn, and the sum of one is lost before they are added."""
+    value, dim, _ = _dim(call, 8)
+    shape = [1] * value.dim()
+    shape[dim] = -1
+    kept = (torch.arange(value.size(dim)) % 4 != 1).view(shape)
+    return call.put(0, value * kept, "input").run()
 
 
 # --- Reciprocal roots -----------------------------------------------------------------------------
@@ -823,14 +847,3 @@ def median_distance_for_the_deviation(call: Call) -> Any:
     far = value - value.mean(-1, keepdim=True)
     size = far.abs().median(-1, keepdim=True).values
     return _affine(call, far / (size + eps), weight, bias)
-
-
-@FAULTS.fault(
-    "normalize",
-    kinds=["scale", "wrong factor"],
-    loose=["axis scale", "wrong argument"],
-    backward=False,
-)
-def unit_rows_of_length_one_half(call: Call) -> Any:
-    """The lengths are doubled before they divide."""
-    return call.instead(0.5 * call.result())
