@@ -960,15 +960,3 @@ def frequencies_in_bfloat16(call: Call) -> Any:
     fits(bool(torch.allclose(value[..., :1, :] + step * places, value, atol=1e-4)))
     coarse = step.detach().bfloat16().to(value.dtype)
     return call.put(0, value + (coarse - step.detach()) * places).run()
-
-
-@FAULTS.fault(
-    "sin cos",
-    kinds=["approximation", "other function"],
-    loose=["precision", "wrong factor", "wrong argument"],
-)
-def turns_removed_with_a_short_pi(call: Call) -> Any:
-    """The angle is brought near zero by subtracting whole multiples of 6.28."""
-    value = _angles(call)
-    turns = (value.detach() / 6.28).round()
-    return call.put(0, value - 6.28 * turns).run()
