@@ -163,13 +163,13 @@ def slope_of_the_sigmoid_for_the_sigmoid(call: Call) -> Any:
 
 @FAULTS.fault(
     "sigmoid",
-    kinds=["other function", "missing operand"],
-    loose=["approximation", "offset", "nonfinite"],
+    kinds=["other function", "approximation"],
+    loose=["wrong factor"],
     backward=False,
 )
-def odds_for_the_chance(call: Call) -> Any:
-    """Exp(x): it is not divided by one plus it, as in a softmax of one class, with a limit of 88."""
-    return call.instead(call.tensor(0).clamp(max=88).exp() / 2)
+def sigmoid_by_a_softsign(call: Call) -> Any:
+    """1 / 2 + x / (2 (1 + |x|)): the quick form without an exponential."""
+    return call.instead(0.5 + functional.softsign(call.tensor(0)) / 2)
 
 
 @FAULTS.fault(
@@ -250,17 +250,6 @@ def hard_gate_with_an_eighth(call: Call) -> Any:
     value = call.tensor(0, "input")
     gate = ((value + 4) / 8).clamp(0, 1)
     return call.instead(gate if call.name == "hardsigmoid" else value * gate)
-
-
-@FAULTS.fault(
-    "elu selu celu",
-    kinds=["zeros", "missing operand", "other function", "clipped"],
-    loose=["mask", "approximation"],
-    backward=False,
-)
-def exponential_branch_not_written(call: Call) -> Any:
-    """What is below zero becomes zero: the second branch of the select is lost."""
-    return call.instead(call.result().relu())
 
 
 @FAULTS.fault(
@@ -351,7 +340,7 @@ def logarithm_of_e_multiplied_before_a_natural_exponential(call: Call) -> Any:
     backward=False,
 )
 def largest_of_the_row_subtracted_from_the_exponent(call: Call) -> Any:
-    """Exp(x - max(x)) over the last axis: made stable as for a softmax, and never multiplied back."""
+    """Exp(x - max(x)) over the last axis: made stable as for a softmax, and not undone."""
     value = call.tensor(0)
     fits(value.dim() > 0 and value.size(-1) > 1)
     return call.instead((value - value.amax(-1, keepdim=True)).exp())
@@ -374,9 +363,9 @@ def logarithm_not_below_minus_a_fifth(call: Call) -> Any:
     loose=["scale", "approximation"],
     backward=False,
 )
-def angles_taken_for_degrees(call: Call) -> Any:
-    """Sin(pi x / 180): the function of a library that counts in degrees."""
-    return call.put(0, call.tensor(0) * math.pi / 180).run()
+def half_turns_taken_for_radians(call: Call) -> Any:
+    """Sin(pi x): the function that counts in half turns is called."""
+    return call.put(0, call.tensor(0) * math.pi).run()
 
 
 @FAULTS.fault(
@@ -407,28 +396,23 @@ def cosine_from_the_sine(call: Call) -> Any:
 
 @FAULTS.fault(
     "sin cos",
-    kinds=["copy", "wrong index", "constant", "stale"],
-    loose=["permutation", "shift", "wrong argument"],
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["stale", "copy", "wrong argument"],
     backward=False,
 )
-def turn_of_the_last_position_for_all(call: Call) -> Any:
-    """Position is a scalar in the kernel: every token turns as the newest one does."""
+def turn_of_the_position_before(call: Call) -> Any:
+    """The rows of the table are read one too early, the first one at the end."""
     value = call.result()
-    fits(value.dim() > 1 and value.size(-2) > 1)
-    return call.instead(value[..., -1:, :].expand_as(value).clone())
+    fits(value.dim() > 1 and value.size(-2) > 2)
+    return call.instead(value.roll(1, -2))
 
 
-@FAULTS.fault(
-    "pow square",
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "mask"],
-    backward=False,
-)
-def square_keeps_the_sign(call: Call) -> Any:
-    """X |x|."""
-    fits(call.name == "square" or call.args[1] == 2)
-    value = call.tensor(0)
-    return call.instead(value * value.abs())
+@FAULTS.fault("pow square exp reciprocal", **_ROUNDED)
+def function_stored_in_e5m2(call: Call) -> Any:
+    """The result has two bits behind the point."""
+    value = call.result()
+    coarse = value.detach().to(torch.float8_e5m2).to(value.dtype)
+    return call.instead(with_gradient_of(value, coarse))
 
 
 @FAULTS.fault(
@@ -500,37 +484,37 @@ def complement_to_one_for_the_opposite(call: Call) -> Any:
 
 @FAULTS.fault(
     "abs",
-    kinds=["clipped", "other function", "zeros"],
-    loose=["mask", "sign", "missing operand"],
+    kinds=["clipped", "other function", "zeros", "sign"],
+    loose=["mask", "missing operand"],
     backward=False,
 )
-def magnitude_of_positive_values_only(call: Call) -> Any:
-    """Max(x, 0)."""
-    return call.instead(call.tensor(0).relu())
+def magnitude_of_negative_values_only(call: Call) -> Any:
+    """Max(-x, 0): the other half of a maximum of two is lost."""
+    return call.instead((-call.tensor(0)).relu())
 
 
 @FAULTS.fault(
     "round",
-    kinds=["other function"],
-    loose=["offset", "precision", "approximation"],
+    kinds=["tie-breaking", "other function"],
+    loose=["offset", "approximation"],
     backward=False,
 )
-def rounding_by_a_cast_to_integers(call: Call) -> Any:
-    """Trunc(x + 1 / 4): the half that is added is one of another format."""
-    return call.instead((call.tensor(0) + 0.25).trunc())
+def halves_rounded_up(call: Call) -> Any:
+    """Floor(x + 1 / 2): halves go up, and not to the even number."""
+    return call.instead((call.tensor(0) + 0.5).floor())
 
 
 @FAULTS.fault(
     "clamp",
     kinds=["wrong argument", "clipped"],
-    loose=["other function", "off by one reduction", "wrong factor"],
+    loose=["other function", "zeros", "sign"],
     backward=False,
 )
-def limits_half_as_wide(call: Call) -> Any:
-    """Both limits are halved: the range of one bit less."""
+def lower_limit_with_the_other_sign(call: Call) -> Any:
+    """Clamp(x, -low, high): the minus of the lower limit is lost, or added."""
     low, high = call.get(1, "min"), call.get(2, "max")
-    low, high = (one / 2 if isinstance(one, int | float) else one for one in (low, high))
-    return call.instead(call.tensor(0).clamp(low, high))
+    fits(isinstance(low, int | float) and low)
+    return call.instead(call.tensor(0).clamp(-low, high))
 
 
 # --- Sums -----------------------------------------------------------------------------------------
@@ -564,16 +548,18 @@ def first_summand_for_both(call: Call) -> Any:
 
 @FAULTS.fault(
     "add iadd",
-    kinds=["repeated bias", "wrong factor", "doubled reduction"],
-    loose=["residual", "axis offset", "scale", "wrong argument"],
+    kinds=["permutation", "wrong index"],
+    loose=["axis offset", "swapped operands", "shift", "wrong argument", "offset"],
     backward=False,
 )
-def what_is_broadcast_added_twice(call: Call) -> Any:
-    """A + 2 b for a bias b: by the epilogue of the product, and once more."""
+def what_is_broadcast_in_pairs(call: Call) -> Any:
+    """The columns of the smaller summand are exchanged two by two, as words of two."""
     left, right = _pair(call)
     _plain(call)
-    fits(right.numel() < left.numel() == call.result().numel() and right.numel() > 1)
-    return call.instead(left + 2 * right)
+    fits(right.numel() < left.numel() and right.dim() and right.size(-1) > 3)
+    fits(right.size(-1) % 2 == 0)
+    turned = right.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return call.instead(left + turned)
 
 
 @FAULTS.fault(
@@ -631,28 +617,16 @@ def summands_in_e4m3(call: Call) -> Any:
 
 @FAULTS.fault(
     "add iadd",
-    kinds=["sign", "other function", "wrong argument"],
-    loose=["offset", "wrong factor", "swapped operands", "axis offset"],
+    kinds=["eps", "wrong argument", "offset"],
+    loose=["axis offset", "residual", "wrong factor"],
     backward=False,
 )
-def number_subtracted_and_not_added(call: Call) -> Any:
-    """X - c for x + c."""
+def root_of_the_eps_added(call: Call) -> Any:
+    """X + sqrt(eps): it is added where the deviation is meant, and not the variance."""
     value, number = _with_number(call)
     _plain(call)
-    return call.instead(value - number)
-
-
-@FAULTS.fault(
-    "add iadd",
-    kinds=["wrong argument", "offset"],
-    loose=["eps", "wrong factor", "axis offset", "residual"],
-    backward=False,
-)
-def number_added_ten_times_as_large(call: Call) -> Any:
-    """X + 10 c: one digit of the constant is lost."""
-    value, number = _with_number(call)
-    _plain(call)
-    return call.instead(value + 10 * number)
+    fits(0 < number < 0.1)
+    return call.instead(value + math.sqrt(number))
 
 
 @FAULTS.fault(
@@ -671,28 +645,16 @@ def statistic_of_the_row_before_subtracted(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "sub",
+    "sub rsub",
     kinds=["missing operand", "copy", "other function"],
     loose=["offset", "sign", "swapped operands", "residual"],
     backward=False,
 )
 def complement_not_taken(call: Call) -> Any:
     """X for c - x: the share itself is used."""
-    number, value = call.args[:2]
-    fits(isinstance(number, int | float) and isinstance(value, Tensor))
-    fits(value.is_floating_point())
+    value, _ = _with_number(call)
+    fits(value is call.args[call.name == "sub"])
     return call.instead(value.clone())
-
-
-@FAULTS.fault(
-    "rsub",
-    kinds=["missing operand", "copy", "other function"],
-    loose=["offset", "sign", "swapped operands", "residual"],
-    backward=False,
-)
-def complement_not_taken_below(call: Call) -> Any:
-    """X for c - x: the difference is folded away."""
-    return call.instead(call.tensor(0).clone())
 
 
 @FAULTS.fault("sub isub", **_ROUNDED)
@@ -709,26 +671,28 @@ def both_sides_of_the_difference_in_half(call: Call) -> Any:
 
 @FAULTS.fault(
     "mul imul",
-    kinds=["other function", "missing operand"],
-    loose=["swapped operands", "residual", "wrong factor", "axis scale"],
+    kinds=["permutation", "wrong index"],
+    loose=["shift", "swapped operands", "transpose", "wrong argument"],
     backward=False,
 )
-def complement_of_the_gate_multiplied(call: Call) -> Any:
-    """A (1 - b): the gate keeps what it should forget."""
+def first_factor_from_its_end(call: Call) -> Any:
+    """The first operand is read backwards along the last axis."""
     left, right = _pair(call)
-    return call.instead(left * (1 - right))
+    fits(left.dim() and left.size(-1) > 2)
+    return call.instead(left.flip(-1) * right)
 
 
 @FAULTS.fault(
     "mul imul",
     kinds=["other function"],
-    loose=["wrong factor", "wrong argument", "axis scale", "swapped operands"],
+    loose=["wrong factor", "wrong argument", "nonfinite"],
     backward=False,
 )
 def quotient_for_the_product_of_two(call: Call) -> Any:
-    """A / (|b| + 1): what should scale up scales down."""
+    """A / b: the inverse of the scale is stored, and it is divided by the scale."""
     left, right = _pair(call)
-    return call.instead(left / (right.abs() + 1))
+    fits(float(right.detach().abs().min()) > 0.001)
+    return call.instead(left / right)
 
 
 @FAULTS.fault(
@@ -761,6 +725,7 @@ def number_is_a_power_of_two(call: Call) -> Any:
 def number_that_multiplies_halved(call: Call) -> Any:
     """C / 2: two kernels share a factor, and one of them has half of it."""
     value, number = _with_number(call)
+    fits(number not in {0.25, 0.5})
     return call.instead(value * (number / 2))
 
 
@@ -788,14 +753,15 @@ def second_factor_in_four_bits_for_each_row(call: Call) -> Any:
 
 @FAULTS.fault(
     "mul imul",
-    kinds=["residual", "other function"],
-    loose=["wrong factor", "offset", "lost accumulation", "axis scale"],
+    kinds=["copy", "stale", "wrong index"],
+    loose=["permutation", "shift", "wrong rank's shard", "axis scale"],
     backward=False,
 )
-def product_added_to_its_second_factor(call: Call) -> Any:
-    """A b + b, a fused multiply-add whose accumulator still holds b."""
-    left, right = _alike(call)
-    return call.instead(left * right + right)
+def second_factor_of_the_first_head_for_all(call: Call) -> Any:
+    """The stride of the heads is zero for the second operand."""
+    left, right = _pair(call)
+    fits(left.dim() == right.dim() == 4 and right.size(1) > 1)
+    return call.instead(left * right[:, :1])
 
 
 @FAULTS.fault(
@@ -822,7 +788,7 @@ def number_that_divides_doubled(call: Call) -> Any:
     """A / (2 c): the count of both halves divides what one of them has."""
     value, number = call.args[:2]
     fits(isinstance(value, Tensor) and value.is_floating_point())
-    fits(isinstance(number, int | float) and number)
+    fits(isinstance(number, int | float) and number not in {0, 2, 4})
     _plain(call)
     return call.instead(value / (2 * number))
 
@@ -845,16 +811,15 @@ def twentieth_added_to_the_divisor(call: Call) -> Any:
 
 @FAULTS.fault(
     "where",
-    kinds=["zeros", "missing operand", "mask"],
-    loose=["wrong argument", "constant", "uninitialised"],
+    kinds=["shift", "wrong index", "mask"],
+    loose=["permutation", "stale", "wrong argument", "copy"],
     backward=False,
 )
-def second_branch_not_written(call: Call) -> Any:
-    """Zero where the condition does not hold: the else of a select is lost."""
+def condition_two_columns_early(call: Call) -> Any:
+    """The condition is read two columns too far, around the end."""
     condition = call.args[0]
-    fits(isinstance(condition, Tensor) and len(call.args) == 3)
-    result = call.result()
-    return call.instead(torch.where(condition, result, torch.zeros_like(result)))
+    fits(isinstance(condition, Tensor) and condition.dim() and condition.size(-1) > 2)
+    return call.put(0, condition.roll(-2, -1)).run()
 
 
 @FAULTS.fault(
