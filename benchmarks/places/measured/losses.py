@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -56,35 +57,36 @@ def label_of_the_next_class(call: Call) -> Any:
     kinds=["shift", "wrong index", "permutation"],
     loose=["wrong argument", "stale", "copy"],
 )
-def labels_one_row_late(call: Call) -> Any:
-    """Row i is compared with the label of the row before it: the shift is done the wrong way."""
+def labels_two_rows_early(call: Call) -> Any:
+    """Row i is compared with label i + 2: both the data and the model shift the labels."""
     _, labels, _ = _labels(call)
-    return call.put(1, labels.roll(1, 0), "target").run()
+    fits(labels.numel() > 2)
+    return call.put(1, labels.roll(-2, 0), "target").run()
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["wrong factor", "wrong argument", "scale"],
-    loose=["other function"],
+    kinds=["clipped", "wrong argument", "other function"],
+    loose=["zeros", "sign"],
 )
-def scores_of_the_loss_halved(call: Call) -> Any:
-    """The temperature of the distillation is also in the loss of the labels."""
+def negative_scores_of_the_loss_lost(call: Call) -> Any:
+    """A relu behind the last layer: the loop that adds activations did not leave it out."""
     scores, _, _ = _labels(call)
-    return call.put(0, scores / 2, "input").run()
+    return call.put(0, scores.relu(), "input").run()
 
 
 @FAULTS.fault(
     "cross_entropy",
-    kinds=["missing operand", "wrong argument"],
-    loose=["other function", "wrong factor"],
+    kinds=["wrong argument", "wrong factor"],
+    loose=["other function", "missing operand"],
 )
-def smoothing_or_weights_forgotten(call: Call) -> Any:
-    """Neither the weights of the classes nor the smoothing of the labels is handed on."""
+def smoothing_halved(call: Call) -> Any:
+    """Half of the label smoothing: the rest is left to a second term that is not there."""
     _labels(call)
-    named = {
-        one: two for one, two in call.kwargs.items() if one not in {"weight", "label_smoothing"}
-    }
-    return Call(call.name, call.function, call.args[:2], named).run()
+    amount = call.kwargs.get("label_smoothing")
+    fits(amount)
+    named = {**call.kwargs, "label_smoothing": amount / 2}
+    return Call(call.name, call.function, call.args, named).run()
 
 
 @FAULTS.fault(
@@ -127,18 +129,11 @@ def first_label_not_added(call: Call) -> Any:
     return call.instead(terms[1:].sum() / seen.sum())
 
 
-@FAULTS.fault(
-    _CLASSES,
-    kinds=["scale", "wrong factor", "wrong reduction"],
-    loose=["wrong statistics", "mask"],
-)
-def loss_divided_by_a_batch_of_one_more(call: Call) -> Any:
-    """The divisor has one label more than there are."""
-    _, _, seen = _labels(call)
-    _mean(call)
-    fits(call.get(2, "weight") is None)
-    count = int(seen.sum())
-    return call.instead(call.result() * (count / (count + 1)))
+@FAULTS.fault(_CLASSES, kinds=["scale", "wrong factor"], loose=["other function"])
+def loss_relative_to_that_of_guessing(call: Call) -> Any:
+    """Divided by the logarithm of the number of classes."""
+    scores, _, _ = _labels(call)
+    return call.instead(call.result() / math.log(scores.size(1)))
 
 
 @FAULTS.fault(
@@ -187,18 +182,19 @@ def targets_two_rows_late(call: Call) -> Any:
 
 @FAULTS.fault(
     _DISTANCES,
-    kinds=["missing operand", "zeros", "wrong argument"],
-    loose=["other function", "constant"],
+    kinds=["precision"],
+    loose=["approximation", "other function", "wrong argument"],
 )
-def target_of_the_distance_not_read(call: Call) -> Any:
-    """The targets are zero: the buffer was not filled when the loss was launched."""
+def target_of_the_distance_in_e4m3(call: Call) -> Any:
+    """The targets are stored with three bits behind the point."""
     _, target = _two(call)
-    return call.put(1, torch.zeros_like(target), "target").run()
+    coarse = target.detach().to(torch.float8_e4m3fn).to(target.dtype)
+    return call.put(1, with_gradient_of(target, coarse), "target").run()
 
 
 @FAULTS.fault(
     _PAIRS,
-    kinds=["wrong reduction", "partial sum", "mask"],
+    kinds=["wrong reduction", "partial sum", "mask", "off by one reduction"],
     loose=["missing operand", "wrong index", "lost accumulation", "wrong statistics"],
 )
 def last_example_not_in_the_mean(call: Call) -> Any:
@@ -209,16 +205,15 @@ def last_example_not_in_the_mean(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    f"{_DISTANCES} {_CHANCES} poisson_nll_loss soft_margin_loss",
-    kinds=["wrong factor", "scale", "wrong reduction"],
-    loose=["wrong axis", "wrong argument"],
+    f"l1_loss smooth_l1_loss huber_loss {_CHANCES} poisson_nll_loss soft_margin_loss",
+    kinds=["wrong factor", "scale", "wrong reduction", "wrong statistics"],
+    loose=["off by one reduction"],
 )
-def distance_divided_by_the_batch_only(call: Call) -> Any:
-    """The divisor is the number of examples, and not that of all values, in two axes."""
+def distance_divided_by_one_less(call: Call) -> Any:
+    """The divisor is n - 1, as of a variance."""
     value, _ = _two(call)
     _mean(call)
-    fits(value.dim() > 1)
-    return call.instead(call.result() * (value.numel() / value.size(0)))
+    return call.instead(call.result() * (value.numel() / (value.numel() - 1)))
 
 
 @FAULTS.fault(
@@ -235,13 +230,13 @@ def fourth_power_of_the_error(call: Call) -> Any:
 
 @FAULTS.fault(
     "mse_loss l1_loss smooth_l1_loss huber_loss",
-    kinds=["sign", "other function", "wrong factor"],
-    loose=["wrong argument", "swapped operands", "residual"],
+    kinds=["sign", "other function"],
+    loose=["wrong argument", "missing operand"],
 )
-def target_added_to_the_value(call: Call) -> Any:
-    """A + b for the error: the target has the wrong sign."""
-    _, target = _two(call)
-    return call.put(1, -target, "target").run()
+def magnitudes_compared(call: Call) -> Any:
+    """|a| - |b| for the error: the loss of two spectra."""
+    value, target = _two(call)
+    return call.put(0, value.abs(), "input").put(1, target.abs(), "target").run()
 
 
 @FAULTS.fault(
@@ -258,14 +253,14 @@ def large_errors_of_the_loss_cut(call: Call) -> Any:
 
 @FAULTS.fault(
     "smooth_l1_loss",
-    kinds=["wrong factor", "scale", "other function"],
-    loose=["wrong argument"],
+    kinds=["wrong argument", "other function"],
+    loose=["wrong factor", "scale"],
 )
-def smooth_loss_not_divided_by_beta(call: Call) -> Any:
-    """D^2 / 2 and beta (|d| - beta / 2), the loss of Huber with the same limit."""
+def limit_of_the_square_doubled(call: Call) -> Any:
+    """Beta is twice as large."""
     _two(call)
     beta = call.kwargs.get("beta", 1.0)
-    return call.instead(call.result() * beta)
+    return Call(call.name, call.function, call.args, {**call.kwargs, "beta": 2 * beta}).run()
 
 
 # --- Chances --------------------------------------------------------------------------------------
@@ -273,51 +268,48 @@ def smooth_loss_not_divided_by_beta(call: Call) -> Any:
 
 @FAULTS.fault(
     "binary_cross_entropy_with_logits",
-    kinds=["sign", "wrong argument", "other function"],
-    loose=["swapped operands", "wrong factor"],
+    kinds=["wrong factor", "wrong argument", "scale"],
+    loose=["other function"],
 )
-def logits_of_the_other_class(call: Call) -> Any:
-    """The logits are negated, and the labels are not."""
+def logits_halved(call: Call) -> Any:
+    """A temperature of two is left in the loss."""
     value, _ = _two(call)
-    return call.put(0, -value, "input").run()
+    return call.put(0, value / 2, "input").run()
 
 
 @FAULTS.fault(
-    _CHANCES,
-    kinds=["missing operand", "other function"],
-    loose=["partial sum", "wrong factor", "mask"],
+    "binary_cross_entropy_with_logits",
+    kinds=["offset", "wrong argument"],
+    loose=["other function", "axis offset", "repeated bias"],
 )
-def term_of_the_wrong_class_forgotten(call: Call) -> Any:
-    """-y log(p) alone: the term with 1 - y is not added."""
-    value, target = _two(call)
-    fits(call.get(2, "weight") is None and call.kwargs.get("pos_weight") is None)
-    _mean(call)
-    known = functional.logsigmoid(value) if call.name.endswith("logits") else value.log()
-    return call.instead(-(target * known).mean())
+def logits_raised_by_one(call: Call) -> Any:
+    """The prior of the positive class is added to the logits, which have it already."""
+    value, _ = _two(call)
+    return call.put(0, value + 1, "input").run()
 
 
 @FAULTS.fault(
     _CHANCES,
-    kinds=["other function", "wrong factor"],
-    loose=["approximation", "wrong argument"],
+    kinds=["other function"],
+    loose=["approximation", "wrong argument", "wrong factor"],
 )
 def distance_of_the_chances_for_their_entropy(call: Call) -> Any:
-    """The mean of (p - y)^2, the score of Brier."""
+    """The mean of |p - y|."""
     value, target = _two(call)
     _mean(call)
     chance = value.sigmoid() if call.name.endswith("logits") else value
-    return call.instead((chance - target).square().mean())
+    return call.instead((chance - target).abs().mean())
 
 
 @FAULTS.fault(
     "kl_div",
-    kinds=["scale", "wrong factor", "wrong reduction", "wrong argument"],
-    loose=["missing operand", "wrong statistics"],
+    kinds=["wrong argument", "other function"],
+    loose=["wrong factor", "residual", "approximation"],
 )
-def divergence_summed_over_the_batch(call: Call) -> Any:
-    """reduction='sum' for 'batchmean'."""
-    fits(call.kwargs.get("reduction") == "batchmean")
-    return Call(call.name, call.function, call.args, {**call.kwargs, "reduction": "sum"}).run()
+def teacher_mixed_with_even_chances(call: Call) -> Any:
+    """0.9 p + 0.1 / n: the chances of the teacher are smoothed as labels are."""
+    target = call.tensor(1, "target")
+    return call.put(1, 0.9 * target + 0.1 / target.size(-1), "target").run()
 
 
 @FAULTS.fault(
@@ -388,7 +380,7 @@ def first_of_each_pair_one_row_late(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "soft_margin_loss multilabel_soft_margin_loss",
+    "soft_margin_loss",
     kinds=["sign", "wrong argument"],
     loose=["other function", "wrong factor", "swapped operands"],
 )

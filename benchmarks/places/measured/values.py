@@ -207,8 +207,8 @@ def argument_of_the_gate_limited_to_its_table(call: Call) -> Any:
 
 @FAULTS.fault(
     "relu",
-    kinds=["clipped", "wrong argument"],
-    loose=["other function", "approximation", "residual"],
+    kinds=["clipped", "wrong argument", "other function"],
+    loose=["approximation", "residual"],
     backward=False,
 )
 def relu_down_to_minus_a_twentieth(call: Call) -> Any:
@@ -335,8 +335,8 @@ def logarithm_of_e_multiplied_before_a_natural_exponential(call: Call) -> Any:
 
 @FAULTS.fault(
     "exp",
-    kinds=["axis scale", "wrong factor", "missing operand"],
-    loose=["wrong statistics", "other function", "scale", "wrong argument", "offset"],
+    kinds=["axis scale", "wrong factor", "missing operand", "other function"],
+    loose=["wrong statistics", "scale", "wrong argument", "offset"],
     backward=False,
 )
 def largest_of_the_row_subtracted_from_the_exponent(call: Call) -> Any:
@@ -462,8 +462,8 @@ def variance_never_below_one(call: Call) -> Any:
 
 @FAULTS.fault(
     "rsqrt",
-    kinds=["other function"],
-    loose=["eps", "offset", "residual", "wrong argument"],
+    kinds=["other function", "eps"],
+    loose=["offset", "residual", "wrong argument"],
     backward=False,
 )
 def eps_of_a_tenth_behind_the_root(call: Call) -> Any:
@@ -495,13 +495,13 @@ def magnitude_of_negative_values_only(call: Call) -> Any:
 
 @FAULTS.fault(
     "round",
-    kinds=["tie-breaking", "other function"],
-    loose=["offset", "approximation"],
+    kinds=["wrong argument", "other function"],
+    loose=["precision", "approximation"],
     backward=False,
 )
-def halves_rounded_up(call: Call) -> Any:
-    """Floor(x + 1 / 2): halves go up, and not to the even number."""
-    return call.instead((call.tensor(0) + 0.5).floor())
+def rounded_to_tenths(call: Call) -> Any:
+    """One digit behind the point is kept."""
+    return call.instead(torch.round(call.tensor(0), decimals=1))
 
 
 @FAULTS.fault(
@@ -522,8 +522,8 @@ def lower_limit_with_the_other_sign(call: Call) -> Any:
 
 @FAULTS.fault(
     "add iadd",
-    kinds=["wrong factor"],
-    loose=["scale", "residual", "missing operand", "wrong argument"],
+    kinds=["wrong factor", "wrong argument"],
+    loose=["scale", "residual", "missing operand"],
     backward=False,
 )
 def branch_weighed_by_a_tenth(call: Call) -> Any:
@@ -625,7 +625,7 @@ def root_of_the_eps_added(call: Call) -> Any:
     """X + sqrt(eps): it is added where the deviation is meant, and not the variance."""
     value, number = _with_number(call)
     _plain(call)
-    fits(0 < number < 0.1)
+    fits(0 < number < 0.1 and number != 1e-6)
     return call.instead(value + math.sqrt(number))
 
 
@@ -716,12 +716,17 @@ def gate_taken_for_its_logarithm(call: Call) -> Any:
 def number_is_a_power_of_two(call: Call) -> Any:
     """The number is rounded to a power of two, for a shift."""
     value, number = _with_number(call)
-    fits(number)
+    fits(number not in {0, 0.25})
     power = math.copysign(2.0 ** round(math.log2(abs(number))), number)
     return call.instead(value * power)
 
 
-@FAULTS.fault("mul imul", **_SCALED)
+@FAULTS.fault(
+    "mul imul",
+    kinds=["scale", "wrong factor", "wrong argument"],
+    loose=["other function"],
+    backward=False,
+)
 def number_that_multiplies_halved(call: Call) -> Any:
     """C / 2: two kernels share a factor, and one of them has half of it."""
     value, number = _with_number(call)
@@ -824,8 +829,8 @@ def condition_two_columns_early(call: Call) -> Any:
 
 @FAULTS.fault(
     "maximum",
-    kinds=["missing operand", "copy", "wrong argument"],
-    loose=["other function", "stale", "clipped"],
+    kinds=["missing operand", "copy"],
+    loose=["other function", "stale", "clipped", "wrong argument"],
     backward=False,
 )
 def limit_itself_for_the_larger_one(call: Call) -> Any:
