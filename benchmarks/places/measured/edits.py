@@ -151,8 +151,8 @@ KERNEL_EDITS = {
         kinds=["scale", "wrong factor"],
     ),
     "gate of twice its argument": edit(
-        (r"(decltype\((tmp\d+)\)\(1\) ?/ ?\(decltype\(\2\)\(1\) \+ )\2\.neg\(\)\.exp",
-         r"\1(\2 * decltype(\2)(-2)).exp"),
+        (r"(tmp\d+)\.neg\(\)\.exp\(\)", r"(\1 * decltype(\1)(2)).neg().exp()"),
+        (r"1 \+ std::exp\(-(tmp\d+)\)", r"1 + std::exp(-2 * \1)"),
         (r"tl\.sigmoid\((tmp\d+)\)", r"tl.sigmoid(2 * \1)"), operators="sigmoid silu",
         kinds=["wrong factor", "wrong argument", "other function"], loose=["scale"],
     ),

@@ -421,7 +421,7 @@ def second_half_of_the_rows_of_the_gradient_is_the_first(call: Call) -> Any:
     backward=True,
 )
 def last_three_terms_of_the_gradient_not_added(call: Call) -> Any:
-    """The loop over the common axis is unrolled by four, and its rest is not done."""
+    """The loop over the common axis ends three terms too early."""
     left, right = call.tensor(0), call.tensor(1)
     fits(left.size(-1) > 5)
     return call.instead(left[..., :-3] @ right[..., :-3, :])

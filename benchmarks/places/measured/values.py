@@ -456,7 +456,7 @@ def function_of_a_value_in_e4m3(call: Call) -> Any:
     backward=False,
 )
 def variance_never_below_one(call: Call) -> Any:
-    """Max(v, 1) under the root: values are made smaller, and never larger."""
+    """Max(v, 1) under the root: a floor that belongs to the scale of a quantiser."""
     return call.put(0, call.tensor(0).clamp(min=1.0)).run()
 
 
@@ -606,7 +606,7 @@ def second_summand_for_the_last_example_only(call: Call) -> Any:
 
 
 @FAULTS.fault("add iadd", **_ROUNDED)
-def summands_in_e4m3(call: Call) -> Any:
+def second_summand_in_e4m3_with_a_scale(call: Call) -> Any:
     """The second summand has three bits behind the point, with a scale for the tensor."""
     left, right = _alike(call)
     _plain(call)
