@@ -41,6 +41,7 @@ _SECONDS_TO_LENGTHEN = 1.0
 _MOST = 0.9
 # An element is explained if this share of its error is left, or the noise.
 _LEFT = 0.05
+_LEFT_OF_NUMBER = 0.002
 # The noise of sums is larger than that of one rounding.
 _SLACK = 8.0
 # Different second looks, each with how many times larger the operands are: one of them may not show
@@ -148,10 +149,13 @@ def _with_operands(
     return Case(candidate, reference, context=context)
 
 
-def holds_again(case: Case, prediction: Tensor) -> bool:
+def holds_again(case: Case, prediction: Tensor, *, fitted: bool = False) -> bool:
     """Whether a prediction made elsewhere holds here too, or nothing can be seen here.
 
     It is about the elements that are wrong here, or that it says are wrong.
+
+    Args:
+        fitted: a number of it was solved for elsewhere, and so it is nearly right everywhere.
     """
     noise = noise_of_prediction(case, prediction, None)
     about = ~near(case.given, case.right, noise, slack=_SLACK)
@@ -159,7 +163,9 @@ def holds_again(case: Case, prediction: Tensor) -> bool:
     if not bool(about.any()):
         return True
     left = (case.given - prediction).abs()
-    fits = near(case.given, prediction, noise, slack=_SLACK) | (left <= _LEFT * case.error.abs())
+    fits = near(case.given, prediction, noise, slack=_SLACK) | (
+        left <= (_LEFT_OF_NUMBER if fitted else _LEFT) * case.error.abs()
+    )
     return float(fits[about].double().mean()) >= _MOST
 
 

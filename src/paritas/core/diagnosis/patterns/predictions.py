@@ -571,7 +571,7 @@ class Predictor:
                 if prediction.shape != first.case.shape:
                     return True  # it is not known which part that would be
                 prediction = first._limited(prediction, self.case.right)
-            if holds_again(self.case, prediction):
+            if holds_again(self.case, prediction, fitted=found.weight.fitted > 0):
                 return True
         return False
 
