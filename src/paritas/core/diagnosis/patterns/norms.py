@@ -326,46 +326,72 @@ def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _given_variations() -> Iterator[Variation]:
-    """Other statistics than the running ones."""
+    """Other statistics than the running ones, and wrong signs where these are folded into one."""
+    for said, (kind, change) in _OF_GIVEN.items():
+        yield Variation(kind, said, _with_first(partial(_with_given, change=change)))
 
-    def computed(step: Step, *, mean: bool, var: bool) -> Tensor:
-        norm: Norm = norm_of(step)  # type: ignore[assignment]
-        own = norm.x.mean(norm.dims, keepdim=True)
-        squares = norm.x.var(norm.dims, correction=0, keepdim=True)
-        own, squares = own if mean else norm.mean, squares if var else norm.var  # type: ignore[assignment]
-        return dataclasses.replace(norm, mean=own, var=squares).value()
 
-    def of_images(step: Step) -> Tensor:
-        norm: Norm = norm_of(step)  # type: ignore[assignment]
-        dims = tuple(one for one in norm.dims if one != 0)
-        own = norm.x.mean(dims, keepdim=True)
-        squares = norm.x.var(dims, correction=0, keepdim=True)
-        return dataclasses.replace(norm, mean=own, var=squares).value()
+def _with_given(step: Step, change: Callable[[Norm], dict[str, Any]]) -> Tensor:
+    norm: Norm = norm_of(step)  # type: ignore[assignment]
+    return dataclasses.replace(norm, **change(norm)).value()
 
-    def squared(step: Step) -> Tensor:
-        norm: Norm = norm_of(step)  # type: ignore[assignment]
-        return dataclasses.replace(norm, var=norm.var.square()).value()  # type: ignore[union-attr]
 
-    def moved(step: Step, by: int) -> Tensor:
-        norm: Norm = norm_of(step)  # type: ignore[assignment]
-        mean, var = (one.roll(by, 1) for one in (norm.mean, norm.var) if one is not None)
-        return dataclasses.replace(norm, mean=mean, var=var).value()
+def _computed(norm: Norm, *, mean: bool = True, var: bool = True, images: bool = False) -> Any:
+    dims = tuple(one for one in norm.dims if one != 0) if images else norm.dims
+    own = {
+        "mean": norm.x.mean(dims, keepdim=True),
+        "var": norm.x.var(dims, correction=0, keepdim=True),
+    }
+    return {name: own[name] for name, is_own in (("mean", mean), ("var", var)) if is_own}
 
-    for words, mean, var in (
-        ("mean and variance are", True, True),
-        ("the mean is", True, False),
-        ("the variance is", False, True),
-    ):
-        said = f"{words} that of the batch, not the running one"
-        change = _with_first(partial(computed, mean=mean, var=var))
-        yield Variation(PatternKind.STATISTICS, said, change)
-    said = "mean and variance are those of each image, as in an instance norm"
-    yield Variation(PatternKind.STATISTICS, said, _with_first(of_images))
-    said = "the variance is taken for a deviation: it is squared before the root"
-    yield Variation(PatternKind.STATISTICS, said, _with_first(squared))
-    for by in (1, -1):
-        said = f"mean and variance are those of the channel {'before' if by > 0 else 'after'} it"
-        yield Variation(PatternKind.STATISTICS, said, _with_first(partial(moved, by=by)))
+
+def _altered(alter: Callable[[Tensor], Tensor], *names: str) -> Callable[[Norm], dict[str, Any]]:
+    def change(norm: Norm) -> dict[str, Any]:
+        values = {name: getattr(norm, name) for name in names}
+        if not all(isinstance(one, torch.Tensor) for one in values.values()):
+            raise ValueError("it has no such tensor")
+        return {name: alter(one) for name, one in values.items()}
+
+    return change
+
+
+_OF_GIVEN: dict[str, tuple[PatternKind, Callable[[Norm], dict[str, Any]]]] = {
+    "mean and variance are that of the batch, not the running one": (
+        PatternKind.STATISTICS,
+        _computed,
+    ),
+    "the mean is that of the batch, not the running one": (
+        PatternKind.STATISTICS,
+        partial(_computed, var=False),
+    ),
+    "the variance is that of the batch, not the running one": (
+        PatternKind.STATISTICS,
+        partial(_computed, mean=False),
+    ),
+    "mean and variance are those of each image, as in an instance norm": (
+        PatternKind.STATISTICS,
+        partial(_computed, images=True),
+    ),
+    "the variance is taken for a deviation: it is squared before the root": (
+        PatternKind.STATISTICS,
+        _altered(torch.square, "var"),
+    ),
+    "the root of the variance is taken twice": (
+        PatternKind.STATISTICS,
+        _altered(torch.sqrt, "var"),
+    ),
+    "mean and variance are those of the channel before it": (
+        PatternKind.STATISTICS,
+        _altered(lambda one: one.roll(1, 1), "mean", "var"),
+    ),
+    "mean and variance are those of the channel after it": (
+        PatternKind.STATISTICS,
+        _altered(lambda one: one.roll(-1, 1), "mean", "var"),
+    ),
+    "the mean is added, not subtracted": (PatternKind.SIGN, _altered(torch.neg, "mean")),
+    "the bias is subtracted, not added": (PatternKind.SIGN, _altered(torch.neg, "bias")),
+    "mean and bias have the wrong sign": (PatternKind.SIGN, _altered(torch.neg, "mean", "bias")),
+}
 
 
 def _group_variations(norm: Norm) -> Iterator[Variation]:

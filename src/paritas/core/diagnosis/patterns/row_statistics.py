@@ -119,6 +119,14 @@ class _Rows:
         return bool((apart <= _SAME).all())
 
     @property
+    def have_own_affine(self) -> bool:
+        """Whether each row has one weight and one bias, as the channels of a batch norm have."""
+        bias = self.norm.bias
+        if not isinstance(bias, torch.Tensor) or bias.dim() != len(self.norm.view):
+            return False
+        return all(bias.shape[dim] == 1 for dim in self.norm.dims)
+
+    @property
     def is_scaled(self) -> bool:
         """Whether one factor on the result is all that is wrong, and none of a wrong count."""
         ratio = self.right_spread / self.spread
@@ -591,6 +599,13 @@ def _unrelated(rows: _Rows) -> Iterator[Variation]:
         said = f"{said}, as if they were computed with fewer digits"
         yield Variation(PatternKind.PRECISION, said, change, fitted=fitted)
         return
+    if rows.have_own_affine:
+        if rows.is_spread_right or rows.is_centre_right:
+            kind = PatternKind.AXIS_OFFSET if rows.is_spread_right else PatternKind.AXIS_SCALE
+            words = "is added to" if rows.is_spread_right else "is a factor of"
+            said = f"a number of its own {words} each channel"
+            yield Variation(kind, said, change, fitted=fitted)
+        return  # statistics, weight and bias leave the same traces
     what = []
     if not rows.is_centre_right:
         what.append("other numbers than the mean are subtracted from the rows")
