@@ -114,15 +114,6 @@ def first_column_of_the_activation_without_gradient(call: Call) -> Any:
     return call.instead(value * (torch.arange(value.size(-1)) > 0))
 
 
-@FAULTS.fault(_ALL, **_COPIED)
-def second_half_of_the_activation_has_the_gradient_of_the_first(call: Call) -> Any:
-    """The second tile of columns is loaded and computed at the offset of the first."""
-    value = call.result()
-    fits(value.dim() and value.size(-1) > 3 and value.size(-1) % 2 == 0)
-    half = value[..., : value.size(-1) // 2]
-    return call.instead(torch.cat([half, half], -1))
-
-
 @FAULTS.fault(_ALL, **_ROUNDED)
 def incoming_gradient_in_e5m2(call: Call) -> Any:
     """What comes from behind has two bits behind the point, with a scale for the tensor."""
@@ -246,18 +237,6 @@ def sum_of_the_row_before_subtracted(call: Call) -> Any:
     return call.instead(terms - chances * total.roll(1, -2))
 
 
-@FAULTS.fault(
-    _SOFTMAX,
-    kinds=["wrong reduction", "other function", "wrong statistics"],
-    loose=["axis offset", "offset", "missing reduction"],
-    backward=True,
-)
-def largest_term_for_the_sum_of_the_row(call: Call) -> Any:
-    """The reduction of the row has the operator of the forward pass's first loop: a maximum."""
-    terms, chances, dim = _terms(call)
-    return call.instead(terms - chances * terms.amax(dim, keepdim=True))
-
-
 @FAULTS.fault(_SOFTMAX, **_ROUNDED)
 def chances_of_the_way_back_in_e5m2(call: Call) -> Any:
     """The kept chances have two bits behind the point."""
@@ -331,18 +310,6 @@ def logarithm_of_the_next_query_on_the_way_back(call: Call) -> Any:
     return call.put(5, _like(kept, kept.roll(-1, -1))).run()
 
 
-@FAULTS.fault(
-    _FUSED,
-    kinds=["swapped operands", "permutation", "wrong index"],
-    loose=["copy", "stale"],
-    backward=True,
-)
-def gradients_of_keys_and_values_exchanged(call: Call) -> Any:
-    """The kernel returns dq, dv, dk."""
-    query, keys, values = list(call.run())
-    return query, _like(keys, values), _like(values, keys)
-
-
 # --- Norms ----------------------------------------------------------------------------------------
 
 
@@ -356,7 +323,7 @@ def _normal(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 @FAULTS.fault(_LAYER, **_SHIFTED)
 def gradient_of_the_norm_one_row_late(call: Call) -> Any:
     """The rows of dx are stored one too late, around the end."""
-    return _at(call, 0, lambda one: _rows(one).roll(1, -2))
+    return _at(call, 0, lambda one: _rows(one, 3).roll(1, -2))
 
 
 @FAULTS.fault(
@@ -373,23 +340,6 @@ def half_of_the_term_of_the_variance(call: Call) -> Any:
     return _at(call, 0, lambda _: wrong)
 
 
-@FAULTS.fault(
-    _LAYER,
-    kinds=["partial sum", "missing reduction", "one rank's part", "wrong statistics"],
-    loose=["wrong reduction", "mask", "axis offset", "missing operand", "wrong index"],
-    backward=True,
-)
-def both_means_of_the_first_half_of_the_gradient(call: Call) -> Any:
-    """The two means over a row are those of the first rank's features."""
-    gradient, normal, inverse = _normal(call)
-    half = gradient.size(-1) // 2
-    fits(half > 1)
-    mean = gradient[..., :half].mean(-1, keepdim=True)
-    both = (gradient * normal)[..., :half].mean(-1, keepdim=True)
-    wrong = (gradient - mean - normal * both) * inverse
-    return _at(call, 0, lambda _: wrong)
-
-
 @FAULTS.fault(_LAYER, **_ONE_SHORT)
 def first_row_not_in_the_weight_of_the_norm(call: Call) -> Any:
     """The loop over the rows begins at one, for the gradient of the weight only."""
@@ -397,19 +347,6 @@ def first_row_not_in_the_weight_of_the_norm(call: Call) -> Any:
     fits(normal.flatten(0, -2).size(0) > 1)
     wrong = (call.tensor(0) * normal).flatten(0, -2)[1:].sum(0)
     return _at(call, 1, lambda _: wrong)
-
-
-@FAULTS.fault(
-    f"{_LAYER} native_batch_norm_backward native_group_norm_backward",
-    kinds=["swapped operands", "permutation", "wrong index"],
-    loose=["copy", "stale"],
-    backward=True,
-)
-def gradients_of_weight_and_bias_exchanged(call: Call) -> Any:
-    """The kernel returns dx, db, dw."""
-    found = list(call.run())
-    fits(isinstance(found[1], Tensor) and isinstance(found[2], Tensor))
-    return found[0], found[2], found[1]
 
 
 @FAULTS.fault(_LAYER, **_EMPTY)
@@ -444,41 +381,12 @@ def gradient_of_the_normal_image_one_channel_late(call: Call) -> Any:
 # --- Products and sums ----------------------------------------------------------------------------
 
 
-@FAULTS.fault("mm bmm", **_ONE_SHORT)
-def last_term_of_the_gradient_not_added(call: Call) -> Any:
-    """The loop over the common axis ends one term too early."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(left.size(-1) > 2)
-    return call.instead(left[..., :-1] @ right[..., :-1, :])
-
-
 @FAULTS.fault("mm bmm", **_PART_OF_THE_SUM)
 def every_fourth_term_of_the_gradient_lost(call: Call) -> Any:
     """Of four accumulators, the last one is not added."""
     left, right = call.tensor(0), call.tensor(1)
     fits(left.size(-1) > 7)
     return call.instead((left * (torch.arange(left.size(-1)) % 4 != 3)) @ right)
-
-
-@FAULTS.fault(
-    "mm bmm",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "wrong rank's shard"],
-    backward=True,
-)
-def columns_of_the_gradient_exchanged_in_pairs(call: Call) -> Any:
-    """Two columns share a register, and its halves are stored in the other order."""
-    value = call.result()
-    fits(value.size(-1) > 3 and value.size(-1) % 2 == 0)
-    return call.instead(value[..., torch.arange(value.size(-1)) ^ 1])
-
-
-@FAULTS.fault("mm bmm", **_EMPTY)
-def last_column_of_the_gradient_not_stored(call: Call) -> Any:
-    """The mask of the store compares with n - 1."""
-    value = call.result()
-    fits(value.size(-1) > 1)
-    return call.instead(value * (torch.arange(value.size(-1)) < value.size(-1) - 1))
 
 
 @FAULTS.fault("mm bmm", **_ROUNDED)
@@ -495,19 +403,6 @@ def gradient_of_the_product_from_four_ranks(call: Call) -> Any:
     return call.instead(4 * call.result())
 
 
-@FAULTS.fault("sum", **_ONE_SHORT)
-def last_row_not_in_the_gradient_of_the_bias(call: Call) -> Any:
-    """The loop over the rows ends one too early."""
-    value, dims = call.tensor(0), call.get(1, "dim")
-    fits(isinstance(dims, list | tuple) and dims)
-    dim = dims[-1]
-    fits(value.size(dim) > 2)
-    shape = [1] * value.dim()
-    shape[dim] = -1
-    kept = torch.arange(value.size(dim)) < value.size(dim) - 1
-    return call.put(0, value * kept.view(shape)).run()
-
-
 @FAULTS.fault("sum", **_EMPTY)
 def first_column_of_the_sum_without_gradient(call: Call) -> Any:
     """The mask of the store is `column > 0`."""
@@ -522,34 +417,10 @@ def gradient_of_the_bias_three_times(call: Call) -> Any:
     return call.instead(3 * call.result())
 
 
-@FAULTS.fault(
-    "mul",
-    kinds=["shift", "wrong index", "permutation"],
-    loose=["stale", "copy", "wrong argument"],
-    backward=True,
-)
-def kept_factor_of_the_row_before(call: Call) -> Any:
-    """The gradient is multiplied by what was kept of the row before, around the end."""
-    left, right = call.tensor(0), call.tensor(1)
-    fits(left.shape == right.shape)
-    return call.put(1, _rows(right).roll(1, -2)).run()
-
-
 @FAULTS.fault("mul", **_ROUNDED)
 def kept_factor_in_e5m2(call: Call) -> Any:
     """What was kept for the way back has two bits behind the point, with a scale."""
     return call.put(1, _in_steps(call.tensor(1), torch.float8_e5m2)).run()
-
-
-@FAULTS.fault(
-    "masked_fill",
-    kinds=["mask", "missing operand"],
-    loose=["copy", "zeros", "other function", "wrong argument"],
-    backward=True,
-)
-def hidden_places_get_a_gradient(call: Call) -> Any:
-    """The mask of the forward pass is not applied on the way back."""
-    return call.instead(call.tensor(0).clone())
 
 
 # --- Tables, images, parts ------------------------------------------------------------------------
@@ -561,19 +432,10 @@ def gradient_of_the_table_one_column_early(call: Call) -> Any:
     return call.instead(call.result().roll(-1, 1))
 
 
-@FAULTS.fault(_TABLE, **_ONE_SHORT)
-def last_position_not_in_the_table(call: Call) -> Any:
-    """The last word of each row is not added to the gradient of its vector."""
-    gradient = call.tensor(0)
-    fits(gradient.dim() > 2 and gradient.size(-2) > 1)
-    kept = torch.arange(gradient.size(-2)) < gradient.size(-2) - 1
-    return call.put(0, gradient * kept.unsqueeze(-1)).run()
-
-
 @FAULTS.fault(
     _TABLE,
-    kinds=["shift", "wrong index"],
-    loose=["permutation", "stale", "copy", "wrong argument", "swapped operands"],
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["stale", "copy", "wrong argument"],
     backward=True,
 )
 def words_one_position_late_on_the_way_back(call: Call) -> Any:
@@ -583,21 +445,10 @@ def words_one_position_late_on_the_way_back(call: Call) -> Any:
     return call.put(1, words.roll(1, -1)).run()
 
 
-@FAULTS.fault(_IMAGE, **_DOUBLED)
+@FAULTS.fault(_IMAGE, **_SCALED)
 def gradient_of_the_image_three_halves(call: Call) -> Any:
     """Dx is multiplied by 1.5, the step of another loss."""
     return _at(call, 0, lambda one: 1.5 * one)
-
-
-@FAULTS.fault(_IMAGE, **_PART_OF_THE_SUM)
-def last_image_not_in_the_filters(call: Call) -> Any:
-    """The loop over the batch ends one too early, for the gradient of the filters."""
-    gradient = call.tensor(0)
-    fits(gradient.size(0) > 1)
-    kept = torch.arange(gradient.size(0)) < gradient.size(0) - 1
-    part = gradient * kept.view(-1, *[1] * (gradient.dim() - 1))
-    wrong = call.put(0, part).run()[1]
-    return _at(call, 1, lambda _: wrong)
 
 
 @FAULTS.fault(_IMAGE, **_SHIFTED)
@@ -613,9 +464,141 @@ def gradient_of_the_part_halved(call: Call) -> Any:
     return call.put(0, call.tensor(0) / 2).run()
 
 
-@FAULTS.fault("slice_backward", **_SHIFTED)
-def gradient_of_the_slice_one_place_late(call: Call) -> Any:
-    """The start of the slice is one too large on the way back, around the end."""
-    dim = call.args[2]
-    fits(call.result().size(dim) > 1)
-    return call.instead(call.result().roll(1, dim))
+# --- More of the same -----------------------------------------------------------------------------
+
+
+@FAULTS.fault("mm bmm", **_PART_OF_THE_SUM)
+def first_two_terms_of_the_gradient_not_added(call: Call) -> Any:
+    """The loop over the common axis begins two terms too late."""
+    left, right = call.tensor(0), call.tensor(1)
+    fits(left.size(-1) > 8)
+    return call.instead(left[..., 2:] @ right[..., 2:, :])
+
+
+@FAULTS.fault(
+    "mm bmm",
+    kinds=["permutation", "wrong index"],
+    loose=["shift", "swapped operands", "wrong rank's shard"],
+    backward=True,
+)
+def rows_of_the_gradient_exchanged_in_pairs(call: Call) -> Any:
+    """Two rows share a program, which stores them in the other order."""
+    value = _rows(call.result(), 4)
+    fits(value.size(-2) % 2 == 0)
+    return call.instead(value[..., torch.arange(value.size(-2)) ^ 1, :])
+
+
+@FAULTS.fault("mm bmm", **_EMPTY)
+def first_two_columns_of_the_gradient_not_stored(call: Call) -> Any:
+    """The store is aligned to four numbers, and what is before is left out."""
+    value = call.result()
+    fits(value.size(-1) > 3)
+    return call.instead(value * (torch.arange(value.size(-1)) > 1))
+
+
+@FAULTS.fault(
+    "mul",
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["stale", "copy", "wrong argument"],
+    backward=True,
+)
+def kept_factor_of_the_column_before(call: Call) -> Any:
+    """The gradient is multiplied by what was kept of the column before, around the end."""
+    left, right = call.tensor(0), call.tensor(1)
+    fits(left.shape == right.shape and right.dim() and right.size(-1) > 1)
+    return call.put(1, right.roll(1, -1)).run()
+
+
+@FAULTS.fault(
+    "div",
+    kinds=["sign", "scale", "wrong factor"],
+    loose=["swapped operands", "other function"],
+    backward=True,
+)
+def gradient_of_the_quotient_with_a_minus(call: Call) -> Any:
+    """The sign of the divisor's gradient is given to that of the dividend."""
+    return call.instead(-call.result())
+
+
+@FAULTS.fault(_TABLE, **_PART_OF_THE_SUM)
+def first_example_not_in_the_table(call: Call) -> Any:
+    """The words of the first example are not added to the gradients of their vectors."""
+    gradient = call.tensor(0)
+    fits(gradient.dim() > 2 and gradient.size(0) > 1)
+    kept = torch.arange(gradient.size(0)) > 0
+    return call.put(0, gradient * kept.view(-1, *[1] * (gradient.dim() - 1))).run()
+
+
+@FAULTS.fault(
+    _LAYER,
+    kinds=["partial sum", "wrong reduction", "mask", "wrong statistics"],
+    loose=["missing reduction", "one rank's part", "axis offset", "missing operand", "wrong index"],
+    backward=True,
+)
+def both_means_of_every_second_feature(call: Call) -> Any:
+    """The two means over a row are made with a stride of two, and with half of the number."""
+    gradient, normal, inverse = _normal(call)
+    fits(gradient.size(-1) > 3)
+    mean = gradient[..., ::2].mean(-1, keepdim=True)
+    both = (gradient * normal)[..., ::2].mean(-1, keepdim=True)
+    wrong = (gradient - mean - normal * both) * inverse
+    return _at(call, 0, lambda _: wrong)
+
+
+@FAULTS.fault(_IMAGE, **_PART_OF_THE_SUM)
+def every_second_line_not_in_the_filters(call: Call) -> Any:
+    """The loop over the lines of the gradient has a stride of two, for the filters only."""
+    gradient = call.tensor(0)
+    fits(gradient.size(2) > 1)
+    kept = torch.arange(gradient.size(2)) % 2 == 0
+    part = gradient * kept.view(-1, *[1] * (gradient.dim() - 3))
+    wrong = call.put(0, part).run()[1]
+    return _at(call, 1, lambda _: wrong)
+
+
+@FAULTS.fault(
+    "native_batch_norm_backward",
+    kinds=["eps", "wrong argument"],
+    loose=["wrong statistics", "axis scale", "scale", "wrong factor"],
+    backward=True,
+)
+def eps_of_a_tenth_for_the_channels_on_the_way_back(call: Call) -> Any:
+    """The backward pass has the momentum in the place of eps."""
+    return call.put(8, 0.1).run()
+
+
+@FAULTS.fault(
+    "native_group_norm_backward native_batch_norm_backward",
+    kinds=["scale", "wrong factor"],
+    loose=["axis scale", "wrong reduction", "doubled reduction"],
+    backward=True,
+)
+def gradient_of_the_channels_weight_halved(call: Call) -> Any:
+    """The gradient of the weight is averaged over two ranks that were given the whole batch."""
+    return _at(call, 1, lambda one: one / 2)
+
+
+@FAULTS.fault("sum", **_PART_OF_THE_SUM)
+def every_third_row_not_in_the_gradient_of_the_bias(call: Call) -> Any:
+    """Of three accumulators, the last one is not added."""
+    value, dims = call.tensor(0), call.get(1, "dim")
+    fits(isinstance(dims, list | tuple) and dims)
+    dim = dims[-1]
+    fits(value.size(dim) > 5)
+    shape = [1] * value.dim()
+    shape[dim] = -1
+    kept = torch.arange(value.size(dim)) % 3 != 2
+    return call.put(0, value * kept.view(shape)).run()
+
+
+@FAULTS.fault(
+    "neg",
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["stale", "copy"],
+    backward=True,
+)
+def opposite_gradient_one_column_late(call: Call) -> Any:
+    """The columns are stored one too late, around the end."""
+    value = call.result()
+    fits(value.dim() and value.size(-1) > 2)
+    return call.instead(value.roll(1, -1))

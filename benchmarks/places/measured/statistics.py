@@ -285,7 +285,7 @@ def normal_rows_from_the_last(call: Call) -> Any:
 @FAULTS.fault(
     _NORMS,
     kinds=["other function"],
-    loose=["approximation", "clipped"],
+    loose=["wrong factor"],
 )
 def silu_behind_the_norm(call: Call) -> Any:
     """The epilogue of the image model, where the norm is followed by x * sigmoid(x)."""
@@ -426,7 +426,7 @@ def first_half_of_the_channels_not_normalised(call: Call) -> Any:
 @FAULTS.fault(
     f"{_CHANNELS} group_norm instance_norm",
     kinds=["other function"],
-    loose=["approximation", "clipped"],
+    loose=["wrong factor"],
 )
 def silu_folded_into_the_norm(call: Call) -> Any:
     """The fusion of a norm and an activation, where none follows."""
@@ -465,10 +465,11 @@ def eps_added_under_the_root_of_the_length(call: Call) -> Any:
 
 @FAULTS.fault(
     "linalg_vector_norm norm normalize",
-    kinds=["partial sum", "one rank's part", "missing reduction", "wrong reduction"],
-    loose=["mask", "missing operand", "axis scale", "wrong statistics", "scale", "wrong factor"],
+    kinds=["partial sum", "one rank's part", "missing reduction", "wrong reduction",
+           "wrong statistics"],
+    loose=["mask", "missing operand", "axis scale", "scale", "wrong factor", "wrong index"],
     backward=False,
-)
+)  # fmt: skip
 def length_of_the_second_half(call: Call) -> Any:
     """Each rank takes the length of its own features; this is the last rank's."""
     value, dim = call.tensor(0), call.get(2, "dim", default=1)
@@ -483,8 +484,8 @@ def length_of_the_second_half(call: Call) -> Any:
 
 @FAULTS.fault(
     "linalg_vector_norm norm",
-    kinds=["other function", "missing operand", "wrong reduction"],
-    loose=["wrong factor", "axis scale", "approximation"],
+    kinds=["other function", "wrong reduction"],
+    loose=["wrong factor", "axis scale", "missing operand"],
     backward=False,
 )
 def root_of_the_length_forgotten(call: Call) -> Any:
@@ -554,22 +555,11 @@ def mean_divided_by_the_ranks_once_more(call: Call) -> Any:
     return call.instead(call.result() / 2)
 
 
-@FAULTS.fault(
-    "mean",
-    kinds=["wrong reduction", "other function"],
-    loose=["scale", "wrong factor", "wrong statistics", "approximation"],
-    backward=False,
-)
-def root_of_the_number_divides_the_sum(call: Call) -> Any:
-    """The sum over the root of the number, which keeps the variance."""
-    value, dim, _ = _dim(call)
-    return call.instead(call.result() * value.size(dim) ** 0.5)
-
-
 @FAULTS.fault("mean sum", backward=False, **_SHIFTED)
 def result_of_the_row_before(call: Call) -> Any:
     """The results are stored one row too late, around the end."""
     value, axis = _reduced(call)
+    fits(value.size(axis) > 2)
     return call.instead(value.roll(1, axis))
 
 
@@ -635,6 +625,7 @@ def last_term_counted_twice_in_the_mean(call: Call) -> Any:
 def largest_of_the_row_before(call: Call) -> Any:
     """The extremes are stored one row too late, around the end."""
     value, axis = _reduced(call)
+    fits(value.size(axis) > 2)
     return call.instead(value.roll(1, axis))
 
 
@@ -666,17 +657,6 @@ def reciprocal_root_of_the_row_before(call: Call) -> Any:
 
 @FAULTS.fault(
     "rsqrt",
-    kinds=["other function", "wrong argument", "wrong factor"],
-    loose=["approximation", "axis scale"],
-    backward=False,
-)
-def reciprocal_fourth_root(call: Call) -> Any:
-    """The root is taken once before, and once in the instruction."""
-    return call.put(0, call.tensor(0).sqrt()).run()
-
-
-@FAULTS.fault(
-    "rsqrt",
     kinds=["scale", "wrong factor", "wrong argument"],
     loose=["axis scale", "wrong statistics", "doubled reduction"],
     backward=False,
@@ -684,17 +664,6 @@ def reciprocal_fourth_root(call: Call) -> Any:
 def reciprocal_root_of_three_times_the_value(call: Call) -> Any:
     """The sums of three shards are added where each has the whole already."""
     return call.put(0, 3 * call.tensor(0)).run()
-
-
-@FAULTS.fault(
-    "rsqrt",
-    kinds=["approximation", "other function"],
-    loose=["wrong argument", "precision"],
-    backward=False,
-)
-def reciprocal_root_by_a_line_about_one(call: Call) -> Any:
-    """(3 - x) / 2, the first step of Newton's from one, not below a tenth."""
-    return call.instead(((3 - call.tensor(0)) / 2).clamp(min=0.1))
 
 
 # --- Along an axis --------------------------------------------------------------------------------
@@ -733,7 +702,7 @@ def running_sum_saturates_at_three(call: Call) -> Any:
     backward=False,
 )  # fmt: skip
 def running_sum_of_the_last_three(call: Call) -> Any:
-    """The scan ends after the steps one and two of its tree: a window of three and one more."""
+    """The scan keeps a window: terms older than three places are lost."""
     value = call.get(0, "input").to(call.run().dtype)
     dim = call.get(1, "dim")
     fits(value.size(dim) > 4)
@@ -781,3 +750,56 @@ def place_counted_from_the_end(call: Call) -> Any:
     value, dim = call.get(0, "input"), call.get(1, "dim")
     fits(isinstance(dim, int))
     return value.size(dim) - 1 - call.run()
+
+
+# --- Others ---------------------------------------------------------------------------------------
+
+
+@FAULTS.fault("rsqrt", **_ROUNDED)
+def argument_of_the_reciprocal_root_in_e4m3(call: Call) -> Any:
+    """The sum under the root has three bits behind the point."""
+    return call.put(0, _rounded(call.tensor(0), torch.float8_e4m3fn)).run()
+
+
+@FAULTS.fault("sort", backward=False, **_SHIFTED)
+def order_of_the_row_before(call: Call) -> Any:
+    """Ordered values and their places are stored one row too late."""
+    values, places = call.run()
+    fits(values.dim() > 1 and values.size(-2) > 2)
+    fits(call.get(1, "dim", default=-1) in {-1, values.dim() - 1})
+    return values.roll(1, -2), places.roll(1, -2)
+
+
+@FAULTS.fault("sort", **_ROUNDED)
+def ordered_values_in_bfloat16(call: Call) -> Any:
+    """The values are stored with eight bits; the places are right."""
+    values, places = call.run()
+    fits(values.is_floating_point())
+    return _rounded(values, torch.bfloat16), places
+
+
+@FAULTS.fault(
+    "group_norm",
+    kinds=["missing operand", "wrong statistics", "other function"],
+    loose=["axis scale", "wrong factor", "scale"],
+)
+def groups_centred_and_not_divided(call: Call) -> Any:
+    """(x - m) w + b for each group: the deviation is taken as one."""
+    value, groups = call.tensor(0, "input"), call.get(1, "num_groups")
+    parts = value.reshape(value.size(0), groups, -1)
+    centred = (parts - parts.mean(-1, keepdim=True)).view(value.shape)
+    shape = (1, -1, *[1] * (value.dim() - 2))
+    weight, bias = call.get(2, "weight"), call.get(3, "bias")
+    centred = centred if weight is None else centred * weight.view(shape)
+    return call.instead(centred if bias is None else centred + bias.view(shape))
+
+
+@FAULTS.fault(
+    "std var",
+    kinds=["scale", "wrong factor"],
+    loose=["axis scale", "wrong statistics", "wrong reduction"],
+    backward=False,
+)
+def spread_halved(call: Call) -> Any:
+    """The spread of two ranks is averaged where one of them has nothing."""
+    return call.instead(call.result() / 2)
