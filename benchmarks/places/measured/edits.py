@@ -25,11 +25,6 @@ def _operand(place: int, calls: str, text: str) -> list[tuple[str, str]]:
     ]
 
 
-def _function(calls: str, text: str) -> list[tuple[str, str]]:
-    """A call whose first argument is a name, replaced; its first group is that argument."""
-    return [(rf"(?<![\w.]){re.escape(one)}\((\w+)(?:, [^()]*)?\)", text) for one in calls.split()]
-
-
 def _between(sign: str, aten: str, text: str) -> list[tuple[str, str]]:
     """A quotient or product of two names; its groups are these."""
     return [
@@ -57,25 +52,24 @@ _SHIFTED: dict[str, Any] = {
 
 # Of Python code: a line of a model, or a statement that torch.fx generated.
 EDITS: dict[str, Any] = {
-    "relu squared": edit(
-        *_around(_RELU, r"\1.square()"), kinds=["other function"],
-        loose=["wrong factor", "residual"],
+    "relu that opens at a tenth": edit(
+        *_operand(0, _RELU, r"(\2 - 0.1)"), kinds=["offset", "wrong argument"],
+        loose=["other function", "clipped", "axis offset", "residual"],
     ),
     "gelu with a minus": edit(
         *_around(_GELU, r"(-\1)"), kinds=["sign", "scale", "wrong factor"],
         loose=["other function"],
     ),
-    "silu becomes gelu": edit(
-        *_function(_SILU, r"torch.nn.functional.gelu(\1)"), kinds=["other function"],
-        loose=["approximation", "wrong factor", "wrong argument"],
+    "silu less a tenth": edit(
+        *_around(_SILU, r"(\1 - 0.1)"), kinds=["offset"],
+        loose=["other function", "axis offset", "residual"],
     ),
     "tanh in bfloat16": edit(
         *_around(_TANH, r"\1.bfloat16().float()"), kinds=["precision"],
         loose=["approximation", "other function"],
     ),
-    "softmax halved": edit(
-        *_around(_SOFTMAX, r"(\1 / 2)"), kinds=["scale", "wrong factor"],
-        loose=["wrong statistics", "axis scale"],
+    "softmax one column early": edit(
+        *_around(_SOFTMAX, r"\1.roll(-1, -1)"), **_SHIFTED,
     ),
     "rows of the layer one early": edit(
         *_around(_LINEAR, r"\1.roll(-1, -2)"), **_SHIFTED,
@@ -86,20 +80,20 @@ EDITS: dict[str, Any] = {
         kinds=["permutation", "wrong index"],
         loose=["shift", "wrong argument", "swapped operands", "wrong rank's shard"],
     ),
-    "queries of the attention one position early": edit(
-        *_operand(0, _ATTENTION, r"\2.roll(-1, -2)"), **_SHIFTED,
+    "features of the queries one late": edit(
+        *_operand(0, _ATTENTION, r"\2.roll(1, -1)"), **_SHIFTED,
     ),
     "quotient with a minus": edit(
         *_between("/", "div", r"-(\1 / \2)"), kinds=["sign", "scale", "wrong factor"],
         loose=["other function"],
     ),
-    "product halved": edit(
-        *_between("*", "mul", r"(\1 * \2) / 2"), kinds=["scale", "wrong factor"],
+    "product one and a half times": edit(
+        *_between("*", "mul", r"1.5 * (\1 * \2)"), kinds=["scale", "wrong factor"],
         loose=["wrong argument", "other function"],
     ),
-    "exponential of the opposite": edit(
-        *_operand(0, _EXP, r"(-\2)"), kinds=["sign", "other function", "wrong argument"],
-        loose=["wrong factor"],
+    "exponential of two thirds of its argument": edit(
+        *_operand(0, _EXP, r"(2 * \2 / 3)"), kinds=["wrong factor", "wrong argument"],
+        loose=["scale", "other function"],
     ),
     "image one line late": edit(
         *_operand(0, _CONVOLUTION, r"\2.roll(1, -2)"), **_SHIFTED,
@@ -107,11 +101,11 @@ EDITS: dict[str, Any] = {
 }  # fmt: skip
 # Of a kernel of Inductor, in C++ and in Triton.
 KERNEL_EDITS: dict[str, Any] = {
-    "exponential with a minus in front of its argument": edit(
-        (r"(tmp\d+)\.(fexp_u20|exp_u20|exp)\(\)", r"(\1.neg()).\2()"),
-        (r"std::exp\((tmp\d+)\)", r"std::exp(-\1)"),
-        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"\1.exp(-\2)"), operators="exp",
-        kinds=["sign", "other function", "wrong argument"], loose=["wrong factor"],
+    "exponential one and a half times": edit(
+        (r"(tmp\d+)\.(fexp_u20|exp_u20|exp)\(\)", r"(\1.\2() * decltype(\1)(1.5))"),
+        (r"std::exp\((tmp\d+)\)", r"(decltype(\1)(1.5) * std::exp(\1))"),
+        (r"(tl_math|libdevice)\.exp\((tmp\d+)\)", r"(1.5 * \1.exp(\2))"), operators="exp",
+        kinds=["scale", "wrong factor"], loose=["wrong argument", "offset"],
     ),
     "tanh one and a half times": edit(
         (r"(tmp\d+)\.tanh\(\)", r"(\1.tanh() * decltype(\1)(1.5))"),

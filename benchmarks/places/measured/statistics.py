@@ -458,7 +458,7 @@ def last_line_of_the_normal_image_empty(call: Call) -> Any:
     backward=False,
 )
 def eps_added_under_the_root_of_the_length(call: Call) -> Any:
-    """x / sqrt(sum x² + 0.1): the length of another library, with a large eps."""
+    """Over sqrt(sum x² + 0.1): the length of another library, with a large eps."""
     value, dim = call.tensor(0, "input"), call.get(2, "dim", default=1)
     return call.instead(value * (value.square().sum(dim, keepdim=True) + 0.1).rsqrt())
 
