@@ -368,6 +368,7 @@ def _varied(vector: Tensor) -> Tensor:
 def eps_of_one_for_the_channels(call: Call) -> Any:
     """One is added to the variance, as in a log1p."""
     value, weight, bias, mean, variance, _ = _channels(call)
+    _varied(variance)
     return call.instead((value - mean) * (variance + 1).rsqrt() * weight + bias)
 
 
@@ -379,6 +380,7 @@ def eps_of_one_for_the_channels(call: Call) -> Any:
 def kept_variance_doubled(call: Call) -> Any:
     """The variances of two ranks are added and not averaged."""
     value, weight, bias, mean, variance, eps = _channels(call)
+    _varied(variance)
     return call.instead((value - mean) * (2 * variance + eps).rsqrt() * weight + bias)
 
 
@@ -756,9 +758,9 @@ def place_counted_from_the_end(call: Call) -> Any:
 
 
 @FAULTS.fault("rsqrt", **_ROUNDED)
-def argument_of_the_reciprocal_root_in_e4m3(call: Call) -> Any:
-    """The sum under the root has three bits behind the point."""
-    return call.put(0, _rounded(call.tensor(0), torch.float8_e4m3fn)).run()
+def argument_of_the_reciprocal_root_in_bfloat16(call: Call) -> Any:
+    """The mean of the squares and eps are added in eight bits."""
+    return call.put(0, _rounded(call.tensor(0), torch.bfloat16)).run()
 
 
 @FAULTS.fault("sort", backward=False, **_SHIFTED)
