@@ -236,9 +236,9 @@ def half_of_the_bias_of_the_norm(call: Call) -> Any:
     kinds=["scale", "wrong factor"],
     loose=["axis scale", "wrong statistics"],
 )
-def normal_rows_times_the_root_of_two(call: Call) -> Any:
-    """The factor of a sum of two branches, where there is one."""
-    return call.instead(2**0.5 * call.result())
+def normal_rows_a_tenth_smaller(call: Call) -> Any:
+    """The factor 0.9 that keeps a quantised result from its limits is not taken back."""
+    return call.instead(0.9 * call.result())
 
 
 @FAULTS.fault(
@@ -553,8 +553,8 @@ def mean_of_the_last_half(call: Call) -> Any:
     backward=False,
 )
 def mean_divided_by_the_ranks_once_more(call: Call) -> Any:
-    """The mean over two ranks is divided by two in the collective and again behind it."""
-    return call.instead(call.result() / 2)
+    """The mean over three ranks is divided by three in the collective and again behind it."""
+    return call.instead(call.result() / 3)
 
 
 @FAULTS.fault("mean sum", backward=False, **_SHIFTED)
