@@ -2,6 +2,688 @@
 
 from __future__ import annotations
 
-from benchmarks.places.calls import Catalogue
+import math
+from typing import Any
+
+import torch
+from benchmarks.places.calls import Call, Catalogue, fits, with_gradient_of
+from torch import Tensor
+from torch.nn import functional
 
 FAULTS = Catalogue()
+_TURNED = "transpose permute movedim swapaxes t mT"
+_MEMORY = "view reshape flatten unflatten _unsafe_view"
+_COPIED = "clone contiguous"
+_PARTS = "chunk split unbind split_with_sizes"
+_READ = "getitem slice select narrow"
+_EMPTY: dict[str, Any] = {
+    "kinds": ["zeros", "mask", "uninitialised", "missing operand"],
+    "loose": ["constant", "axis scale", "wrong factor", "one rank's part", "partial sum"],
+    "backward": False,
+}
+_SHIFTED: dict[str, Any] = {
+    "kinds": ["shift", "wrong index", "permutation"],
+    "loose": ["copy", "stale", "wrong argument", "wrong rank's shard", "off by one reduction"],
+    "backward": False,
+}
+_ORDER: dict[str, Any] = {
+    "kinds": ["permutation", "wrong index"],
+    "loose": ["shift", "swapped operands", "transpose", "wrong rank's shard", "wrong argument"],
+    "backward": False,
+}
+_AGAIN: dict[str, Any] = {
+    "kinds": ["copy", "stale", "wrong index"],
+    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard", "clipped"],
+    "backward": False,
+}
+_ROUNDED: dict[str, Any] = {
+    "kinds": ["precision"],
+    "loose": ["approximation", "other function"],
+    "backward": False,
+}
+_SCALED: dict[str, Any] = {
+    "kinds": ["scale", "wrong factor"],
+    "loose": ["other function", "wrong argument", "axis scale", "doubled reduction"],
+    "backward": False,
+}
+
+
+def _floats(value: Any) -> Tensor:
+    fits(isinstance(value, Tensor) and value.is_floating_point())
+    return value
+
+
+def _rows(value: Any, least: int = 3) -> Tensor:
+    value = _floats(value)
+    fits(value.dim() > 1 and value.size(-2) >= least)
+    return value
+
+
+def _columns(value: Any, least: int = 4) -> Tensor:
+    value = _floats(value)
+    fits(value.dim() > 0 and value.size(-1) >= least)
+    return value
+
+
+def _part(call: Call) -> Tensor:
+    """A part that is read of a larger tensor, and not one of several results."""
+    fits(isinstance(call.args[0], Tensor))
+    return _floats(call.result())
+
+
+def _split(call: Call, least: int = 2) -> list[Tensor]:
+    parts = list(call.run())
+    fits(len(parts) >= least)
+    return [_floats(one) for one in parts]
+
+
+def _given(call: Call, least: int = 2) -> list[Tensor]:
+    """The parts that are joined."""
+    parts = list(call.args[0])
+    fits(len(parts) >= least)
+    return [_floats(one) for one in parts]
+
+
+def _axis(call: Call, place: int = 1) -> int:
+    """The axis of a join, from the start."""
+    axis = call.get(place, "dim", "axis", default=0)
+    return axis % call.result().dim()
+
+
+def _words(call: Call) -> tuple[int, Tensor, Tensor]:
+    """Where the indices of a table are, and indices and table."""
+    place = next(i for i in (0, 1) if not call.args[i].is_floating_point())
+    fits(call.args[1 - place].dim() == 2)
+    return place, call.args[place], call.args[1 - place]
+
+
+# --- Transpositions, views and copies -------------------------------------------------------------
+
+
+@FAULTS.fault(_TURNED, **_ORDER)
+def heads_turned_in_opposite_order(call: Call) -> Any:
+    """The second axis of the result is counted from its end."""
+    value = _floats(call.result())
+    fits(value.dim() == 4 and value.size(1) > 1)
+    return call.instead(value.flip(1))
+
+
+@FAULTS.fault(_TURNED, **_EMPTY)
+def last_tile_of_the_turned_rows_empty(call: Call) -> Any:
+    """The rows are turned in tiles of four, and what is left at the end is not turned."""
+    value = _rows(call.result(), 5)
+    kept = (value.size(-2) - 1) // 4 * 4
+    rows = torch.arange(value.size(-2)) < kept
+    return call.instead(value * rows[:, None])
+
+
+@FAULTS.fault(_TURNED, **_AGAIN)
+def odd_heads_are_those_before_them(call: Call) -> Any:
+    """Two heads share one, as in grouped queries."""
+    value = _floats(call.result())
+    fits(value.dim() == 4 and value.size(1) > 1)
+    return call.instead(value[:, torch.arange(value.size(1)) // 2 * 2])
+
+
+@FAULTS.fault(_TURNED, **_SHIFTED)
+def turned_rows_two_early(call: Call) -> Any:
+    """The first two rows are taken for a prefix that is skipped; they come last."""
+    return call.instead(_rows(call.result(), 4).roll(-2, -2))
+
+
+@FAULTS.fault(
+    _TURNED,
+    kinds=["precision"],
+    loose=["approximation", "other function"],
+    backward=False,
+)
+def turned_values_with_steps_of_a_64th(call: Call) -> Any:
+    """The transposition works on fixed-point numbers with six bits behind the point."""
+    value = _floats(call.result())
+    return call.instead(with_gradient_of(value, (value.detach() * 64).round() / 64))
+
+
+@FAULTS.fault(_MEMORY, **_ORDER)
+def memory_read_column_by_column(call: Call) -> Any:
+    """The view is that of an array whose first axis runs fastest."""
+    value = _floats(call.result())
+    fits(value.dim() > 1)
+    turned = value.permute(*reversed(range(value.dim())))
+    return call.instead(turned.reshape(value.shape))
+
+
+@FAULTS.fault(_MEMORY, **_ORDER)
+def rows_of_the_view_in_pairs(call: Call) -> Any:
+    """Rows 2 i and 2 i + 1 are exchanged: the bytes of two words are in the other order."""
+    value = _rows(call.result(), 2)
+    fits(value.size(-2) % 2 == 0)
+    return call.instead(value.unflatten(-2, (-1, 2)).flip(-2).flatten(-3, -2))
+
+
+@FAULTS.fault(_MEMORY, **_AGAIN)
+def last_column_of_the_view_twice(call: Call) -> Any:
+    """The first column is the last one: index -1 for 0."""
+    value = _columns(call.result())
+    return call.instead(torch.cat([value[..., -1:], value[..., 1:]], -1))
+
+
+@FAULTS.fault(_MEMORY, **_SCALED)
+def view_seven_eighths_as_large(call: Call) -> Any:
+    """A keep probability of 7 / 8 is multiplied in evaluation."""
+    return call.instead(0.875 * _floats(call.result()))
+
+
+@FAULTS.fault(_COPIED, **_EMPTY)
+def last_two_columns_not_copied(call: Call) -> Any:
+    """The copy rounds the width down to whole vectors."""
+    value = _columns(call.result())
+    return call.instead(value * (torch.arange(value.size(-1)) < value.size(-1) - 2))
+
+
+@FAULTS.fault(_COPIED, **_AGAIN)
+def copy_of_the_first_example_for_all(call: Call) -> Any:
+    """The stride of the batch is zero in the source."""
+    value = _floats(call.result())
+    fits(value.dim() > 2 and value.size(0) > 1)
+    return call.instead(value[:1].expand_as(value).clone())
+
+
+@FAULTS.fault(
+    _COPIED,
+    kinds=["clipped"],
+    loose=["other function", "precision", "approximation", "overflow"],
+    backward=False,
+)
+def copied_values_saturate_at_one_half(call: Call) -> Any:
+    """The buffer is a fixed-point number between -1/2 and 1/2."""
+    return call.instead(_floats(call.result()).clamp(-0.5, 0.5))
+
+
+@FAULTS.fault("expand expand_as broadcast_to", **_EMPTY)
+def last_of_the_expanded_copies_empty(call: Call) -> Any:
+    """The loop over the new axis ends one too early."""
+    value = _floats(call.result())
+    source = _floats(call.args[0])
+    lead = value.dim() - source.dim()
+    axes = [
+        i for i in range(value.dim())
+        if value.size(i) > 1 and (i < lead or source.size(i - lead) == 1)
+    ]  # fmt: skip
+    fits(axes)
+    shape = [-1 if i == axes[0] else 1 for i in range(value.dim())]
+    keep = torch.arange(value.size(axes[0])) < value.size(axes[0]) - 1
+    return call.instead(value * keep.reshape(shape))
+
+
+@FAULTS.fault(
+    "unsqueeze squeeze",
+    kinds=["copy", "constant", "wrong index", "stale"],
+    loose=["wrong argument", "permutation"],
+    backward=False,
+)
+def first_value_of_each_row_under_the_new_axis(call: Call) -> Any:
+    """The stride of the last axis becomes zero with the new one."""
+    value = _columns(call.result(), 2)
+    return call.instead(value[..., :1].expand_as(value).clone())
+
+
+# --- Parts ----------------------------------------------------------------------------------------
+
+
+@FAULTS.fault(_READ, **_ORDER)
+def columns_of_the_part_in_pairs(call: Call) -> Any:
+    """Columns 2 i and 2 i + 1 of what is read are exchanged."""
+    value = _columns(_part(call))
+    fits(value.size(-1) % 2 == 0)
+    return call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+
+
+@FAULTS.fault(_READ, **_SHIFTED)
+def part_three_columns_late(call: Call) -> Any:
+    """The pointer to the part is three elements too early, around its end."""
+    return call.instead(_columns(_part(call)).roll(3, -1))
+
+
+@FAULTS.fault(_READ, **_SCALED)
+def part_three_halves_as_large(call: Call) -> Any:
+    """The sum of two ranks, of which one had half of it, is read."""
+    return call.instead(1.5 * _part(call))
+
+
+@FAULTS.fault(_READ, **_EMPTY)
+def first_row_of_the_part_empty(call: Call) -> Any:
+    """The loop over the rows of the part begins at one."""
+    value = _rows(_part(call), 2)
+    keep = (torch.arange(value.size(-2)) > 0)[:, None]
+    return call.instead(value * keep)
+
+
+@FAULTS.fault(
+    "getitem slice narrow",
+    kinds=["wrong index", "shift", "wrong argument"],
+    loose=["wrong rank's shard", "copy", "stale", "permutation"],
+    backward=False,
+)
+def columns_of_the_other_half_read(call: Call) -> Any:
+    """The part begins in the other half of the row: x[..., d:] for x[..., :d]."""
+    value, source = _part(call), call.args[0]
+    width = value.size(-1)
+    fits(source.dim() == value.dim() and source.shape[:-1] == value.shape[:-1])
+    fits(source.size(-1) == 2 * width)
+    left, right = source[..., :width], source[..., width:]
+    return call.instead(right if torch.equal(value, left) else left)
+
+
+@FAULTS.fault(_PARTS, **_ORDER)
+def first_and_last_part_exchanged(call: Call) -> Any:
+    """The parts of a joint product are named from the end: v, k, q."""
+    parts = _split(call, 3)
+    fits(parts[0].shape == parts[-1].shape)
+    return type(call.run())([parts[-1], *parts[1:-1], parts[0]])
+
+
+@FAULTS.fault(_PARTS, **_AGAIN)
+def last_part_is_the_one_before_it(call: Call) -> Any:
+    """The loop over the parts ends one too early, and its last part is used again."""
+    parts = _split(call)
+    fits(parts[-1].shape == parts[-2].shape)
+    return type(call.run())([*parts[:-1], parts[-2].clone()])
+
+
+@FAULTS.fault(
+    _PARTS,
+    kinds=["scale", "wrong factor"],
+    loose=["axis scale", "other function"],
+    backward=False,
+)
+def first_part_divided_by_the_root_of_its_width(call: Call) -> Any:
+    """The queries are scaled when the product is split, and again by the attention."""
+    first, *rest = _split(call)
+    fits(first.dim() > 0 and first.size(-1) > 1)
+    return type(call.run())([first / math.sqrt(first.size(-1)), *rest])
+
+
+@FAULTS.fault(
+    _PARTS,
+    kinds=["zeros", "missing operand", "uninitialised"],
+    loose=["constant", "mask", "one rank's part"],
+    backward=False,
+)
+def last_part_stays_empty(call: Call) -> Any:
+    """The buffer of the last part is allocated, and nothing is written to it."""
+    *rest, last = _split(call)
+    return type(call.run())([*rest, torch.zeros_like(last)])
+
+
+@FAULTS.fault(_PARTS, **_SHIFTED)
+def second_part_one_row_late(call: Call) -> Any:
+    """The second part belongs to the row before, around the end."""
+    first, second, *rest = _split(call)
+    _rows(second)
+    return type(call.run())([first, second.roll(1, -2), *rest])
+
+
+@FAULTS.fault("cat stack", **_AGAIN)
+def first_part_joined_in_all_places(call: Call) -> Any:
+    """The list of pointers has the first one in each place."""
+    parts = _given(call)
+    fits(all(one.shape == parts[0].shape for one in parts))
+    return call.put(0, [parts[0] for _ in parts], "tensors").run()
+
+
+@FAULTS.fault(
+    "cat stack",
+    kinds=["sign", "scale", "wrong factor"],
+    loose=["axis scale", "other function", "wrong argument"],
+    backward=False,
+)
+def last_joined_part_with_a_minus(call: Call) -> Any:
+    """The minus of a rotation is with the wrong half."""
+    *rest, last = _given(call)
+    return call.put(0, [*rest, -last], "tensors").run()
+
+
+@FAULTS.fault("cat", **_SHIFTED)
+def joined_one_place_too_early(call: Call) -> Any:
+    """The parts begin one place too early along the axis of the join, around the end."""
+    _given(call)
+    value = call.result()
+    axis = _axis(call)
+    fits(value.size(axis) > 2)
+    return call.instead(value.roll(-1, axis))
+
+
+@FAULTS.fault(
+    "cat",
+    kinds=["permutation", "wrong index", "transpose"],
+    loose=["shift", "swapped operands", "wrong argument", "wrong axis"],
+    backward=False,
+)
+def joined_in_turns_along_the_last_axis(call: Call) -> Any:
+    """One column of each part in turn: x0, y0, x1, y1."""
+    parts = _given(call)
+    value = call.result()
+    fits(_axis(call) == value.dim() - 1 and all(one.shape == parts[0].shape for one in parts))
+    fits(parts[0].size(-1) > 1)
+    return call.instead(torch.stack(parts, -1).flatten(-2))
+
+
+@FAULTS.fault("cat stack", **_SCALED)
+def first_joined_part_halved(call: Call) -> Any:
+    """The first part is averaged with a buffer that is empty."""
+    first, *rest = _given(call)
+    return call.put(0, [0.5 * first, *rest], "tensors").run()
+
+
+@FAULTS.fault("cat stack", **_ROUNDED)
+def joined_parts_in_steps_of_their_largest(call: Call) -> Any:
+    """The parts have 31 levels, with a step of all of them together."""
+    _given(call)
+    value = call.result()
+    step = value.detach().abs().max().clamp(min=1e-12) / 15
+    return call.instead(with_gradient_of(value, (value.detach() / step).round() * step))
+
+
+# --- Turned, padded and repeated ------------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "roll",
+    kinds=["wrong argument", "shift", "wrong index", "permutation"],
+    loose=["off by one reduction", "wrong factor"],
+    backward=False,
+)
+def rolled_twice_as_far(call: Call) -> Any:
+    """The shift is applied by the window and by the block."""
+    shifts = call.get(1, "shifts")
+    far = 2 * shifts if isinstance(shifts, int) else tuple(2 * one for one in shifts)
+    return call.put(1, far, "shifts").run()
+
+
+@FAULTS.fault(
+    "roll",
+    kinds=["zeros", "mask", "uninitialised", "wrong index"],
+    loose=["missing operand", "shift", "wrapped", "constant"],
+    backward=False,
+)
+def rolled_without_its_wrap(call: Call) -> Any:
+    """What comes round is zero: a shift with padding."""
+    ones = call.put(0, torch.ones_like(call.tensor(0))).args[0]
+    shifts, axes = call.get(1, "shifts"), call.get(2, "dims", "dim")
+    fits(axes is not None and axes != [] and axes != ())
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    for shift, axis in zip(shifts, axes, strict=True):
+        size = ones.size(axis)
+        place = torch.arange(size)
+        seen = (place >= shift) if shift > 0 else (place < size + shift)
+        ones = ones * seen.reshape([-1 if i == axis % ones.dim() else 1 for i in range(ones.dim())])
+    return call.instead(call.result() * ones)
+
+
+@FAULTS.fault(
+    "pad constant_pad_nd",
+    kinds=["constant", "wrong argument", "offset"],
+    loose=["axis offset", "zeros", "mask"],
+    backward=False,
+)
+def frame_of_ones(call: Call) -> Any:
+    """The padding is one and not zero: the mask was padded so."""
+    value, widths = call.tensor(0), list(call.get(1, "pad"))
+    fits(call.get(2, "mode", default="constant") in {"constant", 0, 0.0})
+    return call.instead(functional.pad(value, widths, value=1.0))
+
+
+@FAULTS.fault(
+    "pad constant_pad_nd",
+    kinds=["wrong argument", "shift", "wrong index", "swapped operands"],
+    loose=["permutation", "mask", "zeros", "transpose", "wrong axis"],
+    backward=False,
+)
+def padding_all_on_one_side(call: Call) -> Any:
+    """The sum of both widths is put in front."""
+    value, widths = call.tensor(0), list(call.get(1, "pad"))
+    fits(call.get(2, "mode", default="constant") in {"constant", 0, 0.0})
+    moved = [sum(widths[i // 2 * 2 : i // 2 * 2 + 2]) * (i % 2 == 0) for i in range(len(widths))]
+    return call.instead(functional.pad(value, moved))
+
+
+@FAULTS.fault("flip", **_SHIFTED)
+def flipped_around_another_middle(call: Call) -> Any:
+    """N - i for n - 1 - i, around the end: the first place stays."""
+    axes = call.get(1, "dims")
+    axes = [axes] if isinstance(axes, int) else list(axes)
+    value = call.result()
+    fits(value.size(axes[0]) > 1)
+    return call.instead(value.roll(1, axes[0]))
+
+
+@FAULTS.fault(
+    "repeat_interleave repeat tile expand",
+    kinds=["scale", "wrong factor"],
+    loose=["wrong reduction", "other function", "wrong statistics"],
+    backward=False,
+)
+def repeated_values_shared_out(call: Call) -> Any:
+    """The copies are divided by their number, as in a gradient."""
+    value = call.result()
+    many = value.numel() // call.tensor(0).numel()
+    fits(many > 1)
+    return call.instead(value / many)
+
+
+@FAULTS.fault(
+    "zeros new_zeros zeros_like",
+    kinds=["constant", "uninitialised", "offset", "wrong argument", "other function"],
+    loose=["stale", "zeros", "residual"],
+    backward=False,
+)
+def buffer_filled_with_a_tenth(call: Call) -> Any:
+    """The memory of the buffer is not cleared: it has a value from before."""
+    return call.instead(torch.full_like(call.result(), 0.1))
+
+
+@FAULTS.fault(
+    "arange",
+    kinds=["off by one reduction", "offset", "wrong argument"],
+    loose=["shift", "wrong index", "axis offset"],
+    backward=False,
+)
+def places_counted_from_minus_one(call: Call) -> Any:
+    """The range begins one too early."""
+    return call.run() - 1
+
+
+@FAULTS.fault(
+    "arange",
+    kinds=["permutation", "wrong index", "wrong argument"],
+    loose=["shift", "sign", "transpose"],
+    backward=False,
+)
+def places_counted_from_the_end(call: Call) -> Any:
+    """N - 1, n - 2, ..., 0."""
+    return call.run().flip(0)
+
+
+# --- Tables and indices ---------------------------------------------------------------------------
+
+
+@FAULTS.fault(
+    "embedding",
+    kinds=["wrong index", "shift"],
+    loose=["wrong argument", "permutation", "stale", "copy", "wrong axis"],
+    backward=False,
+)
+def stride_of_the_table_one_too_small(call: Call) -> Any:
+    """Word i begins at i (d - 1): the padded column is not counted."""
+    _, words, table = _words(call)
+    width = table.size(1)
+    places = words[..., None] * (width - 1) + torch.arange(width, device=words.device)
+    return call.instead(table.reshape(-1)[places])
+
+
+@FAULTS.fault(
+    "embedding",
+    kinds=["wrong index", "wrapped", "wrong argument"],
+    loose=["clipped", "one rank's part", "wrong rank's shard", "copy"],
+    backward=False,
+)
+def words_modulo_four(call: Call) -> Any:
+    """The index keeps its two lowest bits."""
+    place, words, table = _words(call)
+    fits(table.size(0) > 4)
+    return call.put(place, words % 4).run()
+
+
+@FAULTS.fault(
+    "embedding",
+    kinds=["clipped", "wrong index", "wrong argument"],
+    loose=["copy", "wrapped", "constant"],
+    backward=False,
+)
+def words_not_beyond_three_quarters_of_the_table(call: Call) -> Any:
+    """The table was pruned, and the index is limited to what is left."""
+    place, words, table = _words(call)
+    return call.put(place, words.clamp(max=table.size(0) * 3 // 4 - 1)).run()
+
+
+@FAULTS.fault("embedding", **_ROUNDED)
+def table_in_four_bits_for_each_word(call: Call) -> Any:
+    """The table has 15 levels, with a step for each of its rows."""
+    place, _, table = _words(call)
+    step = table.detach().abs().amax(1, keepdim=True).clamp(min=1e-12) / 7
+    coarse = (table.detach() / step).round() * step
+    return call.put(1 - place, with_gradient_of(table, coarse)).run()
+
+
+@FAULTS.fault("embedding", **_EMPTY)
+def first_half_of_the_table_on_another_rank(call: Call) -> Any:
+    """Words of the first half of the table are zero: the sum over the ranks is missing."""
+    _, words, table = _words(call)
+    return call.instead(call.result() * (words >= table.size(0) // 2)[..., None])
+
+
+@FAULTS.fault("embedding", **_AGAIN)
+def last_word_is_the_one_before_it(call: Call) -> Any:
+    """The loop over the words ends one too early, and the last row is kept from before."""
+    value = _rows(call.result(), 2)
+    return call.instead(torch.cat([value[..., :-1, :], value[..., -2:-1, :]], -2))
+
+
+@FAULTS.fault("embedding", **_SCALED)
+def vectors_divided_by_the_root_of_their_width(call: Call) -> Any:
+    """The factor of a table that is shared with the last layer is inverted."""
+    value = call.result()
+    return call.instead(value / math.sqrt(value.size(-1)))
+
+
+@FAULTS.fault(
+    "gather take_along_dim index_select take",
+    kinds=["wrong index", "shift", "wrong argument"],
+    loose=["off by one reduction", "permutation", "stale", "copy"],
+    backward=False,
+)
+def chosen_places_two_late(call: Call) -> Any:
+    """The index is two too large, around the end."""
+    value, axis, index = call.tensor(0), call.get(1, "dim"), call.get(2, "index")
+    if call.name == "take_along_dim":
+        axis, index = call.get(2, "dim"), call.get(1, "indices")
+    fits(isinstance(axis, int) and value.size(axis) > 2)
+    place = 1 if call.name == "take_along_dim" else 2
+    return call.put(place, (index + 2) % value.size(axis), "index").run()
+
+
+@FAULTS.fault(
+    "gather index_select",
+    kinds=["wrong index", "copy", "stale", "wrong argument"],
+    loose=["constant", "permutation", "shift"],
+    backward=False,
+)
+def index_of_the_first_place_for_all(call: Call) -> Any:
+    """The pointer to the indices is not moved on."""
+    index = call.get(2, "index")
+    return call.put(2, index[:1].expand_as(index).contiguous(), "index").run()
+
+
+@FAULTS.fault(
+    "index getitem",
+    kinds=["wrong index", "permutation", "wrong argument"],
+    loose=["shift", "stale", "copy", "swapped operands"],
+    backward=False,
+)
+def rows_chosen_in_the_opposite_order(call: Call) -> Any:
+    """The list of rows is read from its end."""
+    value, index = call.args[:2]
+    fits(isinstance(value, Tensor))
+    whole = isinstance(index, Tensor)
+    chosen = index if whole else index[0]
+    fits(isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.dim() == 1)
+    turned = chosen.flip(0)
+    return call.put(1, turned if whole else type(index)([turned, *index[1:]])).run()
+
+
+@FAULTS.fault(
+    "scatter_add index_add scatter_reduce",
+    kinds=["wrong index", "off by one reduction", "shift"],
+    loose=["wrong argument", "permutation", "axis offset", "wrong rank's shard"],
+    backward=False,
+)
+def sums_written_one_row_late(call: Call) -> Any:
+    """What is collected for row i is stored in row i + 1, around the end."""
+    value = call.result()
+    axis = call.get(1, "dim")
+    fits(isinstance(axis, int) and value.size(axis) > 2)
+    return call.instead(value.roll(1, axis))
+
+
+@FAULTS.fault(
+    "scatter_add index_add",
+    kinds=["missing operand", "partial sum", "off by one reduction", "lost accumulation"],
+    loose=["mask", "wrong index", "wrong reduction"],
+    backward=False,
+)
+def first_two_sources_not_added(call: Call) -> Any:
+    """The loop over what is added begins at two."""
+    axis, source = call.get(1, "dim"), call.tensor(3, "src", "source")
+    fits(isinstance(axis, int) and source.size(axis) > 2)
+    seen = torch.arange(source.size(axis)) > 1
+    seen = seen.reshape([-1 if i == axis % source.dim() else 1 for i in range(source.dim())])
+    return call.put(3, source * seen, "src", "source").run()
+
+
+@FAULTS.fault(
+    "masked_fill",
+    kinds=["mask", "wrong index", "permutation", "wrong argument"],
+    loose=["shift", "sign", "transpose"],
+    backward=False,
+)
+def mask_of_the_fill_from_the_last_column(call: Call) -> Any:
+    """The mask is read from the end of each row, as if the padding were on the left."""
+    mask = call.get(1, "mask")
+    fits(mask.dim() and mask.size(-1) > 1)
+    return call.put(1, mask.flip(-1), "mask").run()
+
+
+@FAULTS.fault(
+    "masked_fill",
+    kinds=["scale", "wrong factor"],
+    loose=["missing operand", "residual", "axis scale", "mask"],
+    backward=False,
+)
+def values_beside_the_mask_doubled(call: Call) -> Any:
+    """What is not masked is added to itself by the blend x + (1 - m) x."""
+    value = call.tensor(0)
+    return call.put(0, 2 * value).run()
+
+
+@FAULTS.fault(
+    "pixel_shuffle pixel_unshuffle channel_shuffle unfold",
+    kinds=["permutation", "wrong index"],
+    loose=["shift", "transpose", "wrong argument"],
+    backward=False,
+)
+def shuffled_channels_from_the_last(call: Call) -> Any:
+    """The channels of the result are counted from the end."""
+    value = _floats(call.result())
+    fits(value.dim() > 2 and value.size(1) > 1)
+    return call.instead(value.flip(1))
