@@ -33,7 +33,14 @@ _ORDER: dict[str, Any] = {
 }
 _AGAIN: dict[str, Any] = {
     "kinds": ["copy", "stale", "wrong index"],
-    "loose": ["permutation", "constant", "shift", "wrong argument", "wrong rank's shard", "clipped"],
+    "loose": [
+        "permutation",
+        "constant",
+        "shift",
+        "wrong argument",
+        "wrong rank's shard",
+        "clipped",
+    ],
     "backward": False,
 }
 _ROUNDED: dict[str, Any] = {
@@ -410,7 +417,7 @@ def rolled_without_its_wrap(call: Call) -> Any:
     """What comes round is zero: a shift with padding."""
     ones = call.put(0, torch.ones_like(call.tensor(0))).args[0]
     shifts, axes = call.get(1, "shifts"), call.get(2, "dims", "dim")
-    fits(axes is not None and axes != [] and axes != ())
+    fits(isinstance(axes, int) or axes)
     shifts = [shifts] if isinstance(shifts, int) else list(shifts)
     axes = [axes] if isinstance(axes, int) else list(axes)
     for shift, axis in zip(shifts, axes, strict=True):
@@ -430,7 +437,7 @@ def rolled_without_its_wrap(call: Call) -> Any:
 def frame_of_ones(call: Call) -> Any:
     """The padding is one and not zero: the mask was padded so."""
     value, widths = call.tensor(0), list(call.get(1, "pad"))
-    fits(call.get(2, "mode", default="constant") in {"constant", 0, 0.0})
+    fits(call.get(2, "mode", default="constant") in {"constant", 0})
     return call.instead(functional.pad(value, widths, value=1.0))
 
 
@@ -443,7 +450,7 @@ def frame_of_ones(call: Call) -> Any:
 def padding_all_on_one_side(call: Call) -> Any:
     """The sum of both widths is put in front."""
     value, widths = call.tensor(0), list(call.get(1, "pad"))
-    fits(call.get(2, "mode", default="constant") in {"constant", 0, 0.0})
+    fits(call.get(2, "mode", default="constant") in {"constant", 0})
     moved = [sum(widths[i // 2 * 2 : i // 2 * 2 + 2]) * (i % 2 == 0) for i in range(len(widths))]
     return call.instead(functional.pad(value, moved))
 
