@@ -108,11 +108,11 @@ def _words(call: Call) -> tuple[int, Tensor, Tensor]:
 
 
 @FAULTS.fault(_TURNED, **_ORDER)
-def heads_turned_in_opposite_order(call: Call) -> Any:
-    """The second axis of the result is counted from its end."""
+def heads_turned_in_pairs(call: Call) -> Any:
+    """Slices 2 i and 2 i + 1 of the second axis of the result are exchanged."""
     value = _floats(call.result())
-    fits(value.dim() == 4 and value.size(1) > 1)
-    return call.instead(value.flip(1))
+    fits(value.dim() == 4 and value.size(1) % 2 == 0)
+    return call.instead(value.unflatten(1, (-1, 2)).flip(2).flatten(1, 2))
 
 
 @FAULTS.fault(_TURNED, **_EMPTY)
@@ -207,8 +207,8 @@ def copied_values_saturate_at_one_half(call: Call) -> Any:
 
 
 @FAULTS.fault("expand expand_as broadcast_to", **_EMPTY)
-def last_of_the_expanded_copies_empty(call: Call) -> Any:
-    """The loop over the new axis ends one too early."""
+def first_of_the_expanded_copies_empty(call: Call) -> Any:
+    """The loop over the new axis begins at one."""
     value = _floats(call.result())
     source = _floats(call.args[0])
     lead = value.dim() - source.dim()
@@ -218,7 +218,7 @@ def last_of_the_expanded_copies_empty(call: Call) -> Any:
     ]  # fmt: skip
     fits(axes)
     shape = [-1 if i == axes[0] else 1 for i in range(value.dim())]
-    keep = torch.arange(value.size(axes[0])) < value.size(axes[0]) - 1
+    keep = torch.arange(value.size(axes[0])) > 0
     return call.instead(value * keep.reshape(shape))
 
 
@@ -238,11 +238,11 @@ def first_value_of_each_row_under_the_new_axis(call: Call) -> Any:
 
 
 @FAULTS.fault(_READ, **_ORDER)
-def columns_of_the_part_in_pairs(call: Call) -> Any:
-    """Columns 2 i and 2 i + 1 of what is read are exchanged."""
+def halves_of_the_part_exchanged(call: Call) -> Any:
+    """The second half of each row that is read comes first."""
     value = _columns(_part(call))
     fits(value.size(-1) % 2 == 0)
-    return call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+    return call.instead(value.roll(value.size(-1) // 2, -1))
 
 
 @FAULTS.fault(_READ, **_SHIFTED)
@@ -271,28 +271,32 @@ def first_row_of_the_part_empty(call: Call) -> Any:
     loose=["wrong rank's shard", "copy", "stale", "permutation"],
     backward=False,
 )
-def columns_of_the_other_half_read(call: Call) -> Any:
-    """The part begins in the other half of the row: x[..., d:] for x[..., :d]."""
+def middle_of_the_row_for_one_of_its_halves(call: Call) -> Any:
+    """The part begins at a quarter of the row: x[..., d / 2 : 3 d / 2] for x[..., :d]."""
     value, source = _part(call), call.args[0]
     width = value.size(-1)
     fits(source.dim() == value.dim() and source.shape[:-1] == value.shape[:-1])
-    fits(source.size(-1) == 2 * width)
-    left, right = source[..., :width], source[..., width:]
-    return call.instead(right if torch.equal(value, left) else left)
+    fits(source.size(-1) == 2 * width and width % 2 == 0)
+    return call.instead(source[..., width // 2 : width // 2 + width])
 
 
-@FAULTS.fault(_PARTS, **_ORDER)
-def first_and_last_part_exchanged(call: Call) -> Any:
-    """The parts of a joint product are named from the end: v, k, q."""
-    parts = _split(call, 3)
-    fits(parts[0].shape == parts[-1].shape)
-    return type(call.run())([parts[-1], *parts[1:-1], parts[0]])
+@FAULTS.fault(
+    _PARTS,
+    kinds=["swapped operands", "permutation", "wrong index"],
+    loose=["shift", "wrong rank's shard", "wrong argument", "transpose"],
+    backward=False,
+)
+def first_two_of_several_parts_exchanged(call: Call) -> Any:
+    """The parts of a joint product are k, q, v in the file."""
+    first, second, *rest = _split(call, 3)
+    fits(first.shape == second.shape)
+    return type(call.run())([second, first, *rest])
 
 
 @FAULTS.fault(_PARTS, **_AGAIN)
-def last_part_is_the_one_before_it(call: Call) -> Any:
-    """The loop over the parts ends one too early, and its last part is used again."""
-    parts = _split(call)
+def last_of_several_parts_is_the_one_before(call: Call) -> Any:
+    """The keys are used as values, too."""
+    parts = _split(call, 3)
     fits(parts[-1].shape == parts[-2].shape)
     return type(call.run())([*parts[:-1], parts[-2].clone()])
 
@@ -303,51 +307,53 @@ def last_part_is_the_one_before_it(call: Call) -> Any:
     loose=["axis scale", "other function"],
     backward=False,
 )
-def first_part_divided_by_the_root_of_its_width(call: Call) -> Any:
-    """The queries are scaled when the product is split, and again by the attention."""
-    first, *rest = _split(call)
-    fits(first.dim() > 0 and first.size(-1) > 1)
-    return type(call.run())([first / math.sqrt(first.size(-1)), *rest])
+def second_part_divided_by_the_root_of_its_width(call: Call) -> Any:
+    """The scale of the queries is applied to what comes behind them."""
+    first, second, *rest = _split(call)
+    fits(second.dim() > 0 and second.size(-1) > 1)
+    return type(call.run())([first, second / math.sqrt(second.size(-1)), *rest])
 
 
-@FAULTS.fault(
-    _PARTS,
-    kinds=["zeros", "missing operand", "uninitialised"],
-    loose=["constant", "mask", "one rank's part"],
-    backward=False,
-)
-def last_part_stays_empty(call: Call) -> Any:
-    """The buffer of the last part is allocated, and nothing is written to it."""
+@FAULTS.fault(_PARTS, **_EMPTY)
+def second_half_of_the_last_part_empty(call: Call) -> Any:
+    """The sizes of the parts are those of another rank, and the buffer is longer than its part."""
     *rest, last = _split(call)
-    return type(call.run())([*rest, torch.zeros_like(last)])
+    _columns(last)
+    keep = torch.arange(last.size(-1)) < last.size(-1) // 2
+    return type(call.run())([*rest, last * keep])
 
 
 @FAULTS.fault(_PARTS, **_SHIFTED)
-def second_part_one_row_late(call: Call) -> Any:
-    """The second part belongs to the row before, around the end."""
-    first, second, *rest = _split(call)
-    _rows(second)
-    return type(call.run())([first, second.roll(1, -2), *rest])
-
-
-@FAULTS.fault("cat stack", **_AGAIN)
-def first_part_joined_in_all_places(call: Call) -> Any:
-    """The list of pointers has the first one in each place."""
-    parts = _given(call)
-    fits(all(one.shape == parts[0].shape for one in parts))
-    return call.put(0, [parts[0] for _ in parts], "tensors").run()
+def first_part_two_rows_late(call: Call) -> Any:
+    """The first part belongs to the row two before, around the end."""
+    first, *rest = _split(call)
+    _rows(first)
+    return type(call.run())([first.roll(2, -2), *rest])
 
 
 @FAULTS.fault(
     "cat stack",
-    kinds=["sign", "scale", "wrong factor"],
-    loose=["axis scale", "other function", "wrong argument"],
+    kinds=["zeros", "mask", "uninitialised", "missing operand"],
+    loose=["constant", "axis scale", "wrong factor", "wrong index"],
     backward=False,
 )
-def last_joined_part_with_a_minus(call: Call) -> Any:
-    """The minus of a rotation is with the wrong half."""
+def first_column_of_the_last_joined_part_empty(call: Call) -> Any:
+    """The last part is written from its second column on."""
     *rest, last = _given(call)
-    return call.put(0, [*rest, -last], "tensors").run()
+    _columns(last, 2)
+    return call.put(0, [*rest, last * (torch.arange(last.size(-1)) > 0)], "tensors").run()
+
+
+@FAULTS.fault(
+    "cat stack",
+    kinds=["sign", "other function", "wrong argument"],
+    loose=["wrong factor", "axis scale"],
+    backward=False,
+)
+def last_joined_part_without_its_signs(call: Call) -> Any:
+    """|y| is joined for y: a magnitude and a phase are taken for two coordinates."""
+    *rest, last = _given(call)
+    return call.put(0, [*rest, last.abs()], "tensors").run()
 
 
 @FAULTS.fault("cat", **_SHIFTED)
@@ -360,19 +366,12 @@ def joined_one_place_too_early(call: Call) -> Any:
     return call.instead(value.roll(-1, axis))
 
 
-@FAULTS.fault(
-    "cat",
-    kinds=["permutation", "wrong index", "transpose"],
-    loose=["shift", "swapped operands", "wrong argument", "wrong axis"],
-    backward=False,
-)
-def joined_in_turns_along_the_last_axis(call: Call) -> Any:
-    """One column of each part in turn: x0, y0, x1, y1."""
-    parts = _given(call)
-    value = call.result()
-    fits(_axis(call) == value.dim() - 1 and all(one.shape == parts[0].shape for one in parts))
-    fits(parts[0].size(-1) > 1)
-    return call.instead(torch.stack(parts, -1).flatten(-2))
+@FAULTS.fault("cat", **_EMPTY)
+def last_row_of_what_is_joined_empty(call: Call) -> Any:
+    """The grid has one block too few for the joined rows."""
+    _given(call)
+    value = _rows(call.result(), 2)
+    return call.instead(value * (torch.arange(value.size(-2)) < value.size(-2) - 1)[:, None])
 
 
 @FAULTS.fault("cat stack", **_SCALED)
@@ -400,45 +399,25 @@ def joined_parts_in_steps_of_their_largest(call: Call) -> Any:
     loose=["off by one reduction", "wrong factor"],
     backward=False,
 )
-def rolled_twice_as_far(call: Call) -> Any:
-    """The shift is applied by the window and by the block."""
+def rolled_two_further(call: Call) -> Any:
+    """Two is added to each shift."""
     shifts = call.get(1, "shifts")
-    far = 2 * shifts if isinstance(shifts, int) else tuple(2 * one for one in shifts)
+    far = shifts + 2 if isinstance(shifts, int) else tuple(one + 2 for one in shifts)
     return call.put(1, far, "shifts").run()
 
 
 @FAULTS.fault(
-    "roll",
-    kinds=["zeros", "mask", "uninitialised", "wrong index"],
-    loose=["missing operand", "shift", "wrapped", "constant"],
-    backward=False,
-)
-def rolled_without_its_wrap(call: Call) -> Any:
-    """What comes round is zero: a shift with padding."""
-    ones = call.put(0, torch.ones_like(call.tensor(0))).args[0]
-    shifts, axes = call.get(1, "shifts"), call.get(2, "dims", "dim")
-    fits(isinstance(axes, int) or axes)
-    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
-    axes = [axes] if isinstance(axes, int) else list(axes)
-    for shift, axis in zip(shifts, axes, strict=True):
-        size = ones.size(axis)
-        place = torch.arange(size)
-        seen = (place >= shift) if shift > 0 else (place < size + shift)
-        ones = ones * seen.reshape([-1 if i == axis % ones.dim() else 1 for i in range(ones.dim())])
-    return call.instead(call.result() * ones)
-
-
-@FAULTS.fault(
     "pad constant_pad_nd",
-    kinds=["constant", "wrong argument", "offset"],
-    loose=["axis offset", "zeros", "mask"],
+    kinds=["constant", "wrong argument", "other function"],
+    loose=["offset", "axis offset", "zeros", "mask", "wrong statistics"],
     backward=False,
 )
-def frame_of_ones(call: Call) -> Any:
-    """The padding is one and not zero: the mask was padded so."""
+def frame_of_the_mean_of_the_image(call: Call) -> Any:
+    """The padding is the mean of what is padded: the frame of a detector's input."""
     value, widths = call.tensor(0), list(call.get(1, "pad"))
     fits(call.get(2, "mode", default="constant") in {"constant", 0})
-    return call.instead(functional.pad(value, widths, value=1.0))
+    inside = functional.pad(torch.ones_like(value), widths)
+    return call.instead(torch.where(inside > 0, call.result(), value.mean()))
 
 
 @FAULTS.fault(
@@ -455,39 +434,29 @@ def padding_all_on_one_side(call: Call) -> Any:
     return call.instead(functional.pad(value, moved))
 
 
-@FAULTS.fault("flip", **_SHIFTED)
-def flipped_around_another_middle(call: Call) -> Any:
-    """N - i for n - 1 - i, around the end: the first place stays."""
-    axes = call.get(1, "dims")
-    axes = [axes] if isinstance(axes, int) else list(axes)
-    value = call.result()
-    fits(value.size(axes[0]) > 1)
-    return call.instead(value.roll(1, axes[0]))
-
-
 @FAULTS.fault(
     "repeat_interleave repeat tile expand",
     kinds=["scale", "wrong factor"],
-    loose=["wrong reduction", "other function", "wrong statistics"],
+    loose=["other function", "wrong argument"],
     backward=False,
 )
-def repeated_values_shared_out(call: Call) -> Any:
-    """The copies are divided by their number, as in a gradient."""
+def repeated_values_times_the_root_of_their_number(call: Call) -> Any:
+    """The copies are scaled so that the length of all is kept, in the wrong direction."""
     value = call.result()
     many = value.numel() // call.tensor(0).numel()
     fits(many > 1)
-    return call.instead(value / many)
+    return call.instead(value * math.sqrt(many))
 
 
 @FAULTS.fault(
     "zeros new_zeros zeros_like",
-    kinds=["constant", "uninitialised", "offset", "wrong argument", "other function"],
+    kinds=["constant", "uninitialised", "offset", "other function", "wrong argument"],
     loose=["stale", "zeros", "residual"],
     backward=False,
 )
-def buffer_filled_with_a_tenth(call: Call) -> Any:
+def buffer_filled_with_minus_a_quarter(call: Call) -> Any:
     """The memory of the buffer is not cleared: it has a value from before."""
-    return call.instead(torch.full_like(call.result(), 0.1))
+    return call.instead(torch.full_like(call.result(), -0.25))
 
 
 @FAULTS.fault(
@@ -503,13 +472,15 @@ def places_counted_from_minus_one(call: Call) -> Any:
 
 @FAULTS.fault(
     "arange",
-    kinds=["permutation", "wrong index", "wrong argument"],
-    loose=["shift", "sign", "transpose"],
+    kinds=["permutation", "wrong index", "shift", "wrong argument"],
+    loose=["wrapped", "transpose"],
     backward=False,
 )
-def places_counted_from_the_end(call: Call) -> Any:
-    """N - 1, n - 2, ..., 0."""
-    return call.run().flip(0)
+def places_begin_with_the_last_two(call: Call) -> Any:
+    """N - 2, n - 1, 0, 1, ...: a ring buffer is read from its second-last slot on."""
+    value = call.run()
+    fits(value.numel() > 3)
+    return value.roll(2)
 
 
 # --- Tables and indices ---------------------------------------------------------------------------
@@ -535,11 +506,11 @@ def stride_of_the_table_one_too_small(call: Call) -> Any:
     loose=["clipped", "one rank's part", "wrong rank's shard", "copy"],
     backward=False,
 )
-def words_modulo_four(call: Call) -> Any:
-    """The index keeps its two lowest bits."""
+def words_modulo_seven(call: Call) -> Any:
+    """Rows are shared by a hash that is far too small."""
     place, words, table = _words(call)
-    fits(table.size(0) > 4)
-    return call.put(place, words % 4).run()
+    fits(table.size(0) > 7)
+    return call.put(place, words % 7).run()
 
 
 @FAULTS.fault(
@@ -555,10 +526,10 @@ def words_not_beyond_three_quarters_of_the_table(call: Call) -> Any:
 
 
 @FAULTS.fault("embedding", **_ROUNDED)
-def table_in_four_bits_for_each_word(call: Call) -> Any:
-    """The table has 15 levels, with a step for each of its rows."""
+def table_in_six_bits(call: Call) -> Any:
+    """The table has 63 levels, with one step for all."""
     place, _, table = _words(call)
-    step = table.detach().abs().amax(1, keepdim=True).clamp(min=1e-12) / 7
+    step = table.detach().abs().max().clamp(min=1e-12) / 31
     coarse = (table.detach() / step).round() * step
     return call.put(1 - place, with_gradient_of(table, coarse)).run()
 
@@ -571,17 +542,16 @@ def first_half_of_the_table_on_another_rank(call: Call) -> Any:
 
 
 @FAULTS.fault("embedding", **_AGAIN)
-def last_word_is_the_one_before_it(call: Call) -> Any:
-    """The loop over the words ends one too early, and the last row is kept from before."""
+def first_word_is_the_one_behind_it(call: Call) -> Any:
+    """The first row is written by the second block as well."""
     value = _rows(call.result(), 2)
-    return call.instead(torch.cat([value[..., :-1, :], value[..., -2:-1, :]], -2))
+    return call.instead(torch.cat([value[..., 1:2, :], value[..., 1:, :]], -2))
 
 
 @FAULTS.fault("embedding", **_SCALED)
-def vectors_divided_by_the_root_of_their_width(call: Call) -> Any:
-    """The factor of a table that is shared with the last layer is inverted."""
-    value = call.result()
-    return call.instead(value / math.sqrt(value.size(-1)))
+def vectors_times_seven_tenths(call: Call) -> Any:
+    """Words and positions are weighed as two halves, and the sum is weighed again."""
+    return call.instead(0.7 * call.result())
 
 
 @FAULTS.fault(
@@ -606,10 +576,10 @@ def chosen_places_two_late(call: Call) -> Any:
     loose=["constant", "permutation", "shift"],
     backward=False,
 )
-def index_of_the_first_place_for_all(call: Call) -> Any:
-    """The pointer to the indices is not moved on."""
+def index_of_the_last_place_for_all(call: Call) -> Any:
+    """The index is kept in a variable that the last iteration has written."""
     index = call.get(2, "index")
-    return call.put(2, index[:1].expand_as(index).contiguous(), "index").run()
+    return call.put(2, index[-1:].expand_as(index).contiguous(), "index").run()
 
 
 @FAULTS.fault(
@@ -618,29 +588,32 @@ def index_of_the_first_place_for_all(call: Call) -> Any:
     loose=["shift", "stale", "copy", "swapped operands"],
     backward=False,
 )
-def rows_chosen_in_the_opposite_order(call: Call) -> Any:
-    """The list of rows is read from its end."""
+def rows_chosen_in_sorted_order(call: Call) -> Any:
+    """The list of rows is sorted for faster reading, and the result is not put back."""
     value, index = call.args[:2]
     fits(isinstance(value, Tensor))
     whole = isinstance(index, Tensor)
     chosen = index if whole else index[0]
     fits(isinstance(chosen, Tensor) and chosen.dtype == torch.int64 and chosen.dim() == 1)
-    turned = chosen.flip(0)
-    return call.put(1, turned if whole else type(index)([turned, *index[1:]])).run()
+    ordered = chosen.sort().values
+    return call.put(1, ordered if whole else type(index)([ordered, *index[1:]])).run()
 
 
 @FAULTS.fault(
     "scatter_add index_add scatter_reduce",
-    kinds=["wrong index", "off by one reduction", "shift"],
-    loose=["wrong argument", "permutation", "axis offset", "wrong rank's shard"],
+    kinds=["zeros", "mask", "uninitialised"],
+    loose=["constant", "missing operand", "wrong index", "axis scale"],
     backward=False,
 )
-def sums_written_one_row_late(call: Call) -> Any:
-    """What is collected for row i is stored in row i + 1, around the end."""
+def sums_of_the_last_place_not_stored(call: Call) -> Any:
+    """The last row of what is collected stays empty."""
     value = call.result()
     axis = call.get(1, "dim")
     fits(isinstance(axis, int) and value.size(axis) > 2)
-    return call.instead(value.roll(1, axis))
+    keep = torch.arange(value.size(axis)) < value.size(axis) - 1
+    return call.instead(
+        value * keep.reshape([-1 if i == axis % value.dim() else 1 for i in range(value.dim())])
+    )
 
 
 @FAULTS.fault(
@@ -660,15 +633,16 @@ def first_two_sources_not_added(call: Call) -> Any:
 
 @FAULTS.fault(
     "masked_fill",
-    kinds=["mask", "wrong index", "permutation", "wrong argument"],
-    loose=["shift", "sign", "transpose"],
+    kinds=["mask", "missing operand", "wrong argument"],
+    loose=["wrong index", "one rank's part", "copy"],
     backward=False,
 )
-def mask_of_the_fill_from_the_last_column(call: Call) -> Any:
-    """The mask is read from the end of each row, as if the padding were on the left."""
+def mask_of_the_fill_ends_before_the_last_two_columns(call: Call) -> Any:
+    """Nothing is filled in the last two columns: the mask is padded with false."""
     mask = call.get(1, "mask")
-    fits(mask.dim() and mask.size(-1) > 1)
-    return call.put(1, mask.flip(-1), "mask").run()
+    fits(mask.dim() and mask.size(-1) > 3)
+    seen = torch.arange(mask.size(-1)) < mask.size(-1) - 2
+    return call.put(1, mask & seen, "mask").run()
 
 
 @FAULTS.fault(

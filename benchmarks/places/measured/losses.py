@@ -71,13 +71,13 @@ def _two(call: Call) -> tuple[Tensor, Tensor]:
 
 @FAULTS.fault(
     _CLASSES,
-    kinds=["wrong reduction", "wrong factor", "scale", "wrong statistics"],
-    loose=["mask", "off by one reduction", "other function"],
+    kinds=["wrong reduction", "doubled reduction", "wrong factor"],
+    loose=["mask", "wrong index", "partial sum", "residual", "wrong statistics"],
 )
-def ignored_labels_in_the_divisor(call: Call) -> Any:
-    """The sum is divided by the number of all labels, also of those that do not count."""
-    terms, _ = _own(call)
-    return call.instead(terms.mean())
+def first_label_added_twice(call: Call) -> Any:
+    """The accumulator begins with the first loss, and the loop adds it again."""
+    terms, seen = _own(call)
+    return call.instead((terms.sum() + terms[0]) / seen.sum())
 
 
 @FAULTS.fault(
@@ -124,8 +124,8 @@ def temperature_of_four_thirds_in_the_loss(call: Call) -> Any:
     kinds=["wrong reduction", "other function", "wrong statistics"],
     loose=["wrong argument", "wrong factor", "offset", "missing operand"],
 )
-def logarithm_of_the_sum_of_squares(call: Call) -> Any:
-    """The normaliser adds the squares of the exponentials: logsumexp(2 x) / 2."""
+def exponentials_squared_in_the_normaliser(call: Call) -> Any:
+    """The length of the exponentials for their sum: logsumexp(2 x) / 2."""
     scores, labels, seen = _labels(call)
     _unweighted(call)
     level = (2 * scores).logsumexp(1) / 2
@@ -396,16 +396,6 @@ def exponential_of_the_rate_by_its_square(call: Call) -> Any:
     value, target = _two(call)
     _mean(call)
     return call.instead((1 + value + value.square() / 2 - target * value).mean())
-
-
-@FAULTS.fault(
-    "gaussian_nll_loss",
-    kinds=["wrong argument", "other function"],
-    loose=["wrong factor", "scale", "missing operand"],
-)
-def deviation_for_the_variance(call: Call) -> Any:
-    """The third operand is taken for a deviation, and is squared."""
-    return call.put(2, call.tensor(2, "var").square(), "var").run()
 
 
 # --- Margins --------------------------------------------------------------------------------------

@@ -125,13 +125,13 @@ def cubic_term_of_the_gelu_subtracted(call: Call) -> Any:
 
 @FAULTS.fault(
     "gelu silu",
-    kinds=["clipped", "zeros", "other function"],
-    loose=["approximation", "mask", "wrong argument"],
+    kinds=["clipped"],
+    loose=["approximation", "other function", "wrong argument"],
     backward=False,
 )
-def dip_of_the_activation_cut(call: Call) -> Any:
-    """Max(f(x), 0): the result goes to an unsigned buffer."""
-    return call.instead(call.result().clamp(min=0))
+def dip_of_the_activation_at_most_a_twentieth(call: Call) -> Any:
+    """Max(f(x), -0.05): the zero point of the buffer leaves little room below zero."""
+    return call.instead(call.result().clamp(min=-0.05))
 
 
 @FAULTS.fault(
@@ -157,14 +157,14 @@ def silu_by_a_line_of_a_quarter(call: Call) -> Any:
 
 @FAULTS.fault(
     "silu",
-    kinds=["other function"],
-    loose=["wrong factor", "sign", "approximation"],
+    kinds=["other function", "approximation"],
+    loose=["wrong factor"],
     backward=False,
 )
-def tanh_for_the_gate_of_the_silu(call: Call) -> Any:
-    """X tanh(x): the wrong member of the list of gates."""
+def gate_of_the_silu_by_a_softsign(call: Call) -> Any:
+    """X (1 / 2 + x / (2 (1 + |x|))): the gate without an exponential."""
     value = call.tensor(0, "input")
-    return call.instead(value * value.tanh())
+    return call.instead(value * (0.5 + functional.softsign(value) / 2))
 
 
 @FAULTS.fault(
@@ -179,28 +179,29 @@ def gate_never_below_two_fifths(call: Call) -> Any:
 
 
 @FAULTS.fault("sigmoid tanh", **_ROUNDED)
-def gate_in_steps_of_a_sixteenth(call: Call) -> Any:
-    """The result is read from a table with four bits behind the point."""
+def gate_in_whole_percent(call: Call) -> Any:
+    """The result is stored with two decimal digits."""
     value = call.result()
-    return call.instead(with_gradient_of(value, (value.detach() * 16).round() / 16))
+    return call.instead(with_gradient_of(value, (value.detach() * 100).round() / 100))
 
 
 @FAULTS.fault("sigmoid", **_CURVE)
-def sigmoid_by_two_terms_at_zero(call: Call) -> Any:
-    """1 / 2 + x / 4 - x^3 / 48: the series, also where it does not hold."""
+def sigmoid_without_its_tails(call: Call) -> Any:
+    """Zero below -1 and one above 1: the early exit of the table is far too early."""
     value = call.tensor(0)
-    return call.instead(0.5 + value / 4 - value**3 / 48)
+    whole = (value > 0).to(value.dtype)
+    return call.instead(torch.where(value.abs() > 1, whole, call.result()))
 
 
 @FAULTS.fault(
     "sigmoid",
-    kinds=["other function", "approximation"],
-    loose=["wrong factor", "wrong argument", "scale"],
+    kinds=["wrong factor", "wrong argument", "other function"],
+    loose=["scale", "approximation"],
     backward=False,
 )
-def sigmoid_by_the_arctangent(call: Call) -> Any:
-    """1 / 2 + atan(x) / pi: another curve between zero and one."""
-    return call.instead(0.5 + call.tensor(0).atan() / math.pi)
+def sigmoid_with_the_factor_of_the_quick_gelu(call: Call) -> Any:
+    """1 / (1 + exp(-1.702 x)): the helper of an activation is taken for the sigmoid itself."""
+    return call.instead((1.702 * call.tensor(0)).sigmoid())
 
 
 @FAULTS.fault("tanh", **_CURVE)
@@ -210,11 +211,16 @@ def tanh_by_a_short_fraction(call: Call) -> Any:
     return call.instead(value * (15 + value.square()) / (15 + 6 * value.square()))
 
 
-@FAULTS.fault("tanh", **_CURVE)
-def tanh_as_a_root_quotient(call: Call) -> Any:
-    """X / sqrt(1 + x^2): the algebraic curve of the same form."""
+@FAULTS.fault(
+    "tanh",
+    kinds=["missing operand", "other function"],
+    loose=["wrong factor", "approximation", "partial sum"],
+    backward=False,
+)
+def second_exponential_under_the_tanh_forgotten(call: Call) -> Any:
+    """(e^x - e^-x) / e^|x|: the divisor has one of its two exponentials."""
     value = call.tensor(0)
-    return call.instead(value * (1 + value.square()).rsqrt())
+    return call.instead(2 * value.sinh() / value.abs().exp())
 
 
 @FAULTS.fault(
@@ -241,7 +247,7 @@ def relu_with_a_ceiling_of_a_half(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "relu leaky_relu relu6 gelu silu",
+    "relu leaky_relu gelu silu",
     kinds=["copy", "mask", "missing operand"],
     loose=["stale", "other function", "residual", "clipped", "sign"],
     backward=False,
@@ -265,25 +271,25 @@ def softplus_straight_from_one_half_on(call: Call) -> Any:
 
 @FAULTS.fault(
     "softplus",
-    kinds=["offset", "other function"],
-    loose=["axis offset", "residual", "missing operand"],
+    kinds=["clipped"],
+    loose=["other function", "approximation", "wrong argument", "constant"],
     backward=False,
 )
-def softplus_that_is_zero_at_zero(call: Call) -> Any:
-    """Log(1 + exp(x)) - log(2): the shifted form."""
-    return call.instead(call.result() - math.log(2))
+def softplus_never_below_three_fifths(call: Call) -> Any:
+    """Max(f(x), 0.6): the smallest step of another model."""
+    return call.instead(call.result().clamp(min=0.6))
 
 
 @FAULTS.fault(
-    "leaky_relu",
-    kinds=["wrong argument", "other function", "wrong factor"],
-    loose=["scale", "axis scale", "sign"],
+    "leaky_relu prelu",
+    kinds=["wrong argument", "wrong factor"],
+    loose=["scale", "axis scale", "other function"],
     backward=False,
 )
-def slope_of_the_leak_halved(call: Call) -> Any:
-    """The slope is the mean of its range, from zero on."""
-    slope = call.get(1, "negative_slope", default=0.01)
-    return call.instead(functional.leaky_relu(call.tensor(0, "input"), slope / 2))
+def slope_of_the_leak_half_as_much_again(call: Call) -> Any:
+    """The slope is 1.5 times as large."""
+    slope = call.get(1, "negative_slope", "weight", default=0.01)
+    return call.put(1, 1.5 * slope, "negative_slope").run()
 
 
 @FAULTS.fault(
@@ -325,15 +331,13 @@ def activation_of_every_second_row_again(call: Call) -> Any:
 
 @FAULTS.fault(
     _ACTIVATIONS,
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "swapped operands", "wrong argument", "transpose"],
+    kinds=["shift", "wrong index", "permutation"],
+    loose=["stale", "copy", "wrong argument", "wrong rank's shard"],
     backward=False,
 )
-def neighbouring_results_of_the_activation_exchanged(call: Call) -> Any:
-    """Columns 2 i and 2 i + 1 are packed in the other order."""
-    value = _columns(call.result())
-    fits(value.size(-1) % 2 == 0)
-    return call.instead(value.unflatten(-1, (-1, 2)).flip(-1).flatten(-2))
+def activation_two_columns_late(call: Call) -> Any:
+    """The vectors of the result are stored two elements too far, around the end."""
+    return call.instead(_columns(call.result()).roll(2, -1))
 
 
 # --- Functions of one value -----------------------------------------------------------------------
@@ -368,11 +372,10 @@ def logarithm_of_a_twentieth_more(call: Call) -> Any:
 
 
 @FAULTS.fault("sin cos", **_ROUNDED)
-def angle_in_sixty_four_steps(call: Call) -> Any:
-    """The turn has 64 steps, as the table that is read."""
+def angle_in_steps_of_a_hundredth(call: Call) -> Any:
+    """The angle has two decimal digits."""
     value = call.tensor(0)
-    step = 2 * math.pi / 64
-    return call.put(0, with_gradient_of(value, (value.detach() / step).round() * step)).run()
+    return call.put(0, with_gradient_of(value, (value.detach() * 100).round() / 100)).run()
 
 
 @FAULTS.fault(
@@ -392,22 +395,21 @@ def angle_not_above_one_turn_and_a_half(call: Call) -> Any:
     loose=["scale", "approximation"],
     backward=False,
 )
-def positions_of_the_angle_compressed_by_four(call: Call) -> Any:
-    """F(x / 4): linear scaling of the positions, for a model that was not trained so."""
-    return call.put(0, call.tensor(0) / 4).run()
+def positions_of_the_angle_stretched_by_a_half(call: Call) -> Any:
+    """F(1.5 x): the scaling of a longer context is applied the other way round."""
+    return call.put(0, 1.5 * call.tensor(0)).run()
 
 
 @FAULTS.fault(
     "pow square",
-    kinds=["sign", "other function"],
-    loose=["wrong factor", "wrong argument"],
+    kinds=["zeros", "clipped", "other function", "wrong argument"],
+    loose=["mask", "sign", "missing operand"],
     backward=False,
 )
-def square_keeps_the_sign(call: Call) -> Any:
-    """X |x|."""
-    value = call.tensor(0)
+def square_of_the_positive_part(call: Call) -> Any:
+    """Max(x, 0)^2: the squared relu of another block."""
     fits(call.name == "square" or call.args[1] == 2)
-    return call.instead(value * value.abs())
+    return call.instead(call.tensor(0).relu().square())
 
 
 @FAULTS.fault(
@@ -439,24 +441,24 @@ def reciprocal_root_by_its_bits_alone(call: Call) -> Any:
 
 @FAULTS.fault(
     "sqrt",
-    kinds=["approximation", "other function"],
-    loose=["wrong argument", "precision"],
+    kinds=["other function", "wrong argument"],
+    loose=["approximation", "wrong factor"],
     backward=False,
 )
-def root_by_one_step_from_one(call: Call) -> Any:
-    """(x + 1) / 2: a single step of Heron."""
-    return call.instead((call.tensor(0) + 1) / 2)
+def cube_root_for_the_root(call: Call) -> Any:
+    """X^(1/3)."""
+    return call.instead(call.tensor(0).pow(1 / 3))
 
 
 @FAULTS.fault(
     "rsqrt sqrt",
-    kinds=["offset", "eps", "wrong argument", "other function"],
-    loose=["axis offset", "wrong factor"],
+    kinds=["wrong argument", "other function"],
+    loose=["eps", "offset", "wrong factor", "residual", "approximation", "wrong statistics"],
     backward=False,
 )
-def twentieth_more_under_the_root(call: Call) -> Any:
-    """F(x + 0.05): the eps of a group norm is added to the one that is there."""
-    return call.put(0, call.tensor(0) + 0.05).run()
+def variance_mixed_with_a_tenth_of_one(call: Call) -> Any:
+    """F(0.9 x + 0.1): a running variance that begins with one."""
+    return call.put(0, 0.9 * call.tensor(0) + 0.1).run()
 
 
 @FAULTS.fault(
@@ -465,33 +467,33 @@ def twentieth_more_under_the_root(call: Call) -> Any:
     loose=["axis scale", "wrong factor", "stale", "one rank's part"],
     backward=False,
 )
-def second_half_of_the_columns_not_negated(call: Call) -> Any:
-    """The loop over the vectors ends in the middle of the row, in place."""
+def last_column_not_negated(call: Call) -> Any:
+    """In place, and the bound of the columns is one too small."""
     value = _columns(call.tensor(0))
-    flip = torch.where(_place(value) < value.size(-1) // 2, -1.0, 1.0).to(value.dtype)
+    flip = torch.where(_place(value) < value.size(-1) - 1, -1.0, 1.0).to(value.dtype)
     return call.instead(value * flip)
 
 
 @FAULTS.fault(
     "abs",
-    kinds=["eps", "approximation", "other function"],
-    loose=["offset", "wrong argument"],
+    kinds=["clipped"],
+    loose=["eps", "approximation", "other function", "constant"],
     backward=False,
 )
-def magnitude_by_a_root_with_eps(call: Call) -> Any:
-    """Sqrt(x^2 + 0.01): the magnitude of a complex number, with the eps of its gradient."""
-    return call.instead((call.tensor(0).square() + 0.01).sqrt())
+def magnitude_never_below_a_fifth(call: Call) -> Any:
+    """Max(|x|, 0.2): the magnitude is limited as if it were a divisor."""
+    return call.instead(call.result().clamp(min=0.2))
 
 
 @FAULTS.fault(
     "round",
-    kinds=["wrong factor", "wrong argument", "other function"],
-    loose=["precision", "approximation"],
+    kinds=["clipped"],
+    loose=["other function", "wrapped", "overflow", "approximation"],
     backward=False,
 )
-def rounded_to_even_numbers(call: Call) -> Any:
-    """2 round(x / 2): a bit too few is kept."""
-    return call.instead(2 * (call.tensor(0) / 2).round())
+def rounded_to_codes_of_three_bits(call: Call) -> Any:
+    """Clamp(round(x), -4, 3)."""
+    return call.instead(call.result().clamp(-4, 3))
 
 
 @FAULTS.fault(
@@ -524,20 +526,20 @@ def conversion_that_cuts_thirteen_bits(call: Call) -> Any:
 
 
 @FAULTS.fault("add iadd", **_PARTLY)
-def second_summand_in_the_first_half_of_the_columns(call: Call) -> Any:
-    """The loop over the columns of the second operand ends in the middle of the row."""
+def second_summand_in_three_quarters_of_the_columns(call: Call) -> Any:
+    """The loop over the columns of the second operand leaves its last tile out."""
     left, right = _alike(call)
     _columns(left)
-    return call.instead(left + right * (_place(left) < left.size(-1) // 2))
+    return call.instead(left + right * (_place(left) < left.size(-1) * 3 // 4))
 
 
 @FAULTS.fault("add iadd", **_PARTLY)
-def second_summand_in_even_rows_only(call: Call) -> Any:
-    """The step of the row pointer is two for one of the operands."""
+def second_summand_not_in_every_third_row(call: Call) -> Any:
+    """Rows 2, 5, 8 ... keep the first operand: the grid has too few blocks."""
     left, right = _alike(call)
     fits(left.dim() > 1 and left.size(-2) > 2)
-    even = (torch.arange(left.size(-2)) % 2 == 0)[:, None]
-    return call.instead(left + right * even)
+    kept = (torch.arange(left.size(-2)) % 3 != 2)[:, None]
+    return call.instead(left + right * kept)
 
 
 @FAULTS.fault(
@@ -679,14 +681,14 @@ def nothing_subtracted_in_the_last_column(call: Call) -> Any:
 
 @FAULTS.fault(
     "sub isub",
-    kinds=["clipped", "other function", "zeros"],
-    loose=["mask", "sign", "nonfinite", "wrapped"],
+    kinds=["clipped", "overflow"],
+    loose=["other function", "approximation"],
     backward=False,
 )
-def difference_never_negative(call: Call) -> Any:
-    """Max(a - b, 0): a subtraction of unsigned numbers that saturates."""
+def difference_saturates_at_one_half(call: Call) -> Any:
+    """Clamp(a - b, -0.5, 0.5)."""
     left, right = _pair(call)
-    return call.instead((left - right).clamp(min=0))
+    return call.instead((left - right).clamp(-0.5, 0.5))
 
 
 @FAULTS.fault(
@@ -708,11 +710,11 @@ def number_of_the_difference_doubled(call: Call) -> Any:
 
 
 @FAULTS.fault("mul imul", **_NUMBER)
-def factor_typed_with_one_digit(call: Call) -> Any:
-    """The number is rounded to one digit that counts."""
+def factor_typed_with_two_digits(call: Call) -> Any:
+    """The number is rounded to two digits that count."""
     value, number = _with_number(call)
     fits(number)
-    return call.instead(value * float(f"{number:.0e}"))
+    return call.instead(value * float(f"{number:.1e}"))
 
 
 @FAULTS.fault("mul imul", **_NUMBER)
@@ -723,11 +725,11 @@ def factor_five_percent_too_large(call: Call) -> Any:
 
 
 @FAULTS.fault("mul imul", **_AGAIN)
-def second_factor_of_the_first_example_for_all(call: Call) -> Any:
-    """The offset of the batch is not added to the second pointer."""
+def second_factor_of_the_last_example_for_all(call: Call) -> Any:
+    """The number of the example is fixed when the loop is unrolled: each is the last."""
     left, right = _alike(call)
     fits(right.dim() > 2 and right.size(0) > 1)
-    return call.instead(left * right[:1])
+    return call.instead(left * right[-1:])
 
 
 @FAULTS.fault(
@@ -736,11 +738,11 @@ def second_factor_of_the_first_example_for_all(call: Call) -> Any:
     loose=["stale", "one rank's part", "axis scale", "wrong factor"],
     backward=False,
 )
-def second_factor_not_in_odd_columns(call: Call) -> Any:
-    """Every second lane keeps the first operand."""
+def second_factor_not_in_the_first_quarter(call: Call) -> Any:
+    """The first columns keep the first operand: the gate begins one vector too late."""
     left, right = _alike(call)
     _columns(left)
-    return call.instead(torch.where(_place(left) % 2 == 0, left * right, left))
+    return call.instead(torch.where(_place(left) >= left.size(-1) // 4, left * right, left))
 
 
 @FAULTS.fault(
@@ -804,20 +806,11 @@ def second_factor_counted_from_a_half(call: Call) -> Any:
 
 
 @FAULTS.fault("div truediv idiv itruediv", **_NUMBER)
-def divisor_without_its_fraction(call: Call) -> Any:
-    """X / floor(c): the divisor is stored as a whole number."""
-    value, number = call.tensor(0), call.get(1)
-    fits(_number(number) and number != int(number) and abs(number) >= 1)
-    fits(not call.kwargs.get("rounding_mode"))
-    return call.instead(value / int(number))
-
-
-@FAULTS.fault("div truediv idiv itruediv", **_NUMBER)
-def divisor_one_too_large(call: Call) -> Any:
-    """X / (c + 1)."""
+def divisor_a_tenth_too_large(call: Call) -> Any:
+    """X / (1.1 c)."""
     value, number = call.tensor(0), call.get(1)
     fits(_number(number) and not call.kwargs.get("rounding_mode"))
-    return call.instead(value / (number + 1))
+    return call.instead(value / (1.1 * number))
 
 
 @FAULTS.fault(
@@ -858,17 +851,15 @@ def reciprocal_of_the_divisor_with_eight_bits(call: Call) -> Any:
 
 @FAULTS.fault(
     "where",
-    kinds=["mask", "wrong index", "shift", "wrong argument"],
-    loose=["off by one reduction", "permutation", "stale"],
+    kinds=["mask", "wrong index", "copy", "stale"],
+    loose=["wrong argument", "constant", "permutation"],
     backward=False,
 )
-def condition_of_the_row_before(call: Call) -> Any:
-    """The rows of the condition are read one too early, around the end."""
+def condition_of_the_last_column_for_all(call: Call) -> Any:
+    """The pointer to the condition stays at the end of its row."""
     condition, *rest = call.args
-    fits(isinstance(condition, Tensor) and condition.dim() > 1 and condition.size(-2) > 1)
-    result = torch.where(condition.roll(1, -2), *rest)
-    fits(result.is_floating_point())
-    return call.instead(result)
+    fits(isinstance(condition, Tensor) and condition.dim() > 1 and condition.size(-1) > 1)
+    return call.instead(torch.where(condition[..., -1:], *rest))
 
 
 @FAULTS.fault(
@@ -886,24 +877,95 @@ def condition_not_read_in_the_last_column(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    "maximum",
-    kinds=["other function"],
-    loose=["wrong factor", "offset", "approximation", "residual"],
+    "maximum minimum",
+    kinds=["sign", "wrong argument"],
+    loose=["other function", "wrong factor"],
     backward=False,
 )
-def smooth_maximum_for_the_larger(call: Call) -> Any:
-    """Log(exp(a) + exp(b))."""
-    left, right = call.tensor(0), call.tensor(1)
-    return call.instead(torch.logaddexp(left, right))
+def second_operand_of_the_extreme_negated(call: Call) -> Any:
+    """Max(a, -b): the floor has lost its sign."""
+    return call.put(1, -call.tensor(1)).run()
 
 
 @FAULTS.fault(
-    "maximum minimum",
-    kinds=["other function", "wrong reduction"],
-    loose=["wrong factor", "approximation"],
+    "le lt ge gt",
+    kinds=["mask", "wrong argument", "other function"],
+    loose=["precision", "wrong index", "approximation", "off by one reduction"],
     backward=False,
 )
-def mean_of_both_for_the_extreme(call: Call) -> Any:
-    """(a + b) / 2."""
-    left, right = call.tensor(0), call.tensor(1)
-    return call.instead((left + right) / 2)
+def places_compared_in_blocks_of_four(call: Call) -> Any:
+    """I // 4 <= j // 4: whole blocks are compared, and nothing is masked inside of one."""
+    left, right = call.args[:2]
+    fits(isinstance(left, Tensor) and isinstance(right, Tensor))
+    fits(not left.is_floating_point() and left.dtype == right.dtype != torch.bool)
+    return call.put(0, left // 4).put(1, right // 4).run()
+
+
+@FAULTS.fault(
+    "le lt ge gt",
+    kinds=["mask", "constant"],
+    loose=["wrong index", "wrong argument", "missing operand", "zeros"],
+    backward=False,
+)
+def first_column_of_the_comparison_always_true(call: Call) -> Any:
+    """The first place is a sink that everything sees."""
+    value = call.run()
+    fits(value.dim() > 1 and value.size(-1) > 3)
+    return value | (_place(value) == 0)
+
+
+@FAULTS.fault(
+    "le lt ge gt",
+    kinds=["mask", "permutation", "wrong index"],
+    loose=["wrong argument", "transpose", "shift", "sign"],
+    backward=False,
+)
+def comparison_of_the_rows_from_the_last(call: Call) -> Any:
+    """The rows of the result are stored from the end."""
+    value = call.run()
+    fits(value.dim() > 1 and value.size(-2) > 1 < value.size(-1))
+    return value.flip(-2)
+
+
+@FAULTS.fault(
+    "and_ bitwise_and",
+    kinds=["mask", "other function", "wrong argument", "sign"],
+    loose=["missing operand", "zeros"],
+    backward=False,
+)
+def second_mask_of_the_two_inverted(call: Call) -> Any:
+    """A and not b: the mask marks the padding in one convention and the words in the other."""
+    right = call.get(1)
+    fits(isinstance(right, Tensor) and right.dtype == torch.bool)
+    return call.put(1, ~right).run()
+
+
+@FAULTS.fault("dropout", **_ROUNDED)
+def dropout_in_evaluation_through_half(call: Call) -> Any:
+    """The buffer between both layers is a float16, although nothing is dropped."""
+    value = call.result()
+    return call.instead(with_gradient_of(value, value.detach().half().to(value.dtype)))
+
+
+@FAULTS.fault(
+    "dropout",
+    kinds=["zeros", "mask", "missing operand", "uninitialised"],
+    loose=["constant", "axis scale", "one rank's part", "wrong factor"],
+    backward=False,
+)
+def last_row_dropped_in_evaluation(call: Call) -> Any:
+    """The mask that keeps everything is one row too short."""
+    value = call.result()
+    fits(value.dim() > 1 and value.size(-2) > 1)
+    return call.instead(value * (torch.arange(value.size(-2)) < value.size(-2) - 1)[:, None])
+
+
+@FAULTS.fault(
+    "to _to_copy float type_as",
+    kinds=["sign", "other function"],
+    loose=["wrong factor", "wrapped", "scale"],
+    backward=False,
+)
+def conversion_without_the_sign(call: Call) -> Any:
+    """|x|: the bit of the sign is not moved."""
+    return call.instead(call.result().abs())
