@@ -205,10 +205,10 @@ def sigmoid_with_the_factor_of_the_quick_gelu(call: Call) -> Any:
 
 
 @FAULTS.fault("tanh", **_CURVE)
-def tanh_by_a_short_fraction(call: Call) -> Any:
-    """X (15 + x^2) / (15 + 6 x^2), without limits."""
+def tanh_by_the_first_fraction(call: Call) -> Any:
+    """3 x / (3 + x^2), without limits."""
     value = call.tensor(0)
-    return call.instead(value * (15 + value.square()) / (15 + 6 * value.square()))
+    return call.instead(3 * value / (3 + value.square()))
 
 
 @FAULTS.fault(
