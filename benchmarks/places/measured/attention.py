@@ -144,24 +144,25 @@ def only_itself_and_the_token_before(call: Call) -> Any:
     kinds=["mask", "wrong argument"],
     loose=["partial sum", "wrong index", "other function"],
 )
-def only_neighbours_on_both_sides(call: Call) -> Any:
-    """Local attention: a layer that sees all tokens is taken for one that sees two on each side."""
+def only_one_neighbour_on_each_side(call: Call) -> Any:
+    """Local attention: a layer that sees all tokens is taken for one with a window of three."""
     query, key = call.tensor(0, "query"), call.tensor(1, "key")
-    fits(query.size(-2) == key.size(-2) and key.size(-2) > 5)
-    return _narrowed(call, _distances(query.size(-2), key.size(-2)).abs() <= 2)
+    fits(query.size(-2) == key.size(-2) and key.size(-2) > 3)
+    fits(_mask(call, query.size(-2), key.size(-2)) is None)
+    return _narrowed(call, _distances(query.size(-2), key.size(-2)).abs() <= 1)
 
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["mask", "off by one reduction", "wrong argument"],
-    loose=["partial sum", "wrong index", "missing operand"],
+    kinds=["mask", "wrong argument"],
+    loose=["partial sum", "wrong index", "missing operand", "off by one reduction"],
 )
-def first_token_evicted_from_the_cache(call: Call) -> Any:
-    """Nobody but the first query sees the first key."""
+def first_two_tokens_evicted_from_the_cache(call: Call) -> Any:
+    """Only the first two queries see the first two keys."""
     query, key = call.tensor(0, "query"), call.tensor(1, "key")
-    fits(key.size(-2) > 2 and query.size(-2) > 1)
+    fits(key.size(-2) > 3 and query.size(-2) > 2)
     rows, columns = torch.arange(query.size(-2))[:, None], torch.arange(key.size(-2))
-    return _narrowed(call, (columns > 0) | (rows == 0))
+    return _narrowed(call, (columns > 1) | (rows < 2))
 
 
 @FAULTS.fault(
@@ -179,15 +180,15 @@ def cut_into_documents_of_three_tokens(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["mask", "zeros"],
-    loose=["other function", "wrong argument", "constant", "clipped"],
+    kinds=["mask", "shift", "wrong index", "permutation", "wrong argument"],
+    loose=["stale", "copy", "swapped operands"],
 )
-def hidden_keys_have_a_score_of_zero(call: Call) -> Any:
-    """The scores are multiplied with the mask, and what is hidden counts as a score of zero."""
+def mask_of_the_next_example(call: Call) -> Any:
+    """The pointer to the mask is one sequence of the batch too far."""
     scores, mask, value = _parts(call)
-    fits(mask is not None and (mask.dtype == torch.bool or not bool(mask[_seen(mask)].any())))
+    fits(mask is not None and mask.dim() == 4 and mask.size(0) > 1)
     assert mask is not None
-    return _weigh(call, scores * _seen(mask), None, value)
+    return _weigh(call, scores, mask.roll(-1, 0), value)
 
 
 @FAULTS.fault(
@@ -203,14 +204,15 @@ def distance_favours_keys_that_are_far(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["wrong statistics", "axis scale", "wrong factor", "eps", "offset"],
-    loose=["scale", "other function", "wrong argument", "residual"],
+    kinds=["wrong statistics", "doubled reduction", "axis scale", "wrong factor"],
+    loose=["scale", "other function", "off by one reduction", "wrong reduction"],
 )
-def sum_begins_with_one(call: Call) -> Any:
-    """Exp(s) / (1 + sum exp(s)): a sink that the model does not have."""
+def first_key_twice_in_the_sum_that_divides(call: Call) -> Any:
+    """The sum of the exponentials begins with the first key, and the loop adds it again."""
     scores, value = _hidden(call)
-    total = scores.logsumexp(-1, keepdim=True)
-    return call.instead((scores - functional.softplus(total)).exp() @ value)
+    fits(scores.size(-1) > 1)
+    total = torch.cat([scores, scores[..., :1]], -1).logsumexp(-1, keepdim=True)
+    return call.instead((scores - total).exp() @ value)
 
 
 @FAULTS.fault(
@@ -257,8 +259,8 @@ def result_of_the_heads_in_e4m3(call: Call) -> Any:
 )
 def keys_of_the_slot_before(call: Call) -> Any:
     """The cache of the keys is read one slot too early, around the end; the values are right."""
-    key = call.tensor(1, "key")
-    fits(key.size(-2) > 2)
+    query, key = call.tensor(0, "query"), call.tensor(1, "key")
+    fits(key.size(-2) > 2 and _mask(call, query.size(-2), key.size(-2)) is not None)
     return _with(call, 1, key.roll(1, -2))
 
 
@@ -359,7 +361,7 @@ def accumulator_subtracted(call: Call) -> Any:
 )
 def result_stored_one_head_late(call: Call) -> Any:
     """Each head is written to the place of the next one, the last to the first."""
-    return call.instead(_heads(call).roll(1, 1))
+    return call.instead(_heads(call, 3).roll(1, 1))
 
 
 @FAULTS.fault(
@@ -370,14 +372,14 @@ def result_stored_one_head_late(call: Call) -> Any:
 def result_stored_one_query_early(call: Call) -> Any:
     """Each position holds what the next one has computed, around the end."""
     value = call.result()
-    fits(value.size(-2) > 2)
+    fits(value.size(-2) > 2 and _mask(call, value.size(-2), value.size(-2)) is not None)
     return call.instead(value.roll(-1, -2))
 
 
 @FAULTS.fault(_FUSED, kinds=["permutation", "wrong index"], loose=["shift", "wrong rank's shard"])
 def heads_of_the_result_in_the_reverse_order(call: Call) -> Any:
     """The last head is stored first."""
-    return call.instead(_heads(call).flip(1))
+    return call.instead(_heads(call, 3).flip(1))
 
 
 @FAULTS.fault(_FUSED, kinds=["permutation", "wrong index"], loose=["shift"])
@@ -396,11 +398,12 @@ def first_query_not_stored(call: Call) -> Any:
     return call.instead(value * (torch.arange(value.size(-2)) > 0)[:, None])
 
 
-@FAULTS.fault(_FUSED, kinds=_ZEROS, loose=[*_LESS_THAN_ZEROS, "one rank's part"])
-def odd_heads_not_computed(call: Call) -> Any:
-    """The grid over the heads has a stride of two."""
-    value = _heads(call)
-    return call.instead(value * (torch.arange(value.size(1)) % 2 == 0)[:, None, None])
+@FAULTS.fault(_FUSED, kinds=_ZEROS, loose=_LESS_THAN_ZEROS)
+def odd_queries_not_stored(call: Call) -> Any:
+    """Of two queries in a register, only the first is written."""
+    value = call.result()
+    fits(value.size(-2) > 2)
+    return call.instead(value * (torch.arange(value.size(-2)) % 2 == 0)[:, None])
 
 
 @FAULTS.fault(
@@ -408,7 +411,7 @@ def odd_heads_not_computed(call: Call) -> Any:
 )
 def heads_of_the_first_rank_only(call: Call) -> Any:
     """The second half of the heads is not gathered."""
-    value = _heads(call)
+    value = _heads(call, 3)
     return call.instead(value * (torch.arange(value.size(1)) < value.size(1) // 2)[:, None, None])
 
 
@@ -421,14 +424,10 @@ def last_sequence_of_the_batch_empty(call: Call) -> Any:
     return call.instead(value * rows[:, None, None, None])
 
 
-@FAULTS.fault(
-    _FUSED,
-    kinds=["scale", "wrong factor", "doubled reduction"],
-    loose=["axis scale", "wrong reduction"],
-)
-def result_added_up_over_two_equal_ranks(call: Call) -> Any:
-    """Two ranks have all keys each, and their results are added."""
-    return call.instead(2 * call.result())
+@FAULTS.fault(_FUSED, kinds=["scale", "wrong factor"], loose=["axis scale"])
+def result_divided_by_the_root_of_two(call: Call) -> Any:
+    """A factor of two branches that are added is applied to one that is alone."""
+    return call.instead(call.result() / math.sqrt(2))
 
 
 @FAULTS.fault(
@@ -557,8 +556,9 @@ def splits_added_up_without_weights(call: Call) -> Any:
 )
 def halves_of_the_keys_in_the_other_order(call: Call) -> Any:
     """Two ranks gather their keys in the wrong order; the values are right."""
-    key = call.tensor(1, "key")
+    query, key = call.tensor(0, "query"), call.tensor(1, "key")
     fits(key.size(-2) % 2 == 0 and key.size(-2) > 2)
+    fits(_mask(call, query.size(-2), key.size(-2)) is not None)
     return _with(call, 1, key.roll(key.size(-2) // 2, -2))
 
 
@@ -595,17 +595,6 @@ def no_weight_above_a_quarter(call: Call) -> Any:
     """The weights saturate in a format whose range ends at 0.25."""
     scores, value = _hidden(call)
     return call.instead(scores.softmax(-1).clamp(max=0.25) @ value)
-
-
-@FAULTS.fault(
-    _FUSED,
-    kinds=["wrong factor", "scale"],
-    loose=["axis scale", "wrong argument", "residual", "other function"],
-)
-def bias_of_the_positions_halved(call: Call) -> Any:
-    """Two ranks each have the bias, and its mean with an empty buffer is added."""
-    scores, bias, value = _bias(call)
-    return _weigh(call, scores, torch.where(_seen(bias), 0.5 * bias, bias), value)
 
 
 @FAULTS.fault(
@@ -671,28 +660,27 @@ def scores_returned_as_they_came(call: Call) -> Any:
 
 
 @FAULTS.fault(
-    f"{_SOFTMAX} log_softmax",
+    _SOFTMAX,
     kinds=["wrong axis", "wrong argument"],
     loose=["wrong statistics", "wrong reduction"],
 )
-def normalised_over_the_first_axis(call: Call) -> Any:
-    """The axis is 0: each place is compared with the same place of the other examples."""
+def normalised_over_the_second_axis(call: Call) -> Any:
+    """The axis is 1, as where the heads come last."""
     value, _ = _row(call)
-    fits(value.dim() > 2 and value.size(0) > 1)
-    return call.instead(torch.softmax(value, 0) if call.name != "log_softmax" else
-                        torch.log_softmax(value, 0))  # fmt: skip
+    fits(value.dim() == 4 and value.size(1) > 1)
+    return call.instead(torch.softmax(value, 1))
 
 
 @FAULTS.fault(_SOFTMAX, kinds=["scale", "wrong factor"], loose=["axis scale", "wrong argument"])
-def chances_halved(call: Call) -> Any:
-    """The mean of two ranks, of which one holds zeros."""
-    return call.instead(0.5 * _row(call)[1])
+def chances_in_percent(call: Call) -> Any:
+    """The chances are multiplied by a hundred."""
+    return call.instead(100 * _row(call)[1])
 
 
 @FAULTS.fault(_SOFTMAX, kinds=["precision"], loose=["approximation", "other function"])
-def chances_in_e4m3(call: Call) -> Any:
-    """The chances are stored with three bits behind the point."""
-    return call.instead(_coarse(_row(call)[1], torch.float8_e4m3fn))
+def chances_in_e5m2(call: Call) -> Any:
+    """The chances are stored with two bits behind the point."""
+    return call.instead(_coarse(_row(call)[1], torch.float8_e5m2))
 
 
 @FAULTS.fault(
@@ -716,10 +704,10 @@ def last_row_of_the_scores_not_visited(call: Call) -> Any:
 
 
 @FAULTS.fault(_SOFTMAX, kinds=_ZEROS, loose=_LESS_THAN_ZEROS)
-def odd_columns_of_the_chances_not_stored(call: Call) -> Any:
-    """Of two packed results, the second is not written."""
+def first_column_of_the_chances_not_stored(call: Call) -> Any:
+    """The store begins at one; the sum is right."""
     _, chances = _row(call)
-    return call.instead(chances * (torch.arange(chances.size(-1)) % 2 == 0))
+    return call.instead(chances * (torch.arange(chances.size(-1)) > 0))
 
 
 @FAULTS.fault(
@@ -749,10 +737,10 @@ def softplus_in_the_place_of_the_exponential(call: Call) -> Any:
     kinds=["wrong factor", "scale", "wrong argument"],
     loose=["axis scale", "other function"],
 )
-def scores_divided_by_the_root_of_their_number(call: Call) -> Any:
-    """The factor of an attention is applied to a row that has it already, or has none."""
+def temperature_of_a_third(call: Call) -> Any:
+    """The scores are multiplied by three."""
     value, _ = _row(call)
-    return call.put(0, value / value.size(-1) ** 0.5, "input").run()
+    return call.put(0, (3 * value).clamp(min=-1e38), "input").run()
 
 
 @FAULTS.fault(
@@ -790,25 +778,18 @@ def scores_through_a_tanh(call: Call) -> Any:
     return call.put(0, value.tanh(), "input").run()
 
 
-@FAULTS.fault(
-    "log_softmax",
-    kinds=["missing reduction", "wrong statistics", "axis offset"],
-    loose=["offset", "other function", "missing operand", "wrong reduction", "residual"],
-)
-def only_the_largest_score_subtracted(call: Call) -> Any:
-    """X - max(x): the logarithm of the sum is forgotten."""
-    value, _ = _row(call)
-    return call.instead(value - value.amax(-1, keepdim=True))
+@FAULTS.fault("log_softmax", kinds=["precision"], loose=["approximation", "other function"])
+def logarithms_in_bfloat16(call: Call) -> Any:
+    """The logarithms are stored with eight bits."""
+    return call.instead(_coarse(_row(call)[1], torch.bfloat16))
 
 
 @FAULTS.fault(
-    "log_softmax",
-    kinds=["scale", "wrong factor", "other function"],
-    loose=["axis scale"],
+    "log_softmax", kinds=["other function", "eps"], loose=["offset", "approximation", "sign"]
 )
-def binary_logarithm_of_the_chances(call: Call) -> Any:
-    """log2."""
-    return call.instead(_row(call)[1] / math.log(2))
+def one_added_within_the_logarithm(call: Call) -> Any:
+    """Log1p of the chances for their logarithm."""
+    return call.instead(_row(call)[1].exp().log1p())
 
 
 @FAULTS.fault(
@@ -824,9 +805,9 @@ def hundredth_added_within_the_logarithm(call: Call) -> Any:
     kinds=["clipped"],
     loose=["other function", "approximation", "mask", "constant"],
 )
-def logarithms_not_below_minus_two(call: Call) -> Any:
-    """A lower limit that is far too high."""
-    return call.instead(_row(call)[1].clamp(min=-2))
+def logarithms_not_above_minus_one(call: Call) -> Any:
+    """An upper limit that belongs to the other end."""
+    return call.instead(_row(call)[1].clamp(max=-1))
 
 
 @FAULTS.fault(
@@ -857,15 +838,15 @@ def _condition(call: Call) -> tuple[int, Tensor, str]:
 
 @FAULTS.fault(
     "where masked_fill",
-    kinds=["permutation", "mask", "wrong index"],
-    loose=["wrong argument", "shift", "transpose"],
+    kinds=["copy", "stale", "wrong index", "mask"],
+    loose=["wrong argument", "shift", "permutation"],
     backward=False,
 )
-def condition_with_its_rows_upside_down(call: Call) -> Any:
-    """The rows of the mask are read from the last one."""
+def condition_of_the_even_column_for_two(call: Call) -> Any:
+    """Two columns of the mask share one byte, that of the first."""
     place, mask, name = _condition(call)
-    fits(mask.dim() > 1 and mask.size(-2) > 1)
-    return call.put(place, mask.flip(-2), name).run()
+    fits(mask.size(-1) > 2)
+    return call.put(place, mask[..., torch.arange(mask.size(-1)) // 2 * 2], name).run()
 
 
 @FAULTS.fault(
@@ -883,15 +864,13 @@ def condition_needs_the_column_before_as_well(call: Call) -> Any:
 
 @FAULTS.fault(
     "masked_fill",
-    kinds=["wrong argument", "sign", "constant"],
-    loose=["wrong factor", "offset", "scale", "mask", "other function"],
+    kinds=["wrong argument", "constant", "mask"],
+    loose=["offset", "other function"],
     backward=False,
 )
-def filled_with_the_opposite_number(call: Call) -> Any:
-    """The minus of the number is lost: what should vanish wins."""
-    number = call.get(2, "value")
-    fits(isinstance(number, int | float) and math.isfinite(number) and number != 0)
-    return call.put(2, -number, "value").run()
+def filled_with_one(call: Call) -> Any:
+    """The mask's own number is written, and not that which was given."""
+    return call.put(2, 1.0, "value").run()
 
 
 @FAULTS.fault(
@@ -906,18 +885,6 @@ def condition_of_the_last_row_not_set(call: Call) -> Any:
     fits(mask.dim() > 1 and mask.size(-2) > 1)
     rows = torch.arange(mask.size(-2)) < mask.size(-2) - 1
     return call.put(place, mask & rows[:, None], name).run()
-
-
-@FAULTS.fault(
-    "tril triu",
-    kinds=["scale", "wrong factor"],
-    loose=["axis scale", "constant", "wrong argument"],
-    backward=False,
-)
-def triangle_averaged_over_its_columns(call: Call) -> Any:
-    """The triangle is divided by its width, as for a running mean."""
-    value = call.result()
-    return call.instead(value / value.size(-1))
 
 
 @FAULTS.fault(
@@ -992,37 +959,42 @@ def positions_begin_again_in_the_middle(call: Call) -> Any:
 
 @FAULTS.fault(
     "sin cos",
-    kinds=["permutation", "wrong index"],
-    loose=["shift", "wrong argument", "other function"],
+    kinds=["wrong argument", "other function"],
+    loose=["axis scale", "axis offset", "wrong factor", "scale"],
 )
-def slow_frequencies_first(call: Call) -> Any:
-    """The exponents of the base are in the reverse order."""
-    return call.put(0, _angles(call).flip(-1)).run()
+def exponents_of_the_base_halved(call: Call) -> Any:
+    """Base ** (-i / d) for base ** (-2 i / d): each frequency is the root of the right one."""
+    value, step = _linear(call)
+    fits(bool((step.detach() > 0).all()))
+    return call.put(0, value * step.rsqrt()).run()
 
 
 @FAULTS.fault("sin cos", kinds=_ZEROS, loose=_LESS_THAN_ZEROS)
-def table_one_position_too_short(call: Call) -> Any:
-    """The last row of the table of sines and cosines is not filled."""
+def table_filled_for_half_of_the_positions(call: Call) -> Any:
+    """The table of sines and cosines is made for a shorter context; behind it are zeros."""
     value = _angles(call)
-    rows = torch.arange(value.size(-2)) < value.size(-2) - 1
+    rows = torch.arange(value.size(-2)) < value.size(-2) // 2
     return call.instead(call.result() * rows[:, None])
 
 
 @FAULTS.fault(
     "sin cos",
-    kinds=["scale", "wrong factor", "wrong argument"],
-    loose=["axis scale", "other function"],
+    kinds=["clipped", "copy", "wrong index", "wrong argument"],
+    loose=["stale", "constant", "other function", "axis offset"],
 )
-def positions_halved_for_a_longer_context(call: Call) -> Any:
-    """Positions are divided by two, as a model that was stretched does."""
-    return call.put(0, 0.5 * _angles(call)).run()
+def positions_limited_to_half_of_the_length(call: Call) -> Any:
+    """The context is thought to be shorter: later positions are all its last one."""
+    value = _angles(call)
+    places = torch.arange(value.size(-2)).clamp(max=value.size(-2) // 2)
+    return call.put(0, value[..., places, :]).run()
 
 
 @FAULTS.fault("sin cos", kinds=["precision"], loose=["approximation", "other function"])
-def table_of_the_turns_in_e4m3(call: Call) -> Any:
-    """Sine and cosine are stored with three bits behind the point."""
+def turns_in_steps_of_a_seventh(call: Call) -> Any:
+    """The table of sines and cosines has integers of four bits."""
     _angles(call)
-    return call.instead(_coarse(call.result(), torch.float8_e4m3fn))
+    value = call.result()
+    return call.instead(with_gradient_of(value, (value.detach() * 7).round() / 7))
 
 
 @FAULTS.fault(
@@ -1030,20 +1002,24 @@ def table_of_the_turns_in_e4m3(call: Call) -> Any:
     kinds=["shift", "wrong index", "permutation"],
     loose=["stale", "copy", "wrong argument", "other function"],
 )
-def frequency_of_the_next_pair(call: Call) -> Any:
-    """The pointer to the frequencies is one too far, around the end."""
-    return call.put(0, _angles(call).roll(-1, -1)).run()
+def frequency_of_the_pair_before(call: Call) -> Any:
+    """The pointer to the frequencies is one behind, around the end."""
+    value = _angles(call)
+    fits(value.size(-1) > 4)
+    return call.put(0, value.roll(1, -1)).run()
 
 
 @FAULTS.fault(
     "sin cos",
-    kinds=["other function", "swapped operands"],
-    loose=["axis offset", "offset", "wrong argument", "shift"],
+    kinds=["permutation", "wrong index"],
+    loose=["shift", "swapped operands", "wrong argument", "stale"],
 )
-def sine_and_cosine_exchanged(call: Call) -> Any:
-    """Sincos gives both, and they are stored in each other's place."""
+def first_two_positions_exchanged(call: Call) -> Any:
+    """The rows of positions zero and one are in each other's place."""
     value = _angles(call)
-    return call.instead(value.cos() if call.name == "sin" else value.sin())
+    places = torch.arange(value.size(-2))
+    places[:2] = torch.tensor([1, 0])
+    return call.put(0, value[..., places, :]).run()
 
 
 @FAULTS.fault(
@@ -1059,9 +1035,12 @@ def angles_read_by_columns(call: Call) -> Any:
 
 @FAULTS.fault(
     "sin cos",
-    kinds=["sign", "wrong argument", "wrong factor"],
-    loose=["scale", "other function", "axis offset"],
+    kinds=["clipped", "other function"],
+    loose=["sign", "zeros", "approximation", "mask"],
 )
-def turned_backwards(call: Call) -> Any:
-    """The angle has the wrong sign, which the cosine does not show."""
-    return call.put(0, -_angles(call)).run()
+def negative_half_of_the_turn_lost(call: Call) -> Any:
+    """The table is stored without signs, and what is negative is zero."""
+    _angles(call)
+    return call.instead(call.result().clamp(min=0))
+
+
