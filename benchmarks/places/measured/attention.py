@@ -514,7 +514,7 @@ def splits_added_up_without_weights(call: Call) -> Any:
 
 @FAULTS.fault(
     _FUSED,
-    kinds=["permutation", "wrong index", "shift"],
+    kinds=["permutation", "wrong index", "shift", "wrong rank's shard"],
     loose=["swapped operands", "wrong argument", "mask"],
 )
 def halves_of_the_keys_in_the_other_order(call: Call) -> Any:
