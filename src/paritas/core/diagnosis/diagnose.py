@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from paritas.core.diagnosis import effort
 from paritas.core.diagnosis.boxes import MOST_ELEMENTS, cut_case
 from paritas.core.diagnosis.case import Case, Context, count_partial_axes, wrong_block
 from paritas.core.diagnosis.patterns.affine import propose_offsets, propose_scales, propose_signs
@@ -45,6 +46,7 @@ from paritas.core.diagnosis.stating import (
     GUESS,
     INSIDE,
     OPERAND,
+    is_of_whole,
     is_plain,
     may_be_stated,
     with_confidence,
@@ -265,14 +267,10 @@ def _statable(case: Case, patterns: list[Pattern], *, at_output: bool) -> list[P
 
 def _of_its_axis(case: Case, pattern: Pattern) -> Pattern:
     """A factor of some indices along one axis is one of that axis."""
-    is_of_part = pattern.kind == PatternKind.SCALE and not _is_of_whole(pattern)
+    is_of_part = pattern.kind == PatternKind.SCALE and not is_of_whole(pattern)
     if not is_of_part or OPERAND in pattern.evidence or count_partial_axes(case) != 1:
         return pattern
     return msgspec.structs.replace(pattern, kind=PatternKind.AXIS_SCALE)
-
-
-def _is_of_whole(pattern: Pattern) -> bool:
-    return pattern.evidence.get("extent", "whole tensor") == "whole tensor"
 
 
 def _is_seen_in_values(pattern: Pattern) -> bool:
@@ -355,8 +353,10 @@ def diagnose(
     return Diagnosis(where=where, patterns=patterns, note=note)
 
 
-# The time for all patterns of an operator that is called in another process.
+# The time for all patterns of an operator that is called in another process, which is ended then;
+# its searches end before.
 _MOST_SECONDS = 30.0
+_MOST_SECONDS_OF_SEARCHES = 24.0
 
 
 def _rank_apart(
@@ -374,7 +374,8 @@ def _rank_apart(
         # That process may call operators that this one must not call: it asks anew which.
         anew = dataclasses.replace(call)
         _ = anew.steps  # raises if it cannot be called there
-        return rank_patterns(_with_call(case, anew), proposers, at_output=at_output)
+        with effort.ending_within(_MOST_SECONDS_OF_SEARCHES):
+            return rank_patterns(_with_call(case, anew), proposers, at_output=at_output)
 
     report = run_apart(rank, seconds=_MOST_SECONDS)
     if report.result is not None:

@@ -6,9 +6,15 @@ slow the machine is now, and the limits grow with that.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import time
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What the piece of work takes on a machine that is neither fast nor busy, in seconds.
 _USUAL = 150e-6
@@ -17,9 +23,24 @@ _SLOWEST = 4.0
 _ADDITIONS = 100
 
 
+# When all searches must have ended, by `time.monotonic`.
+_end: contextvars.ContextVar[float] = contextvars.ContextVar("end of all", default=float("inf"))
+
+
+@contextlib.contextmanager
+def ending_within(seconds: float) -> Iterator[None]:
+    """Searches that begin in here last shorter as the time of all of them runs out."""
+    token = _end.set(min(_end.get(), time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _end.reset(token)
+
+
 def until(seconds: float) -> float:
     """When this many seconds of a quiet machine are over, by `now`."""
-    return now() + seconds * _slowness()
+    left = max(0.0, _end.get() - time.monotonic())
+    return now() + min(seconds * _slowness(), left)
 
 
 def now() -> float:

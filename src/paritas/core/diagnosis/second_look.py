@@ -21,8 +21,9 @@ from paritas.core.diagnosis.case import Case, near, noise_of_prediction
 from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.diagnosis.place_runs import lengthen_operands, vary_operands
 from paritas.core.diagnosis.repetitions import stack_runs
-from paritas.core.diagnosis.stating import LIFTED_RUN, OPERAND
+from paritas.core.diagnosis.stating import LIFTED_RUN, OPERAND, is_of_whole
 from paritas.core.execution.scouting import FatalAttemptError, attempt_apart, is_scout
+from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,10 +173,16 @@ def holds_again(case: Case, prediction: Tensor, *, fitted: bool = False) -> bool
 def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
     """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
     others = [one for one in case.repeated if one.is_beyond_noise]
-    asked = [*others[:1], *others[1:][-1:]]  # the last one has large operands
-    if LIFTED_RUN not in pattern.evidence:  # of longer operands, no float64 run is known
-        asked += case.lengthened
-    return all(any(_says_the_same(one, pattern) for one in propose(other)) for other in asked)
+    # The last one has large operands, which may be beyond the range of a format.
+    last = others[1:2] if pattern.kind == PatternKind.PRECISION else others[1:][-1:]
+    asked = [*others[:1], *last]
+    # Of longer operands, no float64 run is known.
+    longer = () if LIFTED_RUN in pattern.evidence else case.lengthened
+    return all(
+        any(_says_the_same(one, pattern, of_sizes=of_sizes) for one in propose(other))
+        for others, of_sizes in ((asked, False), (longer, True))
+        for other in others
+    )
 
 
 # What of a pattern's evidence is a number that the candidate was made with.
@@ -183,15 +190,18 @@ _NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus"
 _SAME_NUMBER = 0.02
 
 
-def _says_the_same(one: Pattern, other: Pattern) -> bool:
+def _says_the_same(one: Pattern, other: Pattern, *, of_sizes: bool) -> bool:
     """Whether two patterns are of one kind, with the same numbers.
 
     A limit that is another number for other operands is no limit, but follows from them; that of
     an operand that is solved for may follow from the operand.
+
+    Args:
+        of_sizes: the sizes are other ones too, from which a factor of all elements may follow.
     """
     if one.kind != other.kind:
         return False
-    if OPERAND in one.evidence:
+    if OPERAND in one.evidence or (of_sizes and _is_one_factor(one) and _is_one_factor(other)):
         return True
     for name in _NUMBERS:
         first, second = (pattern.evidence.get(name, 0.0) for pattern in (one, other))
@@ -200,3 +210,7 @@ def _says_the_same(one: Pattern, other: Pattern) -> bool:
         if abs(first - second) > _SAME_NUMBER * max(abs(first), abs(second)):
             return False
     return True
+
+
+def _is_one_factor(pattern: Pattern) -> bool:
+    return pattern.kind == PatternKind.SCALE and is_of_whole(pattern)

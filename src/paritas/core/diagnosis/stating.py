@@ -132,7 +132,10 @@ def may_be_stated(
         return not (pattern.kind in _FLEXIBLE and _NORMALISING.search(operator))
     if not at_output:
         flexible = pattern.kind in _FLEXIBLE and repeated
-        fits_anyway = flexible or (pattern.kind in _OF_ROWS and _NORMALISING.search(operator))
+        # One factor for all rows, also of other operands, is none of a row.
+        is_of_all = pattern.kind == PatternKind.SCALE and held and is_of_whole(pattern)
+        is_of_rows = pattern.kind in _OF_ROWS and not is_of_all
+        fits_anyway = flexible or (is_of_rows and _NORMALISING.search(operator))
         # An offset of the result is one number for all elements, whatever it follows from.
         is_of_result = pattern.kind == PatternKind.OFFSET and "tried" not in pattern.evidence
         fits_anyway = fits_anyway or (is_of_result and not held)
@@ -147,6 +150,11 @@ def may_be_stated(
     if pattern.kind in _OF_ROWS and _fitted_numbers(pattern) > 0:
         return False
     return grade(pattern) is not Grade.LOOSE
+
+
+def is_of_whole(pattern: Pattern) -> bool:
+    """Whether its numbers are the same for all elements."""
+    return pattern.evidence.get("extent", "whole tensor") == "whole tensor"
 
 
 # What a reader of the program says first, if it holds for the whole result: no step inside of it

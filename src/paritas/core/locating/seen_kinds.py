@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from paritas.core.diagnosis.patterns.variations import kind_of_argument
 from paritas.core.diagnosis.stating import with_confidence
 from paritas.core.locating.call_words import (
@@ -85,6 +87,8 @@ def _of_settings(
     if len(changed) == 1:
         name, pair = next(iter(changed.items()))
         kind = kind_of_argument(operator, name, *pair)
+        if all(isinstance(one, torch.dtype) for one in pair):
+            kind = PatternKind.PRECISION
     return _seen(kind, f"in {inside}: {words}" if inside else words, bit_for_bit=True)
 
 
@@ -148,9 +152,10 @@ def left_out(
     its = [one for one in theirs if not one.only_moves]
     rest = iter(its)
     names = [plain_name(one) for one in own]
-    if not own or not all(any(name == plain_name(one) for one in rest) for name in names):
+    if not mine or not all(any(name == plain_name(one) for one in rest) for name in names):
         return None
-    if not _read(own, parting.classes) <= _read(its, parting.known.classes):
+    # What only hands a value on reads what is left out is given.
+    if not _read(own or mine, parting.classes) <= _read(its, parting.known.classes):
         return None
     lost = [*its]
     for name in names:

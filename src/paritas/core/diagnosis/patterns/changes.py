@@ -16,6 +16,8 @@ import torch
 
 from paritas.core.diagnosis.patterns.variations import (
     Variation,
+    describe_distance,
+    far_places,
     is_summand,
     repeat_edge,
     roll,
@@ -70,10 +72,12 @@ def changes_of(value: Tensor) -> Iterator[Change]:
             said = f"{{}} is transposed (axes {first} and {second})"
             apply = partial(torch.transpose, dim0=first, dim1=second)
             yield Change(PatternKind.TRANSPOSE, said, apply)
+    # Along other axes, a statistic is the value itself, and a sum a multiple of it.
+    varied = [axis for axis in axes if not bool((value == value.narrow(axis, 0, 1)).all())]
     if value.is_floating_point():
-        for dims in _extents(value, axes):
+        for dims in _extents(value, varied):
             yield from _by_statistics(dims, value.dim())
-    for axis in axes:
+    for axis in varied:
         yield from _sums_along(axis)
 
 
@@ -128,6 +132,9 @@ def _moves(axis: int, size: int) -> Iterator[Change]:
         # Of two, the other one is the first or the last of them.
         for move in (roll, repeat_edge, shift_in_zeros) if size > 2 else ():  # noqa: PLR2004
             yield Change(PatternKind.SHIFT, said, partial(move, axis=axis, by=by))
+    for by in far_places(size):
+        said = f"{{}} is read {describe_distance(by)} the right one {along}"
+        yield Change(PatternKind.SHIFT, said, partial(roll, axis=axis, by=by))
     for words, order in _orders(size):
         yield Change(PatternKind.PERMUTATION, f"{words} {along}", partial(_taken, axis, order))
     for place, which in ((0, "first"), (size - 1, "last")):
@@ -211,11 +218,11 @@ _DIVISORS: dict[str, tuple[float, ...]] = {
 
 
 def _extents(value: Tensor, axes: list[int]) -> list[tuple[int, ...]]:
-    """All axes, each of them, the last two, and all but one of the first two."""
+    """All axes, each of these, the last two, and all but one of the first two."""
     every = tuple(range(value.dim()))
     several = [every[-2:], every[1:], (*every[:1], *every[2:])] if len(every) > 2 else []  # noqa: PLR2004
     found = dict.fromkeys([every, *((one,) for one in axes), *several])
-    return [dims for dims in found if any(value.shape[one] > 1 for one in dims)]
+    return [dims for dims in found if any(one in axes for one in dims)]
 
 
 def _by_statistics(dims: tuple[int, ...], rank: int) -> Iterator[Change]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import torch
 
-from paritas.core.diagnosis.case import Extent, first_supported, weigh, widen, wrong_block
+from paritas.core.diagnosis.case import Case, Extent, first_supported, weigh, widen, wrong_block
 from paritas.core.diagnosis.leftovers import fits_honestly
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import Pattern, PatternKind
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-
-    from paritas.core.diagnosis.case import Case
 
 
 # --- Conditions on the inputs that give NaN or infinity -------------------------------------------
@@ -403,7 +401,7 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []
     if not _may_be_cut_off(case):
         return []
-    found = _clipping(case)
+    found = _clipping_of_runs(case) or _clipping(case)
     block = wrong_block(case)
     if found or block.is_whole:
         return found
@@ -411,6 +409,16 @@ def propose_clipping(case: Case) -> list[Pattern]:
         msgspec.structs.replace(one, sentence=f"{one.sentence}, but only in a part of the result")
         for one in _clipping(block.case)
     ]
+
+
+def _clipping_of_runs(case: Case) -> list[Pattern]:
+    """With other operands beside those of the program, which may show one bound, or no other."""
+    cases = (case, *case.repeated, *case.lengthened)
+    if len(cases) == 1:
+        return []
+    sides = zip(*((one.candidate, one.reference) for one in cases), strict=True)
+    candidate, reference = (torch.cat([one.flatten() for one in side]) for side in sides)
+    return _clipping(Case(candidate, reference))
 
 
 # Fewer values than this that went through a limit show none.

@@ -97,6 +97,8 @@ _OF_ALL = frozenset(
         PatternKind.STATISTICS,
     }
 )
+# Operators that put all elements elsewhere: other arguments in a part of the result say nothing.
+_MOVING = frozenset({"sort", "argsort", "topk", "flip", "roll"})
 # Mistakes that hand an operand on where they are made in a part only: the last element of a
 # product from the other end is itself.
 _GIVE_A_COPY = {
@@ -180,8 +182,28 @@ def _describe(case: Case, prediction: Predictor, chosen: Reproduction) -> tuple[
             kind, sentence = PatternKind.COPY, f"{copied} is handed on as it is"
         if kind in _FACTORS and count_partial_axes(case) == 1:
             kind = PatternKind.AXIS_SCALE
+    number = _number_that_is_left(steps.get(chosen.place), chosen)
+    if kind is PatternKind.OTHER_FUNCTION and number is not None:
+        kind, sentence = PatternKind.MISSING_OPERAND, f"all but {number:.6g} is left out"
+    if chosen.in_part:
         sentence = f"{sentence}, but only in a part of the result"
     return kind, sentence
+
+
+def _number_that_is_left(step: Step | None, chosen: Reproduction) -> float | None:
+    """The number among the arguments that a function gives everywhere, as a minimum may."""
+    numbers = (
+        []
+        if step is None
+        else [float(one) for one in step.values.values() if type(one) in (int, float)]
+    )
+    try:
+        value = chosen.variation.change(step) if step is not None and numbers else None
+    except UNUSABLE:
+        return None
+    if not isinstance(value, torch.Tensor) or value.numel() < _FEWEST_IN_PART:
+        return None
+    return next((one for one in numbers if bool((value == one).all())), None)
 
 
 def _copied_operand(case: Case, step: Step | None) -> str:
@@ -481,8 +503,7 @@ class Predictor:
         if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
             return None
         slack = self._growth(prediction)
-        is_local = self._block is not None and variation.kind not in _OF_ALL
-        for in_part in (False, True) if is_local else (False,):
+        for in_part in (False, True) if self._may_be_local(place, variation) else (False,):
             if in_part:
                 if not bool(prediction[self.case.wrong].any()):
                     break  # zeros in a part are a kind of their own
@@ -499,6 +520,12 @@ class Predictor:
         if found_natively is None or not self._holds_again(found_natively, search, suggest):
             return None
         return found_natively
+
+    def _may_be_local(self, place: int, variation: Variation) -> bool:
+        """Whether a mistake may be made in a part of the result only."""
+        step = dict(self.steps).get(place)
+        is_moving = step is not None and step.name in _MOVING
+        return self._block is not None and variation.kind not in _OF_ALL and not is_moving
 
     def _is_one_value(self, prediction: Tensor) -> bool:
         """Whether one value is predicted everywhere, where there should be several.

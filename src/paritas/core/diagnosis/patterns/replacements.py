@@ -11,6 +11,7 @@ import torch
 from paritas.core.diagnosis.case import holds_in_block, weigh, wrong_block
 from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.diagnosis.patterns.functions import UNARY
+from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import Pattern, PatternKind
 
@@ -72,7 +73,7 @@ def _one_value(case: Case) -> list[Pattern]:
         return _zeros(case) if zero else []
     if float((values == 0).double().mean()) >= _MOST:
         return _zeros(case)
-    if _follows_nothing(case):
+    if _follows_nothing(case) or _has_one_value(case):
         return []  # it may hold all of its operands, as a module holds copies of its parameters
     value = float(finite.median())
     count = int((values == value).sum())
@@ -101,6 +102,14 @@ def _follows_nothing(case: Case) -> bool:
     if context is None or context.runs is None or context.call is None:
         return False
     return len(held_operands(context.runs, context.call)) == len(context.runs.operands)
+
+
+def _has_one_value(case: Case) -> bool:
+    """Whether the operands show nothing: each has one value, and others cannot be tried."""
+    steps = () if case.context.call is None else case.context.call.steps
+    values = [one for _, step in steps for one in tensors_of(list(step.values.values()))]
+    is_one = all(bool((one == one.reshape(-1)[:1]).all()) for one in values)
+    return bool(values) and is_one and not case.repeated
 
 
 def _gives_for_zeros(context: Context) -> float | None:

@@ -102,7 +102,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         said = f"{some} left out of the {size} in the sum that softmax divides by"
         yield Variation(kind, said, partial(over, part=slice(first, size - last)))
     said = "it is not divided by the sum"
-    yield Variation(PatternKind.MISSING_OPERAND, said, partial(_unnormalised, is_log=is_log))
+    yield Variation(PatternKind.MISSING_REDUCTION, said, partial(_unnormalised, is_log=is_log))
     other, words = (
         (torch.softmax, "the logarithm is left out")
         if is_log

@@ -509,6 +509,10 @@ def _operand_variations(
         yield Variation(PatternKind.PERMUTATION, said, flipped)
         for by in (1, -1):
             yield from _read_elsewhere(name, called, axis, by, size=value.shape[axis])
+        for by in far_places(value.shape[axis]):
+            said = f"{called} is read {describe_distance(by)} the right one along axis {axis}"
+            rolled = with_altered(name, partial(roll, axis=axis, by=by))
+            yield Variation(PatternKind.SHIFT, said, rolled)
 
 
 _ALONG = frozenset(
@@ -617,6 +621,22 @@ def roll(value: Tensor, axis: int, by: int) -> Tensor:
     return value.roll(by, axis)
 
 
+_FAR = {2: "two", 3: "three"}
+
+
+def far_places(size: int) -> Iterator[int]:
+    """How many places, but one, the slices of an axis may be away from their own.
+
+    Of three slices, two places before are one place after; of more, they are not.
+    """
+    return (by for far in _FAR for by in (far, -far) if size > far)
+
+
+def describe_distance(by: int) -> str:
+    """Where each slice is read that is moved by so many places."""
+    return f"{_FAR[abs(by)]} places {'before' if by > 0 else 'after'}"
+
+
 def repeat_edge(value: Tensor, axis: int, by: int) -> Tensor:
     """Shifted; the element at the edge is repeated."""
     last = value.shape[axis] - 1
@@ -686,6 +706,10 @@ def _index_variations(
             said = f"{name} is read one place {where} the right one along axis {axis}"
             for shift in (roll, repeat_edge, shift_in_zeros):
                 yield Variation(kind, said, changed(partial(shift, axis=axis, by=by)))
+    for axis in range(index.dim()):
+        for by in far_places(index.shape[axis]):
+            said = f"{name} is read {describe_distance(by)} the right one along axis {axis}"
+            yield Variation(kind, said, changed(partial(roll, axis=axis, by=by)))
     for axis in range(index.dim()):
         where = f" along axis {axis}" if index.dim() > 1 else ""
         said = f"{name} is read in the reverse order{where}"
