@@ -753,7 +753,9 @@ def _fill_gaps(hit: Tensor, size: int) -> Tensor:
         return hit
     low, high = int(hit[0]), int(hit[-1]) + 1
     steps = hit.diff()
-    is_regular = len(steps) > 1 and bool((steps == steps[0]).all()) and int(steps[0]) > 1
+    is_regular = len(steps) > 0 and bool((steps == steps[0]).all()) and int(steps[0]) > 1
+    if is_regular and len(steps) == 1:  # two may be all of a kind: every second one of five
+        is_regular = low - int(steps[0]) < 0 and high - 1 + int(steps[0]) >= size
     if is_regular or len(hit) < _DENSE * (high - low):
         return hit
     at_ends = low + size - high

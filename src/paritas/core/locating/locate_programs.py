@@ -580,8 +580,15 @@ class _Search:
 
 
 def _with_kind_of_calls(spot: Spot, finding: Finding) -> Finding:
-    """The finding with the kind that the calls show, if no experiment found one."""
+    """The finding with the kind that the calls show, if no experiment found one.
+
+    Experiments do not know which calls the candidate made to no effect.
+    """
     kind, known = spot.seen or spot.guess, finding.diagnosis or Diagnosis()
+    if spot.has_no_kind:
+        return msgspec.structs.replace(
+            finding, diagnosis=msgspec.structs.replace(known, patterns=())
+        )
     if kind is None or known.patterns:
         return finding
     return msgspec.structs.replace(

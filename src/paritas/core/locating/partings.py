@@ -131,6 +131,8 @@ class Spot:
         call: the reference's call of a function of torch that is wrong as a whole, if it is one.
         seen: what kind of wrong it is, if that follows from the calls.
         guess: the kind that is stated if no experiment finds a better one.
+        has_no_kind: the candidate calls what seems to be left out, with a value that changes
+            nothing, such as a factor of 1: it is not known why.
     """
 
     words: str
@@ -144,6 +146,7 @@ class Spot:
     call: TracedCall | None = None
     seen: Pattern | None = None
     guess: Pattern | None = None
+    has_no_kind: bool = False
 
     @property
     def is_random(self) -> bool:
@@ -348,7 +351,25 @@ def name_spot(
         call,
         seen,
         guess,
+        has_no_kind=found.is_missing and any(_is_called_to_no_effect(parting, one) for one in its),
     )
+
+
+_WITH_UNITS = frozenset({"add", "sub", "mul", "div"})
+
+
+def _is_called_to_no_effect(parting: Parting, skipped: Operation) -> bool:
+    """Whether the candidate has a call of such an operator that gives what it reads."""
+    if plain_name(skipped).partition(".")[2] not in _WITH_UNITS:
+        return False
+    known = {parting.known.classes[index] for index in skipped.inputs} - {None}
+    for own in parting.mine.trace.operations:
+        if plain_name(own) == plain_name(skipped):
+            read = {parting.classes[index] for index in own.inputs}
+            given = {parting.classes[index] for index in own.outputs}
+            if read & given & known:
+                return True
+    return False
 
 
 def _with_whole_call(

@@ -722,6 +722,9 @@ _MOST_AXES = 4
 def _rearranged_operands(step: Step) -> Iterator[Variation]:
     """The memory of an operand read as if its axes were in another order; other tiles of it."""
     operands = {name: one for name, one in step.values.items() if _is_operand(one)}
+    if torch.Tag.pointwise not in step.operator.tags:  # or else it is the result
+        for name, value in operands.items():
+            yield from _other_layouts(name, value)
     if len(operands) < 2:  # noqa: PLR2004
         return  # it is the result that is read elsewhere
     for name, value in operands.items():
@@ -742,6 +745,23 @@ def _rearranged_operands(step: Step) -> Iterator[Variation]:
         for name in ("query", "key", "value"):
             yield from _other_tiles(name, -2, step.values[name].shape[-2])
             yield from _other_orders(name, step.values[name].shape[-1])
+
+
+def _other_layouts(name: str, value: Tensor) -> Iterator[Variation]:
+    """The channels behind all other axes in memory, and before them where they are read."""
+    if value.dim() < 3 or value.shape[1] < 2 or value.numel() > _MOST_ELEMENTS:  # noqa: PLR2004
+        return
+    for has, reads in (("last", "first"), ("first", "last")):
+        said = f"the memory of {name} has its channels {has}, and is read as if they were {reads}"
+        change = partial(_in_layout, name=name, has_last=has == "last")
+        yield Variation(PatternKind.PERMUTATION, said, change)
+
+
+def _in_layout(step: Step, name: str, *, has_last: bool) -> Any:
+    value = step.values[name]
+    last = value.movedim(1, -1)
+    read = last.reshape(value.shape) if has_last else value.reshape(last.shape).movedim(-1, 1)
+    return step.run(**{name: read})
 
 
 def _is_operand(value: Any) -> bool:

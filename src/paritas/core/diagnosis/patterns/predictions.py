@@ -337,12 +337,12 @@ class Predictor:
         tried += more
         if found:
             return tried, found
-        for place, unknown in inner_numbers(self.steps):
+        for which, (place, unknown) in enumerate(inner_numbers(self.steps)):
             if effort.now() > until:
                 break
             tried += 1
             with contextlib.suppress(FatalAttemptError):
-                solution = attempt_apart(functools.partial(self._solution, place, unknown))
+                solution = attempt_apart(functools.partial(self._solution, place, unknown, which))
                 found += [] if solution is None else [solution]
         return tried, [dataclasses.replace(one, of_formula=True) for one in found]
 
@@ -725,23 +725,38 @@ class Predictor:
         is_finite = bool(torch.isfinite(size).all())
         return (size, None, is_finite) if bool(told.all()) else (size[told], told, is_finite)
 
-    def _solution(self, place: int, unknown: Unknown) -> Reproduction | None:
-        """The mistake with the shortest number that reproduces the candidate."""
+    def _solution(self, place: int, unknown: Unknown, which: int) -> Reproduction | None:
+        """The mistake with the shortest number that reproduces the candidate.
+
+        Args:
+            which: the place of the unknown number among all.
+        """
         if not self._again and self._is_one_difference:
             return None  # one number is solved for, and there is one equation
-        brief = self._of_few_runs
-        predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
-        number = unknown.solve(predict, brief.case.given)
-        for short in () if number is None else shortened(number):
-            if unknown.whole and short != round(short):
-                continue
+        # Of longer operands it may be another one, such as the root of a length.
+        again = functools.partial(Predictor._solved_again, which=which)
+        for short in self._solve(place, unknown):
             variation = unknown.variation(short)
             prediction = self._prediction(place, variation)
             if prediction is not None:
-                found = self._reproduction(place, variation, prediction, parameters=1)
+                found = self._reproduction(
+                    place, variation, prediction, parameters=1, suggest=again
+                )
                 if found is not None:
                     return None if self._may_be_larger(place, unknown, short) else found
         return None
+
+    def _solve(self, place: int, unknown: Unknown) -> Iterator[float]:
+        """The number that is nearest to the candidate, the shortest first."""
+        brief = self._of_few_runs
+        predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
+        number = unknown.solve(predict, brief.case.given)
+        shorter = () if number is None else shortened(number)
+        return (one for one in shorter if not unknown.whole or one == round(one))
+
+    def _solved_again(self, which: int) -> Iterator[tuple[int, Variation]]:
+        place, unknown = next(itertools.islice(inner_numbers(self.steps), which, None))
+        return ((place, unknown.variation(one)) for one in self._solve(place, unknown))
 
     @functools.cached_property
     def _is_one_difference(self) -> bool:
