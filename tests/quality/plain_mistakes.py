@@ -108,12 +108,24 @@ _add("padding by the edge", "wrong argument",
          functional.pad(_images(x), (1, 1, 1, 1), mode="replicate"), p.filters))  # fmt: skip
 
 
+_add("the input of the row before last", "shift, wrong index, permutation",
+     lambda p, x: functional.linear(x, p.weight),
+     lambda p, x: functional.linear(x.roll(2, -1), p.weight))  # fmt: skip
+_add("memory with the channels last, read as if they were first", "permutation",
+     lambda p, x: functional.conv2d(_images(x), p.filters),
+     lambda p, x: functional.conv2d(
+         _images(x).movedim(1, -1).reshape(2, 4, 6, 6), p.filters))  # fmt: skip
+
+
 def _in_eight_bits(weight: Tensor) -> Tensor:
     scale = weight.abs().max() / 127
     return (weight / scale).round() * scale
 
 
 # --- Norms, statistics, functions -----------------------------------------------------------------
+
+
+_PLACES = torch.tensor([3, 1, 4, 15, 9, 2, 6, 5, 8, 7])
 
 
 def _layer_norm(p: Program, x: Tensor) -> Tensor:
@@ -139,6 +151,17 @@ _add("a gelu that reads an earlier value", "other function",
 _add("an exponential of base 2", "wrong factor, other function, scale",
      lambda _, x: torch.softmax(3 * x, -1),
      lambda _, x: torch.softmax(3 * math.log(2) * x, -1))  # fmt: skip
+_add("a softmax that is doubled", "scale", lambda _, x: x.softmax(-1),
+     lambda _, x: 2 * x.softmax(-1))  # fmt: skip
+_add("a softmax that is not divided", "missing reduction", lambda _, x: x.softmax(-1),
+     lambda _, x: (x - x.amax(-1, keepdim=True)).exp())  # fmt: skip
+_add("a gelu with an upper bound", "clipped", lambda _, x: functional.gelu(x),
+     lambda _, x: functional.gelu(x).clamp(max=1.25))  # fmt: skip
+_add("only the lower bound", "constant, missing operand", lambda _, x: x.clamp(min=-2.5),
+     lambda _, x: torch.full_like(x, -2.5))  # fmt: skip
+_add("rows of the table three places away", "shift, wrong index, permutation",
+     lambda p, x: x + functional.embedding(_PLACES, p.table),
+     lambda p, x: x + functional.embedding(_PLACES.roll(3), p.table))  # fmt: skip
 _add("a mean over n - 1", "off by one reduction, scale", lambda _, x: x.mean(1),
      lambda _, x: x.sum(1) / 9)  # fmt: skip
 _add("another loss", "other function",
@@ -175,6 +198,10 @@ _add("a scale of one over the width", "scale, wrong factor", lambda _, x: _atten
      lambda _, x: _attend(x, scale=1 / 16))  # fmt: skip
 
 
+_add("a scale of one more than the width", "wrong factor, wrong argument, scale",
+     lambda _, x: functional.scaled_dot_product_attention(*_heads(x)),
+     lambda _, x: functional.scaled_dot_product_attention(
+         *_heads(x), scale=1 / 3))  # fmt: skip
 _add("hidden scores of -1", "mask",
      lambda _, x: functional.scaled_dot_product_attention(*_heads(x), is_causal=True),
      lambda _, x: _with_low_scores(*_heads(x)))  # fmt: skip

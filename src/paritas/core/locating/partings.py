@@ -339,8 +339,11 @@ def name_spot(
     if seen is None and found.leaf is None:
         title = call_names(its) if call is None else title_of(call, joint.reference)
         guess = other_call(parting, its, mine, title) or left_out(parting, its, mine)
+    to_no_effect = [one for one in its if found.is_missing and _changes_nothing(parting, one)]
     return Spot(
-        found.words,
+        f"the candidate's {call_name(to_no_effect[0])} changes nothing"
+        if to_no_effect
+        else found.words,
         found.reference,
         found.candidate,
         (its, mine),
@@ -351,15 +354,15 @@ def name_spot(
         call,
         seen,
         guess,
-        has_no_kind=found.is_missing and any(_is_called_to_no_effect(parting, one) for one in its),
+        has_no_kind=bool(to_no_effect),
     )
 
 
 _WITH_UNITS = frozenset({"add", "sub", "mul", "div"})
 
 
-def _is_called_to_no_effect(parting: Parting, skipped: Operation) -> bool:
-    """Whether the candidate has a call of such an operator that gives what it reads."""
+def _changes_nothing(parting: Parting, skipped: Operation) -> bool:
+    """Whether the candidate has a call of the operator that gives what it reads."""
     if plain_name(skipped).partition(".")[2] not in _WITH_UNITS:
         return False
     known = {parting.known.classes[index] for index in skipped.inputs} - {None}

@@ -278,3 +278,43 @@ def test_zeros_along_the_summed_axis_of_a_weight_are_terms_that_are_left_out() -
     kind, sentence = _diagnose(functional.linear, loop, *operands)
     assert kind == "partial sum"
     assert sentence.startswith("terms of each sum are left out: weight is read as zero")
+
+
+def test_a_factor_that_follows_from_the_sizes_is_stated(rows: Tensor) -> None:
+    doubled = lambda x: functional.normalize(x, dim=-1) * (x.shape[-1] + 1)  # noqa: E731
+    call = lambda x: functional.normalize(x, dim=-1)  # noqa: E731
+    kind, sentence = _diagnose(call, doubled, rows, any_length=True)
+    assert (kind, sentence.partition(" (")[0]) == ("scale", "scaled by 9")
+
+
+def test_an_argument_that_follows_from_the_sizes_is_solved_for_again(rows: Tensor) -> None:
+    attend = functional.scaled_dot_product_attention
+    wider = lambda q, k, v: attend(q, k, v, scale=(q.shape[-1] + 1) ** -0.5)  # noqa: E731
+    heads = rows[None, None]
+    operands = (heads, heads.flip(-1), heads.sin())
+    kind, _ = _diagnose(attend, wider, *operands, any_length=True)
+    assert kind == "wrong factor"
+
+
+def test_a_limit_that_one_value_has_reached_is_seen_with_other_operands(rows: Tensor) -> None:
+    limit = float(rows.abs().flatten().sort().values[-2]) - 1e-3
+    limited = lambda x: x.exp().clamp(max=limit)  # noqa: E731
+    kind, sentence = _diagnose(_ATEN.exp.default, limited, rows)
+    assert kind == "clipped", sentence
+
+
+def test_a_sort_in_a_part_is_no_argument_of_it() -> None:
+    values = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
+    first = lambda x: torch.cat([x[:3].sort(-1, descending=True)[0], x[3:].sort(-1)[0]])  # noqa: E731
+    _, sentence = _diagnose(lambda x: x.sort(-1)[0], first, values)
+    assert "only in a part" not in sentence
+
+
+def test_every_second_of_five_rows_is_a_region() -> None:
+    values = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    skipped = lambda x: x.exp().index_copy(0, _ODD, x[_ODD])  # noqa: E731
+    kind, sentence = _diagnose(_ATEN.exp.default, skipped, values)
+    assert kind == "copy", sentence
+
+
+_ODD = torch.tensor([1, 3])

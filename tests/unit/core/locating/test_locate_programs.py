@@ -403,6 +403,18 @@ def test_an_operator_whose_input_is_read_instead_of_its_result_is_left_out() -> 
     assert "the candidate leaves out aten.div.Tensor" in finding.reason
 
 
+def test_an_operator_that_is_called_to_no_effect_has_no_kind() -> None:
+    def compute(x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return (x.exp() * factor).sin()  # here: multiply
+
+    factor, unit = torch.tensor(1.5), torch.tensor(1.0)
+    programs = [functools.partial(compute, factor=one) for one in (factor, unit)]
+    (finding,) = find_place([draw(3, 4)], *programs).findings
+    assert origin_of(finding).source == f"{line_with('# here: multiply')}, in compute"
+    assert "the candidate's aten.mul.Tensor changes nothing" in finding.reason
+    assert finding.diagnosis is None or finding.diagnosis.best is None
+
+
 def test_an_operator_that_reads_another_value_is_at_fault_if_the_right_one_is_there() -> None:
     def compute(x: torch.Tensor, *, right: bool) -> torch.Tensor:
         first = x.exp()
