@@ -81,6 +81,7 @@ class Context:
         only_where: what kind of wrong it is, is not asked: it is known, or stated at the wrong
             value that this one is computed from.
         patience: share of the usual time for mistakes that are tried.
+        stacked: whether the first axis has several runs, and the tensor begins with the second.
         inner: gives the values that the candidate computes on the way to the tensor, in float64 or
             as it runs, if they can be seen.
     """
@@ -107,6 +108,7 @@ class Context:
     runs: PlaceRuns | None = None
     only_where: bool = False
     patience: float = 1.0
+    stacked: bool = False
     inner: InnerValues | None = None
 
     @property
@@ -179,6 +181,11 @@ class Case:
     def is_exact(self) -> bool:
         """Whether the values are integers or booleans, which must be equal."""
         return not is_inexact(self.reference)
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether the values are booleans: half of any guess is right by chance."""
+        return self.reference.dtype == torch.bool
 
     @functools.cached_property
     def right(self) -> Tensor:
@@ -382,6 +389,8 @@ def widen(value: Tensor) -> Tensor:
 # The share of wrong elements that must be explained, and of right ones that may be spoiled.
 _EXPLAINED = 0.98
 _SPOILED = 0.02
+# How many right ones may be spoiled, as a share of the wrong ones.
+_SPOILED_OF_WRONG = 0.1
 # The largest share of the error that may be left.
 _MOST_LEFT = 0.25
 # Less evidence than this may be chance.
@@ -517,7 +526,9 @@ def weigh(
     bad, good = int(wrong.sum()), int((~wrong).sum())
     explained = float((fits & wrong).sum()) / bad
     spoiled = float((~fits & ~wrong).sum()) / good if good else 0.0
-    if explained < _EXPLAINED or (extent is Extent.ALL and spoiled > _SPOILED):
+    least, most = (1.0, 0.0) if case.is_boolean else (_EXPLAINED, _SPOILED)
+    too_many = spoiled > most or spoiled * good > _SPOILED_OF_WRONG * bad
+    if explained < least or (extent is Extent.ALL and too_many):
         return None
     unit = torch.maximum(noise, case.unit)
     figures = _residual_and_bits(
@@ -808,8 +819,13 @@ def unravel(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     return tuple(reversed(found))
 
 
+def axis_number(context: Context, axis: int) -> int:
+    """The axis of the tensor that an axis of the case is."""
+    return axis - 1 if context.stacked else axis
+
+
 def axis_name(context: Context, axis: int, rank: int) -> str:
     """The number of an axis, with its name if it is known."""
     if len(context.axes) == rank and context.axes[axis]:
         return f"axis {axis} ({context.axes[axis]})"
-    return f"axis {axis}"
+    return f"axis {axis_number(context, axis)}"

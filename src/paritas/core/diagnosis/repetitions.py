@@ -57,12 +57,21 @@ def stack_runs(case: Case) -> Case | None:
         if right is not None and given is not None and _are_finite(right, given):
             usable.append(operands)
             pairs.append((right, given))
-    if len(pairs) < _FEWEST_RUNS:
+    # What has the same result again, such as that of a mask, is no further evidence.
+    is_new = any(not torch.equal(right, pairs[0][0]) for right, _ in pairs[1:])
+    if len(pairs) < _FEWEST_RUNS or not is_new:
         return None
     right, given = (torch.stack(side) for side in zip(*pairs, strict=True))
     for number, calls in _repeated_calls(call, runs, usable):
         context = dataclasses.replace(
-            case.context, call=calls, inputs=(), arguments={}, named={}, earlier={}, inner=None
+            case.context,
+            call=calls,
+            inputs=(),
+            arguments={},
+            named={},
+            earlier={},
+            inner=None,
+            stacked=True,
         )
         repeated = Case(given[:number], right[:number], context=context, first_run=case)
         if _gives(calls, repeated):
@@ -188,7 +197,11 @@ def first_runs(case: Case, call: RepeatedCall) -> tuple[Case, RepeatedCall]:
 def split_runs(case: Case, call: RepeatedCall) -> list[Case]:
     """The runs of a case that is repeated, each by itself."""
     return [
-        Case(candidate, reference, context=dataclasses.replace(case.context, call=one))
+        Case(
+            candidate,
+            reference,
+            context=dataclasses.replace(case.context, call=one, stacked=False),
+        )
         for candidate, reference, one in zip(
             case.candidate, case.reference, (call.first, *call.others), strict=True
         )
@@ -203,7 +216,9 @@ def _repeated_calls(
     With each, how many of the runs it is for.
     """
     replaced = [call.with_operands(runs.operands, operands) for operands in every]
-    if all(one.shape == runs.expected.shape for one in call.floating):
+    # Of a result with axes, those of its operators would be others.
+    is_number = runs.expected.dim() == 0
+    if is_number and all(one.dim() == 0 for one in call.floating):
         with contextlib.suppress(ValueError):
             yield len(every), call.with_floating(_repeated(replaced).floating)
     number = min(_CALLS, len(every))

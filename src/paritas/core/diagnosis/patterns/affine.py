@@ -11,19 +11,20 @@ import torch
 from paritas.core.diagnosis.case import (
     Extent,
     Weight,
+    axis_number,
     exact_share,
     holds_in_block,
     weigh,
     widen,
+    wrong_block,
 )
 from paritas.core.diagnosis.leftovers import fits_honestly
 from paritas.core.diagnosis.proportions import proportion, refined_proportion, robust_proportion
-from paritas.core.diagnosis.repetitions import RepeatedCall
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -38,7 +39,7 @@ def propose_signs(case: Case) -> list[Pattern]:
     """`sign`: negated; for booleans inverted, for complex numbers conjugated."""
     if not case.is_beyond_noise:
         return []
-    if case.reference.dtype == torch.bool:
+    if case.is_boolean:
         # A wrong boolean is always the inverse, which only means something for the whole tensor.
         if case.right.numel() < 2 or not bool(case.wrong.all()):  # noqa: PLR2004
             return []
@@ -60,7 +61,7 @@ def _is_of_a_side_or_block(case: Case) -> bool:
 
     Wrong elements of both signs among right ones were multiplied by something else.
     """
-    if case.right.is_complex() or case.reference.dtype == torch.bool:
+    if case.right.is_complex() or case.is_boolean:
         return True
     wrong = case.right[case.wrong]
     one_sided = bool((wrong <= 0).all()) or bool((wrong >= 0).all())
@@ -170,21 +171,27 @@ def _usual_factors() -> Iterator[NamedFactor]:
 def _size_factors(case: Case) -> Iterator[NamedFactor]:
     sizes = _known_sizes(case)
     for size, where in sizes.items():
-        yield NamedFactor(math.sqrt(size), f"sqrt({size}), of {where}")
-        yield NamedFactor(1 / math.sqrt(size), f"1 / sqrt({size}), of {where}")
+        yield _of_size(math.sqrt(size), f"sqrt({size}), of {where}")
+        yield _of_size(1 / math.sqrt(size), f"1 / sqrt({size}), of {where}")
     for size, where in sizes.items():
         yield NamedFactor(float(size), f"{size}, {where}: a sum for a mean")
         yield NamedFactor(1 / size, f"1 / {size}, of {where}: a mean for a sum")
     for size, where in sizes.items():
-        yield NamedFactor(size / (size - 1), f"n / (n - 1) for n = {size}, {where}")
-        yield NamedFactor((size - 1) / size, f"(n - 1) / n for n = {size}, {where}")
+        yield _of_size(size / (size - 1), f"n / (n - 1) for n = {size}, {where}")
+        yield _of_size((size - 1) / size, f"(n - 1) / n for n = {size}, {where}")
+
+
+def _of_size(value: float, name: str) -> NamedFactor:
+    """A factor that may follow from a size; a short number may be itself and nothing else."""
+    is_short = value == float(f"{value:.2g}")
+    return NamedFactor(value, f"{value:g}, which is {name}" if is_short else name)
 
 
 def _known_sizes(case: Case) -> dict[int, str]:
     """The sizes that occur, and where."""
     found: dict[int, str] = {}
     # Several runs are stacked along an axis that the result does not have.
-    runs = 1 if isinstance(case.context.call, RepeatedCall) else 0
+    runs = 1 if case.context.stacked else 0
     for dim, size in reversed(list(enumerate(case.shape[runs:]))):
         found.setdefault(size, f"the size of dimension {dim}")
     for position, tensor in enumerate(case.context.inputs):
@@ -210,7 +217,7 @@ _SIGN = -1.0
 
 def propose_scales(case: Case) -> list[Pattern]:
     """`scale`, or else `axis scale`."""
-    if case.reference.dtype == torch.bool or not case.is_beyond_noise:
+    if case.is_boolean or not case.is_beyond_noise:
         return []
     return _one_factor(case) or _factor_per_index(case)
 
@@ -227,7 +234,7 @@ def _one_factor(case: Case) -> list[Pattern]:
         factor, error = refined_proportion(case, case.right, case.given, factor)
     if abs(factor - _SIGN) <= max(4 * error, 0.01) or factor == 0:
         return []
-    factor, weight = _shortest_factor(case, factor, error, weight)
+    factor, weight = _shortest(case, factor, error, weight, _weigh_factor)
     if case.is_exact and not holds_in_block(case, (factor * case.right).round()):
         return []
     names = name_factor(case, factor, error)
@@ -240,6 +247,8 @@ def _one_factor(case: Case) -> list[Pattern]:
         text, known = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
     if weight is None:
         return []
+    side = "" if weight.whole else _side_of_wrong(case)
+    text += f", but only {side} values" if side else ""
     figures: dict[str, float | str] = {"factor": factor, "standard error": error}
     if known:
         figures["name"] = known
@@ -248,23 +257,42 @@ def _one_factor(case: Case) -> list[Pattern]:
     return [weight.pattern(PatternKind.SCALE, text, figures)]
 
 
-def _shortest_factor(
-    case: Case, factor: float, error: float, weight: Weight
+def _side_of_wrong(case: Case) -> str:
+    """Which values are wrong, if it is those of one sign, as behind a leaky relu."""
+    if case.right.is_complex() or bool(wrong_block(case).case.wrong.all()):
+        return ""
+    for side, which in (("negative", case.right < 0), ("positive", case.right > 0)):
+        others = which & ~case.wrong  # so near to zero that it is not seen
+        if not bool((case.wrong & ~which).any()) and int(others.sum()) <= 0.05 * int(which.sum()):
+            return side
+    return ""
+
+
+def _shortest(
+    case: Case,
+    number: float,
+    error: float,
+    weight: Weight,
+    weigh_number: Callable[[Case, float], Weight | None],
+    largest: float = 1.0,
 ) -> tuple[float, Weight]:
     """The shortest decimal within the error of the fit that reproduces as many elements exactly.
 
     The last digits of a fit depend on how its values are rounded and in which order it adds them,
     which is another one on each machine.
+
+    Args:
+        largest: the size of the values that are rounded with it, in units of the number.
     """
-    unit = max(case.own_unit, _LAST_DIGITS)
-    tolerance = max(_STANDARD_ERRORS * error, unit * abs(factor))
+    unit = max(case.own_unit, _LAST_DIGITS) * max(1.0, largest)
+    tolerance = max(_STANDARD_ERRORS * error, unit * abs(number))
     for digits in range(1, _MOST_DIGITS + 1):
-        decimal = float(f"{factor:.{digits}g}")
-        if abs(decimal - factor) <= tolerance:
-            shorter = _weigh_factor(case, decimal)
+        decimal = float(f"{number:.{digits}g}")
+        if abs(decimal - number) <= tolerance:
+            shorter = weigh_number(case, decimal)
             if shorter is not None and shorter.exact >= weight.exact:
                 return decimal, shorter
-    return factor, weight
+    return number, weight
 
 
 def _weigh_factor(case: Case, factor: float) -> Weight | None:
@@ -308,11 +336,12 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         low, high = float(used.min()), float(used.max())
         if count == size and f"{low:.4g}" == f"{high:.4g}":
             continue  # one factor for all
-        each = f"at each index of dimension {axis}: {low:.4g} to {high:.4g}"
+        where = axis_number(case.context, axis)
+        each = f"at each index of dimension {where}: {low:.4g} to {high:.4g}"
         text = f"scaled by a different factor {each}"
         if turns:
             said = ", ".join(f"{one:g}" for one in turns)
-            text = f"multiplied by {said} in turn along dimension {axis}"
+            text = f"multiplied by {said} in turn along dimension {where}"
         text = _name_vector(case, factors) or text
         figures = {"axis": float(axis), "least": low, "most": high}
         pattern = weight.pattern(PatternKind.AXIS_SCALE, text, figures, trust=0.95)
@@ -473,7 +502,7 @@ _OFFSET_STANDARD_ERRORS = 8.0
 
 def propose_offsets(case: Case) -> list[Pattern]:
     """Known tensors first, then one number, then an unknown vector."""
-    if case.reference.dtype == torch.bool or not case.is_beyond_noise:
+    if case.is_boolean or not case.is_beyond_noise:
         return []
     known = propose_addends(case)
     number = _one_number(case) or _number_away_from_zero(case)
@@ -515,6 +544,8 @@ def _one_number(case: Case) -> list[Pattern]:
         return []  # whole numbers are one apart for many reasons
     if weight.whole:
         offset, error = refined_proportion(case, ones, case.error, offset)
+    largest = float(case.given[torch.isfinite(case.given)].abs().max() / abs(offset))
+    offset, weight = _shortest(case, offset, error, weight, _weigh_offset, largest)
     sentence = (
         f"{_describe_amount(case, offset, error)} is {'added' if offset > 0 else 'subtracted'}"
     )
@@ -581,7 +612,8 @@ def _axis_offset(
     weight = weigh(case, moved, parameters=touched, slack=slack)
     if weight is None or not fits_honestly(case, moved, parameters=touched, slack=slack):
         return None
-    name = f"dimension {keep[0]}" if len(keep) == 1 else "dimensions " + _join_axes(keep)
+    kept = tuple(axis_number(case.context, one) for one in keep)
+    name = f"dimension {kept[0]}" if len(kept) == 1 else "dimensions " + _join_axes(kept)
     size = float(vector.abs().square().mean().sqrt())
     return weight.pattern(
         PatternKind.AXIS_OFFSET,

@@ -66,7 +66,7 @@ def propose_approximations(case: Case) -> list[Pattern]:
             confidence=0.9,
             sentence=(
                 "another function of the input, as an approximation is: the relative error is "
-                f"at most {largest:.2g}, for an input of {at:.4g}"
+                f"{largest:.2g} for an input of {at:.4g}, and less for all others here"
             ),
             evidence={
                 "operator": case.context.operator,

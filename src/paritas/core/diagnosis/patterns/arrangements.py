@@ -14,6 +14,7 @@ from paritas.core.diagnosis.case import (
     Probe,
     WrongBlock,
     axis_name,
+    axis_number,
     first_supported,
     supported_pattern,
     unravel,
@@ -251,7 +252,9 @@ def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
             case,
             case.right.flip(pair),
             PatternKind.PERMUTATION,
-            f"flipped along the axes {pair[0]} and {pair[1]}",
+            "flipped along the axes {} and {}".format(
+                *(axis_number(case.context, one) for one in pair)
+            ),
             cost=math.log2(len(pairs)) + 1,
             noise=case.allowed.flip(pair),
             evidence={"axes": f"{pair[0]}, {pair[1]}"},
@@ -305,6 +308,8 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
     if bool((case.given == case.given.flatten()[0]).all()):
         return None
     places = moved.nonzero().flatten().tolist()
+    if case.is_boolean and len(source[moved].unique()) > 1:
+        return None  # a row of a mask has few forms, and any may be found elsewhere
     listed = enumerated((f"{int(source[one])} at {one}" for one in places), _NAMED)
     said = "copied from another place"
     return _reordered(

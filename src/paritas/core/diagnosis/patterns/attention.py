@@ -619,6 +619,10 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
             said = f"keys and values are read from other places: {words}"
             yield Variation(kind, said, partial(_with_order, order=order))
         said = "the queries see other keys than the mask allows"
+        if not bool((right & ~hidden).any()):
+            said = "the queries do not see all keys that the mask allows"
+        elif not bool((hidden & ~right).any()):
+            said = "the queries see keys that the mask hides"
         chosen = int((hidden != right).sum())
         yield Variation(PatternKind.MASK, said, change, chosen=chosen)
 

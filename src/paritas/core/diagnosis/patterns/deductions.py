@@ -260,7 +260,9 @@ _LOWEST = -1e4
 def _chosen_elements(step: Step, given: Tensor, part: Tensor) -> Iterator[Variation]:
     """Each element is one of two: what a mask lets through, and what it puts in its place."""
     some = given[part]
-    is_one_value = bool((some == some[0]).all()) and not _lets_through(step, some[0])
+    is_one_value = bool((some == some[0]).all()) and not (
+        _lets_through(step, some[0]) or _is_filled_in(step, some[0])
+    )
     # Values that were not written look like masked ones.
     if not is_one_value and step.name in ("tril", "triu", "masked_fill", "where", "softmax"):
         said = "other elements are masked"
@@ -276,6 +278,15 @@ def _lets_through(step: Step, value: Tensor) -> bool:
     if step.name not in ("tril", "triu", "masked_fill") or not isinstance(kept, torch.Tensor):
         return False
     return bool((kept == kept.flatten()[0]).all()) and bool(kept.flatten()[0] == value)
+
+
+def _is_filled_in(step: Step, value: Tensor) -> bool:
+    """Whether it is the number that a mask fills in, and not one of memory that is not written."""
+    name = {"masked_fill": "value", "where": "other"}.get(step.name)
+    number = step.values.get(name) if name is not None else None
+    if number is None or (isinstance(number, torch.Tensor) and number.numel() != 1):
+        return False
+    return bool(value != 0) and bool(torch.as_tensor(number).to(value) == value)
 
 
 def _chosen(step: Step, given: Tensor) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -273,14 +274,8 @@ def _slots(predictor: Predictor) -> Iterator[_Slot]:
 
 
 def _names_of(call: LiveCall) -> list[str]:
-    """The names of the floating-point tensors of a call, by the operator of the same name."""
-    target: Any = call.target
-    if not isinstance(target, Operator):
-        packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
-        overloads = packet.overloads() if packet is not None else []
-        target = getattr(packet, overloads[0]) if overloads else None
-    schema = getattr(target, "_schema", None)
-    known = [] if schema is None else [argument.name for argument in schema.arguments]
+    """The names of the floating-point tensors of a call."""
+    known = _parameters_of(call.target)
     names = [*known, *[""] * len(call.args)][: len(call.args)]
     given = [*zip(names, call.args, strict=True), *call.kwargs.items()]
     found: list[str] = []
@@ -289,6 +284,18 @@ def _names_of(call: LiveCall) -> list[str]:
         is_plain = isinstance(value, torch.Tensor)
         found += [name if is_plain and name else f"tensor {len(found)}" for _ in tensors]
     return found
+
+
+def _parameters_of(target: Any) -> list[str]:
+    """The names of what is called; of a function that is built in, by its operator."""
+    if inspect.isfunction(target):
+        return list(inspect.signature(target).parameters)
+    if not isinstance(target, Operator):
+        packet = getattr(torch.ops.aten, getattr(target, "__name__", ""), None)
+        overloads = packet.overloads() if packet is not None else []
+        target = getattr(packet, overloads[0]) if overloads else None
+    schema = getattr(target, "_schema", None)
+    return [] if schema is None else [argument.name for argument in schema.arguments]
 
 
 def _put_in_step(predictor: Predictor, place: int, name: str, value: Tensor) -> Tensor | None:

@@ -162,7 +162,8 @@ def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
         if steps.hold(right, unit):
             continue
         each = f", one for {grouping.words}" if grouping.words else ""
-        words = f"in whole multiples of a step{each}, at most {steps.most} of them"
+        step = f"{float(steps.step):.4g}" if len(given) == 1 else f"a step{each}"
+        words = f"in whole multiples of {step}, here at most {steps.most} of them"
         words = f"{words} from the least" if from_least else words
         value = grouping.join(steps.rounded(given))
         if steps.are_near(right, given):

@@ -397,7 +397,7 @@ LIMITS = {
 
 def propose_clipping(case: Case) -> list[Pattern]:
     """`clipped`: values beyond a bound became the bound."""
-    if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
+    if case.is_boolean or case.right.is_complex() or not case.is_beyond_noise:
         return []
     if not _may_be_cut_off(case):
         return []
@@ -532,7 +532,7 @@ _WIDTHS = (4, 8, 16, 32)
 
 def propose_wrapped(case: Case) -> list[Pattern]:
     """`wrapped`: modulo a power of two, signed or not; also floats beyond a range."""
-    if case.reference.dtype == torch.bool or case.right.is_complex() or not case.is_beyond_noise:
+    if case.is_boolean or case.right.is_complex() or not case.is_beyond_noise:
         return []
     if len(case.right[case.wrong].unique()) < _FEWEST_WRAPPED:
         return []  # of one or two values, any other is the same modulo some range

@@ -414,7 +414,7 @@ def propose_ties(case: Case) -> list[Pattern]:
     operation = operation_of(case)
     if operation is None or not case.is_exact or not case.is_beyond_noise:
         return []
-    if operation.name not in _ALONG | _ONE or case.reference.dtype == torch.bool:
+    if operation.name not in _ALONG | _ONE or case.is_boolean:
         return []
     scores = operation.inputs[0]
     found = _scores_of(case, operation, scores)

@@ -35,7 +35,7 @@ _GARBAGE_SPREAD_HALF = 5.0
 
 def propose_constants(case: Case) -> list[Pattern]:
     """`zeros`, `constant`, `stale`, `copy` and `uninitialised`."""
-    if not case.is_beyond_noise or case.reference.dtype == torch.bool:
+    if not case.is_beyond_noise or case.is_boolean:
         return []
     found = _one_branch(case) or [*_stale(case), *_copies(case), *_one_value(case)]
     return found or _garbage(case)

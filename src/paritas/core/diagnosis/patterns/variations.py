@@ -592,8 +592,13 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
     for axis, by in itertools.product(axes, (1, -1)):
         way = "late" if by > 0 else "early"
         said = f"the mask is off by one: it begins one position too {way} along axis {axis}"
+        is_pair = mask.shape[axis] == 2  # noqa: PLR2004
+        if is_pair and by > 0:  # one position too early is one too late
+            words = f"the two masks along axis {axis} are exchanged"
+            yield words, partial(roll, axis=axis, by=by)
         for shift in (roll, repeat_edge, shift_in_zeros, _shift_in_ones):
-            yield said, partial(shift, axis=axis, by=by)
+            if not (is_pair and shift is roll):
+                yield said, partial(shift, axis=axis, by=by)
     for axis in axes:
         yield f"the mask is read from the other end along axis {axis}", partial(_flip, axis=axis)
     if mask.dim() > 1 and mask.shape[-1] == mask.shape[-2] > 1:
