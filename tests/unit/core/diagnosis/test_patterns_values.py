@@ -29,7 +29,7 @@ RIGHT = normal(8, 64)
             Context(world={"dp": 2, "tp": 8}),
             "scaled by 1 / 8, one over the size of the mesh axis tp",
         ),
-        (8.0, Context(), "scaled by sqrt(64), of the size of dimension 1"),
+        (8.0, Context(), "scaled by 8, which is sqrt(64), of the size of dimension 1"),
         (
             1 / 0.9,
             Context(arguments={"p": 0.1}),
