@@ -359,7 +359,7 @@ def test_a_guard_says_it_of_the_operator_that_it_starts_at_and_not_of_its_result
     found = {finding.path: finding.diagnosis for finding in guard.verdict().failures}
     assert {path: told.sentence if told else "" for path, told in found.items()} == {
         "graph 0: node relu": (
-            "1 is added (reproduces 100 % of the elements within the noise); everywhere (100 % of "
+            "1 is added to the result (reproduces the candidate bit for bit); everywhere (100 % of "
             "the elements)"
         ),
         "graph 0: output[0]": "everywhere (100 % of the elements)",
