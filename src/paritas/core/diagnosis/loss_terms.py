@@ -338,15 +338,16 @@ def _name_function(mean: _Mean) -> tuple[PatternKind | None, str]:
 
 
 def _example(mean: _Mean, number: int) -> str:
-    """What a term is for some values, if it is made of single numbers."""
+    """What the whole gives if all its terms are made of the same values."""
     right, given = (float(side[number]) for side in mean.values)
     values = [
         f"{name} = {float(pool[mean.used[number]]):.4g}"
         for name, pool in zip(mean.lab.names, mean.pools, strict=True)
         if pool is not None and pool.dim() == 1 and pool.is_floating_point()
     ]
-    at = f"at {', '.join(values)} " if values and mean.is_of_numbers else ""
-    return f"{at}a term is {given:.4g} instead of {right:.4g}"
+    # A result of equal terms, since they may be added up or averaged.
+    what = f"{', '.join(values)} everywhere" if values and mean.is_of_numbers else "one row for all"
+    return f"with {what} it gives {given:.4g} instead of {right:.4g}"
 
 
 # Terms that are so near to each other have different values, unless something is rounded.

@@ -244,6 +244,7 @@ def _calls_like(
     leading = operations_of(mine, lines, maker)
     made = {parting.classes[index] for one in leading for index in one.outputs}
     leads_to = readers[1].names(wrong, lines)
+    others = {parting.classes[index] for index in readers[1].read_outside(lines)}
     present = set(parting.classes)
     if sum(one.computes for one in leading) > 1:  # or else one operator reads another value
         present = {parting.classes[index] for index in readers[1].leading}
@@ -265,9 +266,11 @@ def _calls_like(
                 continue
             if readers[0].names(right, call) == leads_to:
                 joint = Joint(maker, its, (slot, its.outputs.index(right)), 0.0, 0.0)
-                found.append((overlap / len(set(call.inputs)), call, joint))
-    found.sort(key=lambda one: -one[0])
-    return [(call, joint) for _, call, joint in found]
+                # Of several results of a call, those that are read are not what is missing.
+                is_missing = right in own or parting.known.classes[right] not in others
+                found.append((is_missing, overlap / len(set(call.inputs)), call, joint))
+    found.sort(key=lambda one: one[:2], reverse=True)
+    return [(call, joint) for *_, call, joint in found]
 
 
 class _Readers:
@@ -289,6 +292,11 @@ class _Readers:
             if leading.intersection(operation.outputs):
                 leading.update(operation.inputs)
         return frozenset(leading)
+
+    def read_outside(self, call: TracedCall) -> frozenset[int]:
+        """The values that operators outside of a call read, and results of the program."""
+        read = (index for index, by in self._by_value.items() if any(one not in call for one in by))
+        return self._ends.union(read)
 
     def names(self, value: int, call: TracedCall) -> frozenset[str]:
         """The names of those outside of a call; "" for a result of the program."""

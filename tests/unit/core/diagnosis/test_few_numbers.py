@@ -63,8 +63,8 @@ def test_a_loss_of_other_terms_is_shown_term_by_term(pair: tuple[Tensor, Tensor]
         functional.mse_loss, lambda a, b: (a - b).square().erfinv().sin().mean(), *pair
     )
     assert kind == "other function"
-    assert "another function of the same terms: at self = " in sentence
-    assert " a term is 0.491 instead of 0.532; at " in sentence
+    assert "another function of the same terms: with self = " in sentence
+    assert " everywhere it gives 0.491 instead of 0.532; with " in sentence
 
 
 def test_terms_of_rows_are_no_function_of_which_the_kind_is_known(
@@ -76,7 +76,7 @@ def test_terms_of_rows_are_no_function_of_which_the_kind_is_known(
 
     kind, note = _explain(functional.cross_entropy, candidate, *scores)
     assert kind == ""
-    assert note.startswith("each term follows from the same rows: a term is ")
+    assert note.startswith("each term follows from the same rows: with one row for all it gives ")
 
 
 def test_a_limit_on_what_a_loss_reads_is_found_in_its_terms() -> None:

@@ -357,3 +357,9 @@ def test_a_branch_that_is_taken_everywhere_is_a_condition_not_read() -> None:
     none, least = torch.zeros(()), torch.full((), torch.finfo(torch.float32).min)
     zeros = torch.zeros(2, 1, 3, 9)
     assert kind_of(zeros, torch.where, causal, none, least) == "mask"
+
+
+def test_one_value_in_a_column_of_a_mask_is_copied_from_nowhere() -> None:
+    places = torch.arange(16)
+    call = torch.ops.aten.le.Tensor, places, places[:, None]
+    assert kind_of(call[0](*call[1:]) & (places > 0), *call) == ""

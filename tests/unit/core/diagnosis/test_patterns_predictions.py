@@ -315,3 +315,13 @@ def test_a_kernel_that_checks_nothing_is_not_called_with_other_shapes() -> None:
     right = kernel(q, k, k)[0]
     found = diagnose(right + 0.01 * normal(*right.shape), right, context=context)
     assert found.best is None or found.best.kind != "swapped operands"
+
+
+def test_a_result_that_is_held_to_float64_has_the_axes_of_the_call() -> None:
+    call = normal(3, 5, 16), normal(32, 16, seed=1), normal(32, seed=2)
+    right = F.linear(*(one.double() for one in call))
+    swapped = right[..., [31, *range(1, 31), 0]]
+    # Of the call, float32 is known: of its operator, rows that are counted together.
+    (best, *_) = diagnose(swapped, right, context=call_context(F.linear, call, {})).patterns
+    assert best.kind == "permutation"
+    assert "along axis 2" in best.sentence

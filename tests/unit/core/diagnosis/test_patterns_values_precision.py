@@ -68,6 +68,31 @@ def test_a_quantised_tensor_has_its_levels() -> None:
     assert pattern.sentence == "quantised to int8 with one scale for the tensor"
 
 
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (torch.tensor(1 / 16), "in whole multiples of 0.0625, here at most "),
+        (
+            RIGHT.abs().amax(1, keepdim=True) / 15,
+            "one for each slice along axis 0, here at most 15",
+        ),
+    ],
+)
+def test_a_result_on_steps_is_said_to_be_on_them(step: Tensor, words: str) -> None:
+    # As a layer that is trained through its rounding gives it: the right value, and what is left.
+    stepped = RIGHT + ((RIGHT / step).round() * step - RIGHT)
+    (pattern,) = precision.propose_precision(Case(stepped, RIGHT))
+    assert words in pattern.sentence
+
+
+def test_the_slices_of_several_runs_are_those_of_one() -> None:
+    runs = normal(3, 6, 40)
+    step = runs.abs().amax(2, keepdim=True) / 15
+    case = Case((runs / step).round() * step, runs, context=Context(stacked=True))
+    (pattern,) = precision.propose_precision(case)
+    assert "one for each line along axis 1" in pattern.sentence
+
+
 LIFTED = Context(lifted_agrees=True)
 
 

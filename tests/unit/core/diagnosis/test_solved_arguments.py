@@ -183,7 +183,10 @@ def _norm(x: Tensor, _: Any, weight: Tensor, bias: Tensor) -> Tensor:
 def test_limited_values_are_seen_below_weight_and_bias() -> None:
     kind, sentence = stated(functional.layer_norm, (ROWS, (32,), WEIGHT, BIAS), _norm)
     assert kind == "clipped"
-    assert "what is normalised is not the reference's: clipped below -1 and above 1" in sentence
+    assert (
+        "the value before weight and bias is not the reference's: clipped below -1 and above 1"
+        in sentence
+    )
 
 
 def test_a_function_of_the_weight_is_named_although_the_weight_is_ones() -> None:

@@ -629,3 +629,21 @@ def test_the_search_leaves_state_and_random_numbers_as_they_were() -> None:
     assert torch.equal(torch.get_rng_state(), expected)
     for name, value in candidate.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+def test_of_several_parts_the_one_that_nobody_reads_any_more_is_wrong() -> None:
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.chunk(3, -1)
+
+    def rolled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second, third = x.chunk(3, -1)
+        return first, second.roll(2, -1), third
+
+    def program(x: torch.Tensor, *, split: Callable[..., Any]) -> torch.Tensor:
+        first, second, third = split(x)
+        return first.sigmoid() + second.sigmoid() * third
+
+    reference, candidate = (functools.partial(program, split=one) for one in (parts, rolled))
+    (finding,) = find_place([draw(4, 24)], reference, candidate).findings
+    assert origin_of(finding).operator == "aten.roll.default"
+    assert origin_of(finding).source.startswith(line_with("second.roll(2, -1), third"))

@@ -183,7 +183,7 @@ def _size_factors(case: Case) -> Iterator[NamedFactor]:
 
 def _of_size(value: float, name: str) -> NamedFactor:
     """A factor that may follow from a size; a short number may be itself and nothing else."""
-    is_short = value == float(f"{value:.2g}")
+    is_short = value == float(f"{value:.3g}")
     return NamedFactor(value, f"{value:g}, which is {name}" if is_short else name)
 
 

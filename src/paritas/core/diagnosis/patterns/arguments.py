@@ -252,7 +252,7 @@ def _anchored_scores(
     if powers is None:
         return
     value = powers - powers.narrow(dim, 0, 1)
-    yield from _solved_scores("its input", value, predictor, place, step)
+    yield from _solved_scores("the input that its result stands for", value, predictor, place, step)
 
 
 def _scores_without_mean(predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
@@ -265,7 +265,7 @@ def _scores_without_mean(predictor: Predictor, place: int) -> Iterator[SolvedArg
     is_seen = (right > -HUGE) & torch.isfinite(powers)
     count = is_seen.sum(dim, keepdim=True).clamp(min=1)
     left_open = (torch.where(is_seen, right - powers, 0.0).sum(dim, keepdim=True)) / count
-    yield from _solved_scores("its input", powers + left_open, predictor, place, step)
+    yield from _solved_scores("the input that its result stands for", powers + left_open, predictor, place, step)
 
 
 def _solved_scores(
@@ -337,7 +337,7 @@ def _parts_of_norm(predictor: Predictor, place: int) -> Iterator[SolvedArgument]
     yield from affine
     if not affine:
         value = (given - bias) / weight
-        rows = _Solution("what is normalised", value, plain, noise, _with_rows)
+        rows = _Solution("the value before weight and bias", value, plain, noise, _with_rows)
         yield from rows.at(asked, place)
 
 

@@ -455,6 +455,8 @@ def _in_memory(case: Case) -> Pattern | None:
     sentence = f"every value is {many} {_before_or_after(distance)} its place in memory"
     kind, wrong = PatternKind.SHIFT, flat.wrong.nonzero().flatten()
     if not bool(torch.isin((wrong - distance) % flat.right.numel(), wrong).any()):
+        if bool((flat.given[wrong] == flat.given[wrong[0]]).all()):
+            return None  # one value need not come from anywhere
         # What was copied is still in its own place.
         kind, sentence = (
             PatternKind.COPY,

@@ -203,7 +203,8 @@ def _mask_variations(step: Step) -> Iterator[Variation]:
             said = "a causal mask is applied although none was requested"
             yield take(said, diagonal=diagonal)
     for width in tails(key.shape[-2]):
-        yield take(f"a window of {width} keys is applied although none was requested", window=width)
+        said = f"keys {width} or more places before the query are hidden"
+        yield take(said, window=width)
     yield take("the causal mask hides the past instead of the future", diagonal=0, future=True)
     if mask is not None:
         yield take("the mask is not applied", alter=lambda _: None)

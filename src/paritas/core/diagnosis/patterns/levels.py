@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.case import Extent, near, weigh
+from paritas.core.diagnosis.case import Extent, axis_number, near, weigh
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import PatternKind
 
@@ -98,7 +98,7 @@ def _whole_slices(case: Case) -> Iterator[_Grouping]:
         return
     for axis, size in enumerate(shape):
         if 1 < size < case.right.numel():
-            yield _along(shape, axis, first=True)
+            yield _along(case, axis, first=True)
 
 
 def _small_groups(case: Case) -> Iterator[_Grouping]:
@@ -106,15 +106,16 @@ def _small_groups(case: Case) -> Iterator[_Grouping]:
     shape = case.shape
     for axis, size in enumerate(shape):
         if len(shape) > 2 and size > 2:  # noqa: PLR2004
-            yield _along(shape, axis, first=False)
+            yield _along(case, axis, first=False)
     for group in reversed(_GROUPS):
         for axis, size in enumerate(shape):
             if len(shape) > 1 and group < size and size % group == 0:
-                yield _in_groups(shape, axis, group)
+                yield _in_groups(case, axis, group)
 
 
-def _along(shape: tuple[int, ...], axis: int, *, first: bool) -> _Grouping:
+def _along(case: Case, axis: int, *, first: bool) -> _Grouping:
     """Each index along an axis, or else each line along it."""
+    shape = case.shape
 
     def split(value: Tensor) -> Tensor:
         return (
@@ -127,11 +128,15 @@ def _along(shape: tuple[int, ...], axis: int, *, first: bool) -> _Grouping:
     def join(value: Tensor) -> Tensor:
         return value.reshape(moved).movedim(0 if first else -1, axis)
 
-    words = f"each slice along axis {axis}" if first else f"each line along axis {axis}"
+    said = f"along axis {axis_number(case.context, axis)}"
+    words = f"each slice {said}" if first else f"each line {said}"
+    if first and axis == 0 and case.context.stacked:
+        words = "each run"
     return _Grouping(words, split, join)
 
 
-def _in_groups(shape: tuple[int, ...], axis: int, group: int) -> _Grouping:
+def _in_groups(case: Case, axis: int, group: int) -> _Grouping:
+    shape = case.shape
     rest = [size for place, size in enumerate(shape) if place != axis]
 
     def split(value: Tensor) -> Tensor:
@@ -140,7 +145,8 @@ def _in_groups(shape: tuple[int, ...], axis: int, group: int) -> _Grouping:
     def join(value: Tensor) -> Tensor:
         return value.reshape(*rest, shape[axis]).movedim(-1, axis)
 
-    return _Grouping(f"each group of {group} along axis {axis}", split, join)
+    words = f"each group of {group} along axis {axis_number(case.context, axis)}"
+    return _Grouping(words, split, join)
 
 
 # --- Whole multiples of a step --------------------------------------------------------------------

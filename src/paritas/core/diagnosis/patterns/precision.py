@@ -17,8 +17,17 @@ import torch
 
 from paritas.core.diagnosis import effort
 from paritas.core.diagnosis.calls import WHOLE
-from paritas.core.diagnosis.case import Context, round_down, roundoff, same, weigh, widen
+from paritas.core.diagnosis.case import (
+    Context,
+    first_supported,
+    round_down,
+    roundoff,
+    same,
+    weigh,
+    widen,
+)
 from paritas.core.diagnosis.formats import FORMATS, NarrowFormat
+from paritas.core.diagnosis.patterns.levels import propose_levels
 from paritas.core.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -314,7 +323,7 @@ _MOST_ON_LEVELS = 0.95
 _FEWEST_ON_LEVELS = 8
 
 
-def propose_levels(case: Case) -> list[Pattern]:
+def _on_scaled_levels(case: Case) -> list[Pattern]:
     """`precision`: each value is the nearest level of a scaled int8 or float8."""
     if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or case.own_unit > 2.0**-11:
         return []  # a half-precision value is near a level of int8 by chance
@@ -499,7 +508,12 @@ def propose_precision(case: Case) -> list[Pattern]:
         return []
     # A call is run again by `propose_rounded_inputs` alone, before numbers are fitted.
     by_formula = propose_rounded_inputs if case.context.call is None else lambda _: []
-    reproduced = _rounded_output(case) or by_formula(case) or propose_levels(case)
+    reproduced = (
+        _rounded_output(case)
+        or by_formula(case)
+        or _on_scaled_levels(case)
+        or first_supported(propose_levels(case))
+    )
     agrees = case.context.lifted_agrees
     if reproduced or agrees is False:
         return reproduced

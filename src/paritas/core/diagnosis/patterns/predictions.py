@@ -54,6 +54,7 @@ from paritas.core.diagnosis.repetitions import RepeatedCall, first_runs, may_giv
 from paritas.core.diagnosis.second_look import holds_again
 from paritas.core.diagnosis.stating import INSIDE
 from paritas.core.diagnosis.tapes import tensors_of
+from paritas.core.execution.saved_state import Copier
 from paritas.core.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.results.findings import PatternKind
@@ -433,11 +434,20 @@ class Predictor:
         right, allowed = self.case.right, self.case.allowed
         if isinstance(self.call, RepeatedCall):
             right, allowed = right[0], allowed[0]
-        for output, value in enumerate(tensors_of(step.run())):
+        for output, value in enumerate(self._results_of(step)):
             is_alike = value.numel() == right.numel() and not value.is_complex()
             if is_alike and bool(near(widen(value).reshape(right.shape), right, allowed).all()):
                 return output
         return None
+
+    def _results_of(self, step: Step) -> list[Tensor]:
+        """What an operator gives, in float64 if that is what the value in question is held to."""
+        if self.case.candidate.dtype != torch.float64:
+            return tensors_of(step.run())
+        values = Copier(widen=True).copy_tree(dict(step.values))
+        with contextlib.suppress(*UNUSABLE):
+            return tensors_of(dataclasses.replace(step, values=values).run())
+        return tensors_of(step.run())
 
     def _try_all(self, suggest: _Suggesting, until: float) -> tuple[int, list[Reproduction]]:
         """How many of these were tried in time, and those that reproduce the candidate."""
