@@ -265,7 +265,9 @@ def _scores_without_mean(predictor: Predictor, place: int) -> Iterator[SolvedArg
     is_seen = (right > -HUGE) & torch.isfinite(powers)
     count = is_seen.sum(dim, keepdim=True).clamp(min=1)
     left_open = (torch.where(is_seen, right - powers, 0.0).sum(dim, keepdim=True)) / count
-    yield from _solved_scores("the input that its result stands for", powers + left_open, predictor, place, step)
+    yield from _solved_scores(
+        "the input that its result stands for", powers + left_open, predictor, place, step
+    )
 
 
 def _solved_scores(
