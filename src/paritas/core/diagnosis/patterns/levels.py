@@ -67,6 +67,13 @@ def propose_levels(case: Case) -> Iterator[Pattern | None]:
         yield _of_a_code_book(case, grouping)
 
 
+def propose_steps(case: Case) -> Iterator[Pattern | None]:
+    """`precision`: whole multiples of a step, one for all of a result or for each slice of it."""
+    if case.right.numel() <= _MOST_ELEMENTS:
+        for grouping in (*_whole_slices(case), *_lines(case)):
+            yield _in_steps(case, grouping)
+
+
 def _resembles(case: Case) -> bool:
     right, given = case.right.flatten(), case.given.flatten()
     size = float(right.norm() * given.norm())
@@ -104,13 +111,17 @@ def _whole_slices(case: Case) -> Iterator[_Grouping]:
 def _small_groups(case: Case) -> Iterator[_Grouping]:
     """Lines of more than two axes, and neighbours along an axis, the largest groups first."""
     shape = case.shape
-    for axis, size in enumerate(shape):
-        if len(shape) > 2 and size > 2:  # noqa: PLR2004
-            yield _along(case, axis, first=False)
+    yield from _lines(case)
     for group in reversed(_GROUPS):
         for axis, size in enumerate(shape):
             if len(shape) > 1 and group < size and size % group == 0:
                 yield _in_groups(case, axis, group)
+
+
+def _lines(case: Case) -> Iterator[_Grouping]:
+    for axis, size in enumerate(case.shape):
+        if len(case.shape) > 2 and size > 2:  # noqa: PLR2004
+            yield _along(case, axis, first=False)
 
 
 def _along(case: Case, axis: int, *, first: bool) -> _Grouping:

@@ -27,7 +27,7 @@ from paritas.core.diagnosis.case import (
     widen,
 )
 from paritas.core.diagnosis.formats import FORMATS, NarrowFormat
-from paritas.core.diagnosis.patterns.levels import propose_levels
+from paritas.core.diagnosis.patterns.levels import propose_steps
 from paritas.core.diagnosis.patterns.operations import (
     Operation,
     attempt,
@@ -512,7 +512,7 @@ def propose_precision(case: Case) -> list[Pattern]:
         _rounded_output(case)
         or by_formula(case)
         or _on_scaled_levels(case)
-        or first_supported(propose_levels(case))
+        or first_supported(propose_steps(case))
     )
     agrees = case.context.lifted_agrees
     if reproduced or agrees is False:
