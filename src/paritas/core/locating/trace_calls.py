@@ -244,7 +244,7 @@ def _calls_like(
     leading = operations_of(mine, lines, maker)
     made = {parting.classes[index] for one in leading for index in one.outputs}
     leads_to = readers[1].names(wrong, lines)
-    others = {parting.classes[index] for index in readers[1].read_outside(lines)}
+    still_read = {parting.classes[index] for index in readers[1].read_outside(lines)}
     present = set(parting.classes)
     if sum(one.computes for one in leading) > 1:  # or else one operator reads another value
         present = {parting.classes[index] for index in readers[1].leading}
@@ -267,7 +267,7 @@ def _calls_like(
             if readers[0].names(right, call) == leads_to:
                 joint = Joint(maker, its, (slot, its.outputs.index(right)), 0.0, 0.0)
                 # Of several results of a call, those that are read are not what is missing.
-                is_missing = right in own or parting.known.classes[right] not in others
+                is_missing = right in own or parting.known.classes[right] not in still_read
                 found.append((is_missing, overlap / len(set(call.inputs)), call, joint))
     found.sort(key=lambda one: one[:2], reverse=True)
     return [(call, joint) for *_, call, joint in found]

@@ -81,14 +81,24 @@ def test_a_quantised_tensor_has_its_levels() -> None:
 def test_a_result_on_steps_is_said_to_be_on_them(step: Tensor, words: str) -> None:
     # As a layer that is trained through its rounding gives it: the right value, and what is left.
     stepped = RIGHT + ((RIGHT / step).round() * step - RIGHT)
-    (pattern,) = precision.propose_precision(Case(stepped, RIGHT))
+    context = Context(operator="aten.mul.Tensor")
+    (pattern,) = precision.propose_precision(Case(stepped, RIGHT, context=context))
     assert words in pattern.sentence
+    # The steps are read off the candidate: at an output, or if they predict nothing, none is said.
+    assert precision.propose_precision(Case(stepped, RIGHT)) == []
+    lowered = (RIGHT / step).floor() * step
+    assert precision.propose_precision(Case(lowered, RIGHT, context=context)) == []
+    assert precision.propose_precision(Case(stepped.relu(), RIGHT, context=context)) == []
 
 
 def test_the_slices_of_several_runs_are_those_of_one() -> None:
     runs = normal(3, 6, 40)
     step = runs.abs().amax(2, keepdim=True) / 15
-    case = Case((runs / step).round() * step, runs, context=Context(stacked=True))
+    case = Case(
+        (runs / step).round() * step,
+        runs,
+        context=Context(operator="aten.mul.Tensor", stacked=True),
+    )
     (pattern,) = precision.propose_precision(case)
     assert "one for each line along axis 1" in pattern.sentence
 

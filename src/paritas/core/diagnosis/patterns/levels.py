@@ -68,10 +68,13 @@ def propose_levels(case: Case) -> Iterator[Pattern | None]:
 
 
 def propose_steps(case: Case) -> Iterator[Pattern | None]:
-    """`precision`: whole multiples of a step, one for all of a result or for each slice of it."""
+    """`precision`: right results rounded to steps, one for all of them or for each slice.
+
+    The steps are read off the candidate, but its values are predicted from the right ones.
+    """
     if case.right.numel() <= _MOST_ELEMENTS:
         for grouping in (*_whole_slices(case), *_lines(case)):
-            yield _in_steps(case, grouping)
+            yield _in_steps(case, grouping, predicts=True)
 
 
 def _resembles(case: Case) -> bool:
@@ -163,7 +166,7 @@ def _in_groups(case: Case, axis: int, group: int) -> _Grouping:
 # --- Whole multiples of a step --------------------------------------------------------------------
 
 
-def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
+def _in_steps(case: Case, grouping: _Grouping, *, predicts: bool = False) -> Pattern | None:
     right, given, unit = (grouping.split(one) for one in (case.right, case.given, case.unit))
     if given.shape[1] < 2:  # noqa: PLR2004
         return None
@@ -182,8 +185,8 @@ def _in_steps(case: Case, grouping: _Grouping) -> Pattern | None:
         step = f"{float(steps.step):.4g}" if len(given) == 1 else f"a step{each}"
         words = f"in whole multiples of {step}, here at most {steps.most} of them"
         words = f"{words} from the least" if from_least else words
-        value = grouping.join(steps.rounded(given))
-        if steps.are_near(right, given):
+        value = grouping.join(steps.rounded(right if predicts else given))
+        if predicts or steps.are_near(right, given):
             return _state(case, value, words, len(given))
         return _state_moved(case, value, words, steps, (right, given))
     return None

@@ -512,7 +512,7 @@ def propose_precision(case: Case) -> list[Pattern]:
         _rounded_output(case)
         or by_formula(case)
         or _on_scaled_levels(case)
-        or first_supported(propose_steps(case))
+        or (first_supported(propose_steps(case)) if case.context.operator else [])
     )
     agrees = case.context.lifted_agrees
     if reproduced or agrees is False:
