@@ -333,6 +333,8 @@ def _decode_dims(value: int | memoryview) -> tuple[int, ...]:
     return () if any(dim >= UNKNOWN for dim in dims) else tuple(dims)
 
 
+# By hand: protobuf's own library needs classes generated from the vendor's schema, which is not ours
+# to ship.
 def _decode_fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     """The fields of a protobuf message: number, wire type, value."""
     at = 0
@@ -357,8 +359,6 @@ def _decode_fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryvie
         yield number, wire, value
 
 
-# By hand, since protobuf's own library needs classes that are generated from the vendor's schema,
-# which is not ours to ship, and does not skip values without a copy.
 def _decode_varint(data: memoryview, at: int) -> tuple[int, int]:
     if at < len(data) and data[at] < _CONTINUED:  # most numbers are small
         return data[at], at + 1
