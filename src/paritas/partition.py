@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 __all__ = [
     "Annotation",
     "IRObject",
+    "PartitionConfig",
     "TensorInfo",
     "VerifyConfig",
     "annotated",
@@ -29,6 +30,7 @@ __all__ = [
 _HOMES = {
     "Annotation": "paritas.sharding.operators.annotation",
     "IRObject": "paritas.sharding.operators.configuration",
+    "PartitionConfig": "paritas.sharding.operators.configuration",
     "TensorInfo": "paritas.sharding.operators.configuration",
     "VerifyConfig": "paritas.sharding.operators.configuration",
     "annotated": "paritas.sharding.operators.library",
@@ -47,7 +49,12 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from paritas.sharding.operators.annotation import Annotation
-    from paritas.sharding.operators.configuration import IRObject, TensorInfo, VerifyConfig
+    from paritas.sharding.operators.configuration import (
+        IRObject,
+        PartitionConfig,
+        TensorInfo,
+        VerifyConfig,
+    )
     from paritas.sharding.operators.discovery import discover_partitions
     from paritas.sharding.operators.library import annotated, register
     from paritas.sharding.operators.ranks.threads import confirm_on_gloo

@@ -172,7 +172,7 @@ def test_every_option_reaches_the_comparison(stub, tmp_path):
     ]
     result = paritas("compare", *options)
     assert result.exit_code == 1, result.output
-    assert stub.pop("progress") is not None
+    assert stub.pop("on_progress") is not None
     assert stub == {
         "my": "a",
         "golden": "s3://b/c",

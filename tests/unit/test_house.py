@@ -222,9 +222,8 @@ def is_finding_by_path(node: ast.AST) -> bool:
     )
 
 
-READERS = {  # of what older versions wrote, or for the sake of the words alone
-    "paritas/core/results/items.py",
-    "paritas/core/results/comparisons.py",
+READERS = {
+    "paritas/core/results/items.py",  # makes the words
     "paritas/core/results/wording.py",  # not to say a remedy twice
 }
 
@@ -243,7 +242,7 @@ def test_what_people_read_is_never_read_back_and_findings_are_made_of_items():
             if isinstance(node, ast.Constant) and PATH_WORDS.match(str(node.value)):
                 read.append(f"{name}:{node.lineno}: the words {node.value!r} of an item")
     assert not read, "\n".join(["ask the item, the status or a field instead:", *read])
-    assert not made, f"Finding(path=...) is for what older versions wrote; give an item: {made}"
+    assert not made, f"a finding is made of an item, which has the path: {made}"
 
 
 # --- samples --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.core.results.items import Item, ItemKind
 from paritas.tracking import log_to_mlflow, log_to_tensorboard, scalars
 
 
@@ -19,7 +20,12 @@ def score(max_z):
 
 def verdict(*statuses, worst=6.0):
     findings = tuple(
-        Finding(path=f"output[{i}]", aspect=Aspect.VALUE, status=status, native=score(worst))
+        Finding(
+            item=Item(ItemKind.OUTPUT, f"output[{i}]"),
+            aspect=Aspect.VALUE,
+            status=status,
+            native=score(worst),
+        )
         for i, status in enumerate(statuses)
     )
     return Verdict(findings=findings, coverage=Coverage(compared=len(findings)))

@@ -141,7 +141,7 @@ def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
     with progress(quiet=quiet) as tell:
         from paritas.comparison import compare as comparing
 
-        return comparing.compare(my, golden, progress=tell, **asked)
+        return comparing.compare(my, golden, on_progress=tell, **asked)
 
 
 def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:

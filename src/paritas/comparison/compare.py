@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import functools
 import math
 import platform
 import threading
@@ -24,6 +23,7 @@ from paritas.comparison.operands import describe_side
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rules import Rules, align_steps
 from paritas.comparison.table import Table, resolve
+from paritas.core.call_options import takes_options
 from paritas.core.errors import ParitasError, UsageError, in_one_line
 from paritas.core.execution.executors import (
     Failed,
@@ -365,36 +365,11 @@ MOST_DIAGNOSED_ELEMENTS = 1 << 20
 MOST_DETAIL_BYTES = 64 << 20
 
 
-@few_full_collections()
-@functools.partial(shows_progress, hears="progress")
-def compare(  # noqa: PLR0913  (each is a choice of the user's)
-    my: str | os.PathLike[str],
-    golden: str | os.PathLike[str],
-    *,
-    my_kind: str | None = None,
-    golden_kind: str | None = None,
-    config: str | os.PathLike[str] | None = None,
-    rules: Sequence[tuple[str, str]] = (),
-    renames: Sequence[tuple[str, str]] = (),
-    dims: Sequence[tuple[str, str]] = (),
-    mesh: str = "",
-    steps: Sequence[str] = (),
-    ranks: Sequence[int] | None = None,
-    ignore: Sequence[str] = (),
-    unmatched: Literal["fail", "list"] = "fail",
-    replay: bool = True,
-    quick: bool = False,
-    strict: bool = False,
-    trust_digests: bool = False,
-    executor: str | Executor = "threads",
-    jobs: int | None = None,
-    progress: Tell | None = None,
-) -> Comparison:
-    """Compare two dumps, value by value.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """How `compare` compares two dumps.
 
-    Args:
-        my: the candidate's dump: a folder, a file, or a URL that fsspec can open.
-        golden: the reference's dump.
+    Attributes:
         my_kind: the tool that made the dump `my`; detected by default.
         golden_kind: the tool that made the dump `golden`; detected by default.
         config: a TOML file with rules, renames, dims and so on.
@@ -414,44 +389,91 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         trust_digests: do not verify checksums, and do not read values with equal digests.
         executor: `"threads"`, `"processes"`, `"dask://host:port"`, or your own executor.
         jobs: the number of workers; by default the number of processors.
-        progress: called before each stage and as it advances.
+        on_progress: called before each stage and as it advances.
+    """
+
+    my_kind: str | None = None
+    golden_kind: str | None = None
+    config: str | os.PathLike[str] | None = None
+    rules: Sequence[tuple[str, str]] = ()
+    renames: Sequence[tuple[str, str]] = ()
+    dims: Sequence[tuple[str, str]] = ()
+    mesh: str = ""
+    steps: Sequence[str] = ()
+    ranks: Sequence[int] | None = None
+    ignore: Sequence[str] = ()
+    unmatched: Literal["fail", "list"] = "fail"
+    replay: bool = True
+    quick: bool = False
+    strict: bool = False
+    trust_digests: bool = False
+    executor: str | Executor = "threads"
+    jobs: int | None = None
+    on_progress: Tell | None = None
+
+    def __post_init__(self) -> None:
+        if self.unmatched not in {"fail", "list"}:
+            raise UsageError(f"unmatched={self.unmatched!r} is not supported: use 'fail' or 'list'")
+
+    def read_rules(self) -> Rules:
+        """The rules of the file and of the arguments."""
+        return Rules.of(
+            None if self.config is None else Path(self.config),
+            rules=self.rules,
+            renames=self.renames,
+            dims=self.dims,
+            mesh=self.mesh,
+            steps=self.steps,
+            ignore=self.ignore,
+        )
+
+
+@few_full_collections()
+@shows_progress
+@takes_options(CompareOptions)
+def compare(
+    my: str | os.PathLike[str], golden: str | os.PathLike[str], options: CompareOptions
+) -> Comparison:
+    """Compare two dumps, value by value.
+
+    Args:
+        my: the candidate's dump: a folder, a file, or a URL that fsspec can open.
+        golden: the reference's dump.
+        options: given as keyword arguments; see `CompareOptions`.
 
     Raises:
         UsageError: a dump cannot be opened, or an argument is invalid.
     """
-    if unmatched not in {"fail", "list"}:
-        raise UsageError(f"unmatched={unmatched!r} is not supported: use 'fail' or 'list'")
-    chosen = Rules.of(
-        None if config is None else Path(config),
-        rules=rules,
-        renames=renames,
-        dims=dims,
-        mesh=mesh,
-        steps=steps,
-        ignore=ignore,
-    )
+    chosen = options.read_rules()
     began = time.monotonic()
-    tell: Tell = progress or (lambda _: None)
+    tell: Tell = options.on_progress or (lambda _: None)
     with local_copy(my) as my_path, local_copy(golden) as golden_path:
         tell(Progress("opening the dumps"))
-        mine, theirs = opened(str(my_path), my_kind), opened(str(golden_path), golden_kind)
+        mine = opened(str(my_path), options.my_kind)
+        theirs = opened(str(golden_path), options.golden_kind)
         tell(Progress("matching"))
-        matched, losses = _match_dumps(mine, theirs, chosen, ranks)
+        matched, losses = _match_dumps(mine, theirs, chosen, options.ranks)
         alone = [pair for pair in matched.pairs if pair.my is None or pair.golden is None]
         pairs = matched.pairs
-        if unmatched == "list":
+        if options.unmatched == "list":
             pairs = [pair for pair in pairs if pair.my is not None and pair.golden is not None]
         sources = Sources(str(my_path), mine.kind, str(golden_path), theirs.kind)
-        with executor_of(executor, jobs) as (pool, workers):
+        with executor_of(options.executor, options.jobs) as (pool, workers):
             batches = (
                 _PairBatch(
-                    sources, tuple(batch), _requirements(batch, chosen), quick, trust_digests
+                    sources,
+                    tuple(batch),
+                    _requirements(batch, chosen),
+                    options.quick,
+                    options.trust_digests,
                 )
                 for batch in _make_batches(pairs)
             )
             measured = _measure_pairs(pool, workers, batches, len(pairs), tell)
             table = Table(mine, theirs, pairs, measured)
-            replays = table.replay(tell, trust_digests=trust_digests) if replay else {}
+            replays = {}
+            if options.replay:
+                replays = table.replay(tell, trust_digests=options.trust_digests)
             rows = table.rows(resolve(table.drafts, replays))
             rows = _with_details(pool, workers, sources, rows, table, tell)
     return Comparison(
@@ -462,7 +484,7 @@ def compare(  # noqa: PLR0913  (each is a choice of the user's)
         notes=(*matched.notes, *table.notes, *_note_unread(rows)),
         first=first_divergence(rows),
         first_non_finite=first_non_finite(rows),
-        strict=strict,
+        strict=options.strict,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         paritas=own_version(),
         torch=str(torch.__version__),

@@ -3,6 +3,10 @@
 They are the long options of the commands. A file sets them ([tool.paritas] of pyproject.toml, or
 paritas.toml), then the environment, then the command line; each overrides the one before. Nothing
 here imports torch or knows the commands: the caller passes them in.
+
+click reads the values, from its `default_map` and the variables. What it does not do is here: find
+the file, hold TOML values to the type of their option, refuse unknown names, and say where each
+value comes from.
 """
 
 from __future__ import annotations

@@ -7,10 +7,12 @@ one thing changed. One that gives the record up to rounding is the cause.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.results.findings import Aspect, Finding, Status
@@ -43,28 +45,11 @@ DEFAULT_SECONDS = 300.0
 _FOR_COMPARING = 0.5
 
 
-@shows_progress
-def check_engine(  # noqa: PLR0913
-    model: Any,
-    records: str | os.PathLike[str] | Iterable[Any] | Engine,
-    *,
-    prompts: Sequence[Sequence[int]] | None = None,
-    older: Mapping[str, Any] | None = None,
-    explain: bool = True,
-    strict: bool = False,
-    seconds: float = DEFAULT_SECONDS,
-    seed: int = 0,
-    target: str = "",
-    on_progress: Callable[[str], None] | None = None,
-    on_result: Callable[[str], None] | None = None,
-) -> EngineReport:
-    """Compare what a serving engine returned with the model that it should serve.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckEngineOptions:
+    """How `check_engine` compares, how long, and what it reports on the way.
 
-    Args:
-        model: the reference, a model that maps token ids to logits, in the dtype of the engine.
-        records: a JSONL file, or a list, of `EngineRecord`, of dicts with its fields, or of
-            answers of vLLM with their requests, `{"request": ..., "response": ...}`; or an engine:
-            a function that takes a list of prompts (lists of token ids) and returns such a list.
+    Attributes:
         prompts: the prompts for an engine that is a function.
         older: models with earlier weights, by name, which the engine may still run.
         explain: look for the cause if a request fails.
@@ -75,6 +60,38 @@ def check_engine(  # noqa: PLR0913
         target: the name of the reference in the report.
         on_progress: called with a short text before each step that may take long.
         on_result: called with a line for what is known so far, before causes are looked for.
+    """
+
+    prompts: Sequence[Sequence[int]] | None = None
+    older: Mapping[str, Any] | None = None
+    explain: bool = True
+    strict: bool = False
+    seconds: float = DEFAULT_SECONDS
+    seed: int = 0
+    target: str = ""
+    on_progress: Callable[[str], None] | None = None
+    on_result: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise UsageError(f"seconds must be positive, got {self.seconds!r}")
+
+
+@shows_progress
+@takes_options(CheckEngineOptions)
+def check_engine(
+    model: Any,
+    records: str | os.PathLike[str] | Iterable[Any] | Engine,
+    options: CheckEngineOptions,
+) -> EngineReport:
+    """Compare what a serving engine returned with the model that it should serve.
+
+    Args:
+        model: the reference, a model that maps token ids to logits, in the dtype of the engine.
+        records: a JSONL file, or a list, of `EngineRecord`, of dicts with its fields, or of
+            answers of vLLM with their requests, `{"request": ..., "response": ...}`; or an engine:
+            a function that takes a list of prompts (lists of token ids) and returns such a list.
+        options: given as keyword arguments; see `CheckEngineOptions`.
 
     Returns:
         A report with a row for each request, and the causes of those that fail.
@@ -82,20 +99,19 @@ def check_engine(  # noqa: PLR0913
     Raises:
         UsageError: a record is not valid, or the model does not map token ids to logits.
     """
-    if not seconds > 0:
-        raise UsageError(f"seconds must be positive, got {seconds!r}")
-    requests = [Request(one) for one in read_records(records, prompts)]
-    clock = Clock(seconds)
-    tell = on_progress or (lambda _: None)
+    strict = options.strict
+    requests = [Request(one) for one in read_records(records, options.prompts)]
+    clock = Clock(options.seconds)
+    tell = options.on_progress or (lambda _: None)
     rng = RandomState.now()
     try:
-        bench = Bench(model, requests, seed=seed, tell=tell)
-        search = Search(bench, dict(older or {}), clock, tell)
-        rows = _compare(bench, requests, clock, strict=strict, wholly=not explain)
+        bench = Bench(model, requests, seed=options.seed, tell=tell)
+        search = Search(bench, dict(options.older or {}), clock, tell)
+        rows = _compare(bench, requests, clock, strict=strict, wholly=not options.explain)
         failing = _failing(requests, rows, strict=strict)
-        if failing and on_result is not None:
-            on_result(engine_headline(EngineReport(rows=tuple(rows), strict=strict)))
-        causes = search.explain(failing) if failing and explain else []
+        if failing and options.on_result is not None:
+            options.on_result(engine_headline(EngineReport(rows=tuple(rows), strict=strict)))
+        causes = search.explain(failing) if failing and options.explain else []
         others = requests[len(rows) :]
         more = _compare(bench, others, clock, strict=strict, wholly=True)
         causes = search.extend(causes, _failing(others, more, strict=strict))
@@ -112,7 +128,7 @@ def check_engine(  # noqa: PLR0913
     return EngineReport(
         rows=tuple(rows),
         causes=tuple(causes),
-        target=target,
+        target=options.target,
         strict=strict,
         tried=search.tried,
         seconds=clock.spent,

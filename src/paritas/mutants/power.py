@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.execution.fitting import check_by, describe_shortage
 from paritas.core.execution.saved_state import RandomState
@@ -329,25 +330,11 @@ FAULTS_A_PLACE = 20
 PROPORTIONAL = 1e-4
 
 
-@shows_progress
-def power(  # noqa: PLR0913  (each is a separate option)
-    inputs: Any,
-    model: Callable[..., Any],
-    *,
-    faults: int = 200,
-    seconds: float = 60.0,
-    gradients: bool = True,
-    autocast: torch.dtype | None = None,
-    by: Literal["whole", "blocks"] | None = None,
-    blocks: Sequence[str] | None = None,
-    seed: int = 0,
-    on_progress: Callable[[str], None] | None = None,
-) -> PowerReport:
-    """Plant faults in a model, and see which of them `verify` catches.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PowerOptions:
+    """Which faults `power` plants, how it judges them, and how long.
 
-    Args:
-        inputs: a list or tuple of positional inputs, or `Inputs(args, kwargs)`.
-        model: an `nn.Module`, or any function of tensors; it is not changed.
+    Attributes:
         faults: the most faults to plant.
         seconds: the time limit; afterwards the results so far are reported.
         gradients: whether to include the backward pass, if anything requires grad.
@@ -359,6 +346,34 @@ def power(  # noqa: PLR0913  (each is a separate option)
             With them, `by` is "blocks".
         seed: for choosing faults.
         on_progress: called with a description before each step.
+    """
+
+    faults: int = 200
+    seconds: float = 60.0
+    gradients: bool = True
+    autocast: torch.dtype | None = None
+    by: Literal["whole", "blocks"] | None = None
+    blocks: Sequence[str] | None = None
+    seed: int = 0
+    on_progress: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.faults < 1 or not self.seconds > 0:
+            raise UsageError(
+                f"faults and seconds must be above 0, got faults={self.faults!r}, "
+                f"seconds={self.seconds!r}"
+            )
+
+
+@shows_progress
+@takes_options(PowerOptions)
+def power(inputs: Any, model: Callable[..., Any], options: PowerOptions) -> PowerReport:
+    """Plant faults in a model, and see which of them `verify` catches.
+
+    Args:
+        inputs: a list or tuple of positional inputs, or `Inputs(args, kwargs)`.
+        model: an `nn.Module`, or any function of tensors; it is not changed.
+        options: given as keyword arguments; see `PowerOptions`.
 
     Returns:
         The report. Ctrl-C ends the search, and the report has the results so far.
@@ -366,22 +381,20 @@ def power(  # noqa: PLR0913  (each is a separate option)
     Raises:
         UsageError: the model cannot be traced, or there are no inputs.
     """
-    if faults < 1 or not seconds > 0:
-        raise UsageError(
-            f"faults and seconds must be above 0, got faults={faults!r}, seconds={seconds!r}"
-        )
-    check_by(by, blocks)
-    asks_blocks = by == "blocks" or blocks is not None
-    shortage = "" if by or asks_blocks else describe_shortage(model, gradients=gradients)[0]
+    gradients, autocast, seed = options.gradients, options.autocast, options.seed
+    check_by(options.by, options.blocks)
+    asks_blocks = options.by == "blocks" or options.blocks is not None
+    shortage = "" if options.by or asks_blocks else describe_shortage(model, gradients=gradients)[0]
     given, *others = input_sets(inputs)
-    plan = _Plan(faults, seed, time.monotonic(), seconds, on_progress or (lambda _: None))
+    tell = options.on_progress or (lambda _: None)
+    plan = _Plan(options.faults, seed, time.monotonic(), options.seconds, tell)
     rng = RandomState.now()
     try:
         torch.manual_seed(seed)
         if asks_blocks or shortage:
             plan.show("running the model")
             cut = ModelInPieces(
-                model, given, blocks, gradients=gradients, autocast=autocast, seed=seed
+                model, given, options.blocks, gradients=gradients, autocast=autocast, seed=seed
             )
             report = _search_blocks(cut, plan)
         else:

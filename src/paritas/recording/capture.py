@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from msgspec.structs import replace
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.torch_private.operators import traits
 from paritas.core.torch_private.watching import (
@@ -27,23 +29,23 @@ from paritas.core.tracing.source_lines import (
     UserLine,
     user_line,
 )
-from paritas.formats.dumps.selection import Mode, Selection, check_one_of
+from paritas.formats.dumps.selection import check_one_of
 from paritas.formats.files.records import Site
 from paritas.recording.module_calls import (
     GradientHooks,
     ModuleCalls,
     put_all,
 )
-from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions, Stepping
+from paritas.recording.pipeline import RecordingOptions
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from types import TracebackType
 
     from paritas.core.torch_private.operators import Operator
-    from paritas.formats.files.records import Layout, Phase
+    from paritas.formats.files.records import Phase
 
 
 # --- Calls of operators ---------------------------------------------------------------------------
@@ -170,20 +172,12 @@ class Capture:
         path: the folder of the dump.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        selection: Selection,
-        options: SessionOptions,
-        *,
-        level: Detail,
-        gradients: bool,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], options: CaptureOptions) -> None:
         self.path = Path(path)
-        self._selection = selection
+        self._selection = options.selection()
         self._options = options
-        self._level = level
-        self._wants_gradients = gradients
+        self._level = options.level
+        self._wants_gradients = options.gradients
         self._session: RecordingSession | None = None
         self._gradients: GradientHooks | None = None
         self._modules: ModuleCalls | None = None
@@ -265,25 +259,21 @@ class Capture:
             self._stop_operators = None
 
 
-def capture(  # noqa: PLR0913  (each is an independent choice)
-    path: str | os.PathLike[str],
-    *,
-    level: Detail = "module",
-    mode: Mode = "all",
-    steps: Any = None,
-    layers: str | Iterable[str] | None = None,
-    ops: str | Iterable[str] | None = None,
-    ranks: int | Iterable[int] | None = None,
-    phases: str | Iterable[str] | None = None,
-    every: int = 1,
-    data: Literal["tensor", "stats"] = "tensor",
-    layout: Layout = "packed",
-    last: int = 0,
-    overwrite: bool = False,
-    stepping: Stepping = "auto",
-    gradients: bool = True,
-    queue_bytes: int = QUEUE_BYTES,
-) -> Capture:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaptureOptions(RecordingOptions):
+    """What `capture` records, and how it is stored.
+
+    Attributes:
+        level: record inputs and outputs of modules, of operators, or of both.
+        gradients: also record gradients of module inputs, module outputs and parameters.
+    """
+
+    level: Detail = "module"
+    gradients: bool = True
+
+
+@takes_options(CaptureOptions)
+def capture(path: str | os.PathLike[str], options: CaptureOptions) -> Capture:
     """Record the tensors of an eager program that runs in a `with` block.
 
     It needs no reference to the model: it records modules when they are called, in every thread,
@@ -291,50 +281,16 @@ def capture(  # noqa: PLR0913  (each is an independent choice)
     random numbers. Compiled code is recorded from outside only; use `paritas.record` for its
     inside.
 
+    A step ends when an outermost module is called a second time, unless `stepping` is "manual".
+    With `last`, `keep()` pins the current steps.
+
     Args:
         path: the folder of the dump, which must be empty or absent.
-        level: record inputs and outputs of modules, of operators, or of both.
-        mode: record only inputs, only outputs, or all.
-        steps: the steps to record, such as `[1, 2, 5]`, `range(10, 20)` or `"0|1|2-5"`.
-        layers: names or globs of modules and parameters; a module includes everything inside it.
-        ops: names or globs of operators (`aten.mm`, `mm`) and of module classes (`Linear`).
-        ranks: the processes of a distributed run to record.
-        phases: "forward" or "backward"; both by default.
-        every: record every n-th step, from step 0.
-        data: record whole tensors, or statistics only.
-        layout: packed files, one `.npy` file per tensor in torchair's tree (`msit`), or one file
-            per call in the tree of Ascend's graph engine (`ge`, `ge-7.1.0`).
-        last: keep only this many of the last steps; `keep()` pins the current ones.
-        overwrite: replace an earlier dump in the same folder.
-        stepping: "auto" ends a step when an outermost module is called a second time; "manual"
-            ends it when `step()` is called, for gradient accumulation and generation.
-        gradients: also record gradients of module inputs, module outputs and parameters.
-        queue_bytes: how much data may be queued for writing before the program has to wait.
+        options: given as keyword arguments; see `CaptureOptions`.
 
     Raises:
         UsageError: an argument is invalid; at the end of the block, a part of the selection matched
             nothing.
     """
-    check_one_of("level", level, get_args(Detail))
-    return Capture(
-        path,
-        Selection.of(
-            mode=mode,
-            steps=steps,
-            layers=layers,
-            ops=ops,
-            ranks=ranks,
-            phases=phases,
-            every=every,
-        ),
-        SessionOptions(
-            data=data,
-            layout=layout,
-            last=last,
-            overwrite=overwrite,
-            stepping=stepping,
-            queue_bytes=queue_bytes,
-        ),
-        level=level,
-        gradients=gradients,
-    )
+    check_one_of("level", options.level, get_args(Detail))
+    return Capture(path, options)

@@ -17,12 +17,12 @@ from paritas.core.numerics.bits import dtype_name, holds_numbers
 from paritas.core.numerics.sketch import PendingSketch, begin_sketch
 from paritas.core.numerics.statistics import Statistics, begin_statistics, summarize, summarize_all
 from paritas.core.results.items import LocalPlacement
-from paritas.formats.dumps.selection import check_one_of
+from paritas.formats.dumps.selection import Mode, Selection, check_one_of
 from paritas.formats.files.records import Entry, Layout, Site, TensorFacts
 from paritas.formats.files.tensor_bytes import as_stored, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -35,14 +35,21 @@ Stepping = Literal["auto", "manual"]
 QUEUE_BYTES = 256 * 2**20
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SessionOptions:
-    """How a recording is stored; see `capture`.
+    """How a recording is stored.
 
     Attributes:
-        last: keep this many of the last steps only; 0 keeps all.
-        queue_bytes: how much may be queued before the program has to wait; 0 writes immediately.
-            Another quarter of it is kept for future copies.
+        data: record whole tensors, or statistics only.
+        layout: packed files; `msit`, one `.npy` file per tensor in torchair's tree; `ge`, one file
+            per call in the tree of Ascend's graph engine; `msit-7.1.0` and `ge-7.1.0` are the trees
+            of old releases.
+        last: keep only this many of the last steps; 0 keeps all.
+        overwrite: replace an earlier dump in the same folder.
+        stepping: with `manual`, only `step()` ends a step: for gradient accumulation and
+            generation.
+        queue_bytes: how much data may be queued for writing before the program has to wait; 0
+            writes before it continues. Another quarter of it is kept for future copies.
     """
 
     data: Literal["tensor", "stats"] = "tensor"
@@ -70,6 +77,42 @@ class SessionOptions:
                 f'layout="{self.layout}" cannot hold statistics: use data="tensor" or '
                 'layout="packed"'
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordingOptions(SessionOptions):
+    """What is recorded, and how it is stored.
+
+    Attributes:
+        mode: record only inputs, only outputs, or all: `input`, `output` or `all`.
+        steps: the steps to record, such as `[1, 2, 5]`, `range(10, 20)` or `"0|1|2-5"`.
+        layers: names or globs of modules, nodes and parameters; a module includes everything inside
+            it.
+        ops: names or globs of operators (`aten.mm`, `mm`) and of module classes (`Linear`).
+        ranks: the processes of a distributed run to record.
+        phases: "forward" or "backward"; both by default.
+        every: record every n-th step, from step 0.
+    """
+
+    mode: Mode = "all"
+    steps: Any = None
+    layers: str | Iterable[str] | None = None
+    ops: str | Iterable[str] | None = None
+    ranks: int | Iterable[int] | None = None
+    phases: str | Iterable[str] | None = None
+    every: int = 1
+
+    def selection(self) -> Selection:
+        """What is recorded, validated."""
+        return Selection.of(
+            mode=self.mode,
+            steps=self.steps,
+            layers=self.layers,
+            ops=self.ops,
+            ranks=self.ranks,
+            phases=self.phases,
+            every=self.every,
+        )
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch.fx import Node
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UnsupportedTorchError, UsageError
 from paritas.core.execution.saved_state import Copier, RandomState
 from paritas.core.torch_private.buffers import compile_listening
@@ -35,7 +36,7 @@ from paritas.core.torch_private.inductor import (
     compiled_frame,
     using_settings,
 )
-from paritas.formats.dumps.selection import Selection, check_one_of
+from paritas.formats.dumps.selection import check_one_of
 from paritas.formats.files.records import NPY_LAYOUTS, Observed, Site
 from paritas.formats.foreign.fusion_switch import load_switch
 from paritas.formats.foreign.npy_tree import model_name
@@ -46,11 +47,11 @@ from paritas.recording.graphs import (
     operators_of,
     write_graph_texts,
 )
-from paritas.recording.pipeline import QUEUE_BYTES, SessionOptions
+from paritas.recording.pipeline import RecordingOptions
 from paritas.recording.session import RecordingSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -59,9 +60,7 @@ if TYPE_CHECKING:
     from paritas.core.torch_private.buffers import Buffer, Kernel, ListeningCode, SeenBuffer
     from paritas.core.torch_private.inductor import LoweredGraph
     from paritas.formats.dumps.selection import Within
-    from paritas.formats.files.records import Layout
     from paritas.formats.foreign.fusion_switch import FusionSwitch
-    from paritas.recording.pipeline import Stepping
 
 
 # --- Sites of the buffers of fused code -----------------------------------------------------------
@@ -442,80 +441,43 @@ def _memory_of(value: Any) -> Any:
 GraphSource = Literal["fx", "fused"]
 
 
-def record(  # noqa: PLR0913  (each is an independent choice)
-    path: str | os.PathLike[str],
-    *,
-    source: GraphSource = "fused",
-    taps: bool = False,
-    fusion_switch: str | os.PathLike[str] | None = None,
-    options: dict[str, Any] | None = None,
-    mode: str = "all",
-    steps: Any = None,
-    layers: Iterable[str] | None = None,
-    ops: Iterable[str] | None = None,
-    ranks: Iterable[int] | None = None,
-    phases: Iterable[str] | None = None,
-    every: int = 1,
-    data: Literal["tensor", "stats"] = "tensor",
-    layout: Layout = "packed",
-    last: int = 0,
-    overwrite: bool = False,
-    stepping: Stepping = "auto",
-    queue_bytes: int = QUEUE_BYTES,
-) -> RecordingBackend:
-    """Make a backend for `torch.compile` that records the values inside its graphs.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordOptions(RecordingOptions):
+    """What `record` records, and how it is stored.
 
-    The dump is complete once it is closed: by `close()`, at the end of a `with` block, or when the
-    process ends.
-
-    Args:
-        path: the folder of the dump, which must be empty or absent.
+    Attributes:
         source: `fused` compiles with Inductor and records every buffer that the fused code
             materialises; `fx` runs the same graphs node by node in eager and records every node.
         taps: also materialise every node of the fused code, which may change its fusion.
         fusion_switch: a JSON file that disables graph rewrites and kernel fusion.
         options: Inductor options, as in `torch.compile(options=...)`.
-        mode: `input`, `output` or `all`.
-        steps: numbers, or ranges such as `"2-5"`; a step ends when the function that started it is
-            called again.
-        layers: names or globs of nodes and modules; a module includes everything inside it.
-        ops: names or globs of operators, such as `aten.mm`.
-        ranks: the processes of a distributed run to record.
-        phases: `forward`, `backward` or both.
-        every: record every n-th step.
-        data: record whole tensors, or statistics only.
-        layout: packed files; `msit`, one `.npy` file per tensor in torchair's tree; `ge`, one file
-            per call in the tree of Ascend's graph engine; `msit-7.1.0` and `ge-7.1.0` are the trees
-            of old releases.
-        last: keep only this many of the last steps.
-        overwrite: replace an earlier dump in the same folder.
-        stepping: with `manual`, `step()` ends a step.
-        queue_bytes: how much data may be queued for writing; 0 writes before the program continues.
     """
+
+    source: GraphSource = "fused"
+    taps: bool = False
+    fusion_switch: str | os.PathLike[str] | None = None
+    options: dict[str, Any] | None = None
+
+
+@takes_options(RecordOptions)
+def record(path: str | os.PathLike[str], options: RecordOptions) -> RecordingBackend:
+    """Make a backend for `torch.compile` that records the values inside its graphs.
+
+    The dump is complete once it is closed: by `close()`, at the end of a `with` block, or when the
+    process ends. A step ends when the function that started it is called again, unless `stepping`
+    is "manual".
+
+    Args:
+        path: the folder of the dump, which must be empty or absent.
+        options: given as keyword arguments; see `RecordOptions`.
+    """
+    source = options.source
     check_one_of("source", source, get_args(GraphSource))
-    if taps and source != "fused":
+    if options.taps and source != "fused":
         raise UsageError(f"taps=True needs source='fused': {source!r} records every node anyway")
-    switch = load_switch(fusion_switch) if fusion_switch is not None else None
-    selection = Selection.of(
-        mode=mode,
-        steps=steps,
-        layers=layers,
-        ops=ops,
-        ranks=ranks,
-        phases=phases,
-        every=every,
-    )
-    kept = SessionOptions(
-        data=data,
-        layout=layout,
-        last=last,
-        overwrite=overwrite,
-        stepping=stepping,
-        queue_bytes=queue_bytes,
-    )
-    return RecordingBackend(
-        RecordingSession(path, selection, kept), source, options, switch, taps=taps
-    )
+    switch = None if options.fusion_switch is None else load_switch(options.fusion_switch)
+    session = RecordingSession(path, options.selection(), options)
+    return RecordingBackend(session, source, options.options, switch, taps=options.taps)
 
 
 class RecordingBackend:

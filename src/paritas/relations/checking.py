@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.evidence import Demand, Evidence, Notes, WideDefault, run_quietly
 from paritas.core.execution.observation import RunConditions, RunOptions
@@ -77,25 +78,11 @@ _BUFFERS_NOTE = (
 )
 
 
-@shows_progress
-def invariants(  # noqa: PLR0913
-    model: Any,
-    inputs: Any,
-    *,
-    only: Sequence[str] | str | None = None,
-    candidate: Any = None,
-    strict: bool = False,
-    seed: int = 0,
-    target: str = "",
-    on_progress: Callable[[str], None] | None = None,
-    on_result: Callable[[str], None] | None = None,
-) -> InvariantsReport:
-    """Check relations between ways of running one model that must agree.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InvariantsOptions:
+    """Which relations `invariants` checks, and what it reports on the way.
 
-    Args:
-        model: an `nn.Module` or a callable, in the mode in which it is used.
-        inputs: as for `verify`: a list of positional inputs, a dict of keyword arguments, or
-            `Inputs(args, kwargs)`.
+    Attributes:
         only: names of relations, or `serving`, `training` or `own`; by default, all that apply.
         candidate: a compiled or otherwise changed form of the model: it runs the other ways, and
             the model itself the plain ones.
@@ -104,6 +91,27 @@ def invariants(  # noqa: PLR0913
         target: the name of the model in the report.
         on_progress: called with a short text before each step that may take long.
         on_result: called with the line of each relation that was checked, as soon as it was.
+    """
+
+    only: Sequence[str] | str | None = None
+    candidate: Any = None
+    strict: bool = False
+    seed: int = 0
+    target: str = ""
+    on_progress: Callable[[str], None] | None = None
+    on_result: Callable[[str], None] | None = None
+
+
+@shows_progress
+@takes_options(InvariantsOptions)
+def invariants(model: Any, inputs: Any, options: InvariantsOptions) -> InvariantsReport:
+    """Check relations between ways of running one model that must agree.
+
+    Args:
+        model: an `nn.Module` or a callable, in the mode in which it is used.
+        inputs: as for `verify`: a list of positional inputs, a dict of keyword arguments, or
+            `Inputs(args, kwargs)`.
+        options: given as keyword arguments; see `InvariantsOptions`.
 
     Returns:
         A report with a row for each relation. A relation that the model does not promise has a row
@@ -115,13 +123,14 @@ def invariants(  # noqa: PLR0913
     sets = input_sets(inputs)
     if len(sets) != 1:
         raise UsageError(f"invariants takes one set of inputs, got {len(sets)}")
-    names = [only] if isinstance(only, str) else only
+    strict, on_result = options.strict, options.on_result
+    names = [options.only] if isinstance(options.only, str) else options.only
     relations = chosen(names)
     began = time.monotonic()
-    tell = on_progress or (lambda _: None)
+    tell = options.on_progress or (lambda _: None)
     rng = RandomState.now()
     try:
-        check = _Check(model, candidate, sets[0], strict=strict, seed=seed)
+        check = _Check(model, options.candidate, sets[0], strict=strict, seed=options.seed)
         rows: list[RelationRow] = []
         for relation in relations:
             tell(f"checking {relation.name}")
@@ -133,7 +142,7 @@ def invariants(  # noqa: PLR0913
     finally:
         rng.restore()
     return InvariantsReport(
-        rows=tuple(rows), target=target, strict=strict, seconds=time.monotonic() - began
+        rows=tuple(rows), target=options.target, strict=strict, seconds=time.monotonic() - began
     )
 
 

@@ -571,8 +571,11 @@ def _run_verify_parallel(factory: str, options: ParallelOptions, here: Ranks | N
 
     with progress(quiet=here is not None and here.rank != 0, forks=True) as tell:
         tell(f"building {factory}")
+        arguments = _build_parallel(factory, options, here)
+        subjects = [arguments.pop(name) for name in ("model", "plan", "inputs")]
         return verify.verify_parallel(
-            **_build_parallel(factory, options, here),
+            *subjects,
+            **arguments,
             steps=options.steps,
             split=options.split or None,
             ranks=options.ranks if here is None else "here",

@@ -29,7 +29,7 @@ from paritas.core.results.findings import Finding, Status, Verdict, unverified
 from paritas.core.results.items import ItemKind
 from paritas.core.results.progress import Progress
 from paritas.sharding.operators.annotation import Annotation, Option
-from paritas.sharding.operators.configuration import TensorInfo, VerifyConfig, make_call
+from paritas.sharding.operators.configuration import PartitionConfig, TensorInfo, make_call
 from paritas.sharding.operators.library import annotation_of_call, is_registered
 from paritas.sharding.operators.recipe_checks import failed_split, labelled
 from paritas.sharding.operators.verify import CheckSettings, check_unsplit
@@ -69,7 +69,7 @@ def operator_call(
             raise UsageError(f"--kwarg {text!r} is not of the form name=..., as in dim=1")
         info = read_argument(value, f"--kwarg {name}", options.seed, keyword=True)
         kwargs[name] = info if info.value_type == "shape" else info.value
-    config = VerifyConfig(
+    config = PartitionConfig(
         fsig=spec,
         args=args,
         kwargs=kwargs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime as dt
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import ClusterLostError, UsageError
 from paritas.core.execution.executors import (
     Failed,
@@ -55,28 +57,11 @@ JUNIT, HTML = "junit.xml", "report.html"
 _CACHE = "inductor-cache"
 
 
-@shows_progress
-def sweep(  # noqa: PLR0913  (each is an option of its own)
-    targets: str | os.PathLike[str] | Sequence[str | Mapping[str, Any]],
-    *,
-    output: str | os.PathLike[str],
-    against: str | os.PathLike[str] | None = None,
-    jobs: int | None = None,
-    executor: str | Executor = LOCAL,
-    seconds: float | None = None,
-    memory: int | str | None = None,
-    strict: bool = False,
-    restart: bool = False,
-    on_progress: Callable[[str], None] | None = None,
-) -> SweepReport:
-    """Verify many targets under many settings, each run in its own process.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Where `sweep` runs, its limits, and where it writes.
 
-    An aborted sweep resumes when it is called again with the same targets and the same output.
-    Ctrl-C ends it, and so does the loss of a cluster: the results so far are written and returned.
-
-    Args:
-        targets: the path of a TOML file, or a list of its rows: dicts such as
-            `{"name": "hf:LlamaForCausalLM", "dtypes": ["float32", "bfloat16"]}`, or names.
+    Attributes:
         output: the folder for the journal, `sweep.json`, `junit.xml` and `report.html`.
         against: the output of an earlier sweep, to compare with.
         jobs: number of parallel runs; by default the processors, or the cluster's threads.
@@ -86,6 +71,37 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
         strict: count `unstable` as a failure.
         restart: delete the rows in the output, and run everything again.
         on_progress: called with a `Progress` after each run.
+    """
+
+    output: str | os.PathLike[str]
+    against: str | os.PathLike[str] | None = None
+    jobs: int | None = None
+    executor: str | Executor = LOCAL
+    seconds: float | None = None
+    memory: int | str | None = None
+    strict: bool = False
+    restart: bool = False
+    on_progress: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise UsageError(f"jobs={self.jobs}: the number of jobs must be 1 or more")
+
+
+@shows_progress
+@takes_options(SweepOptions)
+def sweep(
+    targets: str | os.PathLike[str] | Sequence[str | Mapping[str, Any]], options: SweepOptions
+) -> SweepReport:
+    """Verify many targets under many settings, each run in its own process.
+
+    An aborted sweep resumes when it is called again with the same targets and the same output.
+    Ctrl-C ends it, and so does the loss of a cluster: the results so far are written and returned.
+
+    Args:
+        targets: the path of a TOML file, or a list of its rows: dicts such as
+            `{"name": "hf:LlamaForCausalLM", "dtypes": ["float32", "bfloat16"]}`, or names.
+        options: given as keyword arguments; see `SweepOptions`.
 
     Returns:
         The report; true in a boolean context if all runs pass.
@@ -94,30 +110,29 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
         UsageError: the targets are not valid, or the output holds another sweep.
     """
     processes.check_system()
-    if jobs is not None and jobs < 1:
-        raise UsageError(f"jobs={jobs}: the number of jobs must be 1 or more")
-    tasks = plan_tasks(targets, seconds=seconds, memory=memory)
-    earlier = None if against is None else read_rows(Path(against))
-    folder = Path(output)
+    tasks = plan_tasks(targets, seconds=options.seconds, memory=options.memory)
+    earlier = None if options.against is None else read_rows(Path(options.against))
+    folder = Path(options.output)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write to {str(folder)!r}: it is a file; use a folder")
     runs = [task.run for task in tasks]
     began, start = dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), time.monotonic()
-    with SweepJournal(folder, runs, processes.versions(), restart=restart) as journal:
+    with SweepJournal(folder, runs, processes.versions(), restart=options.restart) as journal:
         check_writable(folder / REPORT_JSON)
         left = [task for task in tasks if task.run not in journal.rows]
         stopped, why = "", ""
 
         def show_progress(running: Iterable[SweepRun]) -> None:
-            if on_progress is not None:
+            if options.on_progress is not None:
                 done = journal.rows.values()
                 failing = sum(not row.passes() for row in done)
                 names = tuple(map(str, running))
                 step = Progress("sweeping", len(done), len(tasks), failing=failing, running=names)
-                on_progress(step)
+                options.on_progress(step)
 
         try:
-            with contextlib.closing(_run_all(left, folder, executor, jobs, show_progress)) as found:
+            runner = _run_all(left, folder, options.executor, options.jobs, show_progress)
+            with contextlib.closing(runner) as found:
                 for row in found:
                     journal.add(row)
         except KeyboardInterrupt:
@@ -129,15 +144,15 @@ def sweep(  # noqa: PLR0913  (each is an option of its own)
         report = SweepReport(
             rows=rows,
             planned=len(tasks),
-            strict=strict,
+            strict=options.strict,
             stopped=stopped,
             began=began,
             seconds=round(time.monotonic() - start, 3),
             versions=processes.versions(),
-            against="" if against is None else os.fspath(against),
+            against="" if options.against is None else os.fspath(options.against),
             changes=()
             if earlier is None
-            else changes(rows, earlier, strict=strict, whole=not stopped),
+            else changes(rows, earlier, strict=options.strict, whole=not stopped),
             notes=(*((known,) if journal.resumed else ()), *((why,) if why else ())),
         )
         write_report(folder, report)

@@ -222,11 +222,11 @@ def dumps(_backend: str) -> str:
 
 def partition(_backend: str) -> str:
     """A right split passes, and a wrong one fails."""
-    from paritas.partition import TensorInfo, VerifyConfig, check_partition
+    from paritas.partition import PartitionConfig, TensorInfo, check_partition
 
     def split(operator: str, **kwargs: int) -> Status:
         shapes, option = [TensorInfo("shape", (4, 8))], {"idx": 0, "dim": 1}
-        config = VerifyConfig(operator, shapes, kwargs, 1, [option])
+        config = PartitionConfig(operator, shapes, kwargs, 1, [option])
         return check_partition(config, annotation="a b -> a b").status
 
     right, wrong = split("torch.relu"), split("torch.softmax", dim=1)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paritas.core.call_options import takes_options
 from paritas.core.numerics.bits import has_inexact, is_inexact
 from paritas.core.precision.accumulation import (
     accumulation,
@@ -313,34 +314,53 @@ class _NoiseSource:
     start: int | None
 
 
+@dataclasses.dataclass(frozen=True)
+class Perturbation:
+    """How a run is perturbed.
+
+    Attributes:
+        unit: the unit roundoff by which operators are perturbed, or that of the dtype that `log`
+            has for a call.
+        log: the dtype of each call.
+        remember_decisions: see `LiftMode`.
+        widen: without it the run stays in the program's own dtype, for programs without meaning in
+            float64.
+        shake_inputs: perturb the inputs of every operator: for a single operator, with inputs that
+            were rounded before.
+        pool: runs of one program may share one; each uses other parts of it.
+        gain: a factor of all noise: two runs with one seed and opposite gains deviate by opposite
+            amounts, except where a decision flips.
+        decisions: records the outcome of each decision.
+    """
+
+    unit: float
+    seed: int
+    _: dataclasses.KW_ONLY
+    log: dict[tuple[Any, int], torch.dtype] | None = None
+    remember_decisions: bool = False
+    widen: bool = True
+    shake_inputs: bool = False
+    pool: NoisePool | None = None
+    gain: float = 1.0
+    decisions: DecisionLog | None = None
+
+
 class PerturbMode(ListeningMode, LiftMode):
     """A lifted run with random rounding of the program's own precision."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        native: torch.dtype,
-        default: torch.dtype,
-        unit: float,
-        seed: int,
-        *,
-        log: dict[tuple[Any, int], torch.dtype] | None = None,
-        remember_decisions: bool = False,
-        widen: bool = True,
-        shake_inputs: bool = False,
-        pool: NoisePool | None = None,
-        gain: float = 1.0,
-        decisions: DecisionLog | None = None,
+    @takes_options(Perturbation)
+    def __init__(
+        self, native: torch.dtype, default: torch.dtype, perturbation: Perturbation
     ) -> None:
-        """Perturb by unit roundoff `unit`, or by that of the dtype that `log` has for a call.
-
-        Without `widen` the run stays in the program's own dtype, for programs without meaning in
-        float64. With `shake_inputs` the inputs of every operator are perturbed: for a single
-        operator, with inputs that were rounded before. Runs of one program may share a `pool`; each
-        uses other parts of it. All noise is multiplied by `gain`: two runs with one seed and
-        opposite gains deviate by opposite amounts, except where a decision flips. `decisions`
-        records the outcome of each decision.
-        """
-        super().__init__(native, default, remember_decisions=remember_decisions, widen=widen)
+        """The fields of `Perturbation` are further arguments."""
+        unit, seed, gain = perturbation.unit, perturbation.seed, perturbation.gain
+        widen = perturbation.widen
+        super().__init__(
+            native,
+            default,
+            remember_decisions=perturbation.remember_decisions,
+            widen=widen,
+        )
         # Half a unit of a dtype narrower than the one computed in. In the same dtype, half a unit
         # would always be rounded away; two units move a value to a neighbour or leave it.
         self.gain = gain
@@ -349,13 +369,13 @@ class PerturbMode(ListeningMode, LiftMode):
         # Only in lifted runs: their noise is so far below any fault that it may be generous.
         lifted = widen and unit <= torch.finfo(torch.float64).eps
         self._cancelled = CancelledSums() if lifted else None
-        self.shake_inputs = shake_inputs
+        self.shake_inputs = perturbation.shake_inputs
         self.seed = seed
-        self.log = log or {}
+        self.log = perturbation.log or {}
         self._counts: dict[Any, int] = {}
-        self._log_decisions = decisions
+        self._log_decisions = perturbation.decisions
         self._draws = random.Random(seed)
-        self._pool = pool or NoisePool(seed)
+        self._pool = perturbation.pool or NoisePool(seed)
         self._has_computed = False
         self._may_decide = False
 

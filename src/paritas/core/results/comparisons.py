@@ -180,10 +180,6 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sources: tuple[int, ...] = ()
     detail: Detail | None = None
 
-    def __post_init__(self) -> None:
-        if self.basis is Basis.UNKNOWN and self.judged_by:
-            msgspec.structs.force_setattr(self, "basis", _read_old_basis(self.judged_by))
-
     def __str__(self) -> str:
         return str(finding_of(self))
 
@@ -330,13 +326,6 @@ def beginnings(comparison: Comparison) -> list[Beginning]:
         for place, row in enumerate(comparison.rows)
         if row.index == divergence.row
     ]
-
-
-def _read_old_basis(judged_by: str) -> Basis:
-    """The basis of a row written before rows had one; only for old files."""
-    if judged_by.startswith(("statistics", "sketch")):
-        return Basis.SUMMARIES
-    return Basis.DIGESTS if judged_by.startswith("digest") else Basis.VALUES
 
 
 def finding_of(row: ComparisonRow) -> Finding:

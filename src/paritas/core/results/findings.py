@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from paritas.core import results
-from paritas.core.results.items import Item, Metrics, harness, read_old_path
+from paritas.core.results.items import Item, Metrics, harness
 from paritas.core.results.pictures import Picture
 from paritas.core.results.report import Report
 
@@ -288,16 +288,12 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     chain: tuple[str, ...] = ()
 
 
-NO_ITEM = Item()
-
-
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One compared item with its status and numbers.
 
     Attributes:
         item: what was compared.
-        path: the item in words. If only the path is given, as in JSON of older versions, the item
-            is derived from it.
+        path: the item in words; it is always derived from the item.
         raised: the class of the exception that the candidate raised, if that is the difference.
         cause: the path of the finding where the difference starts, if this one only results from
             it; one cause has many results.
@@ -317,16 +313,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     source: str | None = None
     origin: Origin | None = None
     diagnosis: Diagnosis | None = None
-    item: Item = NO_ITEM
+    item: Item
     raised: str = ""
     cause: str = ""
     picture: Picture | None = None
 
     def __post_init__(self) -> None:
-        if self.item == NO_ITEM:
-            msgspec.structs.force_setattr(self, "item", read_old_path(self.path))
-        else:
-            msgspec.structs.force_setattr(self, "path", self.item.text)
+        msgspec.structs.force_setattr(self, "path", self.item.text)
 
     def __str__(self) -> str:
         from paritas.core.results.wording import finding_text

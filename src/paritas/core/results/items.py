@@ -239,59 +239,6 @@ GRADIENTS = Item(ItemKind.GRADIENTS, "gradients")
 RANDOM_STATE = Item(ItemKind.RANDOM_STATE, "random state")
 
 
-# --- Paths of older versions ----------------------------------------------------------------------
-
-_BEHIND = re.compile(r"(.*?)( on rank (\d+))?( \(second call\))?( \(inputs (\d+)\))?", re.DOTALL)
-_IN_FRONT = re.compile(
-    r"(?:rank (?P<rank>\d+): )?(?:(?P<graph>graph \d[^:]*): )?(?:step (?P<step>\d+): )?"
-    r"(?P<rest>.*)",
-    re.DOTALL,
-)
-_SINGLE_KINDS = {
-    "random state": ItemKind.RANDOM_STATE,
-    "random numbers": ItemKind.RANDOM_STATE,
-    "call": ItemKind.CALL,
-    "backward": ItemKind.BACKWARD,
-    "gradients": ItemKind.GRADIENTS,
-    "loss": ItemKind.LOSS,
-}
-# The longer words first: `state x after the call` also ends like an input's.
-_READING_ORDER = sorted(_AROUND_THE_NAME.items(), key=lambda kind: -len("".join(kind[1])))
-
-
-def read_old_path(path: str) -> Item:
-    """The item of a finding written before findings carried items; nothing else may read a path.
-
-    The item's text is the path. A path that is not understood becomes a `NAMED` item.
-    """
-    front = _IN_FRONT.fullmatch(path)
-    behind = None if front is None else _BEHIND.fullmatch(front["rest"])
-    if front is None or behind is None:  # cannot happen: all parts are optional
-        return Item(ItemKind.NAMED, path)
-    kind, name = _read_kind(behind[1])
-    item = Item(
-        kind,
-        name,
-        call=2 if behind[4] else 0,
-        inputs=int(behind[6] or 0),
-        step=int(front["step"] or 0),
-        graph=front["graph"] or "",
-        rank=None if front["rank"] is None else int(front["rank"]),
-        part=None if behind[3] is None else int(behind[3]),
-    )
-    return item if item.text == path else Item(ItemKind.NAMED, path)
-
-
-def _read_kind(words: str) -> tuple[ItemKind, str]:
-    if words in _SINGLE_KINDS:
-        return _SINGLE_KINDS[words], words
-    for kind, (before, after) in _READING_ORDER:
-        if words.startswith(before) and words.endswith(after):
-            return kind, words[len(before) : len(words) - len(after)]
-    is_output = re.match(r"output\b", words) is not None
-    return (ItemKind.OUTPUT if is_output else ItemKind.NAMED), words
-
-
 # --- Figures: metrics of a pair, and figures of each side -----------------------------------------
 
 

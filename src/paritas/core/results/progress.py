@@ -276,22 +276,17 @@ class NotebookLine:
         return f"{bar}{html.escape(': '.join(filter(None, (step.stage, words))))}"
 
 
-def shows_progress(work: Callable[_P, _R], *, hears: str = "on_progress") -> Callable[_P, _R]:
-    """Let a function show its progress in a notebook, unless the caller passes a callback.
-
-    Args:
-        work: the function.
-        hears: its keyword argument for the callback.
-    """
+def shows_progress(work: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let a function show its progress in a notebook, unless the caller passes `on_progress`."""
 
     @functools.wraps(work)
     def shown(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         __tracebackhide__ = True
-        is_shown = kwargs.get(hears) is not None or _is_shown.get()
+        is_shown = kwargs.get("on_progress") is not None or _is_shown.get()
         display = None if is_shown else _notebook_display(sys.modules)
         line = None if display is None else NotebookLine(display)
         if line is not None:
-            kwargs[hears] = line
+            kwargs["on_progress"] = line
         token = _is_shown.set(True)
         try:
             return work(*args, **kwargs)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # A pickle is a program. This reader only follows it: containers, numbers and text come out as
 # they are; where the program would look up a name or call something, a description takes the
 # place of the result. Nothing is imported or called, so a hostile file can do nothing.
+# `pickle.Unpickler` with its own `find_class` would not do: seven bytes that name a high memo entry
+# make it allocate gigabytes, and it does not tell where in the file an instruction is.
 
 _LONGEST = 64 << 20
 _LONGEST_INTEGER = 32  # bytes

@@ -333,6 +333,8 @@ def _decode_dims(value: int | memoryview) -> tuple[int, ...]:
     return () if any(dim >= UNKNOWN for dim in dims) else tuple(dims)
 
 
+# By hand: protobuf's own library needs classes generated from the vendor's schema, which is not
+# ours to ship.
 def _decode_fields(data: memoryview) -> Iterator[tuple[int, int, int | memoryview]]:
     """The fields of a protobuf message: number, wire type, value."""
     at = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.executors import Failed, executor_of, run_batches
 from paritas.core.execution.subjects import usable_device
@@ -176,39 +177,11 @@ def _unsupported_result(work: OperatorWork, reason: str) -> OperatorResult:
 # --- The check of a graph -------------------------------------------------------------------------
 
 
-@shows_progress
-def verify_graph(  # noqa: PLR0913  (the options of the command)
-    graph: Any,
-    outdir: str | Path | None = None,
-    *,
-    options: Source | None = None,
-    ranks: int | Sequence[int] = (2,),
-    cap: int | None = None,
-    inputs: Any = None,
-    seed: int = 0,
-    strict: bool = False,
-    imports: Sequence[str] = (),
-    device: str | torch.device | None = None,
-    confirm: Confirm | None = None,
-    prove: bool = False,
-    placements: GraphPlacements | Mapping[str, Any] | str | Path | None = None,
-    executor: str | Executor = "processes",
-    jobs: int | None = None,
-    resume: bool = True,
-    html: bool = True,
-    on_progress: Callable[[Progress], None] | None = None,
-) -> GraphReport:
-    """Check every operator of a graph: unsplit against split over ranks.
+@dataclasses.dataclass(frozen=True)
+class VerifyGraphOptions:
+    """What `verify_graph` checks of a graph, where it runs, and what it writes.
 
-    Identical calls are checked once and counted. With a folder, each result is written as soon as
-    it is ready, and the same run, started again, resumes from there. An interruption
-    (`KeyboardInterrupt`) writes the results so far and is raised again. Results of other graphs in
-    the folder are kept: this graph is added to them, and what was verified for one of them is not
-    verified again.
-
-    Args:
-        graph: a file (`.pt2`, or nnScaler's `.ckp`), a `torch.export.ExportedProgram`, a
-            `torch.fx.GraphModule`, `(model, inputs)`, or a `Graph` that was read.
+    Attributes:
         outdir: the folder for results.json, results.csv, report.html and a script for each failure;
             None writes nothing.
         options: where splits come from: `declared` by the graph, from the `library`, by running the
@@ -236,6 +209,58 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
             folder; False starts over.
         html: also write report.html.
         on_progress: called before each step, with its description and the progress so far.
+    """
+
+    outdir: str | Path | None = None
+    _: dataclasses.KW_ONLY
+    options: Source | None = None
+    ranks: int | Sequence[int] = (2,)
+    cap: int | None = None
+    inputs: Any = None
+    seed: int = 0
+    strict: bool = False
+    imports: Sequence[str] = ()
+    device: str | torch.device | None = None
+    confirm: Confirm | None = None
+    prove: bool = False
+    placements: GraphPlacements | Mapping[str, Any] | str | Path | None = None
+    executor: str | Executor = "processes"
+    jobs: int | None = None
+    resume: bool = True
+    html: bool = True
+    on_progress: Callable[[Progress], None] | None = None
+
+    def settings(self) -> GraphSettings:
+        """How every operator is checked, validated."""
+        ranks, imports, device = self.ranks, self.imports, self.device
+        return GraphSettings(
+            options=self.options,
+            ranks=(ranks,) if isinstance(ranks, int) else tuple(ranks),
+            cap=self.cap,
+            seed=self.seed,
+            strict=self.strict,
+            imports=(imports,) if isinstance(imports, str) else tuple(imports),
+            device=None if device is None else str(usable_device(device, "device=")),
+            confirm=self.confirm,
+            prove=self.prove,
+        )
+
+
+@shows_progress
+@takes_options(VerifyGraphOptions)
+def verify_graph(graph: Any, options: VerifyGraphOptions) -> GraphReport:
+    """Check every operator of a graph: unsplit against split over ranks.
+
+    Identical calls are checked once and counted. With a folder, each result is written as soon as
+    it is ready, and the same run, started again, resumes from there. An interruption
+    (`KeyboardInterrupt`) writes the results so far and is raised again. Results of other graphs in
+    the folder are kept: this graph is added to them, and what was verified for one of them is not
+    verified again.
+
+    Args:
+        graph: a file (`.pt2`, or nnScaler's `.ckp`), a `torch.export.ExportedProgram`, a
+            `torch.fx.GraphModule`, `(model, inputs)`, or a `Graph` that was read.
+        options: given as keyword arguments; see `VerifyGraphOptions`.
 
     Raises:
         UsageError: the graph cannot be read, an argument is invalid, or the folder cannot be
@@ -244,42 +269,32 @@ def verify_graph(  # noqa: PLR0913  (the options of the command)
     from paritas.sharding.graphs.opening import open_graph
 
     began = time.monotonic()
-    settings = GraphSettings(
-        options=options,
-        ranks=(ranks,) if isinstance(ranks, int) else tuple(ranks),
-        cap=cap,
-        seed=seed,
-        strict=strict,
-        imports=(imports,) if isinstance(imports, str) else tuple(imports),
-        device=None if device is None else str(usable_device(device, "device=")),
-        confirm=confirm,
-        prove=prove,
-    )
-    stated = None if placements is None else read_placements(placements)
-    check_confirm(confirm, torch.device(settings.device or "cpu"), max(settings.ranks))
-    check_executor(executor, jobs)
-    show = on_progress or _ignore
+    settings = options.settings()
+    stated = None if options.placements is None else read_placements(options.placements)
+    check_confirm(options.confirm, torch.device(settings.device or "cpu"), max(settings.ranks))
+    check_executor(options.executor, options.jobs)
+    show = options.on_progress or _ignore
     show(Progress("reading the graph"))
-    opened = open_graph(graph, inputs=inputs, imports=settings.imports)
+    opened = open_graph(graph, inputs=options.inputs, imports=settings.imports)
     modules = {name: _module_digest(name) for name in settings.imports}
     import_modules(settings.imports)  # they may register rules, which are part of a call's key
-    run = _GraphRun(opened, settings, inputs, modules, show, began, placements=stated)
+    run = _GraphRun(opened, settings, options.inputs, modules, show, began, placements=stated)
     run.prove_placed()
-    if outdir is None:
-        return run.checked(None, executor, jobs)
-    folder, about = Path(outdir), run.about()
-    prepare_folder(folder, resume=resume)
-    with GraphJournal(folder, about, run.report(ended=False), resume=resume) as journal:
-        if not resume:
+    if options.outdir is None:
+        return run.checked(None, options.executor, options.jobs)
+    folder, about = Path(options.outdir), run.about()
+    prepare_folder(folder, resume=options.resume)
+    with GraphJournal(folder, about, run.report(ended=False), resume=options.resume) as journal:
+        if not options.resume:
             clear_folder(folder)
         run.reuse_results(folder, journal)
         try:
-            report = run.checked(journal, executor, jobs)
+            report = run.checked(journal, options.executor, options.jobs)
         except KeyboardInterrupt:
             journal.interrupt()
-            run.write(folder, journal, run.report(ended=False), html=html)
+            run.write(folder, journal, run.report(ended=False), html=options.html)
             raise
-        return run.write(folder, journal, report, html=html)
+        return run.write(folder, journal, report, html=options.html)
 
 
 @dataclasses.dataclass

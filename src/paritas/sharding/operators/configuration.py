@@ -110,7 +110,7 @@ class TensorInfo:
 
 
 @dataclasses.dataclass(slots=True)
-class VerifyConfig:
+class PartitionConfig:
     """An operator, its arguments, and the splits to check.
 
     You can assign fields, also those of the arguments, until it is used; it is then checked again.
@@ -157,11 +157,14 @@ class VerifyConfig:
         for option in self.parti_options:
             Option.of(option, least_ranks=2)
 
-    def as_used(self) -> VerifyConfig:
+    def as_used(self) -> PartitionConfig:
         """A copy, checked again: fields may have been assigned since this one was made."""
         args = [_copy_info(info) for info in self.args]
         kwargs = {name: _copy_info(value) for name, value in self.kwargs.items()}
         return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+
+VerifyConfig = PartitionConfig  # the name in nnScaler, for scripts that were written for it
 
 
 def _copy_info(value: Any) -> Any:
@@ -570,7 +573,9 @@ def domain_of(asked: WantedCall, place: Place) -> Domain:
 # Shapes are used as given. If they do not fit, the operator raises an error.
 
 
-def make_call(config: VerifyConfig, function: Callable[..., Any], *, seed: int = 0) -> OperatorCall:
+def make_call(
+    config: PartitionConfig, function: Callable[..., Any], *, seed: int = 0
+) -> OperatorCall:
     """The call that a configuration describes; the same seed gives the same call."""
     name = config.fsig.replace(":", ".")
     asked = WantedCall(name, config.args, config.kwargs)

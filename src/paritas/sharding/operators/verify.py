@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from paritas.core.results.graph_reports import Confirm
-    from paritas.sharding.operators.configuration import VerifyConfig
+    from paritas.sharding.operators.configuration import PartitionConfig
 
 # The rule of a split comes from the annotation that the user gives, registers, or that the library
 # has; failing that, from running the operator. An option without a rule, or one that its rule
@@ -62,7 +62,7 @@ class CheckSettings:
         return Verdict.merge([verdict, real])
 
 
-def verify_partition_options(config: VerifyConfig) -> bool:
+def verify_partition_options(config: PartitionConfig) -> bool:
     """Whether every option of a configuration was compared and is right, over two ranks.
 
     A `ParityWarning` reports what is not right. It also reports arguments that the rule of a right
@@ -85,7 +85,7 @@ def verify_partition_options(config: VerifyConfig) -> bool:
 
 
 def check_partition(
-    config: VerifyConfig,
+    config: PartitionConfig,
     *,
     ranks: int = 2,
     seed: int = 0,
@@ -120,7 +120,7 @@ def check_partition(
 
 
 def _check_config(
-    config: VerifyConfig,
+    config: PartitionConfig,
     settings: CheckSettings,
     annotation: str | Annotation | None = None,
     device: str | torch.device | None = None,

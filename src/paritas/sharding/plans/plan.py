@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.execution.observation import Contexts
 from paritas.core.execution.subjects import Inputs, input_sets
@@ -121,35 +122,81 @@ class ParallelProgram:
         return self.batches[(self.first + step) % len(self.batches)]
 
 
-def make_program(  # noqa: PLR0913
+@dataclasses.dataclass(frozen=True)
+class ProgramOptions:
+    """How a program is trained.
+
+    Attributes:
+        mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
+        loss: a function of the output and the batch; by default the output if it is a scalar, and
+            otherwise a weighted mean of it.
+        optimizer: a function of the parameters; by default SGD with momentum.
+        step: a function of the model and the batch that runs forward and backward itself, in
+            micro-batches or with clipping of gradients, and returns the loss.
+        steps: how many are compared in full, each with its native values. By default the first 2
+            are, and 4 more are compared in float64 alone; if these are not plainly equal, all 6
+            are compared in full.
+        split: axes of the mesh along which ranks have different samples of a batch: by default all
+            of them for `"ddp"` and `"fsdp"`, `fsdp` for `"hf"`, none otherwise. `()` gives every
+            rank the whole batch.
+        seed: for making the model and for every random draw.
+        compute_dtype: the dtype in which the plan computes on purpose (mixed precision): its
+            rounding is allowed, and outputs in it are. By default that of the model.
+    """
+
+    mesh: int | Sequence[int] | Mapping[str, int] = 2
+    _: dataclasses.KW_ONLY
+    loss: Callable[..., Any] | None = None
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    step: Callable[..., Any] | None = None
+    steps: int | None = None
+    split: str | Sequence[str] | None = None
+    seed: int = 0
+    compute_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("loss", "optimizer", "step"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise UsageError(f"{name}={function!r:.80}: pass a function")
+        if self.step is not None and self.loss is not None:
+            raise UsageError("step= returns the loss itself: drop loss=")
+        if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
+            raise UsageError(f"steps={self.steps!r}: pass an integer of 1 or more")
+        if self.compute_dtype is not None and self.compute_dtype not in WIDE:
+            raise UsageError(
+                f"compute_dtype={self.compute_dtype!r:.80}: pass a floating dtype of torch"
+            )
+        if type(self.seed) is not int:
+            raise UsageError(f"seed={self.seed!r}: pass an integer")
+
+
+@takes_options(ProgramOptions)
+def make_program(
+    model: nn.Module | Callable[[], nn.Module], plan: Any, inputs: Any, options: ProgramOptions
+) -> ParallelProgram:
+    """Make a program; the fields of `ProgramOptions` are its keyword arguments."""
+    return program_of(model, plan, inputs, options)
+
+
+def program_of(
     model: nn.Module | Callable[[], nn.Module],
     plan: Any,
     inputs: Any,
-    mesh: int | Sequence[int] | Mapping[str, int] = 2,
+    options: ProgramOptions,
     *,
-    loss: Callable[..., Any] | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-    step: Callable[..., Any] | None = None,
-    steps: int | None = None,
-    split: str | Sequence[str] | None = None,
-    seed: int = 0,
-    compute_dtype: torch.dtype | None = None,
     least: int = 2,
 ) -> ParallelProgram:
-    """Check the arguments of `verify_parallel` and make a program of them.
+    """Check the subjects of `verify_parallel` and make a program of them.
 
     Args:
         inputs: one batch as `[x, ...]` or `Inputs`, or several as a list of `Inputs`.
-        mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
-        steps: how many are compared in full; by default 2, and 4 later ones in float64 alone.
-        split: the axes along which ranks have different samples of a batch: by default all of them
-            for `ddp` and `fsdp`, `fsdp` for `hf`, none otherwise. `()` gives every rank the whole
-            batch.
         least: the smallest number of ranks; one rank is all that a machine with one GPU has.
 
     Raises:
         UsageError: an argument is not valid.
     """
+    mesh, split, steps = options.mesh, options.split, options.steps
     if not callable(model):
         raise UsageError(f"model={model!r:.80}: pass a module or a function that makes one")
     axes = _mesh_axes(mesh, least)
@@ -165,31 +212,20 @@ def make_program(  # noqa: PLR0913
     else:
         named = isinstance(checked, str)
         parts = tuple(axes) if split is None and named else _split_axes(split, axes)
-    for name, given in (("loss", loss), ("optimizer", optimizer), ("step", step)):
-        if given is not None and not callable(given):
-            raise UsageError(f"{name}={given!r:.80}: pass a function")
-    if step is not None and loss is not None:
-        raise UsageError("step= returns the loss itself: drop loss=")
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise UsageError(f"steps={steps!r}: pass an integer of 1 or more")
-    if compute_dtype is not None and compute_dtype not in WIDE:
-        raise UsageError(f"compute_dtype={compute_dtype!r:.80}: pass a floating dtype of torch")
-    if type(seed) is not int:
-        raise UsageError(f"seed={seed!r}: pass an integer")
     batches = tuple(input_sets(inputs))
     return ParallelProgram(
         model=model,
         plan=checked,
         batches=batches,
         mesh=axes,
-        loss=loss,
-        optimizer=optimizer,
-        step=step,
+        loss=options.loss,
+        optimizer=options.optimizer,
+        step=options.step,
         steps=FULL_STEPS if steps is None else steps,
         later=LATER_STEPS if steps is None else 0,
         split=parts,
-        seed=seed,
-        compute_dtype=compute_dtype,
+        seed=options.seed,
+        compute_dtype=options.compute_dtype,
     )
 
 

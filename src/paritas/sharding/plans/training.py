@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import distributed, nn
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import ParitasError, UsageError, in_one_line
 from paritas.core.execution.isolation import copy_inputs
 from paritas.core.execution.observation import MOST_KEPT
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
 # --- Train a few steps, on one device or as a rank, and record everything ------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Manner:
     """How a program is run.
 
@@ -404,32 +405,14 @@ def _gradient_pieces(names: ModelNames, trace: Trace) -> dict[str, RankPiece | N
 # --- The program on one device --------------------------------------------------------------------
 
 
-def run_reference(  # noqa: PLR0913
-    program: ParallelProgram,
-    *,
-    wide: bool = False,
-    mode: contextlib.AbstractContextManager[Any] | None = None,
-    watch_modules: bool = False,
-    device: torch.device | None = None,
-    record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
-    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
-    abridge_from: int = 0,
-) -> Trace:
-    """Train the model without its plan; see `Manner` for the arguments.
+@takes_options(Manner)
+def run_reference(program: ParallelProgram, manner: Manner) -> Trace:
+    """Train the model without its plan; the fields of `Manner` are keyword arguments.
 
     Raises:
         UsageError: the program is not valid. Any other exception of it is in the trace.
     """
     trace = Trace()
-    manner = Manner(
-        wide=wide,
-        watch_modules=watch_modules,
-        device=device,
-        mode=mode,
-        record=record,
-        abridge=abridge,
-        abridge_from=abridge_from,
-    )
     with same_surroundings(manner):
         built = build_model(program, manner)
         try:
@@ -538,65 +521,49 @@ TEAMS = ("simulated", "gloo", "here")
 _STUCK = "it waits in a collective that some ranks never entered, or is still busy"
 
 
-def run_ranks(  # noqa: PLR0913
-    program: ParallelProgram,
-    team: Team = "simulated",
-    *,
-    wide: bool = False,
-    watch_modules: bool = False,
-    timeout: float = 120.0,
-    record: Callable[[ModelNames, Trace], contextlib.AbstractContextManager[Any]] | None = None,
-    abridge: Callable[[str, int, RankPiece], RankPiece] | None = None,
-    abridge_from: int = 0,
-    load_from: str = "",
-    save_to: str = "",
-    listen: bool = False,
-) -> list[Trace]:
-    """Train the model under its plan, and return the trace of each rank.
+@dataclasses.dataclass(frozen=True)
+class RanksManner(Manner):
+    """How a program is run on ranks.
 
-    Args:
+    Attributes:
         team: `simulated` ranks are threads of this process, `gloo` ranks are new processes; with
-            `here` this process is already a rank, and every rank calls this.
-        wide: see `Manner`.
-        watch_modules: see `Manner`.
-        record: see `Manner`.
-        abridge: see `Manner`.
-        abridge_from: see `Manner`.
-        load_from: see `Manner`.
-        save_to: see `Manner`.
-        listen: see `Manner`.
+            `here` this process is already a rank, and every rank runs the program.
         timeout: in seconds. The trace of a rank that raised, or did not finish in time, has the
             error and the steps before it.
+    """
+
+    team: Team = "simulated"
+    _: dataclasses.KW_ONLY
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.team not in TEAMS:
+            raise UsageError(f"ranks={self.team!r}: use one of {', '.join(TEAMS)}")
+
+
+@takes_options(RanksManner)
+def run_ranks(program: ParallelProgram, manner: RanksManner) -> list[Trace]:
+    """Train the model under its plan, and return the trace of each rank.
+
+    The fields of `RanksManner` are keyword arguments.
 
     Raises:
         UsageError: the mesh does not fit, a batch cannot be split, or the program cannot be sent.
     """
-    if team not in TEAMS:
-        raise UsageError(f"ranks={team!r}: use one of {', '.join(TEAMS)}")
     if not distributed.is_available():
         raise UsageError(f"torch {torch.__version__} was built without torch.distributed")
     check_batches(program)
     # These imports take seconds: do them here, not in each process.
     for name in ("fsdp", "tensor.parallel"):
         importlib.import_module(f"torch.distributed.{name}")
-    manner = Manner(
-        wide=wide,
-        watch_modules=watch_modules,
-        record=record,
-        abridge=abridge,
-        abridge_from=abridge_from,
-        load_from=load_from,
-        save_to=save_to,
-        listen=listen,
-    )
-    if team == "here":
-        return _run_here(program, manner, timeout)
+    if manner.team == "here":
+        return _run_here(program, manner, manner.timeout)
     if program.ranks > MOST_RANKS:
         raise UsageError(
             f"the mesh has {program.ranks} ranks: use at most {MOST_RANKS} on one machine"
         )
-    run = _run_threads if team == "simulated" else _run_processes
-    return run(program, manner, timeout)
+    run = _run_threads if manner.team == "simulated" else _run_processes
+    return run(program, manner, manner.timeout)
 
 
 # --- threads --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -12,6 +11,7 @@ import msgspec
 import torch
 from torch import distributed
 
+from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.execution.fitting import check_by
 from paritas.core.results.findings import (
@@ -32,13 +32,13 @@ from paritas.sharding.plans.causes import ParallelCause, excuse_late_reductions,
 from paritas.sharding.plans.dividing import find_undivided
 from paritas.sharding.plans.judging import ADVICE, Judge, Judged, complete_steps
 from paritas.sharding.plans.later_steps import LaterSteps
-from paritas.sharding.plans.plan import KEYED, ParallelProgram, make_program
+from paritas.sharding.plans.plan import KEYED, ParallelProgram, ProgramOptions, program_of
 from paritas.sharding.plans.resuming import Resumption, new_folder
 from paritas.sharding.plans.traces import Trace
 from paritas.sharding.plans.training import Team, device_here, run_ranks, run_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -50,55 +50,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@shows_progress
-def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
-    model: nn.Module | Callable[[], nn.Module],
-    plan: Any,
-    inputs: Any,
-    mesh: int | Sequence[int] | Mapping[str, int] = 2,
-    *,
-    loss: Callable[..., Any] | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
-    step: Callable[..., Any] | None = None,
-    steps: int | None = None,
-    split: str | Sequence[str] | None = None,
-    ranks: Team = "simulated",
-    seed: int = 0,
-    compute_dtype: torch.dtype | None = None,
-    strict: bool = False,
-    timeout: float = 120.0,
-    by: Literal["whole", "blocks"] | None = None,
-    blocks: Sequence[str] | None = None,
-    resume: int | Sequence[int] | Mapping[str, int] | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> Verdict:
-    """Train a model a few steps on one device and under a plan on ranks, and compare everything.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VerifyParallelOptions(ProgramOptions):
+    """How a program is trained, on which ranks, and how it is judged.
 
-    This compares outputs, losses, the assembled gradient of every parameter, parameters after each
-    step, and buffers. Replicas must be equal bit for bit between ranks.
-
-    Args:
-        model: the model on one device, which is copied; or a function that makes it.
-        plan: a `dict[str, ParallelStyle]`, `"ddp"`, `"fsdp"`, `"hf"`, `"hf-ep"`, or a function of
-            the model and the mesh that returns the parallel model or a pipeline schedule (None: it
-            changed the model in place).
-        inputs: a batch `[x, ...]` or `Inputs`, or a list of `Inputs`, one for each step.
-        mesh: how many ranks, along one axis or several: `4`, `(2, 2)`, `{"dp": 2, "tp": 2}`.
-        loss: a function of the output and the batch; by default the output if it is a scalar, and
-            otherwise a weighted mean of it.
-        optimizer: a function of the parameters; by default SGD with momentum.
-        step: a function of the model and the batch that runs forward and backward itself, in
-            micro-batches or with clipping of gradients, and returns the loss.
-        steps: how many are compared in full, each with its native values. By default the first 2
-            are, and 4 more are compared in float64 alone; if these are not plainly equal, all 6
-            are compared in full.
-        split: axes of the mesh along which ranks have different samples; by default all of them
-            for `"ddp"` and `"fsdp"`, none otherwise.
+    Attributes:
         ranks: `"simulated"` for threads of this process, `"gloo"` for processes, `"here"` if this
             process is a rank itself: all ranks call this and get the same verdict.
-        seed: for making the model and for every random draw.
-        compute_dtype: the dtype in which the plan computes on purpose (mixed precision): its
-            rounding is allowed, and outputs in it are. By default that of the model.
         strict: count `unstable` as a failure.
         timeout: of the ranks in one run, in seconds.
         by: "blocks" to check the blocks of the model one by one in float64, in the memory of one of
@@ -111,6 +69,37 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
             further steps are trained. What was loaded and what follows are compared with a training
             that was not interrupted.
         on_progress: called with a message before every run.
+    """
+
+    ranks: Team = "simulated"
+    strict: bool = False
+    timeout: float = 120.0
+    by: Literal["whole", "blocks"] | None = None
+    blocks: Sequence[str] | None = None
+    resume: int | Sequence[int] | Mapping[str, int] | None = None
+    on_progress: Callable[[str], None] | None = None
+
+
+@shows_progress
+@takes_options(VerifyParallelOptions)
+def verify_parallel(
+    model: nn.Module | Callable[[], nn.Module],
+    plan: Any,
+    inputs: Any,
+    options: VerifyParallelOptions,
+) -> Verdict:
+    """Train a model a few steps on one device and under a plan on ranks, and compare everything.
+
+    This compares outputs, losses, the assembled gradient of every parameter, parameters after each
+    step, and buffers. Replicas must be equal bit for bit between ranks.
+
+    Args:
+        model: the model on one device, which is copied; or a function that makes it.
+        plan: a `dict[str, ParallelStyle]`, `"ddp"`, `"fsdp"`, `"hf"`, `"hf-ep"`, or a function of
+            the model and the mesh that returns the parallel model or a pipeline schedule (None: it
+            changed the model in place).
+        inputs: a batch `[x, ...]` or `Inputs`, or a list of `Inputs`, one for each step.
+        options: the mesh, and keyword arguments; see `VerifyParallelOptions`.
 
     Returns:
         A verdict. The first failure is the earliest; where it starts and which collective is
@@ -119,34 +108,25 @@ def verify_parallel(  # noqa: PLR0913  (each is a thing that a training has)
     Raises:
         UsageError: an argument is not valid, or the model on one device cannot be trained.
     """
-    make = functools.partial(
-        make_program,
-        model,
-        plan,
-        inputs,
-        loss=loss,
-        optimizer=optimizer,
-        step=step,
-        steps=steps,
-        split=split,
-        seed=seed,
-        compute_dtype=compute_dtype,
-    )
-    program = make(mesh, least=1 if ranks == "here" else 2)
-    runs = ProgramRuns(program, ranks, timeout, on_progress or (lambda _: None))
-    check_by(by, blocks)
-    if by != "blocks" and blocks is None:
+    least = 1 if options.ranks == "here" else 2
+    program = program_of(model, plan, inputs, options, least=least)
+    tell = options.on_progress or (lambda _: None)
+    runs = ProgramRuns(program, options.ranks, options.timeout, tell)
+    strict, resume = options.strict, options.resume
+    check_by(options.by, options.blocks)
+    if options.by != "blocks" and options.blocks is None:
         verdict = _with_undivided(check_program(runs, strict=strict), runs)
         if resume is None or not verdict.passed:
             return verdict
-        resumption = Resumption(program, make(resume, least=1 if ranks == "here" else 2))
+        resumed = dataclasses.replace(options, mesh=resume)
+        resumption = Resumption(program, program_of(model, plan, inputs, resumed, least=least))
         return resumption.joined(verdict, _check_resumption(resumption, runs, strict=strict))
     if resume is not None:
         raise UsageError("resume=... cannot be combined with by='blocks'")
     from paritas.sharding.plans.by_blocks import check_by_blocks
 
     try:
-        verdict = _with_undivided(check_by_blocks(runs, blocks, strict=strict), runs)
+        verdict = _with_undivided(check_by_blocks(runs, options.blocks, strict=strict), runs)
         return _without_later_steps(verdict, program)
     except NotByBlocksError as error:
         reason = str(error)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from paritas.core.placement.placement import OperatorCall, Recipe
     from paritas.core.results.findings import Verdict
-    from paritas.sharding.operators.configuration import VerifyConfig
+    from paritas.sharding.operators.configuration import PartitionConfig
 
 
 def prove(
-    config: VerifyConfig,
+    config: PartitionConfig,
     *,
     annotation: str | Annotation | None = None,
     ranks: int = 2,

@@ -23,10 +23,13 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
+from paritas.core.results.items import Item, ItemKind
 
 
 def verdict_of(status, **options):
-    found = Finding(path="output", aspect=Aspect.VALUE, status=status, **options)
+    found = Finding(
+        item=Item(ItemKind.OUTPUT, "output"), aspect=Aspect.VALUE, status=status, **options
+    )
     return Verdict(findings=(found,), coverage=Coverage(compared=1))
 
 
@@ -96,7 +99,7 @@ def shown(*verdicts):
 
 def test_the_point_is_on_one_screen():
     start = Finding(
-        path="graph 0: node future",
+        item=Item(ItemKind.NODE, "future", graph="graph 0"),
         aspect=Aspect.VALUE,
         status=Status.DIFFERENT,
         origin=Origin(

@@ -16,6 +16,7 @@ from paritas.core.errors import ClusterLostError, ParitasError, UsageError
 from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
+from paritas.core.results.items import Item, ItemKind
 from paritas.guarding.report import RankReport
 from paritas.sharding.operator_check import CheckedOperator
 
@@ -40,7 +41,7 @@ def invoke(*args):
 
 
 def verdict(status, *, strict=False):
-    finding = Finding(path="output 0", aspect=Aspect.VALUE, status=status)
+    finding = Finding(item=Item(ItemKind.OUTPUT, "output 0"), aspect=Aspect.VALUE, status=status)
     return Verdict(findings=(finding,), coverage=Coverage(compared=1), strict=strict)
 
 

@@ -118,12 +118,3 @@ def test_a_file_that_does_not_exist_is_refused(tmp_path):
     empty = explain(tmp_path)
     assert empty.exit_code == 2
     assert "has none of comparison.json, results.json, sweep.json" in empty.stderr
-
-
-def test_a_verdict_of_an_older_version_is_read(tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text(
-        '{"findings":[{"path":"graph 0: output[0]","aspect":"value","status":"different"}],'
-        '"coverage":{"compared":1}}'
-    )
-    assert "graph 0: output[0]: different" in explain(path).stdout

@@ -13,6 +13,7 @@ from paritas.app.pytest.session import (
     summary_lines,
 )
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.core.results.items import Item, ItemKind
 
 
 def lines_of(tmp_path, told, account=None, **options):
@@ -91,7 +92,10 @@ def test_what_an_update_wrote_is_told(tmp_path, monkeypatch):
 
 def test_a_verdict_in_short_stays_short_and_survives_its_way():
     found = Finding(
-        path="output", aspect=Aspect.VALUE, status=Status.DIFFERENT, reason="off\n" * 1000
+        item=Item(ItemKind.OUTPUT, "output"),
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+        reason="off\n" * 1000,
     )
     verdict = Verdict(findings=(found,), coverage=Coverage(compared=7))
     outcome = outcome_of("verify", verdict)

@@ -22,6 +22,7 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
+from paritas.core.results.items import Item, ItemKind
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2Jgone"
 
@@ -35,7 +36,10 @@ def verify(monkeypatch, tmp_path):
     """`paritas verify`, with a verdict in place of its work."""
     monkeypatch.chdir(tmp_path)
     finding = Finding(
-        path="output", aspect=Aspect.HARNESS, status=Status.UNVERIFIED, reason=f"raised: {HOSTILE}"
+        item=Item(ItemKind.OUTPUT, "output"),
+        aspect=Aspect.HARNESS,
+        status=Status.UNVERIFIED,
+        reason=f"raised: {HOSTILE}",
     )
     found = Verdict(findings=(finding,), coverage=Coverage(compared=1))
     monkeypatch.setattr("paritas.verification.command._run_verify", lambda *_, **__: found)
@@ -127,7 +131,9 @@ def wrong(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     importlib.import_module("own_nets")
-    finding = Finding(path="output", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    finding = Finding(
+        item=Item(ItemKind.OUTPUT, "output"), aspect=Aspect.VALUE, status=Status.DIFFERENT
+    )
     found = Verdict(findings=(finding,), coverage=Coverage(compared=1))
     monkeypatch.setattr("paritas.verification.command._run_verify", lambda *_, **__: found)
     yield lambda *options: invoke("verify", "own_nets:make", *options)
@@ -177,7 +183,7 @@ def test_the_report_of_a_failure_names_the_command_that_makes_a_script_of_it(wro
 )
 def test_the_command_that_makes_a_script_names_the_node_where_it_starts(name, command):
     finding = Finding(
-        path=f"node {name}",
+        item=Item(ItemKind.NODE, name),
         aspect=Aspect.VALUE,
         status=Status.DIFFERENT,
         origin=Origin(kind=OriginKind.NODE, name=name),

@@ -20,6 +20,7 @@ from paritas.core.results.findings import (
     unverified,
 )
 from paritas.core.results.graph_reports import GraphCounts
+from paritas.core.results.items import Item, ItemKind
 from paritas.guarding.report import RankReport, merge_ranks
 
 HERE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -41,7 +42,7 @@ def meet(rank, world=2, **more):
 
 def seen(status=Status.IDENTICAL, compared=1):
     finding = Finding(
-        path="graph 0: output",
+        item=Item(ItemKind.OUTPUT, "output", graph="graph 0"),
         aspect=Aspect.VALUE,
         status=status,
         origin=Origin(kind=OriginKind.NODE, name="mul"),

@@ -22,6 +22,7 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
+from paritas.core.results.items import Item, ItemKind
 
 
 def checked(schedule, calls, sizes=()):
@@ -93,7 +94,12 @@ def test_a_setting_that_makes_no_sense_is_shown():
 
 
 def part(status, compared=1, origin=None):
-    found = Finding(path="graph 0: output[0]", aspect=Aspect.VALUE, status=status, origin=origin)
+    found = Finding(
+        item=Item(ItemKind.OUTPUT, "output[0]", graph="graph 0"),
+        aspect=Aspect.VALUE,
+        status=status,
+        origin=origin,
+    )
     return Verdict(findings=(found,), coverage=Coverage(compared=compared))
 
 

@@ -15,7 +15,7 @@ from paritas.core.judging.failures import Explainer, call_context, judging_only,
 from paritas.core.numerics.judge_evidence import NoEvidence
 from paritas.core.placement.placement import OperatorCall, Recipe
 from paritas.core.results.findings import Aspect, Finding, Score, Status, Verdict
-from paritas.core.results.items import Partial, Shard
+from paritas.core.results.items import Item, ItemKind, Partial, Shard
 from paritas.partition import check_recipe
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_the_first_wrong_value_has_a_picture_and_the_others_have_none() -> None:
 def test_every_value_of_one_operator_has_a_picture() -> None:
     explainer = Explainer()
     context = call_context("aten.mul.Tensor", (torch.ones(3), 2.0), {})
-    wrong = Finding(path="node mul", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    wrong = Finding(item=Item(ItemKind.NODE, "mul"), aspect=Aspect.VALUE, status=Status.DIFFERENT)
     for _ in range(2):
         pair = torch.arange(1.0, 4.0), torch.arange(2.0, 5.0)
         (found,) = explainer.explain([wrong], *pair, context=context)
@@ -107,7 +107,7 @@ class _LiftedPair(NoEvidence):
 
 def test_what_differs_only_in_float64_is_drawn_in_float64() -> None:
     wrong = Finding(
-        path="output",
+        item=Item(ItemKind.OUTPUT, "output"),
         aspect=Aspect.VALUE,
         status=Status.DIFFERENT,
         native=Score(max_z=1.0, max_limit=12.0, rms_z=1.0, rms_limit=2.5),
@@ -283,13 +283,19 @@ def test_gradients_that_only_result_from_wrong_outputs_need_no_note() -> None:
     explainer = Explainer(left=1)
     values = torch.arange(1.0, 9.0)
     explainer.explain([_failing(0)], values, 2 * values)
-    gradient = Finding(path="gradient of w", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    gradient = Finding(
+        item=Item(ItemKind.GRADIENT, "w"), aspect=Aspect.VALUE, status=Status.DIFFERENT
+    )
     assert explainer.explain([gradient], values, 2 * values) == [gradient]
     assert explainer.notes == []
 
 
 def _failing(number: int) -> Finding:
-    return Finding(path=f"output[{number}]", aspect=Aspect.VALUE, status=Status.DIFFERENT)
+    return Finding(
+        item=Item(ItemKind.OUTPUT, f"output[{number}]"),
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+    )
 
 
 def test_no_more_are_diagnosed_than_allowed_and_a_note_says_so() -> None:

@@ -18,6 +18,7 @@ from paritas.core.results.findings import (
     Verdict,
 )
 from paritas.core.results.graph_reports import GraphCounts
+from paritas.core.results.items import Item
 from paritas.core.results.wording import headline
 
 
@@ -34,7 +35,9 @@ def graph(label, **counts):
 
 
 def finding(path, status=Status.DIFFERENT, aspect=Aspect.VALUE, **fields):
-    return Finding(path=path, status=status, aspect=aspect, **fields)
+    graph, _, name = path.rpartition(": ")
+    item = Item(name=name, graph=graph)
+    return Finding(item=item, status=status, aspect=aspect, **fields)
 
 
 def node(name, **fields):

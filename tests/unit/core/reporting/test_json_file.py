@@ -7,11 +7,12 @@ import pytest
 from paritas.core.errors import UsageError
 from paritas.core.reporting.files import check_writable, write_whole
 from paritas.core.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
+from paritas.core.results.items import Item, ItemKind
 
 VERDICT = Verdict(
     findings=(
         Finding(
-            path="output",
+            item=Item(ItemKind.OUTPUT, "output"),
             aspect=Aspect.VALUE,
             status=Status.DIFFERENT,
             native=Score(max_z=float("inf"), max_limit=12.0, rms_z=3.0, rms_limit=2.5),

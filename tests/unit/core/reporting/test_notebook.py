@@ -15,6 +15,7 @@ from paritas.core.reporting.notebook import MOST_ROWS, MOST_TOLD, notebook_html
 from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.graph_reports import GraphReport
+from paritas.core.results.items import Item
 from paritas.core.results.power_reports import FaultResult, PowerReport
 from unit.core.results import comparison_samples, graph_samples
 
@@ -48,7 +49,12 @@ class Tags(html.parser.HTMLParser):
 
 def failing(count: int = 1, path: str = "output", **fields) -> Verdict:
     found = [
-        Finding(path=f"{path}[{place}]", aspect=Aspect.VALUE, status=Status.DIFFERENT, **fields)
+        Finding(
+            item=Item(name=f"{path}[{place}]"),
+            aspect=Aspect.VALUE,
+            status=Status.DIFFERENT,
+            **fields,
+        )
         for place in range(count)
     ]
     return Verdict(findings=tuple(found), coverage=Coverage(compared=count))
@@ -72,7 +78,7 @@ def power(**fields) -> PowerReport:
 RESULTS = {
     "verdict": failing(reason="off"),
     "passing verdict": Verdict(
-        findings=(Finding(path="x", aspect=Aspect.VALUE, status=Status.IDENTICAL),),
+        findings=(Finding(item=Item(name="x"), aspect=Aspect.VALUE, status=Status.IDENTICAL),),
         coverage=Coverage(compared=1),
     ),
     "nothing compared": Verdict(),

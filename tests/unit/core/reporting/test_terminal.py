@@ -20,6 +20,7 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
+from paritas.core.results.items import Item
 from paritas.core.results.wording import headline
 
 LONG_PATH = "gradient of encoder.layers.11.self_attention.output_projection.weight (second call)"
@@ -52,7 +53,7 @@ def metrics(difference=1e-3):
 
 def finding(path, status, **options):
     options.setdefault("aspect", Aspect.VALUE)
-    return Finding(path=path, status=status, **options)
+    return Finding(item=Item(name=path), status=status, **options)
 
 
 def floats(path, status, **options):

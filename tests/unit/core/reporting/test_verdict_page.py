@@ -17,14 +17,17 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
+from paritas.core.results.items import Item, ItemKind
 
 EVIL = "<script>alert(1)</script>"
 
 
 def verdict_of(path: str) -> Verdict:
     found = [
-        Finding(path="input", aspect=Aspect.VALUE, status=Status.IDENTICAL),
-        Finding(path=path, aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason="shape [2]"),
+        Finding(item=Item(name="input"), aspect=Aspect.VALUE, status=Status.IDENTICAL),
+        Finding(
+            item=Item(name=path), aspect=Aspect.SHAPE, status=Status.DIFFERENT, reason="shape [2]"
+        ),
     ]
     return Verdict(findings=tuple(found), coverage=Coverage(compared=2), notes=("a note",))
 
@@ -69,14 +72,17 @@ def located_verdict(source="model.py:18, in forward"):
         chain=("mm", "relu"),
     )
     start = Finding(
-        path="node mm",
+        item=Item(ItemKind.NODE, "mm"),
         aspect=Aspect.VALUE,
         status=Status.DIFFERENT,
         origin=origin,
         picture=draw_picture(reference, candidate, None),
     )
     result = Finding(
-        path="output[0]", aspect=Aspect.VALUE, status=Status.DIFFERENT, cause="node mm"
+        item=Item(ItemKind.OUTPUT, "output[0]"),
+        aspect=Aspect.VALUE,
+        status=Status.DIFFERENT,
+        cause="node mm",
     )
     return Verdict(findings=(result, start), coverage=Coverage(compared=2))
 

@@ -14,12 +14,13 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
+from paritas.core.results.items import Item
 
 HOSTILE = "a,b:c%d\r\n::error::e\x1b[31m</failure>]]>\x00\ud800"
 
 
 def finding(path="output 0", status=Status.DIFFERENT, **more):
-    return Finding(**{"path": path, "aspect": Aspect.VALUE, "status": status, **more})
+    return Finding(**{"item": Item(name=path), "aspect": Aspect.VALUE, "status": status, **more})
 
 
 def traced(source, path="output 0", status=Status.DIFFERENT, **more):

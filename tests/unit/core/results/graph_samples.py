@@ -18,6 +18,7 @@ from paritas.core.results.graph_reports import (
     OptionResult,
     RuleOrigin,
 )
+from paritas.core.results.items import Item
 
 if TYPE_CHECKING:
     from paritas.core.results.items import Metrics
@@ -47,7 +48,7 @@ def finding(path: str, status: Status, reason: str = "") -> Finding:
     """One compared tensor, with figures where it is wrong."""
     wrong = status is Status.DIFFERENT
     return Finding(
-        path=path,
+        item=Item(name=path),
         aspect=Aspect.VALUE,
         status=status,
         reason=reason,

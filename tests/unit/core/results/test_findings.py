@@ -11,7 +11,7 @@ from hypothesis import given
 from letters import LETTERS
 from paritas.core.errors import MismatchError, UsageError
 from paritas.core.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
-from paritas.core.results.items import Metrics
+from paritas.core.results.items import Item, Metrics
 
 NAN, INF = math.nan, math.inf
 
@@ -46,7 +46,7 @@ _BY_TYPE = {
 METRICS = st.builds(Metrics, **{name: _BY_TYPE[t] for name, t in Metrics.__annotations__.items()})
 FINDINGS = st.builds(
     Finding,
-    path=WORDS,
+    item=st.builds(Item, name=WORDS),
     aspect=st.sampled_from(Aspect),
     status=st.sampled_from(Status),
     reason=WORDS,
@@ -75,7 +75,7 @@ VERDICTS = st.builds(
 
 
 def found(status: Status, path: str = "output") -> Finding:
-    return Finding(path=path, aspect=Aspect.VALUE, status=status)
+    return Finding(item=Item(name=path), aspect=Aspect.VALUE, status=status)
 
 
 def verdict_of(*statuses: Status, **fields) -> Verdict:
@@ -263,7 +263,7 @@ def test_a_verdict_survives_json(verdict):
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_nan_and_infinity_survive_json(value):
     finding = Finding(
-        path="x", aspect=Aspect.VALUE, status=Status.DIFFERENT, native=score(max_z=value)
+        item=Item(name="x"), aspect=Aspect.VALUE, status=Status.DIFFERENT, native=score(max_z=value)
     )
     data = Verdict(findings=(finding,), coverage=Coverage(compared=1)).to_json()
     back = Verdict.from_json(data).findings[0].native.max_z

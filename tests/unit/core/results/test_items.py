@@ -1,4 +1,4 @@
-"""Items: the words made of them, and old findings that have nothing but the words."""
+"""Items, and the words made of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from paritas.core.results.items import (
     harness,
     nth_output,
     output,
-    read_old_path,
 )
 
 WORDS = {
@@ -44,14 +43,8 @@ WORDS = {
 
 
 @pytest.mark.parametrize(("words", "item"), WORDS.items(), ids=list(WORDS))
-def test_an_item_says_its_words_and_is_read_from_old_ones(words, item):
+def test_an_item_says_its_words(words, item):
     assert item.text == words
-    assert read_old_path(words) == item
-
-
-@pytest.mark.parametrize("words", ["", "guard('inductor')", "0,1, output", "a\nb", "state "])
-def test_old_words_that_are_not_understood_stay_as_they_are(words):
-    assert read_old_path(words).text == words
 
 
 def test_an_option_goes_in_front_of_the_one_that_is_there():
@@ -70,13 +63,6 @@ def test_a_finding_has_the_words_of_its_item_whatever_becomes_of_it():
     assert finding.path == "output"
     moved = msgspec.structs.replace(finding, item=output().in_graph("graph 1"))
     assert moved.path == "graph 1: output"
-
-
-def test_a_finding_of_an_older_version_is_read():
-    old = b"""{"findings": [{"path": "gradient of w", "aspect": "value", "status": "different"}],
-        "coverage": {"compared": 1}}"""
-    (finding,) = Verdict.from_json(old).findings
-    assert finding.item == gradient("w")
 
 
 def test_items_come_back_from_json_with_the_words_beside_them():

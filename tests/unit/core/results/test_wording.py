@@ -22,6 +22,7 @@ from paritas.core.results.findings import (
     Verdict,
 )
 from paritas.core.results.graph_reports import GraphReport
+from paritas.core.results.items import Item
 
 
 def said(text: str) -> str:
@@ -34,7 +35,7 @@ def of(*findings: Finding, compared: int | None = None, **fields) -> Verdict:
 
 
 def finding(status: Status, path: str = "output", **fields) -> Finding:
-    return Finding(**{"path": path, "aspect": Aspect.VALUE, "status": status, **fields})
+    return Finding(**{"item": Item(name=path), "aspect": Aspect.VALUE, "status": status, **fields})
 
 
 # --- passing --------------------------------------------------------------------------------------
