@@ -14,6 +14,7 @@ from paritas.comparison.operands import Operand, same_digest
 from paritas.comparison.rules import Rearranged, parse_dims
 from paritas.core.errors import UsageError
 from paritas.core.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
+from paritas.core.placement.meshes import coordinates_by_axis
 from paritas.core.placement.placement import HeldPart, MeshAxis, Placement
 from paritas.core.results.items import Partial, Replicate, Shard
 from paritas.core.results.wording import counted
@@ -78,14 +79,6 @@ def axes_of(dump: ReadableDump, side: str, mesh: Mapping[str, int]) -> RankAxes:
     return _from_dump(dump) or _from_placements(dump) or RankAxes({})
 
 
-def row_major(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
-    """The coordinates of a rank; the last axis varies fastest."""
-    found = {}
-    for axis in reversed(list(mesh)):
-        rank, found[axis] = divmod(rank, mesh[axis])
-    return {axis: found[axis] for axis in mesh}
-
-
 def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) -> RankAxes:
     size = math.prod(mesh.values())
     shown = ", ".join(f"{axis}={extent}" for axis, extent in mesh.items())
@@ -100,7 +93,8 @@ def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) 
         )
         notes = (note,)
         mesh = {COPY: world // size, **mesh}
-    return RankAxes(mesh, {rank: row_major(mesh, rank) for rank in dump.ranks}, notes=notes)
+    coordinates = {rank: coordinates_by_axis(rank, mesh) for rank in dump.ranks}
+    return RankAxes(mesh, coordinates, notes=notes)
 
 
 def _from_dump(dump: ReadableDump) -> RankAxes | None:

@@ -32,6 +32,7 @@ from paritas.core.placement.assembly import (
     take,
     whole,
 )
+from paritas.core.placement.meshes import rank_at
 from paritas.core.results.items import Once, Partial, Replicate, Shard, read_role, role_word
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.operators import map_tensors
@@ -239,12 +240,10 @@ class Placement:
 
     def _number(self, coordinate: Sequence[int]) -> int:
         """The rank at a coordinate, if ranks are numbered in row-major order."""
-        known = {axis.name: at for axis, at in zip(self.axes, coordinate, strict=True)}
+        positions = {axis.name: at for axis, at in zip(self.axes, coordinate, strict=True)}
         sizes = {axis.name: axis.size for axis in self.axes}
-        rank = 0
-        for name in self.numbering or sizes:
-            rank = rank * sizes[name] + known[name]
-        return rank
+        order = self.numbering or tuple(sizes)
+        return rank_at([positions[name] for name in order], [sizes[name] for name in order])
 
     def _describe(self, ranks: Sequence[int]) -> str:
         real = [axis for axis in self.axes if axis.size > 1]

@@ -23,6 +23,7 @@ from paritas.core.placement.assembly import (
     take,
 )
 from paritas.core.placement.assembly import whole as all_of
+from paritas.core.placement.meshes import coordinates_by_axis
 from paritas.core.placement.placement import Placement
 from paritas.core.results.items import Item, ItemKind, Partial, gradient, output
 
@@ -95,7 +96,7 @@ def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
 
     Axes along which ranks have different samples come last: there, ranks hold the same parameters.
     """
-    places = dict(zip(program.mesh, program.coordinate(rank), strict=True))
+    places = coordinates_by_axis(rank, program.mesh)
     alike = [axis for axis in program.mesh if program.mesh[axis] == parts]
     if not alike:
         return rank % parts if parts else 0
