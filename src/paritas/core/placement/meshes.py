@@ -5,11 +5,12 @@ Ranks are numbered in row-major order: the last axis runs fastest.
 
 from __future__ import annotations
 
+import collections
 import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 _AXIS = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,6})\s*")
 
@@ -43,6 +44,20 @@ def lines_along(coordinates: Mapping[int, Sequence[int]], axis: int) -> list[lis
         others = (*coordinate[:axis], *coordinate[axis + 1 :])
         lines.setdefault(others, []).append(rank)
     return list(lines.values())
+
+
+def number_meshes(coordinates: Iterable[Hashable]) -> list[int]:
+    """For each rank, by its coordinate, the number of its mesh among meshes of one kind.
+
+    A submesh exists several times in a larger mesh: the n-th rank at a coordinate belongs to the
+    n-th of them.
+    """
+    counts: collections.Counter[Hashable] = collections.Counter()
+    numbers: list[int] = []
+    for coordinate in coordinates:
+        numbers.append(counts[coordinate])
+        counts[coordinate] += 1
+    return numbers
 
 
 def read_axis(text: str) -> tuple[str, int] | None:

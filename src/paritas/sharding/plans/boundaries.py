@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,11 +20,14 @@ from paritas.core.execution.block_runs import Parked, TrainingRecorder
 from paritas.core.execution.observation import OUTPUT
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves, map_leaves
-from paritas.core.placement.assembly import Segment, positions, take
+from paritas.core.placement.assembly import Segment, take
 from paritas.core.placement.assembly import whole as all_of
+from paritas.core.placement.meshes import lines_along
+from paritas.core.placement.plain_parts import NearMatch, find_plain_part, split_dims
+from paritas.core.placement.rank_pieces import RankPiece, assemble, locate
 from paritas.core.results.items import LocalPlacement, Partial, Replicate, Shard
-from paritas.sharding.plans.assembling import assemble, locate, natural_chunk, sample_rows
-from paritas.sharding.plans.traces import EqualPieces, RankPiece, piece_of
+from paritas.sharding.plans.assembling import natural_chunk, sample_rows
+from paritas.sharding.plans.traces import EqualPieces, piece_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,8 +44,6 @@ if TYPE_CHECKING:
 
 
 # --- How the values that ranks hold relate to the reference's: whole, shard, term or wrong --------
-
-_MOST_PRODUCTS = 1 << 26
 
 
 class Relation(enum.IntEnum):
@@ -168,7 +170,7 @@ def _relate_group(
     if any(piece.placement is not None for piece in pieces.values()):
         return _relate_placed(pieces, whole, near)
     relations = {
-        rank: _relate_plain(program, rank, piece.local, whole, near)
+        rank: find_part(program, rank, piece.local, whole, near)[0]
         for rank, piece in pieces.items()
     }
     worst = max(relations.values())
@@ -201,12 +203,6 @@ def _relate_placed(
     return Relation.WRONG, bad
 
 
-def _relate_plain(
-    program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
-) -> Relation:
-    return find_part(program, rank, value, whole, near)[0]
-
-
 def find_part(
     program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
 ) -> tuple[Relation, Where | None]:
@@ -214,65 +210,45 @@ def find_part(
 
     A value that is wrong is taken for the part that is expected on this rank, if it has its shape.
     """
-    if value.dim() != whole.dim():
-        return Relation.UNKNOWN, None
-    where = list(map(all_of, whole.shape))
     if value.shape == whole.shape:
-        return (Relation.WHOLE if near(value, whole) else Relation.WRONG), tuple(where)
-    dims = [d for d in range(whole.dim()) if value.shape[d] != whole.shape[d]]
-    if len(dims) != 1 or value.shape[dims[0]] > whole.shape[dims[0]] or not value.numel():
+        where = tuple(map(all_of, whole.shape))
+        return (Relation.WHOLE if near(value, whole) else Relation.WRONG), where
+    if len(split_dims(whole.shape, value.shape) or ()) != 1:
         return Relation.UNKNOWN, None
-    dim, length = dims[0], value.shape[dims[0]]
-    parts, rest = divmod(whole.shape[dim], length)
-    expected: Where | None = None
-
-    def chunk(number: int) -> Where:
-        return (*where[:dim], (Segment(0, number * length, length),), *where[dim + 1 :])
-
-    if not rest:
-        natural = natural_chunk(program, rank, parts)
-        expected = chunk(natural)
-        for number in (natural, *(n for n in range(parts) if n != natural)):
-            if near(value, take(whole, chunk(number))):
-                relation = Relation.SHARD if number == natural else Relation.PERMUTED
-                return relation, chunk(number)
-    chosen = _nearest_rows(value, whole, dim)
-    if chosen is not None and near(value, whole.index_select(dim, chosen)):
-        rows = positions(chosen.tolist())
-        return Relation.SHARD, (*where[:dim], rows, *where[dim + 1 :])
-    return Relation.WRONG, expected
+    expected = functools.partial(natural_chunk, program, rank)
+    part = find_plain_part(whole, value, expected, NearMatch(near))
+    if part is None or not part.proven:
+        return Relation.WRONG, None if part is None else part.where
+    return (Relation.SHARD if part.chunk == part.natural else Relation.PERMUTED), part.where
 
 
-def _nearest_rows(value: Tensor, whole: Tensor, dim: int) -> Tensor | None:
-    """The nearest row of the whole for each row of a value; None if there are too many."""
-    rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in (whole, value))
-    if len(rows) * len(mine) * rows.shape[1] > _MOST_PRODUCTS:
+# --- Terms of a sum -------------------------------------------------------------------------------
+
+
+def _group_terms(program: ParallelProgram, ranks: list[int]) -> Iterator[list[list[int]]]:
+    """The ranks that may hold the terms of one sum: all together, or those along one axis."""
+    yield [ranks]
+    coordinates = {rank: program.coordinate(rank) for rank in ranks}
+    for axis in range(len(program.mesh)):
+        yield lines_along(coordinates, axis)
+
+
+def _add_terms(values: list[Tensor], near: Near) -> tuple[Tensor, float] | None:
+    """The sum of terms, and the noise that it may have; None if these are no terms."""
+    if len(values) < 2 or len({value.shape for value in values}) > 1:  # noqa: PLR2004
         return None
-    return torch.cdist(mine, rows, compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
+    terms = torch.stack([value.double() for value in values])
+    return terms.sum(dim=0), near.reach * float(terms.abs().max()) if terms.numel() else 0.0
 
 
 def _sums_up(
     program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
 ) -> bool:
     """Whether the values of all ranks, or of those along one axis, add up to the whole."""
-    shapes = {tuple(piece.local.shape) for piece in pieces.values()}
-    if len(shapes) > 1 or len(pieces) < 2:  # noqa: PLR2004
-        return False
-    if _adds(program, list(pieces), pieces, whole, near):
-        return True
-    axes = [axis for axis in program.mesh if axis not in program.split]
-    if len(axes) < 2:  # noqa: PLR2004
-        return False
-    for axis in axes:
-        place = list(program.mesh).index(axis)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank in pieces:
-            coordinate = list(program.coordinate(rank))
-            coordinate[place] = 0
-            groups.setdefault(tuple(coordinate), []).append(rank)
-        if all(_adds(program, ranks, pieces, whole, near) for ranks in groups.values()):
-            return True
-    return False
+    return any(
+        all(_adds(program, ranks, pieces, whole, near) for ranks in groups)
+        for groups in _group_terms(program, list(pieces))
+    )
 
 
 def _adds(
@@ -282,12 +258,13 @@ def _adds(
     whole: Tensor,
     near: Near,
 ) -> bool:
-    values = torch.stack([pieces[rank].local.double() for rank in ranks])
-    total = values.sum(dim=0)
-    noise = near.reach * float(values.abs().max()) if total.numel() else 0.0
+    added = _add_terms([pieces[rank].local for rank in ranks], near)
+    if added is None:
+        return False
+    total, noise = added
     if total.shape == whole.shape:
         return near(total, whole.double(), noise)
-    return _relate_plain(program, ranks[0], total, whole.double(), near) is Relation.SHARD
+    return find_part(program, ranks[0], total, whole.double(), near)[0] is Relation.SHARD
 
 
 # --- The boundaries of a block --------------------------------------------------------------------
@@ -604,24 +581,13 @@ class FormFinder:
             if form.placement is None and not form.agrees and rank in pieces:
                 groups.setdefault((form.where, form.rows), []).append(rank)
         for ranks in groups.values():
-            for parts in self._groupings(ranks):
+            for parts in _group_terms(self.program, ranks):
                 if all(self._add_up(part, pieces, forms, whole) for part in parts):
                     for part in parts:
                         for turn, rank in enumerate(part):
                             found[rank] = dataclasses.replace(forms[rank], turn=turn, agrees=True)
                     break
         return found
-
-    def _groupings(self, ranks: list[int]) -> Iterator[list[list[int]]]:
-        """All ranks together, and those along each axis of the mesh."""
-        yield [ranks]
-        for axis in range(len(self.program.mesh)):
-            lines: dict[tuple[int, ...], list[int]] = {}
-            for rank in ranks:
-                at = list(self.program.coordinate(rank))
-                at[axis] = 0
-                lines.setdefault(tuple(at), []).append(rank)
-            yield list(lines.values())
 
     def _add_up(
         self,
@@ -631,15 +597,12 @@ class FormFinder:
         whole: Tensor,
     ) -> bool:
         values = [pieces[rank].local for rank in ranks]
-        if len(values) < 2 or not all(map(is_inexact, values)):  # noqa: PLR2004
+        added = _add_terms(values, self.near) if all(map(is_inexact, values)) else None
+        if added is None:
             return False
+        total, noise = added
         form = forms[ranks[0]]
-        expected = take(form.base(whole), form.where).double()
-        if any(value.shape != expected.shape for value in values):
-            return False
-        terms = torch.stack([value.double() for value in values])
-        noise = self.near.reach * float(terms.abs().max()) if terms.numel() else 0.0
-        return self.near(terms.sum(dim=0), expected, noise)
+        return self.near(total, take(form.base(whole), form.where).double(), noise)
 
 
 def with_forms(tree: Any, forms: Mapping[str, Form]) -> Any:

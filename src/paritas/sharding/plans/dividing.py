@@ -18,8 +18,9 @@ from paritas.core.results.items import Replicate, harness
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece, Trace
+    from paritas.sharding.plans.traces import Trace
 
 
 def find_undivided(

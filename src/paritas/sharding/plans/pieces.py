@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from paritas.core.execution.block_runs import BlockCall
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.boundaries import CallForms, Form
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece
 
 BETWEEN = "between blocks"
 # The attribute under which a piece holds its module.

@@ -7,10 +7,11 @@ import torch
 from msgspec.structs import replace
 
 from paritas.core.placement.assembly import positions
+from paritas.core.placement.rank_pieces import RankPiece, assemble
 from paritas.core.results.items import LocalPlacement
-from paritas.sharding.plans.assembling import assemble, find_slots, natural_chunk, step_items
+from paritas.sharding.plans.assembling import find_slots, natural_chunk, step_items
 from paritas.sharding.plans.plan import make_program
-from paritas.sharding.plans.traces import RankPiece, StepTrace, Trace
+from paritas.sharding.plans.traces import StepTrace, Trace
 from paritas.sharding.plans.verify import verify_parallel
 
 WHOLE = torch.arange(12.0).reshape(6, 2)
