@@ -136,6 +136,10 @@ class BlockCall:
                 if value is not None:
                     self.returned[place, path] = Parked(value)
 
+    def upstream_gradients(self) -> dict[Item, Tensor]:
+        """Output -> its upstream gradient, on its device."""
+        return {item: parked.back() for item, parked in self.upstream.items()}
+
     def inputs(self) -> Inputs:
         """Its inputs, on their devices."""
         return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs))
@@ -222,6 +226,12 @@ class Recorder(BlockHooks):
     def __exit__(self, *error: object) -> None:
         self._is_done = True
         super().__exit__(*error)
+
+    def cut_calls(self) -> dict[str, list[BlockCall]]:
+        """Block -> its calls, for the blocks that were called and at which the model can be cut."""
+        return {
+            name: calls for name, calls in self.calls.items() if calls and name not in self.uncut
+        }
 
     def enter_block(
         self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -358,6 +368,14 @@ def _marks(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- The noise of all blocks together -------------------------------------------------------------
+
+
+def measure_error(native: Any, arbiter: Any) -> Parked | None:
+    """The error of a result of a block, element by element; None unless both are inexact."""
+    if not is_inexact(native) or not is_inexact(arbiter) or native.shape != arbiter.shape:
+        return None
+    error = (native.to(arbiter.dtype) - arbiter).abs().nan_to_num(0.0, 0.0, 0.0)
+    return Parked(error.float())
 
 
 class Shaken(BlockHooks):

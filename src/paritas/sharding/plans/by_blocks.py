@@ -17,24 +17,24 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas.core.errors import UsageError, in_one_line
+from paritas.core.errors import in_one_line
+from paritas.core.execution.block_notes import describe_cut, label_texts
 from paritas.core.execution.block_runs import (
     ComposedEvidence,
     ComposedNoise,
-    Parked,
     Shaken,
     TrainingRecorder,
+    measure_error,
 )
-from paritas.core.execution.blocks import ReachedInsideError, find_blocks
+from paritas.core.execution.blocks import require_blocks
+from paritas.core.execution.cut_models import run_without_blocks
 from paritas.core.execution.observation import Observation
 from paritas.core.judging.failures import Explainer
 from paritas.core.numerics import criterion
-from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.gates import Near
 from paritas.core.results.findings import Coverage, Verdict
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress
-from paritas.core.results.wording import counted, enumerated
 from paritas.core.torch_private.tensors import return_free_memory
 from paritas.sharding.plans.assembling import (
     find_slots,
@@ -45,7 +45,7 @@ from paritas.sharding.plans.assembling import (
 from paritas.sharding.plans.boundaries import FormFinder, NotByBlocksError, RankRecorder
 from paritas.sharding.plans.causes import excuse_late_reductions
 from paritas.sharding.plans.judging import Judge, complete_steps
-from paritas.sharding.plans.pieces import PieceTask, piece_program, rest_reaches_inside
+from paritas.sharding.plans.pieces import PieceTask, piece_program, run_rest
 from paritas.sharding.plans.sketches import Abridger
 from paritas.sharding.plans.traces import watched_modules
 from paritas.sharding.plans.training import Manner, build_model, dtype_of, same_surroundings
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.execution.block_runs import BlockCall, Recorder
+    from paritas.core.execution.block_runs import BlockCall, Parked, Recorder
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.results.findings import Finding
     from paritas.sharding.plans.assembling import StepItem
@@ -180,8 +180,6 @@ class Shaking:
 
 # --- Block by block -------------------------------------------------------------------------------
 
-_MOST_NAMED = 3
-
 
 def check_by_blocks(
     runs: ProgramRuns, patterns: Sequence[str] | None, *, strict: bool = False
@@ -195,12 +193,7 @@ def check_by_blocks(
     if runs.program.step is not None:
         raise NotByBlocksError("step= calls the model and its backward pass itself")
     model, dtype = _model_of(runs.program)
-    blocks = find_blocks({"": model}, patterns)
-    if not blocks:
-        raise UsageError(
-            "by='blocks' found no repeated modules in the model; name its blocks, as in "
-            "blocks=['layers.*']"
-        )
+    blocks = require_blocks({"": model}, patterns, "model")
     near = Near(criterion.unit_roundoff(runs.program.compute_dtype or dtype))
     runs.program = dataclasses.replace(runs.program, model=model)
     return _BlocksOfPlan(runs, list(blocks), near, strict=strict).run(model)
@@ -342,15 +335,15 @@ class _BlocksOfPlan:
                 self._leave_uncut(name, why, calls, forms)
         self._tell(total - 1, total)
         rest = PieceTask(self.runs.program, "", calls, forms)
-        while calls[0]:
-            try:
-                rest_reaches_inside(rest)
-                break
-            except ReachedInsideError as error:
-                self._leave_uncut(error.block, str(error), calls, forms)
-            except Exception as error:
-                raised = in_one_line(error, 120)
-                raise NotByBlocksError(f"without its blocks, the model raises {raised}") from error
+
+        def leave_uncut(name: str, why: str) -> None:
+            self._leave_uncut(name, why, calls, forms)
+
+        try:
+            run_without_blocks(lambda: run_rest(rest), calls[0], leave_uncut)
+        except Exception as error:
+            raised = in_one_line(error, 120)
+            raise NotByBlocksError(f"without its blocks, the model raises {raised}") from error
         if not calls[0]:
             why = next(iter(self.uncut.values()), "the model calls none of them")
             raise NotByBlocksError(f"none of its blocks can be entered alone: {why}")
@@ -406,13 +399,10 @@ class _BlocksOfPlan:
             table = self.errors[step].setdefault((call.name, call.number), {})
             mark = task.mark(call)
             for path, piece in native.items():
-                true = wide.get(path)
-                if true is None or not path.startswith(mark) or not is_inexact(piece.local):
-                    continue
-                error = (piece.local.to(true.local.dtype) - true.local).abs()
-                table[f"output{path.removeprefix(mark)}"] = Parked(
-                    error.nan_to_num(0.0, 0.0, 0.0).float()
-                )
+                if path in wide and path.startswith(mark):
+                    error = measure_error(piece.local, wide[path].local)
+                    if error is not None:
+                        table[f"output{path.removeprefix(mark)}"] = error
 
     def _look_for_contradictions(
         self, task: PieceTask, verdict: Verdict, runs: ProgramRuns
@@ -475,22 +465,13 @@ class _BlocksOfPlan:
         )
 
     def _notes(self, cut: list[str]) -> Iterator[str]:
-        yield (
-            f"checked by blocks: {counted(len(cut), 'block')} ({enumerated(cut, _MOST_NAMED)}), "
-            "what lies between them, and the whole model natively"
-        )
-        if self.uncut:
-            name, why = next(iter(self.uncut.items()))
-            count = counted(len(self.uncut), "module")
-            yield f"{count} checked with what lies between the blocks: {name}: {why}"
+        yield from describe_cut(cut, self.uncut)
         if self.needs_whole:
             yield (
                 "the plan needs the numbers of the whole model, so each rank held a copy of it "
                 "while a block was checked"
             )
-        for text, labels in self.notes.items():
-            others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
-            yield f"{labels[0]}{others}: {text}"
+        yield from label_texts(self.notes)
 
 
 # What both a piece and the whole model are compared by.
