@@ -19,15 +19,14 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
-from paritas.core.execution.block_notes import describe_cut, label_texts
-from paritas.core.execution.block_runs import (
+from paritas.core.execution.block_noise import (
     ComposedEvidence,
     ComposedNoise,
-    Recorder,
     Shaken,
-    bring_back,
     measure_error,
 )
+from paritas.core.execution.block_notes import describe_cut, label_texts
+from paritas.core.execution.block_runs import Recorder, bring_back
 from paritas.core.execution.blocks import named_modules, require_blocks
 from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence

@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from paritas.core.errors import in_one_line
-from paritas.core.execution.block_notes import describe_cut, label_texts
-from paritas.core.execution.block_runs import (
+from paritas.core.execution.block_noise import (
     ComposedEvidence,
     ComposedNoise,
     Shaken,
-    TrainingRecorder,
     measure_error,
 )
+from paritas.core.execution.block_notes import describe_cut, label_texts
+from paritas.core.execution.block_runs import TrainingRecorder
 from paritas.core.execution.blocks import require_blocks
 from paritas.core.execution.cut_models import run_without_blocks
 from paritas.core.execution.observation import Observation

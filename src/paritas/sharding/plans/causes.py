@@ -33,7 +33,7 @@ from paritas.sharding.plans.assembling import (
     RETURNED,
     natural_chunk,
 )
-from paritas.sharding.plans.boundaries import Related, Relation, alike, mean_of, relate
+from paritas.sharding.plans.relating import Related, Relation, alike, mean_of, relate
 from paritas.sharding.plans.traces import INPUT_SIDE, OUTPUT_SIDE
 
 if TYPE_CHECKING:
