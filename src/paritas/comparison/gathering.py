@@ -8,13 +8,20 @@ import functools
 import math
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paritas.comparison.operands import Operand, same_digest
 from paritas.comparison.rules import Rearranged, parse_dims
 from paritas.core.errors import UsageError
-from paritas.core.placement.assembly import Assembly, Cell, Refused, lay_out, named_ranks, whole
-from paritas.core.placement.placement import HeldPart, MeshAxis, Placement
+from paritas.core.placement.assembly import Assembly, Cell, Refused, named_ranks, whole
+from paritas.core.placement.meshes import coordinates_by_axis, number_meshes
+from paritas.core.placement.placement import (
+    HeldPart,
+    MeshAxis,
+    Placement,
+    RankPart,
+    plan_by_placement,
+)
 from paritas.core.results.items import Partial, Replicate, Shard
 from paritas.core.results.wording import counted
 
@@ -22,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from paritas.comparison.rules import Dims, Rules
-    from paritas.core.placement.assembly import Segment, Where
-    from paritas.core.results.items import LocalPlacement, Role
+    from paritas.core.results.items import Role
     from paritas.formats.dumps.opening import ReadableDump
     from paritas.formats.files.records import Record
 
@@ -78,14 +84,6 @@ def axes_of(dump: ReadableDump, side: str, mesh: Mapping[str, int]) -> RankAxes:
     return _from_dump(dump) or _from_placements(dump) or RankAxes({})
 
 
-def row_major(mesh: Mapping[str, int], rank: int) -> dict[str, int]:
-    """The coordinates of a rank; the last axis varies fastest."""
-    found = {}
-    for axis in reversed(list(mesh)):
-        rank, found[axis] = divmod(rank, mesh[axis])
-    return {axis: found[axis] for axis in mesh}
-
-
 def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) -> RankAxes:
     size = math.prod(mesh.values())
     shown = ", ".join(f"{axis}={extent}" for axis, extent in mesh.items())
@@ -100,7 +98,8 @@ def _from_mesh(mesh: dict[str, int], world: int, dump: ReadableDump, side: str) 
         )
         notes = (note,)
         mesh = {COPY: world // size, **mesh}
-    return RankAxes(mesh, {rank: row_major(mesh, rank) for rank in dump.ranks}, notes=notes)
+    coordinates = {rank: coordinates_by_axis(rank, mesh) for rank in dump.ranks}
+    return RankAxes(mesh, coordinates, notes=notes)
 
 
 def _from_dump(dump: ReadableDump) -> RankAxes | None:
@@ -142,28 +141,6 @@ def _from_placements(dump: ReadableDump) -> RankAxes | None:
 # Shapes, placements and coordinates are enough to plan this; no value is read.
 
 
-class RankPart(NamedTuple):
-    """What a rank recorded of a tensor, without its values."""
-
-    rank: int
-    shape: tuple[int, ...]
-    coordinates: Mapping[str, int]
-    placement: LocalPlacement | None = None
-
-
-def plan_by_placement(parts: Sequence[RankPart]) -> Assembly:
-    """Plan by the placements that the ranks of a distributed tensor recorded."""
-    read: list[Placement] = []
-    held: list[HeldPart] = []
-    for rank, shape, _, place in parts:
-        if place is None:
-            raise UsageError(f"rank {rank} did not record its placement")
-        read.append(Placement.read(rank, place, shape))
-        where = read[-1].locate(rank, place, shape) if place.coordinate else ()
-        held.append(HeldPart(rank, place.coordinate or None, where))
-    return dataclasses.replace(read[0].assembly(held), placed=True)
-
-
 def plan_by_dims(parts: Sequence[RankPart], dims: Dims, sizes: Mapping[str, int]) -> Assembly:
     """Plan by an annotation.
 
@@ -190,7 +167,7 @@ def plan_by_dims(parts: Sequence[RankPart], dims: Dims, sizes: Mapping[str, int]
     plan = _placement_by_dims(dims, known)
     held = _hold_one_sample(parts, dims, plan)
     plan.refuse_missing(held)
-    places, shape = _lay_out_parts(parts, held, plan)
+    places, shape = plan.lay_out(held, [part.shape for part in parts])
     squeezed = tuple(at for at, one in enumerate(dims.dimensions) if one.is_squeezed)
     if any(shape[at] != 1 for at in squeezed):
         raise UsageError(f"dims {dims.text!r} has a 1 where shape {shape} is longer")
@@ -235,37 +212,6 @@ def _hold_one_sample(parts: Sequence[RankPart], dims: Dims, plan: Placement) -> 
         one if not busy or part.coordinates[axis] in busy else one._replace(coordinate=None)
         for one, part in zip(held, parts, strict=True)
     ]
-
-
-def _lay_out_parts(
-    parts: Sequence[RankPart], held: Sequence[HeldPart], plan: Placement
-) -> tuple[list[Where], tuple[int, ...]]:
-    """Where each part lies, and the shape of the whole."""
-    found: list[list[tuple[Segment, ...]]] = [[] for _ in parts]
-    shape: list[int] = []
-    for at in range(len(parts[0].shape)):
-        roles = {
-            axis: one.role
-            for axis, one in enumerate(plan.axes)
-            if isinstance(one.role, Shard) and one.role.dim == at
-        }
-        keys = [
-            None if one.coordinate is None else tuple(one.coordinate[axis] for axis in roles)
-            for one in held
-        ]
-        extents: dict[tuple[int, ...], int] = {}
-        for part, key in zip(parts, keys, strict=True):
-            if key is not None and extents.setdefault(key, part.shape[at]) != part.shape[at]:
-                raise UsageError(
-                    f"rank {part.rank} has length {part.shape[at]} in dimension {at}, but another "
-                    f"rank with the same part has {extents[key]}"
-                )
-        placed, extent = lay_out(extents, [role.order for role in roles.values()])
-        shape.append(extent)
-        for where, key in zip(found, keys, strict=True):
-            if key is not None:
-                where.append(placed[key])
-    return [tuple(where) for where in found], tuple(shape)
 
 
 # --- Bringing named dimensions into the same order ------------------------------------------------
@@ -404,20 +350,20 @@ def _same_bits(first: Record, other: Record) -> bool:
 
 def _split_instances(records: Sequence[Record]) -> list[list[Record]]:
     """Group the records of one name by mesh, if several groups of ranks have a mesh each."""
-    found: dict[tuple[object, ...], list[Record]] = defaultdict(list)
-    seen: dict[tuple[object, ...], int] = defaultdict(int)
-    for record in sorted(records, key=lambda one: one.rank):
-        place = record.placement
-        if place is None:
-            found[(record.rank,)].append(record)
-            continue
-        kind = (place.mesh, place.mesh_names, place.placements, place.global_shape)
-        # The k-th rank at each coordinate belongs to the k-th mesh.
-        number = seen[kind, place.coordinate]
-        seen[kind, place.coordinate] += 1
+    ordered = sorted(records, key=lambda record: record.rank)
+    kinds = [
+        (record.rank,)
+        if (place := record.placement) is None
+        else (place.mesh, place.mesh_names, place.placements, place.global_shape)
+        for record in ordered
+    ]
+    coordinates = [record.placement and record.placement.coordinate for record in ordered]
+    numbers = number_meshes(zip(kinds, coordinates, strict=True))
+    groups: dict[object, list[Record]] = defaultdict(list)
+    for record, kind, coordinate, number in zip(ordered, kinds, coordinates, numbers, strict=True):
         # A rank outside the mesh holds no part.
-        found[kind, number if place.coordinate else 0].append(record)
-    return list(found.values())
+        groups[kind, number if coordinate else 0].append(record)
+    return list(groups.values())
 
 
 class _Gathering:

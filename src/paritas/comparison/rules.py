@@ -60,7 +60,8 @@ import torch
 from paritas.comparison.operands import Operand
 from paritas.core.errors import UsageError
 from paritas.core.numerics.requirements import Requirement
-from paritas.core.results.wording import ranges
+from paritas.core.placement.meshes import read_axis
+from paritas.core.results.wording import ranges, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -72,8 +73,6 @@ if TYPE_CHECKING:
 
 # --- Steps ----------------------------------------------------------------------------------------
 
-_SPAN = r"(\d{1,9})(?:-(\d{1,9}))?"
-_ASKED = re.compile(rf"{_SPAN}(?::{_SPAN})?")
 _FORMS = "write 3 or 0-4, or 1:0 or 1-3:0-2 to compare different steps of my and the golden dump"
 _MOST_STEPS = 1_000_000
 
@@ -142,21 +141,17 @@ def _align_asked(my: set[int], golden: set[int], asked: Sequence[str]) -> dict[i
 
 def _parse_pairs(text: str) -> Iterator[tuple[int, int]]:
     for part in re.split(r"[,|]", text):
-        found = _ASKED.fullmatch(part.strip())
-        if found is None:
+        my_text, colon, golden_text = part.strip().partition(":")
+        my_span, golden_span = read_span(my_text), read_span(golden_text if colon else my_text)
+        if my_span is None or golden_span is None:
             raise UsageError(f"steps: cannot parse {part!r}; {_FORMS}")
-        mine = _parse_span(found[1], found[2])
-        theirs = mine if found[3] is None else _parse_span(found[3], found[4])
-        if not mine or len(mine) != len(theirs) or len(mine) > _MOST_STEPS:
+        my_steps, golden_steps = (range(first, last + 1) for first, last in (my_span, golden_span))
+        if not my_steps or len(my_steps) != len(golden_steps) or len(my_steps) > _MOST_STEPS:
             raise UsageError(
-                f"steps: {part!r} selects {len(mine)} of my steps and {len(theirs)} golden steps; "
-                f"select the same number of each, with the lower number first"
+                f"steps: {part!r} selects {len(my_steps)} of my steps and {len(golden_steps)} "
+                "golden steps; select the same number of each, with the lower number first"
             )
-        yield from zip(mine, theirs, strict=True)
-
-
-def _parse_span(first: str, last: str | None) -> range:
-    return range(int(first), int(last or first) + 1)
+        yield from zip(my_steps, golden_steps, strict=True)
 
 
 # --- Renames --------------------------------------------------------------------------------------
@@ -504,7 +499,6 @@ def _refuse(text: str, at: int, why: str) -> NoReturn:
 _ID = re.compile(r"(?:forward|backward)/(.*)#\d+/(?:input|output)\.[^/]*", re.DOTALL)
 _T = TypeVar("_T")
 _LARGEST_FILE = 16 << 20
-_MESH = re.compile(r"\s*(\w+)\s*=\s*(\d{1,6})\s*")
 
 
 class _DimsRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -679,10 +673,10 @@ def _check_parts(rule: str, parts: tuple[str, ...], side: str, name: str) -> Non
 def _parse_mesh(text: str) -> dict[str, int]:
     mesh: dict[str, int] = {}
     for part in text.split(","):
-        found = _MESH.fullmatch(part)
-        if found is None or found[1] in mesh:
+        axis = read_axis(part)
+        if axis is None or axis[0] in mesh:
             raise UsageError(f"mesh={text!r}: cannot parse {part!r}; write for example tp=2,cp=4")
-        mesh[found[1]] = int(found[2])
+        mesh[axis[0]] = axis[1]
     return mesh
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.block_notes import describe_uncut, name_blocks
 from paritas.core.execution.block_runs import Recorder
-from paritas.core.execution.blocks import find_blocks
-from paritas.core.execution.cut_models import Rest, Side
+from paritas.core.execution.blocks import require_blocks
+from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.observation import OUTPUT, RunConditions, RunOptions
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.running import running_subject
@@ -23,7 +24,7 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.results.items import Item, ItemKind, gradient, nth_output
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import counted
 from paritas.core.torch_private.dynamo import backends_of, original_of
 from paritas.core.torch_private.graphs import node_traits, trace_calls
 
@@ -477,9 +478,6 @@ def is_number(value: Any) -> bool:
 # gradients that flow into them. Each piece is then traced, measured and released before the next,
 # so only one block has a graph, float64 copies and noise in memory.
 
-BETWEEN = "between blocks"
-_MOST_NAMED = 3
-
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
@@ -530,23 +528,13 @@ class ModelInPieces:
         if backends_of(model):
             raise UsageError("by='blocks' needs a model that is not compiled")
         modules = dict(reachable_modules(model, original_of))
-        blocks = find_blocks(modules, patterns)
-        if not blocks:
-            raise UsageError(
-                "by='blocks' found no repeated modules in the model; name its blocks, as in "
-                "blocks=['layers.*']"
-            )
+        blocks = require_blocks(modules, patterns, "model")
         self._model, self._inputs = model, inputs
         self._gradients, self._autocast = gradients, autocast
         rng = RandomState.now()
         recorder = self._record(blocks, rng, seed)
         side = Side(model, model, modules, blocks)
-        calls = {
-            name: calls
-            for name, calls in recorder.calls.items()
-            if calls and name not in recorder.uncut
-        }
-        self._rest = Rest(side, side, inputs, calls)
+        self._rest = Rest(side, side, inputs, recorder.cut_calls())
         self._find_rest(rng)
         uncut = {**recorder.uncut, **self._rest.uncut}
         if not self._rest.calls:
@@ -593,14 +581,11 @@ class ModelInPieces:
         calls = self._rest.calls
         between = ", and between them" if self._rest.computes else ""
         yield (
-            f"by blocks: {counted(len(calls), 'block')} ({enumerated(list(calls), _MOST_NAMED)})"
+            f"by blocks: {counted(len(calls), 'block')} ({name_blocks(list(calls))})"
             f"{between}; each fault is judged on its block, and compared with the noise of its "
             "block"
         )
-        if uncut:
-            name, why = next(iter(uncut.items()))
-            count = counted(len(uncut), "module")
-            yield f"{count} treated as a part of what lies between the blocks: {name}: {why}"
+        yield from describe_uncut(uncut, "treated as a part of")
         if any(len(one) > 1 for one in calls.values()):
             yield "a block that is called several times is judged on its first call"
 
@@ -621,7 +606,8 @@ class ModelInPieces:
 
     def _block(self, call: BlockCall) -> Piece:
         upstream = {
-            item.name.removeprefix(OUTPUT): parked.back() for item, parked in call.upstream.items()
+            item.name.removeprefix(OUTPUT): value
+            for item, value in call.upstream_gradients().items()
         }
         block = self._rest.reference.blocks[call.name]
         own = next(block.parameters(), None)

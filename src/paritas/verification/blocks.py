@@ -19,19 +19,16 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
-from paritas.core.execution.block_runs import (
+from paritas.core.execution.block_noise import (
     ComposedEvidence,
     ComposedNoise,
-    Parked,
-    Recorder,
     Shaken,
-    bring_back,
+    measure_error,
 )
-from paritas.core.execution.blocks import (
-    find_blocks,
-    named_modules,
-)
-from paritas.core.execution.cut_models import Rest, Side
+from paritas.core.execution.block_notes import describe_cut, label_texts
+from paritas.core.execution.block_runs import Recorder, bring_back
+from paritas.core.execution.blocks import named_modules, require_blocks
+from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.core.execution.observation import (
     MOST_KEPT,
@@ -54,7 +51,6 @@ from paritas.core.numerics.flattening import flattened
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
 from paritas.core.results.progress import Progress
-from paritas.core.results.wording import counted, enumerated
 from paritas.core.torch_private.dynamo import backends_of, original_of, uncompiled
 from paritas.core.torch_private.tensors import is_out_of_memory
 from paritas.verification.approximations import settle_and_locate
@@ -66,16 +62,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from paritas.core.execution.block_runs import BlockCall
+    from paritas.core.execution.block_runs import BlockCall, Parked
     from paritas.core.execution.observation import Observation
     from paritas.core.execution.subjects import Subject, VerifyConfig
     from paritas.core.locating.places import FailedCall
     from paritas.core.numerics.judge_evidence import JudgeEvidence
 
-BETWEEN = "between blocks"
 # The sum of the gradients of all pieces may differ by this share from the gradient of the whole.
 _NEAR = 0.05
-_MOST_NAMED = 3
 _NO_CUT_ADVICE = (
     "a model of transformers fills a cache: pass use_cache=False; otherwise name other blocks, or "
     "check the whole model with by='whole'"
@@ -243,16 +237,9 @@ class BlocksCheck:
             raise UsageError("by='blocks' needs a reference that is not compiled")
         if isinstance(candidate, ForeignProgram):
             raise UsageError(f"by='blocks' cannot enter a candidate of {candidate.name}")
-        blocks = find_blocks(ours, patterns)
-        if not blocks:
-            raise UsageError(
-                "by='blocks' found no repeated modules in the reference; name its blocks, as in "
-                "blocks=['layers.*']"
-            )
+        blocks = require_blocks(ours, patterns, "reference")
         theirs = dict(reachable_modules(candidate, original_of))
-        known: dict[str, nn.Module] = {}
-        for name, module in named_modules(theirs):
-            known.setdefault(name, module)
+        known = named_modules(theirs)
         for name in blocks:
             if name not in known:
                 raise UsageError(
@@ -346,11 +333,7 @@ class _OneCheck:
     def _check_pieces(self, whole: _WholeVerification, recorder: Recorder) -> None:
         keeps_errors = not whole.is_identical
         self.repeats = whole.repeats
-        calls = {
-            name: calls
-            for name, calls in recorder.calls.items()
-            if calls and name not in recorder.uncut
-        }
+        calls = recorder.cut_calls()
         rest = Rest(self.check.reference, self.check.candidate, self.inputs, calls)
         try:
             rest.look_for_passages(self.rng)
@@ -398,7 +381,7 @@ class _OneCheck:
             self.check.candidate.blocks[call.name],
         )
         label = call.name if not call.number else f"{call.name} (call {call.number + 1})"
-        upstream = {item: parked.back() for item, parked in call.upstream.items()}
+        upstream = call.upstream_gradients()
         inputs = call.inputs()
         config = dataclasses.replace(self._piece_config, verify_input_gradients=False)
         with call.around.around(), _entered(call, ours, theirs):
@@ -415,7 +398,11 @@ class _OneCheck:
             call.keep_returned(evidence.native[0])
             arbiter = evidence.arbiter() if keeps_errors else None
         if arbiter is not None:
-            self.errors[call.name, call.number] = dict(_errors(evidence.native[0], arbiter[0]))
+            self.errors[call.name, call.number] = {
+                item.name: error
+                for item, value in evidence.native[0].outputs.items()
+                if (error := measure_error(value, arbiter[0].value(item))) is not None
+            }
         rest.release(call)
 
     def _verify_piece(
@@ -593,41 +580,17 @@ class _OneCheck:
 
     def _verdict(self, recorder: Recorder) -> Verdict:
         cut = [name for name in recorder.blocks if name not in recorder.uncut]
-        self.out.notes += _with_labels(self.notes)
-        self.out.skipped += _with_labels(self.skipped)
-        first = (
-            f"checked by blocks: {counted(len(cut), 'block')} ({enumerated(cut, _MOST_NAMED)}), "
-            "what lies between them, and the whole model natively"
-        )
-        notes = [first]
-        if recorder.uncut:
-            name, why = next(iter(recorder.uncut.items()))
-            count = counted(len(recorder.uncut), "module")
-            notes.append(f"{count} checked with what lies between the blocks: {name}: {why}")
+        self.out.notes += label_texts(self.notes)
+        self.out.skipped += label_texts(self.skipped)
+        notes = [*describe_cut(cut, recorder.uncut)]
         if self.check.candidate.is_closed:
             notes.append(_FUSIONS)
         self.out.notes[:0] = notes
         return self.out.verdict(strict=self.config.strict)
 
 
-def _with_labels(texts: Mapping[str, list[str]]) -> Iterator[str]:
-    """Each text once, with the pieces that it is about."""
-    for text, labels in texts.items():
-        others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
-        yield f"{labels[0]}{others}: {text}"
-
-
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-
-
-def _errors(native: Observation, arbiter: Observation) -> Iterator[tuple[str, Parked]]:
-    """The errors of the floating results of a block, element by element."""
-    for item, value in native.outputs.items():
-        true = arbiter.value(item)
-        if is_inexact(value) and is_inexact(true) and value.shape == true.shape:
-            error = (value.to(true.dtype) - true).abs().nan_to_num(0.0, 0.0, 0.0)
-            yield item.name, Parked(error.float())
 
 
 def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> bool:

@@ -9,9 +9,10 @@ import re
 import pytest
 import torch
 
-from paritas.comparison.gathering import gather, row_major
+from paritas.comparison.gathering import gather
 from paritas.core.errors import UsageError
 from paritas.core.placement.assembly import ReplicasDisagreeError
+from paritas.core.placement.meshes import coordinates_by_axis
 from paritas.core.results.items import LocalPlacement
 from paritas.formats.files.records import Payload, Record, Site, TensorFacts
 
@@ -101,7 +102,7 @@ def gathered(ranks, dims=None, mesh=None, known=True):
     return gather(
         ranks.parts,
         dims_for=lambda _: dims,
-        coordinates=lambda rank: row_major(mesh, rank) if mesh and known else None,
+        coordinates=lambda rank: coordinates_by_axis(rank, mesh) if mesh and known else None,
         mesh=mesh,
     )
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paritas.comparison.gathering import gather, row_major
+from paritas.comparison.gathering import gather
+from paritas.core.placement.meshes import coordinates_by_axis
 from unit.comparison.shards import Ranks, numbers, only, refusal, same_bits
 
 
@@ -28,7 +29,7 @@ def test_zigzag_within_which_a_second_axis_splits_is_undone(cp, sp, tp, length):
     ranks = Ranks()
     by_cp = [torch.cat([c[r], c[2 * cp - 1 - r]]) for c in [whole.chunk(2 * cp)] for r in range(cp)]
     for rank in range(cp * sp * tp):
-        at = row_major({"tp": tp, "cp": cp, "sp": sp}, rank)
+        at = coordinates_by_axis(rank, {"tp": tp, "cp": cp, "sp": sp})
         local = by_cp[at["cp"]].chunk(sp)[at["sp"]].chunk(tp, dim=2)[at["tp"]]
         ranks.add(rank, local)
     dims = "t[cp:zigzag,sp] 1 h[tp]"

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from paritas.core.placement.meshes import read_axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -100,8 +101,9 @@ class NumberRange(click.ParamType[tuple[int, int]]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
         """Parse it."""
-        form = re.fullmatch(r"(\d+)(?:-(\d+))?", str(value))
-        first, last = (int(form[1]), int(form[2] or form[1])) if form else (1, 0)
+        from paritas.core.results.wording import read_span
+
+        first, last = read_span(str(value)) or (1, 0)
         if first > last:
             one, many = f"a {self._thing} (3)", f"a range of {self._thing}s (2-5)"
             self.fail(f"{value!r} is neither {one} nor {many}", param, ctx)
@@ -150,16 +152,16 @@ class Mesh(click.ParamType[int | dict[str, int]]):
             return int(text)
         axes: dict[str, int] = {}
         for part in text.split(","):
-            form = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]+)\s*", part)
-            if form is None:
+            axis = read_axis(part)
+            if axis is None:
                 self.fail(
                     f"{text!r} is neither a number of ranks (4) nor a list of axes (dp=2,tp=2)",
                     param,
                     ctx,
                 )
-            if form[1] in axes:
-                self.fail(f"{text!r} names the axis {form[1]!r} twice", param, ctx)
-            axes[form[1]] = int(form[2])
+            if axis[0] in axes:
+                self.fail(f"{text!r} names the axis {axis[0]!r} twice", param, ctx)
+            axes[axis[0]] = axis[1]
         return axes
 
 

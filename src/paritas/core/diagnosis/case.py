@@ -18,6 +18,7 @@ import torch
 
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z, slice_limit, unit_roundoff
+from paritas.core.placement.meshes import coordinate_of, lines_along
 from paritas.core.results.findings import Pattern
 
 if TYPE_CHECKING:
@@ -118,10 +119,10 @@ class Context:
 
     def ranks_along(self, rank: int, axis: str) -> list[int]:
         """The ranks with the same coordinate as a rank, except along one axis."""
-        places = itertools.product(*map(range, self.world.values()))  # the last axis runs fastest
-        at = list(self.world).index(axis)
-        rest = [place[:at] + place[at + 1 :] for place in places]
-        return [one for one, other in enumerate(rest) if other == rest[rank]]
+        sizes = tuple(self.world.values())
+        coordinates = {other: coordinate_of(other, sizes) for other in range(self.ranks)}
+        lines = lines_along(coordinates, list(self.world).index(axis))
+        return next(line for line in lines if rank in line)
 
     @property
     def operator_name(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs of a whole model that look at its blocks: recording their calls, and moving their values.
+"""Runs of a whole model that record the calls of its blocks.
 
 While a model runs natively, hooks record what each call of a block gets and returns and, in the
 backward pass, the gradients that flow through it. What waits to be checked waits in the memory of
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-import zlib
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -17,12 +16,8 @@ import torch
 from paritas.core.execution.observation import INPUT, OUTPUT, Observation
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.execution.subjects import Inputs
-from paritas.core.numerics.automatic import MOST_RUNS
-from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import contents, leaves, map_leaves
 from paritas.core.numerics.flattening import flattened, is_dense
-from paritas.core.numerics.judge_evidence import NoEvidence
-from paritas.core.numerics.metrics import promotable
 from paritas.core.results.items import Item, gradient, output
 
 if TYPE_CHECKING:
@@ -136,6 +131,10 @@ class BlockCall:
                 if value is not None:
                     self.returned[place, path] = Parked(value)
 
+    def upstream_gradients(self) -> dict[Item, Tensor]:
+        """Output -> its upstream gradient, on its device."""
+        return {item: parked.back() for item, parked in self.upstream.items()}
+
     def inputs(self) -> Inputs:
         """Its inputs, on their devices."""
         return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs))
@@ -222,6 +221,12 @@ class Recorder(BlockHooks):
     def __exit__(self, *error: object) -> None:
         self._is_done = True
         super().__exit__(*error)
+
+    def cut_calls(self) -> dict[str, list[BlockCall]]:
+        """Block -> its calls, for the blocks that were called and at which the model can be cut."""
+        return {
+            name: calls for name, calls in self.calls.items() if calls and name not in self.uncut
+        }
 
     def enter_block(
         self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -355,177 +360,3 @@ def _marks(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
                 (id(leaf), version_of(leaf)) if isinstance(leaf, torch.Tensor) else repr(leaf)[:200]
             )
     return marks
-
-
-# --- The noise of all blocks together -------------------------------------------------------------
-
-
-class Shaken(BlockHooks):
-    """Moves what blocks get and return, by as much as rounding moves it.
-
-    The arguments of a block move by a random part of their last bit, its results by the error that
-    was measured for this block alone, with random signs. What follows then rounds differently in
-    every run.
-    """
-
-    def __init__(
-        self,
-        blocks: Mapping[str, nn.Module],
-        errors: Mapping[tuple[str, int], Mapping[str, Parked]],
-        seed: int,
-    ) -> None:
-        """`errors` are the errors of results, by block and call and then by path."""
-        super().__init__(blocks)
-        self.errors = errors
-        self.seed = seed
-        self._calls: dict[str, int] = {}
-
-    def enter_block(
-        self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """Move the arguments."""
-        number = self._calls.get(name, 0)
-        self._calls[name] = number + 1
-        seed = zlib.crc32(f"{self.seed} {name} {number}".encode())
-        moved: dict[int, Tensor] = {}
-
-        def move(leaf: Any) -> Any:
-            if id(leaf) not in moved:
-                moved[id(leaf)] = _moved(leaf, None, seed + len(moved))
-            return moved[id(leaf)]
-
-        return (number, seed), *with_other_tensors(args, kwargs, move)
-
-    def leave_block(
-        self, name: str, opened: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> Any:
-        """Move the results."""
-        number, seed = opened
-        known = self.errors.get((name, number), {})
-        errors = {
-            id(leaf): known[path]
-            for path, leaf in flattened(result, OUTPUT).leaves.items()
-            if path in known
-        }
-        return map_leaves(result, lambda leaf: _moved(leaf, errors.get(id(leaf)), seed + 7919))
-
-
-def _moved(leaf: Any, error: Parked | None, seed: int) -> Any:
-    """A real tensor moved at random; other values stay the same."""
-    if not is_inexact(leaf) or leaf.is_complex() or not is_dense(leaf):
-        return leaf
-    generator = torch.Generator(leaf.device).manual_seed(seed)
-
-    def uniform() -> Tensor:
-        return torch.rand(leaf.shape, generator=generator, device=leaf.device, dtype=torch.float64)
-
-    with torch.no_grad():
-        step = torch.finfo(leaf.dtype).eps * leaf.detach().abs().double()
-        noise = (uniform() - 0.5) * step
-        if error is not None:
-            size = error.back().double()
-            noise += torch.where(uniform() < 0.5, size, -size)  # noqa: PLR2004
-        target = (leaf.detach().double() + noise).to(leaf.dtype)
-        difference = torch.nan_to_num(target - leaf.detach(), 0.0, 0.0, 0.0)
-    return leaf + difference
-
-
-class ComposedNoise:
-    """How far the noise of all blocks moves the results of the whole model.
-
-    The reference runs natively a few more times. Each run moves the values between its blocks, so
-    the spread of the results is what the noise of the blocks becomes on its way through the model.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[int], Observation],
-        base: Observation,
-        seed: int,
-        tell: Callable[[str], None],
-    ) -> None:
-        """Measure on demand.
-
-        Args:
-            run: runs the reference natively under `Shaken` with a seed.
-            base: the plain native run.
-            seed: of the first run.
-            tell: called before each run.
-        """
-        self._run_once = run
-        self._base, self._seed, self._tell = base, seed, tell
-        self.runs = 0
-        self._is_broken = False
-        self._squares: dict[Item, Tensor] = {}
-        self._discrete: dict[Item, list[Any]] = {}
-
-    def around(self, base: Observation) -> ComposedNoise:
-        """The same noise measured again, around another plain run."""
-        return ComposedNoise(self._run_once, base, self._seed, self._tell)
-
-    def spread(self, item: Item, runs: int) -> Tensor | None:
-        """The rms deviation of an item over the runs, or None if there are none."""
-        self._run(runs)
-        squares = self._squares.get(item)
-        return None if squares is None or self._is_broken else (squares / self.runs).sqrt()
-
-    def values(self, item: Item, runs: int) -> list[Any]:
-        """The values of a discrete item in the runs."""
-        self._run(runs)
-        return self._discrete.get(item, [])
-
-    def _run(self, runs: int) -> None:
-        while self.runs < runs and not self._is_broken:
-            self._tell("measuring the noise of the whole model")
-            seen = self._run_once(self._seed + self.runs)
-            if seen.error is not None or seen.gradient_error is not None:
-                self._is_broken = True
-                return
-            self.runs += 1
-            for item, still in self._base.items():
-                self._add(item, still, seen.value(item))
-
-    def _add(self, item: Item, still: Any, moved: Any) -> None:
-        both = isinstance(still, torch.Tensor) and isinstance(moved, torch.Tensor)
-        if not both or still.shape != moved.shape:
-            return
-        if not is_inexact(still):
-            self._discrete.setdefault(item, []).append(moved)
-            return
-        square = (moved.double() - still.double()).square().nan_to_num(0.0, 0.0, 0.0)
-        known = self._squares.get(item)
-        self._squares[item] = square if known is None else known.add_(square)
-
-
-class ComposedEvidence(NoEvidence):
-    """The composed noise of one item of the whole model."""
-
-    def __init__(self, noise: ComposedNoise, item: Item, native: Any, unit: float) -> None:
-        self.noise = noise
-        self.item = item
-        self.native = native
-        self.unit = unit
-        self.is_gradient = item.kind.is_gradient
-
-    def spread(self, unit: float, runs: int) -> Tensor | None:
-        """The spread over native runs in which the blocks round differently."""
-        return self.noise.spread(self.item, runs)
-
-    def runs_made(self, unit: float) -> int:
-        """The number of these runs so far."""
-        return self.noise.runs
-
-    def undecided(self, candidate: Tensor, unit: float) -> Tensor | None:
-        """Where one of these runs gives the candidate's value."""
-        if not isinstance(self.native, torch.Tensor) or self.native.shape != candidate.shape:
-            return None
-        reference, candidate = promotable(self.native, candidate.to(self.native.device))
-        reached = torch.zeros_like(reference, dtype=torch.bool)
-        contested = reference != candidate
-        for runs in range(1, MOST_RUNS + 1):
-            for value in self.noise.values(self.item, runs)[runs - 1 :]:
-                if isinstance(value, torch.Tensor) and value.shape == reference.shape:
-                    reached |= torch.eq(*promotable(value, candidate))
-            if bool(reached[contested].all()):
-                break
-        return reached & contested

@@ -1,41 +1,46 @@
-"""Two models cut at their blocks: blocks, compiled alone if need be, and the rest of each."""
+"""Models cut at their blocks: each block, compiled alone if need be, and the rest of the model.
+
+A model is cut where it calls its blocks: each call of a block is a program of its own, and so is
+the rest, in which each call of a block is replaced by a cut that takes the block's inputs and
+returns a given result. If all these programs compute the same on both sides, so do the two models.
+"""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
 
 from paritas.core.execution.block_runs import bring_back, left_on_host, version_of
-from paritas.core.execution.blocks import (
-    RESULTS,
-    ReachedInsideError,
-    find_passages,
-    make_cut,
-    make_rest,
-    replaced_modules,
-)
 from paritas.core.execution.isolation import copy_inputs
 from paritas.core.execution.observation import INPUT, OUTPUT
+from paritas.core.execution.reachable import original_of
+from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs, inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.numerics.flattening import flattened
 from paritas.core.results.items import Item, output
 from paritas.core.torch_private.dynamo import compile_like
 from paritas.core.torch_private.operators import DispatchMode
+from paritas.core.torch_private.tensors import INTERNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from paritas.core.execution.block_runs import BlockCall
-    from paritas.core.execution.blocks import Cut
     from paritas.core.execution.observation import Observation, RunConditions
-    from paritas.core.execution.saved_state import RandomState
+
+# What lies between the blocks, as a part of the model.
+BETWEEN = "between blocks"
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,26 +127,27 @@ class Rest:
                 if any(call.is_random for call in calls):
                     made.cut_draws = [call.draws for call in calls]
             cuts[name] = made
-        pairs = [(side.blocks[name], made) for name, made in cuts.items()]
-        with replaced_modules(side.modules, pairs):
-            yield make_rest(side.call, cuts), {id(block): made for block, made in pairs}
+        with cut_out(side.call, side.modules, side.blocks, cuts) as rest:
+            yield rest, {id(side.blocks[name]): cut for name, cut in cuts.items()}
 
     def look_for_passages(self, rng: RandomState) -> None:
         """Find arguments that need no comparison, and blocks that the model looks into."""
-        while self.calls:
+
+        def find_sources() -> tuple[dict[Any, Any], dict[Any, Any]]:
             self._left_out = {}
-            try:
-                sources = [self._passages(side, rng) for side in (self.reference, self.candidate)]
-            except ReachedInsideError as error:
-                self.uncut[error.block] = str(error)
-                del self.calls[error.block]
-                continue
-            found: dict[str, set[int | str]] = collections.defaultdict(set)
-            for key, source in sources[0].items():
-                if sources[1].get(key) == source:
-                    found[key[0]].add(key[1])
-            self._left_out = {name: frozenset(places) for name, places in found.items()}
-            return
+            return self._passages(self.reference, rng), self._passages(self.candidate, rng)
+
+        found = run_without_blocks(find_sources, self.calls, self._leave_uncut)
+        sources, candidate_sources = found or ({}, {})
+        passed: dict[str, set[int | str]] = collections.defaultdict(set)
+        for (name, place), source in sources.items():
+            if candidate_sources.get((name, place)) == source:
+                passed[name].add(place)
+        self._left_out = {name: frozenset(places) for name, places in passed.items()}
+
+    def _leave_uncut(self, name: str, why: str) -> None:
+        self.uncut[name] = why
+        del self.calls[name]
 
     def _passages(self, side: Side, rng: RandomState) -> dict[Any, Any]:
         with self._cut_side(side, {}) as (rest, _):
@@ -252,3 +258,235 @@ def _inner_path(item: Item) -> str:
 
 def _taken_path(call: BlockCall) -> str:
     return f"{OUTPUT}[1][{call.name!r}][{call.number}]"
+
+
+# --- Cuts -----------------------------------------------------------------------------------------
+
+
+class ReachedInsideError(AttributeError):
+    """The model reads a parameter or a submodule of a block, which it then cannot do without."""
+
+    def __init__(self, block: str, name: str) -> None:
+        """`name` is the attribute."""
+        super().__init__(f"the model reads {name} of its block {block}")
+        self.block = block
+
+
+class TooManyCallsError(RuntimeError):
+    """A model calls a block more often than the reference does."""
+
+
+class Cut(nn.Module):
+    """Takes the place of a block: it takes its inputs, and returns a given result.
+
+    It has the plain attributes of the block, and is an instance of its class, but has none of its
+    parameters and submodules.
+    """
+
+    # The block's class may replace it, for example to recompute activations.
+    __call__ = nn.Module.__call__
+
+    def __init__(self, block: nn.Module, name: str, left_out: frozenset[int | str]) -> None:
+        """Cut a block out.
+
+        Args:
+            block: the module.
+            name: its name in the model.
+            left_out: the arguments to leave out of what is taken, by position or keyword.
+        """
+        nn.Module.__init__(self)
+        for key, value in vars(block).items():
+            # Some libraries replace the method `forward` of single modules, and `Module.compile`
+            # keeps the compiled call.
+            if key not in INTERNALS and key not in {"forward", "_compiled_call_impl"}:
+                self.__dict__[key] = value
+        self.cut_name = name
+        self.cut_left_out = left_out
+        self.cut_given: list[Any] = []
+        self.cut_taken: list[Any] = []
+        self.cut_draws: Sequence[tuple[RandomState, RandomState]] = ()
+        self.__dict__["cut_block"] = weakref.ref(block)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Take the inputs and return the next given result."""
+        number = len(self.cut_taken)
+        if number >= len(self.cut_given):
+            raise TooManyCallsError(f"{self.cut_name} is called more than {number} times")
+        left_out = self.cut_left_out
+        taken = [None if place in left_out else value for place, value in enumerate(args)]
+        named = {key: None if key in left_out else value for key, value in kwargs.items()}
+        self.cut_taken.append((taken, named))
+        if self.cut_draws:
+            _advance(*self.cut_draws[number])
+        return self.cut_given[number]
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what only the block has."""
+        known = self.__dict__.get("cut_block")
+        block = None if known is None else known()
+        if block is not None and hasattr(block, name):
+            raise ReachedInsideError(self.__dict__["cut_name"], name)
+        return nn.Module.__getattr__(self, name)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Refuse a module of a block that is a container."""
+        raise ReachedInsideError(self.cut_name, f"[{place!r}]")
+
+    def __iter__(self) -> Iterator[Any]:
+        """Refuse the modules of a block that is a container."""
+        raise ReachedInsideError(self.cut_name, "its modules")
+
+    def __len__(self) -> int:
+        """Refuse the number of modules of a block that is a container."""
+        raise ReachedInsideError(self.cut_name, "its modules")
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _advance(before: RandomState, after: RandomState) -> None:
+    """Move the generators as the block does, unless they draw other numbers in this run."""
+    if before.same_torch(RandomState.of_torch()):
+        after.restore()
+
+
+def make_cut(block: nn.Module, name: str, left_out: frozenset[int | str] = frozenset()) -> Cut:
+    """A cut that is also an instance of the block's class."""
+    block = original_of(block)
+    own: Any = type(block)
+    kind = _cut_class(own)
+    made = object.__new__(kind)  # FSDP's class would make a module of the original class
+    Cut.__init__(made, block, name, left_out)
+    return made
+
+
+@functools.cache
+def _cut_class(block: type) -> type[Cut]:
+    # One class for all cuts of a class: compiled code depends on it.
+    made: Any = type(f"Cut{block.__name__}", (Cut, block), {"__module__": __name__})
+    kind: type[Cut] = made
+    return kind
+
+
+@contextlib.contextmanager
+def cut_out(
+    call: Callable[..., Any],
+    modules: Mapping[str, nn.Module],
+    blocks: Mapping[str, nn.Module],
+    cuts: Mapping[str, Cut],
+) -> Iterator[Callable[..., Any]]:
+    """The rest of a model, while some of its blocks are replaced by cuts.
+
+    Args:
+        call: the model.
+        modules: its modules, by prefix of their names.
+        blocks: its blocks by name.
+        cuts: what takes the place of blocks.
+    """
+    pairs = [(blocks[name], cut) for name, cut in cuts.items()]
+    with replaced_modules(modules, pairs):
+        yield make_rest(call, cuts)
+
+
+def run_without_blocks(
+    run: Callable[[], _T],
+    blocks: Collection[str],
+    leave_uncut: Callable[[str, str], None],
+) -> _T | None:
+    """Run a model without its blocks; those that it looks into become a part of the rest.
+
+    Args:
+        run: runs it once.
+        blocks: the blocks that are cut out; nothing is run once there are none.
+        leave_uncut: removes one of them, and notes why.
+
+    Returns:
+        What the run returned; None if no block is left.
+    """
+    while blocks:
+        try:
+            return run()
+        except ReachedInsideError as error:
+            leave_uncut(error.block, str(error))
+    return None
+
+
+@contextlib.contextmanager
+def replaced_modules(
+    modules: Mapping[str, nn.Module], instead: Sequence[tuple[nn.Module, nn.Module]]
+) -> Iterator[None]:
+    """Replace modules by others, in every place of the model that holds them."""
+    others = {id(old): new for old, new in instead}
+    places: list[tuple[dict[str, Any], str, nn.Module]] = []
+    seen: set[int] = set()
+    for root in modules.values():
+        for module in root.modules():
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            table = vars(module)["_modules"]
+            places += [(table, key, child) for key, child in table.items() if id(child) in others]
+    try:
+        for table, key, child in places:
+            table[key] = others[id(child)]
+        yield
+    finally:
+        for table, key, child in places:
+            table[key] = child
+
+
+def make_rest(call: Callable[..., Any], cuts: Mapping[str, Cut]) -> Callable[..., Any]:
+    """The model without its blocks, as a function.
+
+    It takes the model's own arguments, and the results of the blocks by `RESULTS`; it returns the
+    model's result, and what each block gets. It can be compiled, and leaves no state behind.
+    """
+
+    def rest(*args: Any, **kwargs: Any) -> Any:
+        results = kwargs.pop(RESULTS)
+        for name, cut in cuts.items():
+            cut.cut_given, cut.cut_taken = results[name], []
+        result = call(*args, **kwargs)
+        taken = {name: cut.cut_taken for name, cut in cuts.items()}
+        for cut in cuts.values():
+            cut.cut_given, cut.cut_taken = [], []
+        return result, taken
+
+    return rest
+
+
+# The name of the argument of the rest that holds the results of the blocks.
+RESULTS = "results_of_blocks"
+
+
+# Where an object comes from: a block, what it does with it, in which call, and where in that.
+Source = tuple[str, str, int, int | str]
+
+
+def find_passages(
+    given: Mapping[str, list[Any]], taken: Mapping[str, list[Any]]
+) -> dict[tuple[str, int | str], tuple[Source, ...]]:
+    """The arguments of blocks that are results of others, or that others get too, as objects.
+
+    Where they have the same sources on both sides, there is nothing to compare. Each argument, by
+    block and by position or keyword, has one source per call.
+    """
+    known: dict[int, Source] = {}
+    for name, results in given.items():
+        for number, result in enumerate(results):
+            for path, leaf in leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    known[id(leaf)] = name, "returns", number, path
+    found: dict[tuple[str, int | str], list[Source]] = collections.defaultdict(list)
+    for name, calls in taken.items():
+        for number, (args, kwargs) in enumerate(calls):
+            for place, value in (*enumerate(args), *kwargs.items()):
+                if any(isinstance(leaf, torch.Tensor) for _, leaf in leaves(value)):
+                    first: Source = name, "gets", number, place
+                    found[name, place].append(known.setdefault(id(value), first))
+    return {
+        (name, place): tuple(sources)
+        for (name, place), sources in found.items()
+        if len(sources) == len(taken[name]) and (name, "gets") not in {one[:2] for one in sources}
+    }

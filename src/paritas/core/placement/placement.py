@@ -25,6 +25,7 @@ from paritas.core.placement.assembly import (
     Where,
     box,
     fills,
+    lay_out,
     length,
     named_ranks,
     rank_bounds,
@@ -32,15 +33,17 @@ from paritas.core.placement.assembly import (
     take,
     whole,
 )
+from paritas.core.placement.meshes import rank_at
 from paritas.core.results.items import Once, Partial, Replicate, Shard, read_role, role_word
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.operators import map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
+    from paritas.core.placement.assembly import Segment
     from paritas.core.results.items import LocalPlacement, Role
 
 
@@ -76,6 +79,28 @@ class HeldPart(NamedTuple):
     rank: int
     coordinate: tuple[int, ...] | None
     where: Where = ()
+
+
+class RankPart(NamedTuple):
+    """What a rank recorded of a tensor, without its values."""
+
+    rank: int
+    shape: tuple[int, ...]
+    coordinates: Mapping[str, int]
+    placement: LocalPlacement | None = None
+
+
+def plan_by_placement(parts: Sequence[RankPart]) -> Assembly:
+    """Plan by the placements that the ranks of a distributed tensor recorded."""
+    placements: list[Placement] = []
+    held: list[HeldPart] = []
+    for rank, shape, _, place in parts:
+        if place is None:
+            raise UsageError(f"rank {rank} did not record its placement")
+        placements.append(Placement.read(rank, place, shape))
+        where = placements[-1].locate(rank, place, shape) if place.coordinate else ()
+        held.append(HeldPart(rank, place.coordinate or None, where))
+    return dataclasses.replace(placements[0].assembly(held), placed=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +231,36 @@ class Placement:
         )
         return Assembly(self._describe(ranks), self.shape, ranks, cells, reduction)
 
+    def lay_out(
+        self, held: Sequence[HeldPart], shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[list[Where], tuple[int, ...]]:
+        """Where parts of any lengths lie that ranks hold, and the shape of the whole."""
+        places: list[list[tuple[Segment, ...]]] = [[] for _ in held]
+        whole_shape: list[int] = []
+        for dim in range(len(shapes[0])):
+            roles = {
+                at: axis.role
+                for at, axis in enumerate(self.axes)
+                if isinstance(axis.role, Shard) and axis.role.dim == dim
+            }
+            keys = [
+                None if part.coordinate is None else tuple(part.coordinate[at] for at in roles)
+                for part in held
+            ]
+            extents: dict[tuple[int, ...], int] = {}
+            for part, shape, key in zip(held, shapes, keys, strict=True):
+                if key is not None and extents.setdefault(key, shape[dim]) != shape[dim]:
+                    raise UsageError(
+                        f"rank {part.rank} has length {shape[dim]} in dimension {dim}, but another "
+                        f"rank with the same part has {extents[key]}"
+                    )
+            segments, extent = lay_out(extents, [role.order for role in roles.values()])
+            whole_shape.append(extent)
+            for where, key in zip(places, keys, strict=True):
+                if key is not None:
+                    where.append(segments[key])
+        return [tuple(where) for where in places], tuple(whole_shape)
+
     def refuse_missing(self, held: Sequence[HeldPart]) -> None:
         """Raise a `UsageError` if parts are missing, with the rank numbers where they are known."""
         same = [axis for axis in self.axes if not isinstance(axis.role, Shard | Partial)]
@@ -239,12 +294,10 @@ class Placement:
 
     def _number(self, coordinate: Sequence[int]) -> int:
         """The rank at a coordinate, if ranks are numbered in row-major order."""
-        known = {axis.name: at for axis, at in zip(self.axes, coordinate, strict=True)}
+        positions = {axis.name: at for axis, at in zip(self.axes, coordinate, strict=True)}
         sizes = {axis.name: axis.size for axis in self.axes}
-        rank = 0
-        for name in self.numbering or sizes:
-            rank = rank * sizes[name] + known[name]
-        return rank
+        order = self.numbering or tuple(sizes)
+        return rank_at([positions[name] for name in order], [sizes[name] for name in order])
 
     def _describe(self, ranks: Sequence[int]) -> str:
         real = [axis for axis in self.axes if axis.size > 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ MOST_SHOWN = 10
 MOST_IN_FULL = 3
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _THOUSAND = 1000
+_SPAN = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 MEANING = {
     Status.IDENTICAL: "is equal bit for bit",
@@ -302,6 +304,15 @@ def joined_ranges(spans: Iterable[int | tuple[int, int]]) -> tuple[tuple[int, in
 def ranges(spans: Iterable[int | tuple[int, int]]) -> str:
     """The same as text: `0-3, 7`."""
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in joined_ranges(spans))
+
+
+def read_span(text: str) -> tuple[int, int] | None:
+    """The first and last number of a number or range as users write it: `3`, `2-5`.
+
+    None if it is something else. The first may be larger than the last: the range is empty then.
+    """
+    form = _SPAN.fullmatch(text)
+    return None if form is None else (int(form[1]), int(form[2] or form[1]))
 
 
 def size(count: float) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import msgspec
 
 from paritas.core.errors import UsageError
+from paritas.core.results.wording import read_span
 from paritas.formats.files.records import Phase
 from paritas.formats.foreign.ge_names import torch_names
 
@@ -23,7 +24,6 @@ Mode = Literal["input", "output", "all"]
 StepSpan = tuple[int, int]
 Within = tuple[str, str, str]
 
-_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 _LISTED = ("layers", "ops", "ranks", "phases")
 _BETWEEN = ", "
 _NEAREST = 3
@@ -322,13 +322,12 @@ def _parse_steps(steps: Any) -> tuple[StepSpan, ...]:
 def _parse_step(item: Any, steps: Any) -> Iterator[StepSpan]:
     if isinstance(item, str):
         for part in item.split("|"):
-            found = _SPAN.fullmatch(part.strip())
-            first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
-            if int(first) > int(last):
+            first, last = read_span(part.strip()) or (1, 0)
+            if first > last:
                 raise UsageError(
                     f"steps={steps!r}: {part!r} is not a step or range; write 3, 2-5 or 0|1|2-5|6"
                 )
-            yield int(first), int(last)
+            yield first, last
         return
     if isinstance(item, range):
         if item.step == 1 and item.start >= 0 and item:

@@ -510,7 +510,7 @@ class Bench:
         for place in self.written:
             truth = whole.arguments[place]
             left = [outcome.arguments[place] for outcome in outcomes]
-            found = [torch.cat(left, dims[place])] if place in dims else left
+            found = [join(left, Shard(dims[place]))] if place in dims else left
             if place in cut.once or not all(agree(one, truth) for one in found):
                 return False
         return True

@@ -1,39 +1,25 @@
-"""Assemble the ranks' values: everything that is compared in a training step."""
+"""Everything that is compared in a training step, with the ranks' values assembled."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.errors import UsageError
-from paritas.core.numerics.criterion import real_view
-from paritas.core.numerics.pooling import populations
-from paritas.core.placement.assembly import (
-    ReplicaDisagreement,
-    Segment,
-    box,
-    length,
-    positions,
-    put,
-    reduce_terms,
-    same_bits,
-    take,
-)
-from paritas.core.placement.assembly import whole as all_of
-from paritas.core.placement.placement import Placement
-from paritas.core.results.items import Item, ItemKind, Partial, gradient, output
+from paritas.core.placement.meshes import coordinates_by_axis
+from paritas.core.placement.plain_parts import ExactMatch, expected_part, find_plain_part
+from paritas.core.placement.rank_pieces import Assembled, assemble
+from paritas.core.results.items import Item, ItemKind, gradient, output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from paritas.core.placement.assembly import Where
+    from paritas.core.placement.plain_parts import PlainPart
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece, StepTrace, Trace
+    from paritas.sharding.plans.traces import StepTrace, Trace
 
 
 # --- Which shard of a parameter a plain tensor is, in a model that was split by hand --------------
@@ -42,47 +28,19 @@ if TYPE_CHECKING:
 # If several slices are equal (a bias of zeros), the natural order of the ranks decides, or the
 # weight beside it.
 
-_MOST_ROWS = 1 << 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Slots:
-    """Where in the whole one rank's plain shard lies.
-
-    Attributes:
-        where: which part of the whole it is.
-        dim: the dim that is split; None if there are several.
-        chunk: which of the equal parts along `dim` it is, from 0; None if the parts are not equal.
-        natural: the part that is expected on this rank.
-        proven: whether the initial values show it.
-        ambiguous: whether they also fit elsewhere.
-    """
-
-    where: Where
-    dim: int | None = None
-    chunk: int | None = None
-    natural: int | None = None
-    proven: bool = False
-    ambiguous: bool = False
-
-    def fits(self, value: Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor has the shape of this part."""
-        return len(shape) == len(self.where) and tuple(value.shape) == tuple(
-            map(length, self.where)
-        )
-
 
 def find_slots(
     program: ParallelProgram, reference: dict[str, RankPiece], ranks: list[Trace]
-) -> dict[str, dict[int, Slots]]:
+) -> dict[str, dict[int, PlainPart]]:
     """Name of a parameter or buffer -> rank -> where its shard lies, for those that are shards."""
-    found: dict[str, dict[int, Slots]] = {}
+    found: dict[str, dict[int, PlainPart]] = {}
     for name, whole in reference.items():
         for trace in ranks:
             piece = trace.initial.get(name)
             if piece is None or piece.placement is not None:
                 continue
-            slots = find_slots_of_rank(program, trace.rank, whole.local, piece.local)
+            expected = functools.partial(natural_chunk, program, trace.rank)
+            slots = find_plain_part(whole.local, piece.local, expected, ExactMatch())
             if slots is not None:
                 found.setdefault(name, {})[trace.rank] = slots
     for name in found:
@@ -95,130 +53,15 @@ def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
 
     Axes along which ranks have different samples come last: there, ranks hold the same parameters.
     """
-    places = dict(zip(program.mesh, program.coordinate(rank), strict=True))
+    places = coordinates_by_axis(rank, program.mesh)
     alike = [axis for axis in program.mesh if program.mesh[axis] == parts]
     if not alike:
         return rank % parts if parts else 0
     return places[max(alike, key=lambda axis: (axis not in program.split, alike.index(axis)))]
 
 
-def find_slots_of_rank(
-    program: ParallelProgram, rank: int, whole: Tensor, local: Tensor
-) -> Slots | None:
-    """Where `local` lies; None if it is the whole, or not a part of it."""
-    if whole.dim() != local.dim() or whole.shape == local.shape or not local.numel():
-        return None
-    if any(part > length for part, length in zip(local.shape, whole.shape, strict=True)):
-        return None
-    dims = [d for d in range(whole.dim()) if local.shape[d] < whole.shape[d]]
-    if len(dims) > 1:
-        return _find_block(whole, local, dims)
-    dim = dims[0]
-    return (
-        _find_chunk(program, rank, whole, local, dim)
-        or _find_offset(whole, local, dim)
-        or _find_rows(whole, local, dim)
-        or _slots_by_order(program, rank, whole, local, dim)
-    )
-
-
-def _along(whole: Tensor, dim: int, where: tuple[Segment, ...]) -> Where:
-    """These segments of one dim, and all of the other dims."""
-    full = list(map(all_of, whole.shape))
-    full[dim] = where
-    return tuple(full)
-
-
-def _chunk(whole: Tensor, dim: int, size: int, number: int) -> Where:
-    """One of the equal parts along a dim."""
-    return _along(whole, dim, (Segment(0, number * size, size),))
-
-
-def _find_chunk(
-    program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
-) -> Slots | None:
-    """The place of one of the equal parts."""
-    size = local.shape[dim]
-    parts, rest = divmod(whole.shape[dim], size)
-    if rest:
-        return None
-    equal = [n for n in range(parts) if torch.equal(whole.narrow(dim, n * size, size), local)]
-    if not equal:
-        return None
-    natural = natural_chunk(program, rank, parts)
-    chosen = natural if natural in equal else equal[0]
-    where = _chunk(whole, dim, size, chosen)
-    return Slots(where, dim, chosen, natural, proven=True, ambiguous=len(equal) > 1)
-
-
-def _find_offset(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
-    """The place of a slice that starts anywhere, as uneven parts do."""
-    size = local.shape[dim]
-    if whole.shape[dim] > _MOST_ROWS:
-        return None
-    begins = (whole == local.narrow(dim, 0, 1)).movedim(dim, 0)
-    begins = begins.reshape(len(begins), -1).all(1)
-    places = [
-        begin
-        for begin in begins.nonzero().flatten().tolist()
-        if begin + size <= whole.shape[dim] and torch.equal(whole.narrow(dim, begin, size), local)
-    ]
-    if len(places) != 1:
-        return None
-    return Slots(_along(whole, dim, (Segment(0, places[0], size),)), dim, proven=True)
-
-
-def _find_rows(whole: Tensor, local: Tensor, dim: int) -> Slots | None:
-    """The place of rows from anywhere, such as a part of each of queries, keys and values."""
-    rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1) for t in (whole, local))
-    if len(rows) > _MOST_ROWS:
-        return None
-    places: dict[bytes, int] = {}
-    for number, row in enumerate(rows):
-        key = _row_bytes(row)
-        if key in places:
-            return None  # two rows are equal, so the numbers do not show which it is
-        places[key] = number
-    chosen = [places.get(_row_bytes(row), -1) for row in mine]
-    if min(chosen) < 0:
-        return None
-    return Slots(_along(whole, dim, positions(chosen)), dim, proven=True)
-
-
-def _row_bytes(row: Tensor) -> bytes:
-    return row.contiguous().view(torch.uint8).numpy().tobytes()
-
-
-def _slots_by_order(
-    program: ParallelProgram, rank: int, whole: Tensor, local: Tensor, dim: int
-) -> Slots | None:
-    """The part expected by the rank's number; its initial values will then differ."""
-    size = local.shape[dim]
-    parts, rest = divmod(whole.shape[dim], size)
-    if rest:
-        return None
-    natural = natural_chunk(program, rank, parts)
-    where = _chunk(whole, dim, size, natural)
-    return Slots(where, dim, natural, natural)
-
-
-def _find_block(whole: Tensor, local: Tensor, dims: list[int]) -> Slots | None:
-    """The place of a block that is split along several dims, by its values."""
-    counts = [divmod(whole.shape[d], local.shape[d]) for d in dims]
-    if any(rest for _, rest in counts):
-        return None
-    for chosen in itertools.product(*(range(parts) for parts, _ in counts)):
-        offset = [0] * whole.dim()
-        for d, n in zip(dims, chosen, strict=True):
-            offset[d] = n * local.shape[d]
-        where = box(offset, local.shape)
-        if torch.equal(take(whole, where), local):
-            return Slots(where, proven=True)
-    return None
-
-
 def _follow_the_weight(
-    name: str, found: dict[str, dict[int, Slots]], reference: dict[str, RankPiece]
+    name: str, found: dict[str, dict[int, PlainPart]], reference: dict[str, RankPiece]
 ) -> None:
     """Split a bias that fits anywhere, since its numbers are equal, as the weight beside it."""
     path, _, kind = name.rpartition(".")
@@ -237,183 +80,6 @@ def _follow_the_weight(
             found[name][rank] = dataclasses.replace(
                 slots, where=where, chunk=other.chunk, natural=other.natural
             )
-
-
-# --- Assemble the ranks' values: shards by their places, partial values reduced, replicas ---------
-
-# Replicas are compared bit for bit. Ranks compute them from the same numbers or receive them from
-# one another; if they differ by a rounding, they will differ by more later.
-
-
-@dataclasses.dataclass(frozen=True)
-class Assembled:
-    """The value that the ranks hold together.
-
-    Attributes:
-        value: the whole, each element from the first rank that holds it; None if there is none.
-        fault: why there is no value.
-        disagreement: of ranks that should hold the same.
-        by_rank: rank -> the part it holds, before any reduction.
-        without: ranks that hold nothing (no gradient arrived).
-        where: rank -> which part of the whole it holds, where that is known.
-    """
-
-    value: Tensor | None = None
-    fault: str = ""
-    disagreement: ReplicaDisagreement | None = None
-    by_rank: dict[int, Tensor] = dataclasses.field(default_factory=dict)
-    without: tuple[int, ...] = ()
-    where: dict[int, Where] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Placed:
-    rank: int
-    value: Tensor
-    where: Where
-
-
-def assemble(
-    pieces: dict[int, RankPiece | None],
-    shape: Sequence[int],
-    slots: dict[int, Slots] | None = None,
-) -> Assembled:
-    """Assemble a value from the pieces of the ranks.
-
-    Args:
-        pieces: rank -> what it holds; None if nothing arrived.
-        shape: of the whole.
-        slots: rank -> where in the whole a plain piece lies; otherwise it should be the whole.
-    """
-    without = tuple(rank for rank, piece in pieces.items() if piece is None)
-    held = {rank: piece for rank, piece in pieces.items() if piece is not None and _holds(piece)}
-    by_rank = {rank: piece.local for rank, piece in held.items()}
-    about = Assembled(by_rank=by_rank, without=without)
-    if not held:
-        return dataclasses.replace(about, fault="no rank holds it")
-    placed: list[_Placed] = []
-    try:
-        for rank, value, piece in reduced(held):
-            where = _locate_piece(rank, piece, value, tuple(shape), (slots or {}).get(rank))
-            placed.append(_Placed(rank, value, where))
-    except UsageError as error:
-        return dataclasses.replace(about, fault=str(error))
-    about = dataclasses.replace(about, where={one.rank: one.where for one in placed})
-    return _write_pieces(about, placed, tuple(shape))
-
-
-def _holds(piece: RankPiece) -> bool:
-    """Whether the rank is on the mesh of the distributed tensor; others hold nothing of it."""
-    return piece.placement is None or bool(piece.placement.coordinate)
-
-
-def is_partial(piece: RankPiece) -> bool:
-    """Whether it is a term of a value that is not reduced yet."""
-    return piece.placement is not None and any(
-        isinstance(role, Partial) for role in piece.placement.roles
-    )
-
-
-def reduced(held: dict[int, RankPiece]) -> list[tuple[int, Tensor, RankPiece]]:
-    """Rank, value and piece of each, with partial values reduced over their axes."""
-    groups: dict[tuple[object, ...], list[int]] = {}
-    seen: dict[tuple[int, ...], int] = {}
-    found: list[tuple[int, Tensor, RankPiece]] = []
-    for rank, piece in held.items():
-        place = piece.placement
-        if place is None or not is_partial(piece):
-            found.append((rank, piece.local, piece))
-            continue
-        # A submesh exists several times in a larger mesh: the n-th rank at a coordinate belongs to
-        # the n-th of them.
-        turn = seen.get(place.coordinate, 0)
-        seen[place.coordinate] = turn + 1
-        axes = zip(place.coordinate, place.roles, strict=True)
-        kept = tuple(at for at, role in axes if not isinstance(role, Partial))
-        groups.setdefault((turn, kept), []).append(rank)
-    for ranks in groups.values():
-        terms = [held[rank] for rank in ranks]
-        roles = terms[0].placement.roles if terms[0].placement else ()
-        operator = next(role.reduction for role in roles if isinstance(role, Partial))
-        value = reduce_terms([one.local for one in terms], operator, accumulate="wide")
-        found += [(rank, value, held[rank]) for rank in ranks]
-    return sorted(found, key=lambda item: item[0])
-
-
-def locate(rank: int, piece: RankPiece) -> Where:
-    """Which part of the whole a rank's piece of a distributed tensor is.
-
-    Raises:
-        UsageError: the placement is unknown.
-    """
-    place, shape = piece.placement, piece.local.shape
-    if place is None:
-        return tuple(map(all_of, shape))
-    return Placement.read(rank, place, shape).locate(rank, place, shape)
-
-
-def _locate_piece(
-    rank: int, piece: RankPiece, value: Tensor, shape: tuple[int, ...], slots: Slots | None
-) -> Where:
-    """Where in the whole a piece lies.
-
-    Raises:
-        UsageError: that is unknown.
-    """
-    holds = f"rank {rank} holds a"
-    if piece.where is not None and tuple(map(length, piece.where)) == tuple(value.shape):
-        return piece.where
-    if piece.placement is not None:
-        if piece.whole_shape != shape:
-            raise UsageError(
-                f"{holds} shard of a tensor of shape {list(piece.whole_shape)}, not {list(shape)}"
-            )
-        return locate(rank, piece)
-    if slots is not None and slots.fits(value, shape):
-        return slots.where
-    if tuple(value.shape) == shape:
-        return tuple(map(all_of, shape))
-    which = f"which part of {list(shape)} it is cannot be known"
-    raise UsageError(f"{holds} tensor of shape {list(value.shape)}, and {which}")
-
-
-def _write_pieces(about: Assembled, placed: list[_Placed], shape: tuple[int, ...]) -> Assembled:
-    whole = torch.zeros(shape, dtype=placed[0].value.dtype)
-    owner = torch.full(shape, -1, dtype=torch.int32)
-    disagreement: ReplicaDisagreement | None = None
-    for one in placed:
-        known, before = take(owner, one.where), take(whole, one.where)
-        value = one.value.to(whole.dtype)
-        if disagreement is None and bool((known >= 0).any()):
-            disagreement = _find_disagreement(before, value, known, one.rank)
-        fresh = known < 0
-        put(whole, one.where, torch.where(fresh, value, before))
-        put(owner, one.where, torch.where(fresh, one.rank, known))
-    missing = int((owner < 0).sum())
-    if missing:
-        fault = f"{missing} of {owner.numel()} elements are on no rank"
-        return dataclasses.replace(about, fault=fault, disagreement=disagreement)
-    return dataclasses.replace(about, value=whole, disagreement=disagreement)
-
-
-def _find_disagreement(
-    known: Tensor, value: Tensor, owner: Tensor, rank: int
-) -> ReplicaDisagreement | None:
-    """How a rank's replica differs from the same elements of earlier ranks."""
-    differ = ~same_bits(known, value) & (owner >= 0)
-    elements = int(differ.sum())
-    if not elements:
-        return None
-    other = int(owner[differ][0])
-    shared = owner == other
-    differ &= shared
-    wide = torch.complex128 if value.is_complex() else torch.float64
-    gap, size = (value.to(wide) - known.to(wide)).abs(), known.to(wide).abs()
-    typical = torch.as_tensor(populations(real_view(known)).scale(size)).expand_as(size)
-    worst = int(torch.where(gap == 0, 0.0, gap / typical)[differ].argmax())
-    counts = int(differ.sum()), int(shared.sum())
-    largest, usual = float(gap[differ][worst]), float(typical[differ][worst])
-    return ReplicaDisagreement(rank, other, *counts, max_abs=largest, typical=usual)
 
 
 # --- Everything that is compared in a training step -----------------------------------------------
@@ -479,7 +145,7 @@ def step_items(
     reference: StepTrace,
     ranks: list[Trace],
     number: int,
-    slots: dict[str, dict[int, Slots]],
+    slots: dict[str, dict[int, PlainPart]],
 ) -> list[StepItem]:
     """Everything to compare in one step; `number` counts from 0."""
     tables = {trace.rank: _pieces_by_item(trace.steps[number]) for trace in ranks}
@@ -498,7 +164,7 @@ def step_items(
 
 
 def initial_items(
-    reference: Trace, ranks: list[Trace], slots: dict[str, dict[int, Slots]]
+    reference: Trace, ranks: list[Trace], slots: dict[str, dict[int, PlainPart]]
 ) -> list[StepItem]:
     """The parameters and buffers before the first step."""
     found: list[StepItem] = []
@@ -532,7 +198,7 @@ def broken_ties(reference: Trace, ranks: list[Trace]) -> list[tuple[str, ...]]:
 
 
 def _assemble_state(
-    pieces: dict[int, RankPiece | None], value: Tensor | None, slots: dict[int, Slots] | None
+    pieces: dict[int, RankPiece | None], value: Tensor | None, slots: dict[int, PlainPart] | None
 ) -> Assembled:
     """Assemble a parameter, its gradient or a buffer."""
     held = [piece for piece in pieces.values() if piece is not None]
@@ -632,16 +298,11 @@ def _group_output(
     program: ParallelProgram, pieces: dict[int, RankPiece | None], shape: tuple[int, ...]
 ) -> Assembled:
     """Assemble the output of ranks with the same samples; plain shards lie in rank order."""
-    slots: dict[int, Slots] = {}
+    slots: dict[int, PlainPart] = {}
     for rank, piece in pieces.items():
-        if piece is None or piece.placement is not None or piece.local.dim() != len(shape):
-            continue
-        lengths = tuple(piece.local.shape)
-        dims = [d for d in range(len(shape)) if lengths[d] != shape[d]]
-        if len(dims) != 1 or not lengths[dims[0]] or shape[dims[0]] % lengths[dims[0]]:
-            continue
-        chunk = natural_chunk(program, rank, shape[dims[0]] // lengths[dims[0]])
-        offset = [0] * len(shape)
-        offset[dims[0]] = chunk * lengths[dims[0]]
-        slots[rank] = Slots(box(offset, lengths), dims[0], chunk, chunk)
+        if piece is not None and piece.placement is None:
+            expected = functools.partial(natural_chunk, program, rank)
+            part = expected_part(shape, piece.local.shape, expected)
+            if part is not None:
+                slots[rank] = part
     return assemble(pieces, shape, slots)

@@ -9,7 +9,6 @@ reference's values, in the form in which the model gives it its own.
 from __future__ import annotations
 
 import dataclasses
-import enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +18,21 @@ from paritas.core.execution.block_runs import Parked, TrainingRecorder
 from paritas.core.execution.observation import OUTPUT
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves, map_leaves
-from paritas.core.placement.assembly import Segment, positions, take
-from paritas.core.placement.assembly import whole as all_of
+from paritas.core.placement.assembly import Segment, take
+from paritas.core.placement.rank_pieces import RankPiece, locate
 from paritas.core.results.items import LocalPlacement, Partial, Replicate, Shard
-from paritas.sharding.plans.assembling import assemble, locate, natural_chunk, sample_rows
-from paritas.sharding.plans.traces import EqualPieces, RankPiece, piece_of
+from paritas.sharding.plans.dtensor import dtensor_placement
+from paritas.sharding.plans.relating import (
+    Relation,
+    add_terms,
+    find_part,
+    group_terms,
+    rows_of_rank,
+)
+from paritas.sharding.plans.traces import EqualPieces, piece_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,260 +43,6 @@ if TYPE_CHECKING:
     from paritas.core.placement.assembly import Where
     from paritas.sharding.plans.plan import ParallelProgram
     from paritas.sharding.plans.traces import Trace
-
-
-# --- How the values that ranks hold relate to the reference's: whole, shard, term or wrong --------
-
-_MOST_PRODUCTS = 1 << 26
-
-
-class Relation(enum.IntEnum):
-    """From the best to the worst."""
-
-    WHOLE = 0
-    SHARD = 1
-    PARTIAL = 2
-    PERMUTED = 3
-    UNKNOWN = 4
-    WRONG = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Related:
-    """What ranks hold, and what they should hold.
-
-    Attributes:
-        relation: the worst of all ranks.
-        ranks: the wrong ranks; empty for all of them.
-        expected: rank -> the whole value that its own belongs to.
-        pieces: rank -> its value.
-    """
-
-    relation: Relation
-    ranks: tuple[int, ...]
-    expected: dict[int, Tensor]
-    pieces: dict[int, RankPiece]
-
-    @property
-    def held(self) -> dict[int, Tensor]:
-        """Rank -> its value."""
-        return {rank: piece.local for rank, piece in self.pieces.items()}
-
-
-def relate(
-    program: ParallelProgram,
-    samples: dict[int, tuple[int, int] | None],
-    pieces: dict[int, RankPiece],
-    reference: Tensor,
-    near: Near,
-    factors: tuple[float, ...] = (1.0,),
-) -> Related:
-    """Find the best relation of the pieces to the reference's value.
-
-    Args:
-        samples: rank -> its samples of the batch.
-        factors: factors that values may have: gradients of a mean over a part of the batch are
-            larger by the number of parts.
-    """
-    averages = program.data_ranks > 1 and not reference.dim()
-    if averages and near(mean_of(pieces), reference):
-        # A mean over samples: the mean of the ranks' means is the mean over all samples.
-        return Related(Relation.WHOLE, (), dict.fromkeys(pieces, reference), pieces)
-    groups: dict[int, dict[int, RankPiece]] = {}
-    for rank, piece in pieces.items():
-        groups.setdefault(program.data_rank(rank), {})[rank] = piece
-    relation, ranks = Relation.WHOLE, []
-    expected: dict[int, Tensor] = {}
-    for group in groups.values():
-        tried = [
-            (*_relate_group(program, group, whole, near), whole)
-            for whole in _wholes(program, samples, group, reference, factors)
-        ]
-        # A value of the right shape that is wrong says more than one of another shape.
-        best = min(tried, key=lambda one: (one[0] is Relation.UNKNOWN, one[0]))
-        relation = max(relation, best[0])
-        ranks += best[1]
-        expected |= dict.fromkeys(group, best[2])
-    wrong = tuple(sorted(ranks)) if len(ranks) < len(pieces) else ()
-    return Related(relation, wrong, expected, pieces)
-
-
-def alike(program: ParallelProgram, pieces: dict[int, RankPiece], near: Near) -> bool:
-    """Whether ranks with the same samples hold the same value; False if a rank is alone."""
-    groups: dict[int, list[RankPiece]] = {}
-    for rank, piece in pieces.items():
-        groups.setdefault(program.data_rank(rank), []).append(piece)
-    return all(
-        len(group) > 1 and all(near(piece.local, group[0].local) for piece in group[1:])
-        for group in groups.values()
-    )
-
-
-def mean_of(pieces: dict[int, RankPiece]) -> Tensor:
-    """The mean of the ranks' values."""
-    return torch.stack([piece.local.double() for piece in pieces.values()]).mean(dim=0)
-
-
-def rows_of_rank(
-    program: ParallelProgram,
-    samples: dict[int, tuple[int, int] | None],
-    rank: int,
-    reference: Tensor,
-) -> tuple[int, int] | None:
-    """Begin and end of the rows of a value that belong to the samples of a rank, if it has some."""
-    if program.data_ranks == 1 or not reference.dim():
-        return None
-    batch = max((s[1] for s in samples.values() if s is not None), default=0)
-    return sample_rows(samples[rank], batch, reference.shape[0])
-
-
-def _wholes(
-    program: ParallelProgram,
-    samples: dict[int, tuple[int, int] | None],
-    group: dict[int, RankPiece],
-    reference: Tensor,
-    factors: tuple[float, ...],
-) -> list[Tensor]:
-    """The values that the ranks of one part of the batch may hold together."""
-    found = [reference]
-    rows = rows_of_rank(program, samples, next(iter(group)), reference)
-    if rows is not None:
-        found.insert(0, reference[rows[0] : rows[1]])
-    if not reference.is_floating_point():
-        return found
-    return [value * factor if factor != 1 else value for value in found for factor in factors]
-
-
-def _relate_group(
-    program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
-) -> tuple[Relation, list[int]]:
-    """How the pieces of ranks with the same samples relate to the whole, and the wrong ranks."""
-    if any(piece.placement is not None for piece in pieces.values()):
-        return _relate_placed(pieces, whole, near)
-    relations = {
-        rank: _relate_plain(program, rank, piece.local, whole, near)
-        for rank, piece in pieces.items()
-    }
-    worst = max(relations.values())
-    if worst is Relation.UNKNOWN or worst < Relation.PARTIAL:
-        return worst, []
-    if worst is Relation.WRONG and _sums_up(program, pieces, whole, near):
-        return Relation.PARTIAL, []
-    bad = [rank for rank, relation in relations.items() if relation is worst]
-    return worst, bad
-
-
-def _relate_placed(
-    pieces: dict[int, RankPiece], whole: Tensor, near: Near
-) -> tuple[Relation, list[int]]:
-    shape = next(iter(pieces.values())).whole_shape
-    if any(p.placement is None for p in pieces.values()) or shape != tuple(whole.shape):
-        return Relation.UNKNOWN, []
-    together = assemble(dict(pieces), whole.shape)
-    if together.value is None:
-        return Relation.UNKNOWN, []
-    if near(together.value, whole) and together.disagreement is None:
-        return Relation.WHOLE, []
-    bad = [
-        rank
-        for rank, piece in pieces.items()
-        if not near(piece.local, take(whole, locate(rank, piece)))
-    ]
-    if not bad:  # they differ by rounding
-        return Relation.WHOLE, []
-    return Relation.WRONG, bad
-
-
-def _relate_plain(
-    program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
-) -> Relation:
-    return find_part(program, rank, value, whole, near)[0]
-
-
-def find_part(
-    program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
-) -> tuple[Relation, Where | None]:
-    """How a plain value relates to the whole, and which part of it it is by its values.
-
-    A value that is wrong is taken for the part that is expected on this rank, if it has its shape.
-    """
-    if value.dim() != whole.dim():
-        return Relation.UNKNOWN, None
-    where = list(map(all_of, whole.shape))
-    if value.shape == whole.shape:
-        return (Relation.WHOLE if near(value, whole) else Relation.WRONG), tuple(where)
-    dims = [d for d in range(whole.dim()) if value.shape[d] != whole.shape[d]]
-    if len(dims) != 1 or value.shape[dims[0]] > whole.shape[dims[0]] or not value.numel():
-        return Relation.UNKNOWN, None
-    dim, length = dims[0], value.shape[dims[0]]
-    parts, rest = divmod(whole.shape[dim], length)
-    expected: Where | None = None
-
-    def chunk(number: int) -> Where:
-        return (*where[:dim], (Segment(0, number * length, length),), *where[dim + 1 :])
-
-    if not rest:
-        natural = natural_chunk(program, rank, parts)
-        expected = chunk(natural)
-        for number in (natural, *(n for n in range(parts) if n != natural)):
-            if near(value, take(whole, chunk(number))):
-                relation = Relation.SHARD if number == natural else Relation.PERMUTED
-                return relation, chunk(number)
-    chosen = _nearest_rows(value, whole, dim)
-    if chosen is not None and near(value, whole.index_select(dim, chosen)):
-        rows = positions(chosen.tolist())
-        return Relation.SHARD, (*where[:dim], rows, *where[dim + 1 :])
-    return Relation.WRONG, expected
-
-
-def _nearest_rows(value: Tensor, whole: Tensor, dim: int) -> Tensor | None:
-    """The nearest row of the whole for each row of a value; None if there are too many."""
-    rows, mine = (t.movedim(dim, 0).reshape(t.shape[dim], -1).double() for t in (whole, value))
-    if len(rows) * len(mine) * rows.shape[1] > _MOST_PRODUCTS:
-        return None
-    return torch.cdist(mine, rows, compute_mode="donot_use_mm_for_euclid_dist").argmin(dim=1)
-
-
-def _sums_up(
-    program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
-) -> bool:
-    """Whether the values of all ranks, or of those along one axis, add up to the whole."""
-    shapes = {tuple(piece.local.shape) for piece in pieces.values()}
-    if len(shapes) > 1 or len(pieces) < 2:  # noqa: PLR2004
-        return False
-    if _adds(program, list(pieces), pieces, whole, near):
-        return True
-    axes = [axis for axis in program.mesh if axis not in program.split]
-    if len(axes) < 2:  # noqa: PLR2004
-        return False
-    for axis in axes:
-        place = list(program.mesh).index(axis)
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for rank in pieces:
-            coordinate = list(program.coordinate(rank))
-            coordinate[place] = 0
-            groups.setdefault(tuple(coordinate), []).append(rank)
-        if all(_adds(program, ranks, pieces, whole, near) for ranks in groups.values()):
-            return True
-    return False
-
-
-def _adds(
-    program: ParallelProgram,
-    ranks: list[int],
-    pieces: dict[int, RankPiece],
-    whole: Tensor,
-    near: Near,
-) -> bool:
-    values = torch.stack([pieces[rank].local.double() for rank in ranks])
-    total = values.sum(dim=0)
-    noise = near.reach * float(values.abs().max()) if total.numel() else 0.0
-    if total.shape == whole.shape:
-        return near(total, whole.double(), noise)
-    return _relate_plain(program, ranks[0], total, whole.double(), near) is Relation.SHARD
-
-
-# --- The boundaries of a block --------------------------------------------------------------------
 
 
 class NotByBlocksError(ParitasError, RuntimeError):
@@ -408,15 +160,7 @@ def _distributed(local: Tensor, placement: LocalPlacement, mesh: DeviceMesh | No
     own = _submesh(mesh, names)
     if own is None or tuple(own.shape) != placement.mesh:
         raise NotByBlocksError(f"the plan has a mesh ({', '.join(names)}) of its own")
-    roles: list[Any] = []
-    for role in placement.roles:
-        match role:
-            case Shard(dim=dim):
-                roles.append(dt.Shard(dim))
-            case Partial(reduction=reduction):
-                roles.append(dt.Partial(reduction))
-            case _:
-                roles.append(dt.Replicate())
+    roles = list(map(dtensor_placement, placement.roles))
     shape = torch.Size(placement.global_shape)
     strides = torch.empty(shape, device="meta").stride()
     made: Tensor = dt.DTensor.from_local(
@@ -604,24 +348,13 @@ class FormFinder:
             if form.placement is None and not form.agrees and rank in pieces:
                 groups.setdefault((form.where, form.rows), []).append(rank)
         for ranks in groups.values():
-            for parts in self._groupings(ranks):
+            for parts in group_terms(self.program, ranks):
                 if all(self._add_up(part, pieces, forms, whole) for part in parts):
                     for part in parts:
                         for turn, rank in enumerate(part):
                             found[rank] = dataclasses.replace(forms[rank], turn=turn, agrees=True)
                     break
         return found
-
-    def _groupings(self, ranks: list[int]) -> Iterator[list[list[int]]]:
-        """All ranks together, and those along each axis of the mesh."""
-        yield [ranks]
-        for axis in range(len(self.program.mesh)):
-            lines: dict[tuple[int, ...], list[int]] = {}
-            for rank in ranks:
-                at = list(self.program.coordinate(rank))
-                at[axis] = 0
-                lines.setdefault(tuple(at), []).append(rank)
-            yield list(lines.values())
 
     def _add_up(
         self,
@@ -631,15 +364,12 @@ class FormFinder:
         whole: Tensor,
     ) -> bool:
         values = [pieces[rank].local for rank in ranks]
-        if len(values) < 2 or not all(map(is_inexact, values)):  # noqa: PLR2004
+        added = add_terms(values, self.near) if all(map(is_inexact, values)) else None
+        if added is None:
             return False
+        total, noise = added
         form = forms[ranks[0]]
-        expected = take(form.base(whole), form.where).double()
-        if any(value.shape != expected.shape for value in values):
-            return False
-        terms = torch.stack([value.double() for value in values])
-        noise = self.near.reach * float(terms.abs().max()) if terms.numel() else 0.0
-        return self.near(terms.sum(dim=0), expected, noise)
+        return self.near(total, take(form.base(whole), form.where).double(), noise)
 
 
 def with_forms(tree: Any, forms: Mapping[str, Form]) -> Any:

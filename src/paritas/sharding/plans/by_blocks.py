@@ -17,35 +17,24 @@ import msgspec
 import torch
 from torch import nn
 
-from paritas.core.errors import UsageError, in_one_line
-from paritas.core.execution.block_runs import (
-    ComposedEvidence,
-    ComposedNoise,
-    Parked,
-    Shaken,
-    TrainingRecorder,
-)
-from paritas.core.execution.blocks import ReachedInsideError, find_blocks
-from paritas.core.execution.observation import Observation
-from paritas.core.judging.failures import Explainer
+from paritas.core.errors import in_one_line
+from paritas.core.execution.block_noise import measure_error
+from paritas.core.execution.block_notes import describe_cut, label_texts
+from paritas.core.execution.block_runs import TrainingRecorder
+from paritas.core.execution.blocks import require_blocks
+from paritas.core.execution.cut_models import run_without_blocks
 from paritas.core.numerics import criterion
-from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.gates import Near
 from paritas.core.results.findings import Coverage, Verdict
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress
-from paritas.core.results.wording import counted, enumerated
 from paritas.core.torch_private.tensors import return_free_memory
-from paritas.sharding.plans.assembling import (
-    find_slots,
-    reference_values,
-    step_items,
-    unmatched,
-)
+from paritas.sharding.plans.assembling import find_slots, step_items, unmatched
 from paritas.sharding.plans.boundaries import FormFinder, NotByBlocksError, RankRecorder
 from paritas.sharding.plans.causes import excuse_late_reductions
-from paritas.sharding.plans.judging import Judge, complete_steps
-from paritas.sharding.plans.pieces import PieceTask, piece_program, rest_reaches_inside
+from paritas.sharding.plans.edges import EdgeJudge, Errors, Shaking
+from paritas.sharding.plans.judging import complete_steps
+from paritas.sharding.plans.pieces import PieceTask, piece_program, run_rest
 from paritas.sharding.plans.sketches import Abridger
 from paritas.sharding.plans.traces import watched_modules
 from paritas.sharding.plans.training import Manner, build_model, dtype_of, same_surroundings
@@ -58,129 +47,13 @@ from paritas.sharding.plans.verify import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
+    from collections.abc import Iterator, Sequence
 
     from paritas.core.execution.block_runs import BlockCall, Recorder
-    from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.results.findings import Finding
-    from paritas.sharding.plans.assembling import StepItem
     from paritas.sharding.plans.boundaries import CallForms
-    from paritas.sharding.plans.judging import Judged
     from paritas.sharding.plans.plan import ParallelProgram
     from paritas.sharding.plans.traces import ModelNames, Trace
-
-
-# --- The whole model at its edges: natively, large values as sketches, at the noise of its blocks -
-# By blocks, no run in float64 has the whole model. Both sides train it natively: outputs, losses,
-# gradients and parameters are compared at the noise that the errors of the blocks become on their
-# way through the model. Large tensors are kept as their sketches, which add up over shards.
-
-# For each step, (block, call) -> path of a result -> the error of the reference there.
-Errors = list[dict[tuple[str, int], dict[str, "Parked"]]]
-
-
-# --- The judge ------------------------------------------------------------------------------------
-
-
-class EdgeJudge(Judge):
-    """Judges the whole model natively, at the noise of its blocks."""
-
-    def __init__(
-        self,
-        program: ParallelProgram,
-        reference: Trace,
-        ranks: list[Trace],
-        run: Callable[..., Trace],
-        shaking: Shaking,
-        tell: Callable[[str], None],
-    ) -> None:
-        """`run` is `run_reference`; `shaking` moves the values between blocks."""
-        super().__init__(program, reference, ranks, None, run)
-        base = _observed(reference)
-
-        def shaken(seed: int) -> Observation:
-            trace = run(
-                program,
-                record=dataclasses.replace(shaking, seed=seed),
-                abridge=shaking.abridge,
-            )
-            failed = None if trace.error is None else RuntimeError(trace.error)
-            return dataclasses.replace(_observed(trace), error=failed)
-
-        self.noise = ComposedNoise(shaken, base, program.seed, tell)
-        self._wholes = shaking.abridge.wholes
-
-    def judge(self) -> list[Judged]:
-        """Judge everything but the initial values, which each piece compares."""
-        return [one for one in super().judge() if one.step]
-
-    def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
-        shown = msgspec.structs.replace(item.item, step=number + 1)
-        return ComposedEvidence(self.noise, shown, item.reference, self.runs.unit)
-
-    def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
-        whole = self._wholes.get(item.name)
-        some = item.reference if item.reference is not None else item.ranks.value
-        is_sketch = whole is not None and some is not None and some.shape != whole.shape
-        if not is_sketch or whole is None:
-            return super()._values(item, lifted, number)
-        # A sketch has no rows and columns in which a pattern could be seen.
-        explainer, self._explainer = self._explainer, Explainer(left=0)
-        findings = super()._values(item, lifted, number)
-        self._explainer = explainer
-        return [_about_sketch(finding, whole) for finding in findings]
-
-
-def _about_sketch(finding: Finding, whole: Tensor) -> Finding:
-    reason = finding.reason
-    if not finding.status.passes():
-        reason = f"{reason} (its sketch was compared)"
-    dtype = str(whole.dtype).removeprefix("torch.")
-    return msgspec.structs.replace(
-        finding, shape=tuple(whole.shape), dtype=dtype, reason=reason, metrics=None
-    )
-
-
-def _observed(trace: Trace) -> Observation:
-    """All steps as one observation."""
-    outputs: dict[Item, Any] = {
-        msgspec.structs.replace(item, step=number): value
-        for number, step in enumerate(trace.steps, start=1)
-        for item, value in reference_values(step).items()
-    }
-    return Observation(outputs=outputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Shaking:
-    """Moves what blocks get and return, in each step of a training.
-
-    Attributes:
-        blocks: their names.
-        errors: the errors of their results.
-        abridge: what is kept of large values.
-        seed: of the signs.
-    """
-
-    blocks: tuple[str, ...]
-    errors: Errors
-    abridge: Abridger
-    seed: int = 0
-
-    def __call__(self, names: ModelNames, trace: Trace) -> Shaken:
-        """The context around the forward pass of the current step."""
-        known = watched_modules(names)
-        blocks = {name: known[name][0] for name in self.blocks if name in known}
-        step = len(trace.steps) - 1
-        errors = self.errors[step] if step < len(self.errors) else {}
-        return Shaken(blocks, errors, self.seed + 7919 * step)
-
-
-# --- Block by block -------------------------------------------------------------------------------
-
-_MOST_NAMED = 3
 
 
 def check_by_blocks(
@@ -195,12 +68,7 @@ def check_by_blocks(
     if runs.program.step is not None:
         raise NotByBlocksError("step= calls the model and its backward pass itself")
     model, dtype = _model_of(runs.program)
-    blocks = find_blocks({"": model}, patterns)
-    if not blocks:
-        raise UsageError(
-            "by='blocks' found no repeated modules in the model; name its blocks, as in "
-            "blocks=['layers.*']"
-        )
+    blocks = require_blocks({"": model}, patterns, "model")
     near = Near(criterion.unit_roundoff(runs.program.compute_dtype or dtype))
     runs.program = dataclasses.replace(runs.program, model=model)
     return _BlocksOfPlan(runs, list(blocks), near, strict=strict).run(model)
@@ -342,15 +210,15 @@ class _BlocksOfPlan:
                 self._leave_uncut(name, why, calls, forms)
         self._tell(total - 1, total)
         rest = PieceTask(self.runs.program, "", calls, forms)
-        while calls[0]:
-            try:
-                rest_reaches_inside(rest)
-                break
-            except ReachedInsideError as error:
-                self._leave_uncut(error.block, str(error), calls, forms)
-            except Exception as error:
-                raised = in_one_line(error, 120)
-                raise NotByBlocksError(f"without its blocks, the model raises {raised}") from error
+
+        def leave_uncut(name: str, why: str) -> None:
+            self._leave_uncut(name, why, calls, forms)
+
+        try:
+            run_without_blocks(lambda: run_rest(rest), calls[0], leave_uncut)
+        except Exception as error:
+            raised = in_one_line(error, 120)
+            raise NotByBlocksError(f"without its blocks, the model raises {raised}") from error
         if not calls[0]:
             why = next(iter(self.uncut.values()), "the model calls none of them")
             raise NotByBlocksError(f"none of its blocks can be entered alone: {why}")
@@ -406,13 +274,10 @@ class _BlocksOfPlan:
             table = self.errors[step].setdefault((call.name, call.number), {})
             mark = task.mark(call)
             for path, piece in native.items():
-                true = wide.get(path)
-                if true is None or not path.startswith(mark) or not is_inexact(piece.local):
-                    continue
-                error = (piece.local.to(true.local.dtype) - true.local).abs()
-                table[f"output{path.removeprefix(mark)}"] = Parked(
-                    error.nan_to_num(0.0, 0.0, 0.0).float()
-                )
+                if path in wide and path.startswith(mark):
+                    error = measure_error(piece.local, wide[path].local)
+                    if error is not None:
+                        table[f"output{path.removeprefix(mark)}"] = error
 
     def _look_for_contradictions(
         self, task: PieceTask, verdict: Verdict, runs: ProgramRuns
@@ -475,22 +340,13 @@ class _BlocksOfPlan:
         )
 
     def _notes(self, cut: list[str]) -> Iterator[str]:
-        yield (
-            f"checked by blocks: {counted(len(cut), 'block')} ({enumerated(cut, _MOST_NAMED)}), "
-            "what lies between them, and the whole model natively"
-        )
-        if self.uncut:
-            name, why = next(iter(self.uncut.items()))
-            count = counted(len(self.uncut), "module")
-            yield f"{count} checked with what lies between the blocks: {name}: {why}"
+        yield from describe_cut(cut, self.uncut)
         if self.needs_whole:
             yield (
                 "the plan needs the numbers of the whole model, so each rank held a copy of it "
                 "while a block was checked"
             )
-        for text, labels in self.notes.items():
-            others = f" and {counted(len(labels) - 1, 'other piece')}" if len(labels) > 1 else ""
-            yield f"{labels[0]}{others}: {text}"
+        yield from label_texts(self.notes)
 
 
 # What both a piece and the whole model are compared by.

@@ -14,6 +14,7 @@ from paritas.core.diagnosis.patterns.ranks import claim, factor_of
 from paritas.core.diagnosis.stating import with_confidence
 from paritas.core.numerics.gates import Near
 from paritas.core.placement.assembly import length, take
+from paritas.core.placement.rank_pieces import assemble, is_partial
 from paritas.core.results.findings import (
     Diagnosis,
     Finding,
@@ -30,11 +31,9 @@ from paritas.sharding.plans.assembling import (
     OUTPUT,
     PARAMETER,
     RETURNED,
-    assemble,
-    is_partial,
     natural_chunk,
 )
-from paritas.sharding.plans.boundaries import Related, Relation, alike, mean_of, relate
+from paritas.sharding.plans.relating import Related, Relation, alike, mean_of, relate
 from paritas.sharding.plans.traces import INPUT_SIDE, OUTPUT_SIDE
 
 if TYPE_CHECKING:
@@ -42,10 +41,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.assembling import StepItem
     from paritas.sharding.plans.judging import Judge, Judged
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import ModuleCall, RankPiece, StepTrace, Trace, ValuePlace
+    from paritas.sharding.plans.traces import ModuleCall, StepTrace, Trace, ValuePlace
 
 
 # --- The first module, in forward order, with a wrong output --------------------------------------

@@ -11,14 +11,16 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.placement.meshes import lines_along
 from paritas.core.results.findings import Aspect, Finding, Status
 from paritas.core.results.items import Replicate, harness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece, Trace
+    from paritas.sharding.plans.traces import Trace
 
 
 def find_undivided(
@@ -51,15 +53,10 @@ def _neighbors(
     program: ParallelProgram, ranks: list[Trace], axis: str
 ) -> Iterator[tuple[Trace, Trace]]:
     """Each rank with the first of those that differ from it along the axis alone."""
-    number = list(program.mesh).index(axis)
-    first: dict[tuple[int, ...], Trace] = {}
-    for trace in sorted(ranks, key=lambda one: one.rank):
-        place = program.coordinate(trace.rank)
-        beside = place[:number] + place[number + 1 :]
-        if beside in first:
-            yield first[beside], trace
-        else:
-            first[beside] = trace
+    traces = {trace.rank: trace for trace in sorted(ranks, key=lambda trace: trace.rank)}
+    coordinates = {rank: program.coordinate(rank) for rank in traces}
+    for first, *others in lines_along(coordinates, list(program.mesh).index(axis)):
+        yield from ((traces[first], traces[other]) for other in others)
 
 
 # --- What the ranks along an axis hold ------------------------------------------------------------

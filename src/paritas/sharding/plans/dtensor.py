@@ -62,8 +62,8 @@ def short_word(role: Role) -> str:
     return f"P({role.reduction})" if isinstance(role, Partial) else "R"
 
 
-def _dtensor_placement(role: Role) -> Any:
-    """The placement as DTensor's own object."""
+def dtensor_placement(role: Role | None) -> Any:
+    """The placement as DTensor's own object; what is neither split nor partial is replicated."""
     from torch.distributed import tensor
 
     if isinstance(role, Shard):
@@ -474,7 +474,7 @@ def _distribute(tensor: Tensor, parts: list[Tensor], role: Role, mesh: DeviceMes
     made = DTensor.from_local(
         of_ranks([part.clone() for part in parts]),
         mesh,
-        [_dtensor_placement(role)],
+        [dtensor_placement(role)],
         run_check=False,
         shape=tensor.shape,
         stride=tensor.stride(),

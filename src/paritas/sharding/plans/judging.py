@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from paritas.core.execution.observation import RunOptions
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.placement.assembly import ReplicaDisagreement
+    from paritas.core.placement.plain_parts import PlainPart
     from paritas.core.results.items import Item
-    from paritas.sharding.plans.assembling import Slots
     from paritas.sharding.plans.plan import ParallelProgram
     from paritas.sharding.plans.traces import Trace
 
@@ -163,7 +163,7 @@ class Judge:
         self.ranks = ranks
         self.lifted = lifted
         self.steps = complete_steps(reference, ranks)
-        self.slots: dict[str, dict[int, Slots]] = find_slots(program, reference.initial, ranks)
+        self.slots: dict[str, dict[int, PlainPart]] = find_slots(program, reference.initial, ranks)
         self._lifted_items: list[dict[Item, StepItem]] = []
         if lifted is not None:
             self.steps = min(self.steps, complete_steps(*lifted))

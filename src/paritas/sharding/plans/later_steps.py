@@ -22,7 +22,8 @@ from paritas.sharding.plans.sketches import Abridger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.sharding.plans.assembling import Slots, StepItem
+    from paritas.core.placement.plain_parts import PlainPart
+    from paritas.sharding.plans.assembling import StepItem
     from paritas.sharding.plans.plan import ParallelProgram
     from paritas.sharding.plans.traces import Trace
 
@@ -39,7 +40,7 @@ class LaterSteps:
     """
 
     program: ParallelProgram
-    slots: dict[str, dict[int, Slots]]
+    slots: dict[str, dict[int, PlainPart]]
     how: dict[str, Any]
     first: int
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paritas.core.execution.block_runs import Parked
-from paritas.core.execution.blocks import RESULTS, make_cut, make_rest, replaced_modules
+from paritas.core.execution.cut_models import BETWEEN, RESULTS, cut_out, make_cut
 from paritas.core.execution.isolation import copy_inputs
 from paritas.core.execution.observation import INPUT, OUTPUT
 from paritas.core.execution.subjects import Inputs
@@ -50,11 +50,10 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from paritas.core.execution.block_runs import BlockCall
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.boundaries import CallForms, Form
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece
 
-BETWEEN = "between blocks"
 # The attribute under which a piece holds its module.
 _INSIDE = "inside"
 
@@ -228,12 +227,11 @@ class Piece(nn.Module):
             return
         blocks = self._blocks()
         cuts = {name: make_cut(block, name) for name, block in blocks.items()}
-        pairs = [(blocks[name], cut) for name, cut in cuts.items()]
         # As long as this piece exists: the copy of the model is not used for anything else.
         replaced = contextlib.ExitStack()
-        replaced.enter_context(replaced_modules({"": self.whole}, pairs))
+        rest = replaced.enter_context(cut_out(self.whole, {"": self.whole}, blocks, cuts))
         object.__setattr__(self, "replaced", replaced)
-        object.__setattr__(self, "rest", make_rest(self.whole, cuts))
+        object.__setattr__(self, "rest", rest)
 
     # --- Forward and backward ---------------------------------------------------------------------
 
@@ -429,7 +427,7 @@ def _widened(tensor: Tensor, *, wide: bool) -> Tensor:
     return tensor.detach().to(dtype)
 
 
-def rest_reaches_inside(task: PieceTask) -> None:
+def run_rest(task: PieceTask) -> None:
     """Run what lies between the blocks once, on one device.
 
     Raises:

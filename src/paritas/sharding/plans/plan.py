@@ -23,6 +23,7 @@ from paritas.core.errors import UsageError
 from paritas.core.execution.observation import Contexts
 from paritas.core.execution.subjects import Inputs, input_sets
 from paritas.core.numerics.contents import leaves, map_leaves
+from paritas.core.placement.meshes import coordinate_of, rank_at
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.operators import WIDE
 from paritas.core.torch_private.ranks import pipeline_of
@@ -103,19 +104,13 @@ class ParallelProgram:
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
         """The coordinate of a rank on the mesh; the last axis runs fastest."""
-        found: list[int] = []
-        for size in reversed(tuple(self.mesh.values())):
-            rank, place = divmod(rank, size)
-            found.append(place)
-        return tuple(reversed(found))
+        return coordinate_of(rank, tuple(self.mesh.values()))
 
     def data_rank(self, rank: int) -> int:
         """Which part of a batch a rank has."""
-        part = 0
-        for axis, place in zip(self.mesh, self.coordinate(rank), strict=True):
-            if axis in self.split:
-                part = part * self.mesh[axis] + place
-        return part
+        axes = zip(self.mesh, self.coordinate(rank), strict=True)
+        coordinate = [position for axis, position in axes if axis in self.split]
+        return rank_at(coordinate, [self.mesh[axis] for axis in self.mesh if axis in self.split])
 
     def batch(self, step: int) -> Inputs:
         """The inputs of a step, counted from 0."""

@@ -27,8 +27,9 @@ from paritas.sharding.plans.traces import StepTrace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece, Trace
+    from paritas.sharding.plans.traces import Trace
 
 # --- Saving and loading, on a rank ----------------------------------------------------------------
 

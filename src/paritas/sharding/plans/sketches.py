@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,9 +14,10 @@ from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.sketch import sketch
 from paritas.core.placement.assembly import put
 from paritas.core.placement.assembly import whole as all_of
+from paritas.core.placement.plain_parts import ExactMatch, find_plain_part
+from paritas.core.placement.rank_pieces import RankPiece, locate
 from paritas.core.results.items import LocalPlacement, Shard
-from paritas.sharding.plans.assembling import find_slots_of_rank, locate
-from paritas.sharding.plans.traces import RankPiece
+from paritas.sharding.plans.assembling import natural_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,8 +68,9 @@ class Abridger:
     def _part_by_hand(self, name: str, rank: int, piece: RankPiece, whole: Tensor) -> RankPiece:
         """The sketch of a plain shard, whose place the initial values show."""
         if (name, rank) not in self.places:
-            slots = find_slots_of_rank(self.program, rank, whole, piece.local)
-            self.places[name, rank] = None if slots is None else slots.where
+            expected = functools.partial(natural_chunk, self.program, rank)
+            plain_part = find_plain_part(whole, piece.local, expected, ExactMatch())
+            self.places[name, rank] = None if plain_part is None else plain_part.where
         where = self.places[name, rank]
         if where is None:
             return piece

@@ -18,6 +18,7 @@ from torch import nn
 
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.placement.rank_pieces import RankPiece
 from paritas.core.results.items import Shard
 from paritas.core.torch_private.ranks import in_backward
 from paritas.core.torch_private.tensors import local_part
@@ -29,36 +30,12 @@ if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
     from paritas.core.execution.block_runs import BlockCall
-    from paritas.core.placement.assembly import Where
-    from paritas.core.results.items import LocalPlacement
     from paritas.core.torch_private.ranks import Message
 
 
 # --- Plain data -----------------------------------------------------------------------------------
 
 INPUT_SIDE, OUTPUT_SIDE = "input", "output"
-
-
-@dataclasses.dataclass(frozen=True)
-class RankPiece:
-    """A value as one rank holds it.
-
-    Attributes:
-        local: a copy on the host of what the rank holds.
-        placement: which part of a distributed tensor it is; None for a plain tensor, which says
-            nothing about the other ranks.
-        where: which part of the reference's value it is, if that is known in another way.
-    """
-
-    local: Tensor
-    placement: LocalPlacement | None = None
-    where: Where | None = None
-
-    @property
-    def whole_shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor; for a plain tensor that of `local`."""
-        shape = self.local.shape if self.placement is None else self.placement.global_shape
-        return tuple(shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,9 +76,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.execution.subjects import Inputs
+    from paritas.core.placement.rank_pieces import RankPiece
     from paritas.core.torch_private.ranks import ThreadOutcome
     from paritas.sharding.plans.plan import ParallelProgram
-    from paritas.sharding.plans.traces import RankPiece
 
 
 # --- Train a few steps, on one device or as a rank, and record everything ------------------------

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from paritas.core.errors import UsageError
-from paritas.core.execution.blocks import (
+from paritas.core.execution.blocks import find_blocks
+from paritas.core.execution.cut_models import (
     ReachedInsideError,
-    find_blocks,
     find_passages,
     make_cut,
     make_rest,

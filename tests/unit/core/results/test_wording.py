@@ -23,6 +23,7 @@ from paritas.core.results.findings import (
 )
 from paritas.core.results.graph_reports import GraphReport
 from paritas.core.results.items import Item
+from paritas.core.results.wording import ranges, read_span
 
 
 def said(text: str) -> str:
@@ -394,3 +395,8 @@ def test_larger_results_are_printed_in_words_too():
     assert str(GraphReport(graph="g.pt", kind="fx")) == (
         "g.pt: no calls\nunverified: nothing was compared"
     )
+
+
+def test_a_span_is_read_as_it_is_written():
+    assert [read_span(text) for text in ranges([3, (5, 8)]).split(", ")] == [(3, 3), (5, 8)]
+    assert [read_span(text) for text in ("", "3-", "-3", "a", "3-4-5")] == [None] * 5

@@ -12,13 +12,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs
+from paritas.core.placement.rank_pieces import RankPiece, assemble
 from paritas.core.results.findings import Status
 from paritas.core.results.items import LocalPlacement
-from paritas.sharding.plans.assembling import assemble
-from paritas.sharding.plans.by_blocks import Abridger
 from paritas.sharding.plans.pieces import PieceMaker, PieceTask
 from paritas.sharding.plans.plan import apply_styles, make_program
-from paritas.sharding.plans.traces import RankPiece
+from paritas.sharding.plans.sketches import Abridger
 from paritas.sharding.plans.verify import verify_parallel
 
 from .small_programs import Tower, batch, by_hand, tower

@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from paritas.core.placement.rank_pieces import RankPiece
 from paritas.core.results.findings import Aspect, OriginKind, Status
 from paritas.sharding.plans.plan import make_program
-from paritas.sharding.plans.traces import RankPiece
 from paritas.sharding.plans.training import run_reference
 from paritas.sharding.plans.verify import judge_traces, verify_parallel
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from paritas.core.numerics.gates import Near
-from paritas.sharding.plans.boundaries import Relation, relate
+from paritas.core.placement.rank_pieces import RankPiece
 from paritas.sharding.plans.causes import WatchedStep, locate_forward
 from paritas.sharding.plans.plan import make_program
-from paritas.sharding.plans.traces import ModuleCall, RankPiece, StepTrace
+from paritas.sharding.plans.relating import Relation, relate
+from paritas.sharding.plans.traces import ModuleCall, StepTrace
 
 NEAR = Near(2.0**-53)
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from paritas.core.placement.rank_pieces import RankPiece
 from paritas.sharding.plans.causes import LOSS_MODULE, WatchedStep, locate_backward, own_share
 from paritas.sharding.plans.plan import make_program
-from paritas.sharding.plans.traces import (
-    INPUT_SIDE,
-    OUTPUT_SIDE,
-    ModuleCall,
-    RankPiece,
-    StepTrace,
-    ValuePlace,
-)
+from paritas.sharding.plans.traces import INPUT_SIDE, OUTPUT_SIDE, ModuleCall, StepTrace, ValuePlace
 
 NORM, GATE, UP, MLP, MODEL = range(5)
 NAMES = ["norm", "mlp.gate", "mlp.up", "mlp", ""]
