@@ -24,6 +24,7 @@ from paritas.sharding.operators.configuration import (
     make_value,
 )
 from paritas.sharding.operators.library.registry import registration
+from paritas.sharding.operators.nnscaler_functions import SUBSCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -202,8 +203,6 @@ class GraphSettings:
 # A graph knows shapes and dtypes. The operator's name says which values suit it: table indices, a
 # positive variance, a mask.
 
-# The arguments of `x[a, b]` are x, a, b.
-_SUBSCRIPT = "nnscaler.runtime.function.fullslice"
 _INDEXED_BY_LIST = {"aten.index", "aten.index_put", "torch.index_put", "torch.Tensor.index_put"}
 
 
@@ -356,7 +355,7 @@ def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
     """The length of the dimension that each index tensor picks from, by tensor path."""
     if not args or not isinstance(args[0], TensorValue):
         return {}
-    if name == _SUBSCRIPT:
+    if name == SUBSCRIPT:
         items = [(str(at), item) for at, item in enumerate(args) if at]
     elif name in _INDEXED_BY_LIST and len(args) > 1 and isinstance(args[1], (list, tuple)):
         # In such a list, None is a dimension taken whole, not a new one.

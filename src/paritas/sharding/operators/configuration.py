@@ -14,6 +14,7 @@ from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.placement.placement import OperatorCall, Place
 from paritas.sharding.operators.annotation import Option
+from paritas.sharding.operators.nnscaler_functions import NAMESPACE, RUNTIME
 
 # --- The configuration ----------------------------------------------------------------------------
 
@@ -357,7 +358,7 @@ def _always(domain: Domain) -> Rule:
 
 def _row_ids(asked: WantedCall) -> Domain:
     """Ids for an embedding, which may hold only a part of the vocabulary."""
-    of_nnscaler = asked.name.startswith("nnscaler.")  # torch's fourth argument is another
+    of_nnscaler = asked.name.startswith(NAMESPACE)  # torch's fourth argument is another
     start = asked.value(3, "start", 0) if of_nnscaler else 0
     return indices(start, start + asked.size(1, "weight", 0))
 
@@ -512,7 +513,7 @@ _TABLE: list[tuple[str, _Arguments]] = [
 _RULES = {name: arguments for names, arguments in _TABLE for name in names.split()}
 # Operators whose short name is ambiguous.
 _FULL_NAMES: dict[str, _Arguments] = {
-    "nnscaler.runtime.function.index_select": {(1, "index"): _indices_along(2)},
+    f"{RUNTIME}index_select": {(1, "index"): _indices_along(2)},
     "torch.batch_norm": {(4, "running_var"): _POSITIVE},
     "torch.instance_norm": {(4, "running_var"): _POSITIVE},
     "torch.embedding": {(1, "indices"): _table_rows},
