@@ -592,7 +592,7 @@ class _OneCheck:
         return bool(changed)
 
     def _verdict(self, recorder: Recorder) -> Verdict:
-        cut = [name for name in recorder.blocks if name not in recorder.uncut]
+        cut = [name for name in recorder.modules if name not in recorder.uncut]
         self.out.notes += _with_labels(self.notes)
         self.out.skipped += _with_labels(self.skipped)
         first = (
