@@ -16,6 +16,7 @@ from rich.text import Text
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import usable_device
 from paritas.core.judging.failures import remember_failed
+from paritas.core.numerics.random_tensors import indices
 from paritas.core.placement.placement import Recipe, first_split, on_device
 from paritas.core.reporting.terminal import (
     STYLES,
@@ -32,7 +33,6 @@ from paritas.sharding.operators.annotation import Annotation, Option
 from paritas.sharding.operators.configuration import (
     TensorInfo,
     VerifyConfig,
-    indices,
     make_call,
 )
 from paritas.sharding.operators.library import annotation_of_call, is_registered

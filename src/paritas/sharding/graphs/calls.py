@@ -13,8 +13,8 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.random_tensors import indices, normal
 from paritas.core.results.graph_reports import CallSite
-from paritas.sharding.operators import configuration as domains
 from paritas.sharding.operators.configuration import (
     TensorInfo,
     WantedCall,
@@ -305,12 +305,12 @@ def _draw_tensor(
 ) -> torch.Tensor:
     """Draw one tensor that meets the strictest of its uses."""
     domain_at = [(use, domain_of(wanted, use[0])) for use in uses]
-    demanding = [use for use, domain in domain_at if domain is not domains.normal]
+    demanding = [use for use, domain in domain_at if domain is not normal]
     indexing = [use for use in uses if use[1] in sizes and not use[2].dtype.is_floating_point]
     place, path, value = (indexing or demanding or uses)[0]
     generator = generator_for(seed, path)
     if indexing and value.dtype != torch.bool:
-        return domains.indices(0, sizes[path])(value.shape, generator).to(value.dtype)
+        return indices(0, sizes[path])(value.shape, generator).to(value.dtype)
     info = TensorInfo("shape", value.shape, value.dtype, generator=generator)
     return make_value(wanted, place, info, seed)  # type: ignore[no-any-return]
 
