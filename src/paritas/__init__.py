@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from paritas.core import results as _results
+from paritas.core.importing import import_on_use as _import_on_use
 
 __all__ = [
     "AllCloseValueChecker",
@@ -131,18 +132,14 @@ if TYPE_CHECKING:
     __version__: str
 else:
     # Hidden from type checkers, which would otherwise accept any misspelled name.
+    _find_name = _import_on_use(globals(), _HOMES)
+
     def __getattr__(name: str) -> object:
-        import importlib
+        if name != "__version__":
+            return _find_name(name)
         import importlib.metadata
 
-        if name == "__version__":
-            value = importlib.metadata.version("paritas")
-        elif name in _HOMES:
-            value = getattr(importlib.import_module(_HOMES[name]), name)
-        else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value
-        return value
+        return importlib.metadata.version("paritas")
 
 
 def _html_of(result: object) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paritas.core.importing import import_on_use as _import_on_use
+
 __all__ = [
     "ForeignProgram",
     "LiftedProgram",
@@ -34,13 +36,8 @@ if TYPE_CHECKING:
     from paritas.core.candidates.makers import aot_inductor, export, export_decomposed, onnxruntime
     from paritas.core.execution.subjects import ForeignProgram, LiftedProgram
 else:
-
-    def __getattr__(name: str) -> object:
-        import importlib
-
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    # Hidden from type checkers, which would accept any misspelt name.
+    __getattr__ = _import_on_use(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paritas.core.importing import import_on_use as _import_on_use
+
 __all__ = [
     "Annotation",
     "IRObject",
@@ -67,14 +69,7 @@ if TYPE_CHECKING:
     from paritas.sharding.proofs.prove import prove
 else:
     # Out of a type checker's sight, or it would take any misspelt name for an attribute.
-    def __getattr__(name: str) -> object:
-        import importlib
-
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-        globals()[name] = value
-        return value
+    __getattr__ = _import_on_use(globals(), _HOMES)
 
 
 def __dir__() -> list[str]:

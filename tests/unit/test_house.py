@@ -254,3 +254,28 @@ def test_a_sample_has_one_case_of_each_n_and_not_always_the_same_one(n):
     assert chosen[0] == 0
     assert [number // n for number in chosen] == [*range(n)]
     assert {number % n for number in chosen} == {*range(n)}
+
+
+# --- one door to transformers ---------------------------------------------------------------------
+
+LIBRARY_NAME = re.compile(r"transformers(\.\w+)*\.?")
+
+
+def test_the_names_of_transformers_are_in_one_file():
+    door = CORE / "transformers_library.py"
+    named = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path != door
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and LIBRARY_NAME.fullmatch(node.value)
+        )
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in {"_attn_implementation", "_from_config"}
+        )
+    ]
+    assert named == []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paritas.core.execution.token_models import text_config
 from paritas.core.torch_private.dynamo import original_of
+from paritas.core.transformers_library import text_config
 from paritas.engines.changed_models import PRECISION, blocks_of, replace_parameter, share
 from paritas.engines.changes import Change, Family
 from paritas.engines.looks import Reach

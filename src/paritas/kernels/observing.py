@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 from paritas.core.errors import in_one_line
+from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.execution.isolation import detached_copy, is_same_leaf
 from paritas.core.execution.observation import (
     OUTPUT,
-    cotangent,
     find_aliases,
     input_contents,
     input_tensors,
@@ -725,7 +725,7 @@ def _gradients(
     # Those of a float64 run are representable in the dtype of the native run.
     named = order["wide"]["precisions"] if order["wide"] else {}
     cotangents = [
-        cotangent(
+        draw_cotangent(
             output(path),
             leaf,
             order["cotangents"],

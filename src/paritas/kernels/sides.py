@@ -7,8 +7,6 @@ The judging process loads only the reference, and a candidate's process only the
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import sys
 from pathlib import Path
@@ -19,6 +17,14 @@ import torch
 from torch import nn
 
 from paritas.core.errors import UsageError, did_you_mean, in_one_line
+from paritas.core.importing import (
+    ImportFailedError,
+    MissingNameError,
+    find_attribute,
+    import_file,
+    import_module,
+    look_here,
+)
 from paritas.core.torch_private.named_operators import find_operator, is_operator
 
 if TYPE_CHECKING:
@@ -152,13 +158,13 @@ def load_side(name: SideName, *, is_candidate: bool) -> Side:
     role = "CANDIDATE" if is_candidate else "REFERENCE"
     if name.is_operator:
         return Side(name, find_operator(name.name), None)
-    home = _import_file(name, role) if name.file else _import_module(name, role)
-    target: Any = home
-    for part in (name.name or _usual_name(home, is_candidate=is_candidate)).split("."):
-        if not hasattr(target, part):
-            known = [one for one in vars(home) if not one.startswith("_")]
-            raise UsageError(f"{role} {name.shown!r} has no {part!r}: {did_you_mean(part, known)}")
-        target = getattr(target, part)
+    home = _import_home(name, role)
+    try:
+        target = find_attribute(home, name.name or _usual_name(home, is_candidate=is_candidate))
+    except MissingNameError as error:
+        public = [attribute for attribute in vars(home) if not attribute.startswith("_")]
+        hint = did_you_mean(error.missing, public)
+        raise UsageError(f"{role} {name.shown!r} has no {error.missing!r}: {hint}") from None
     if not callable(target):
         kind = type(target).__name__
         raise UsageError(f"{role} {name.shown!r} cannot be called; it has type {kind}")
@@ -191,36 +197,18 @@ def _usual_name(home: ModuleType, *, is_candidate: bool) -> str:
     )
 
 
-def _import_file(name: SideName, role: str) -> ModuleType:
-    path = Path(name.file)
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{role} {name.shown!r} cannot be imported")
-    home = importlib.util.module_from_spec(spec)
-    # Like an import: pickling, dataclasses and Triton look a function's module up by its name.
-    sys.modules.setdefault(path.stem, home)
+def _import_home(name: SideName, role: str) -> ModuleType:
+    """The file or the module that defines a side."""
     try:
-        spec.loader.exec_module(home)
-    except (Exception, SystemExit) as error:
+        if name.file:
+            return import_file(Path(name.file))
+        look_here()
+        return import_module(name.module)
+    except ImportFailedError as error:
+        module = "it" if name.file else name.module
         raise UsageError(
-            f"{role} {name.shown!r}: importing it raised {in_one_line(error, 300)}"
-        ) from error
-    return home
-
-
-def _import_module(name: SideName, role: str) -> ModuleType:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name.module)
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"{role} {name.shown!r}: importing {name.module} raised {in_one_line(error, 300)}"
-        ) from error
+            f"{role} {name.shown!r}: importing {module} raised {in_one_line(error.cause, 300)}"
+        ) from error.cause
 
 
 def resolve_inputs(given: str | Callable[[], Any] | None) -> Callable[[], Any] | None:

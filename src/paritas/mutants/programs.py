@@ -17,6 +17,9 @@ from paritas.core.execution.block_notes import describe_uncut, name_blocks
 from paritas.core.execution.block_runs import Recorder
 from paritas.core.execution.blocks import require_blocks
 from paritas.core.execution.cut_models import BETWEEN, Rest, Side
+from paritas.core.execution.blocks import find_blocks
+from paritas.core.execution.cotangents import draw_cotangent
+from paritas.core.execution.cut_models import Rest, Side
 from paritas.core.execution.observation import OUTPUT, RunConditions, RunOptions
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.running import running_subject
@@ -25,6 +28,8 @@ from paritas.core.execution.subjects import inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.results.items import Item, ItemKind, gradient, nth_output
 from paritas.core.results.wording import counted
+from paritas.core.results.items import Item, ItemKind, gradient, nth_output, output
+from paritas.core.results.wording import counted, enumerated
 from paritas.core.torch_private.dynamo import backends_of, original_of
 from paritas.core.torch_private.graphs import node_traits, trace_calls
 
@@ -129,9 +134,8 @@ class _Tracing:
     def program(self, seed: int) -> FlatProgram:
         given: list[Any] = [*self.parameters.values(), *self.buffers.values(), *self.tensors]
         given = [value.detach().clone() for value in given]
-        generator = torch.Generator().manual_seed(seed)
         cotangents = [
-            self._cotangent(path, out, generator) for path, out in self._outputs(given).items()
+            self._cotangent(path, out, seed) for path, out in self._outputs(given).items()
         ]
         if not self.gradients:
             cotangents = []
@@ -139,11 +143,10 @@ class _Tracing:
         backward = _split_off(module)
         return FlatProgram(module, (*given, *cotangents), tuple(self.results), backward)
 
-    def _cotangent(self, path: str, out: Tensor, generator: torch.Generator) -> Tensor:
+    def _cotangent(self, path: str, out: Tensor, seed: int) -> Tensor:
         if self.upstream is not None:
             return self.upstream[path].to(out.device, out.dtype)
-        drawn = torch.randn(out.shape, generator=generator, dtype=torch.float64)
-        return drawn.to(out.device, out.dtype)
+        return draw_cotangent(output(path), out, seed)
 
     def _outputs(self, given: list[Any]) -> dict[str, Tensor]:
         """The outputs to differentiate; turns gradients off if there are none."""

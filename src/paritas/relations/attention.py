@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core import transformers_library
 from paritas.core.errors import in_one_line
 from paritas.core.execution.saved_state import RandomState
-from paritas.core.execution.token_models import TokenModel, config_parts, has_cache, keeps_states
+from paritas.core.execution.token_models import TokenModel, config_parts, has_cache
 from paritas.core.execution.ways import (
     DoesNotApply,
     NotPromised,
@@ -52,23 +53,23 @@ _LONGEST_REASON = 160
 @contextlib.contextmanager
 def _implementation(model: Any, name: str) -> Iterator[Any]:
     """The model with another attention implementation."""
-    if not hasattr(model, "set_attn_implementation"):
+    if not transformers_library.can_switch_attention(model):
         yield _rebuilt(model, name)
         return
-    before = model.config._attn_implementation  # noqa: SLF001  (transformers has no other name)
-    model.set_attn_implementation(name)
+    before = transformers_library.attention_implementation(model.config)
+    transformers_library.set_attention(model, name)
     try:
         yield model
     finally:
-        model.set_attn_implementation(before)
+        transformers_library.set_attention(model, before)
 
 
 def _rebuilt(model: Any, name: str) -> Any:
-    """A model of the same weights; before transformers 4.54 it is chosen when a model is built."""
+    """A new model of the same weights."""
     state = RandomState.now()
     config = copy.deepcopy(model.config)
     try:
-        made = type(model)._from_config(config, attn_implementation=name)  # noqa: SLF001
+        made = transformers_library.build_with_attention(type(model), config, name)
     finally:
         state.restore()
     modules = dict(model.named_modules())
@@ -101,8 +102,8 @@ def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Wa
 
 
 def _own_implementation(tokens: TokenModel) -> str:
-    own = getattr(tokens.config, "_attn_implementation", None)
-    if own is None or not hasattr(original_of(tokens.model), "_from_config"):
+    own = transformers_library.attention_implementation(tokens.config)
+    if own is None or not transformers_library.is_pretrained_model(original_of(tokens.model)):
         raise DoesNotApply("not a model of transformers with attention implementations")
     return str(own)
 
@@ -111,7 +112,7 @@ def _refused(model: Any, name: str) -> str:
     """Why a model does not run with an implementation; empty if it does."""
     try:
         with _implementation(model, name) as other:
-            found = other.config._attn_implementation  # noqa: SLF001
+            found = transformers_library.attention_implementation(other.config)
     except (ValueError, ImportError) as error:  # transformers refuses by these
         return in_one_line(error, _LONGEST_REASON)
     return "" if found == name else f"{name} cannot be chosen for it: it stays at {found}"
@@ -258,7 +259,7 @@ def _keeps_a_state(model: Any, tokens: TokenModel) -> str:
     """What neither positions nor a mask separate in a model; empty if there is nothing."""
     if getattr(model, "_is_stateful", False):
         return "it has a state, which positions do not separate (_is_stateful)"
-    if has_cache(tokens) and keeps_states(tokens.first_cache()):
+    if has_cache(tokens) and transformers_library.keeps_states(tokens.first_cache()):
         return "layers of its cache have a state, which positions do not separate"
     for part in config_parts(tokens.config):
         kinds = {str(one) for one in getattr(part, "layer_types", None) or ()}
@@ -295,7 +296,7 @@ def _no_block_mask(model: Any, tokens: TokenModel) -> str:
     """
     if tokens.config is None or not tokens.mask:
         return "whether it takes a mask of four axes is not documented"
-    if getattr(tokens.config, "_attn_implementation", None) not in {EAGER, SDPA}:
+    if transformers_library.attention_implementation(tokens.config) not in {EAGER, SDPA}:
         return "a mask of four axes is for the implementations eager and sdpa"
     try:
         way = _packed(tokens, with_mask=True)

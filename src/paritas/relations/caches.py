@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import inspect
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core import transformers_library
 from paritas.core.errors import in_one_line
 from paritas.core.execution.token_models import (
     KEYS_AND_VALUES,
     TokenModel,
     spans,
     static_cache,
-    text_config,
 )
 from paritas.core.execution.ways import (
     DoesNotApply,
@@ -216,52 +213,22 @@ def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int, **more: An
 def static_caches_refused(tokens: TokenModel) -> DoesNotApply | NotPromised | None:
     """Why a static cache is not promised, or None."""
     model = original_of(tokens.model)
-    if not hasattr(model, "_from_config") or tokens.cache != KEYS_AND_VALUES:
+    if not transformers_library.is_pretrained_model(model) or tokens.cache != KEYS_AND_VALUES:
         return DoesNotApply("not a model of transformers with keys and values in its cache")
     if tokens.has_encoder:
         return DoesNotApply("a static cache for an encoder and a decoder has no documented form")
-    flags = ("_can_compile_fullgraph", "_supports_static_cache")
-    flag = next((name for name in flags if hasattr(model, name)), flags[0])
-    if not getattr(model, flag, False):
+    if flag := transformers_library.refuses_static_cache(model):
         return NotPromised(f"its class does not support static caches ({flag})")
     return None
 
 
 # How many of the last tokens a quantised cache keeps as they are.
-_KEPT = 3
-_PLAIN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-
-
-def _quantised_cache(tokens: TokenModel) -> Callable[[], Any] | None:
-    """What makes a quantised cache in which nothing is lost, or None if it is not supported.
-
-    What a quantiser loses is its own affair. When a layer quantises what, and in which order it
-    puts old and new tokens together, is the cache's: with a quantiser that keeps every value, the
-    cache must give what was put in.
-    """
-    library = sys.modules.get("transformers.cache_utils")
-    quantised = getattr(library, "QuantizedLayer", None)
-    own = tokens.first_cache()
-    layers = getattr(own, "layers", None)
-    if library is None or quantised is None or not isinstance(layers, list):
-        return None
-    if type(own).__module__ != library.__name__:  # a cache of its own, for which no other stands in
-        return None
-    if {type(one).__name__ for one in layers} - _PLAIN_LAYERS:
-        return None
-    keeps_all = {
-        "_quantize": lambda self, tensor, axis: tensor,  # noqa: ARG005  (as the library calls it)
-        "_dequantize": lambda self, tensor: tensor,  # noqa: ARG005
-    }
-    layer = type("LosslessLayer", (quantised,), keeps_all)
-    cache = library.Cache
-    return lambda: cache(layers=[layer(residual_length=_KEPT) for _ in layers])
+_UNQUANTISED = 3
 
 
 def _no_offloading(tokens: TokenModel) -> str:
     """Why layers cannot wait in the memory of the CPU; empty if they can."""
-    build = importlib.import_module("transformers").DynamicCache
-    if "offloading" not in inspect.signature(build).parameters:
+    if not transformers_library.has_offloading():
         return "an offloaded cache needs transformers 4.56 or newer"
     if tokens.ids(tokens.inputs).device.type == "cpu":
         return "an offloaded cache needs a model on an accelerator"
@@ -269,7 +236,8 @@ def _no_offloading(tokens: TokenModel) -> str:
 
 
 def _quantised_cases(tokens: TokenModel, half: int) -> Iterator[Case]:
-    make = _quantised_cache(tokens)
+    own_cache = tokens.first_cache()
+    make = transformers_library.lossless_quantised_cache(own_cache, _UNQUANTISED)
     if make is None:
         return
     yield plain_case(tokens, in_chunks(tokens, [half, 1], make), "quantised, nothing lost")
@@ -280,11 +248,9 @@ def _quantised_cases(tokens: TokenModel, half: int) -> Iterator[Case]:
 
 def _offloaded_cases(tokens: TokenModel, half: int, *, static: bool) -> Iterator[Case]:
     """Layers that wait in the memory of the CPU until they are needed."""
-    build = importlib.import_module("transformers").DynamicCache
-    config = text_config(tokens.config)
 
     def make() -> Any:
-        return build(config=config, offloading=True)
+        return transformers_library.offloaded_cache(tokens.config)
 
     yield plain_case(tokens, in_chunks(tokens, [half, 1], make), "offloaded")
     if tokens.size[0] > 1:
@@ -297,7 +263,8 @@ def _offloaded_cases(tokens: TokenModel, half: int, *, static: bool) -> Iterator
 def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     tokens.require_cache()
-    if not hasattr(original_of(tokens.model), "_from_config") or tokens.cache != KEYS_AND_VALUES:
+    is_pretrained = transformers_library.is_pretrained_model(original_of(tokens.model))
+    if not is_pretrained or tokens.cache != KEYS_AND_VALUES:
         raise DoesNotApply("not a model of transformers with keys and values in its cache")
     half = tokens.size[1] // 2
     refused = static_caches_refused(tokens)

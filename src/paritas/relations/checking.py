@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import re
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.evidence import Demand, Evidence, Notes, WideDefault, run_quietly
+from paritas.core.execution.module_hooks import ModuleHooks
 from paritas.core.execution.observation import RunConditions, RunOptions
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
-    from torch.utils.hooks import RemovableHandle
 
     from paritas.core.execution.observation import Observation
     from paritas.core.execution.subjects import Subject
@@ -592,7 +592,7 @@ class _Canvas:
     known: Tensor
 
 
-class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
+class ModuleLog(ModuleHooks):
     """Records the inputs and outputs of all modules, at their places in the whole.
 
     Attributes:
@@ -609,53 +609,36 @@ class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
             size: the batch and the number of tokens of the whole.
             like: the log of the plain way, which shows the axes of each value.
         """
+        super().__init__(dict(model.named_modules()))
         self.model = model
         self.axes: dict[Key, int] = {} if like is None else like.axes
         self._learns = like is None
         self.size = size
         self.values: dict[Key, _Canvas] = {}
-        self._handles: list[RemovableHandle] = []
         self._calls: dict[str, int] = {}
-        self._pending: dict[str, list[tuple[str, Tensor]]] = {}
 
-    def __enter__(self) -> Self:
-        """Add the hooks."""
-        for path, module in self.model.named_modules():
-            self._handles += [
-                module.register_forward_pre_hook(self._before(path), with_kwargs=True),
-                module.register_forward_hook(self._after(path)),
-            ]
-        return self
+    def enter_call(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Copy the inputs."""
+        if not name:
+            self._calls.clear()
+        inputs = [
+            (f"in {argument}/{nth}", leaf.detach().clone())
+            for argument, value in [*enumerate(args), *kwargs.items()]
+            for nth, leaf in enumerate(_floats(value))
+        ]
+        return inputs, args, kwargs
 
-    def __exit__(self, *_: object) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _before(self, path: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if not path:
-                self._calls.clear()
-            named = [*enumerate(args), *kwargs.items()]
-            self._pending[path] = [
-                (f"in {name}/{nth}", leaf.detach().clone())
-                for name, value in named
-                for nth, leaf in enumerate(_floats(value))
-            ]
-
-        return hook
-
-    def _after(self, path: str) -> Any:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            nth = self._calls.get(path, 0)
-            self._calls[path] = nth + 1
-            found = [*self._pending.pop(path, []), *enumerate(_floats(output))]
-            for name, leaf in found:
-                key = (path, nth, name if isinstance(name, str) else f"out {name}")
-                self._place(key, leaf.detach(), current_piece())
-
-        return hook
+    def leave_call(
+        self, name: str, entered: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Put the inputs and the outputs at their places."""
+        number = self._calls.get(name, 0)
+        self._calls[name] = number + 1
+        outputs = [(f"out {nth}", leaf) for nth, leaf in enumerate(_floats(result))]
+        for value_name, leaf in [*entered, *outputs]:
+            self._place((name, number, value_name), leaf.detach(), current_piece())
 
     def _place(self, key: Key, value: Tensor, piece: Piece) -> None:
         whole = torch.zeros(self.size, dtype=torch.int64)[piece.rows][:, piece.tokens]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import logging
 import queue
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core import transformers_library
 from paritas.core.errors import in_one_line
 from paritas.core.execution.subjects import Inputs
 from paritas.core.execution.token_models import (
@@ -19,7 +19,6 @@ from paritas.core.execution.token_models import (
     TokenModel,
     config_parts,
     has_cache,
-    own_static_kind,
     pad_token,
 )
 from paritas.core.execution.ways import DoesNotApply, NotPromised
@@ -195,19 +194,17 @@ class Generation:
     def _own_kind(self) -> str | None:
         """The kind of cache that the model generates with unless it is told otherwise."""
         found = getattr(original_of(self.tokens.model), "generation_config", None)
-        return getattr(found, _KIND, None) or own_static_kind(self.tokens.config) or None
-
-    @staticmethod
-    def has_setting(name: str) -> bool:
-        """Whether this release of transformers knows a setting."""
-        return hasattr(importlib.import_module("transformers").GenerationConfig(), name)
+        return (
+            getattr(found, _KIND, None)
+            or transformers_library.own_static_kind(self.tokens.config)
+            or None
+        )
 
     def _settings(self, **how: Any) -> Any:
-        library = importlib.import_module("transformers")
         start = self.start_token
         plain = {"num_beams": 1, "output_logits": True}
         beams = {"output_scores": True}
-        made = library.GenerationConfig(
+        made = transformers_library.generation_settings(
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
             pad_token_id=pad_token(self.tokens.config),
@@ -243,8 +240,7 @@ def generation_of(checked: CheckedModel) -> Generation:
     if not can():
         raise DoesNotApply("its class cannot generate")
     for name in ("generate", "_sample"):  # which greedy generation calls
-        own = getattr(type(model), name, None)
-        if own is not None and own.__module__ != "transformers.generation.utils":
+        if transformers_library.overrides_generation(model, name):
             raise NotPromised(f"its class has a {name}() of its own")
     tokens.require_causal()
     if tokens.value != "logits":
@@ -267,7 +263,11 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     pads_left = not tokens.has_encoder and tokens.mask and left_padding_is_promised(tokens)
     if pads_left:
         yield case("left padded", left=PADDING, use_cache=True)
-        if run.gets_cache and has_cache(tokens) and run.has_setting(_CHUNK):
+        if (
+            run.gets_cache
+            and has_cache(tokens)
+            and transformers_library.has_generation_setting(_CHUNK)
+        ):
             yield case("left padded, prompt in chunks", left=PADDING, use_cache=True, **{_CHUNK: 2})
     if pads_encoder(tokens):
         yield case("the encoder right padded", encoder=PADDING, use_cache=True)
@@ -275,7 +275,10 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
         yield Case(run.repeated, run.assisted(), "assisted by itself", run.inputs)
     if static_caches_refused(tokens):
         return
-    static = {"use_cache": True, _KIND: own_static_kind(tokens.config) or "static"}
+    static = {
+        "use_cache": True,
+        _KIND: transformers_library.own_static_kind(tokens.config) or "static",
+    }
     yield case("static cache", **static)
     if pads_left:
         yield case("static cache, left padded", left=PADDING, **static)
@@ -293,7 +296,6 @@ def _beam_cases(checked: CheckedModel) -> Iterator[Case]:
 # transformers runs the batch in a thread of its own. Its calls of the model are handed over to the
 # thread of the check: precision, watchers and gradient mode belong to a thread.
 
-_ENTRY = "continuous_batching_context_manager"
 _PAGE = 4  # tokens; the smallest that transformers takes, so that a prompt has more than one
 _PAGES = 64
 # Fewer tokens in a batch than two prompts have: one of them is run in chunks, beside a request that
@@ -382,7 +384,7 @@ def _served(model: Any, counter: _Counter) -> Iterator[Callable[..., Any]]:
 @contextlib.contextmanager
 def _as_before(model: Any) -> Iterator[None]:
     """Put back what the manager of the batch changes: modes, the implementation, logging."""
-    before = model.config._attn_implementation  # noqa: SLF001  (transformers has no other name)
+    before = transformers_library.attention_implementation(model.config)
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # a request that fails is logged, and raised here
     try:
@@ -390,8 +392,8 @@ def _as_before(model: Any) -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
-        if model.config._attn_implementation != before:  # noqa: SLF001
-            model.set_attn_implementation(before)
+        if transformers_library.attention_implementation(model.config) != before:
+            transformers_library.set_attention(model, before)
 
 
 @contextlib.contextmanager
@@ -475,14 +477,14 @@ class _Requests:
 
     def _batch(self, model: Any) -> Any:
         # Warming up would build the pages in this thread.
-        return getattr(model, _ENTRY)(**self._settings(), timeout=_STOP, warmup=False)
+        settings = {**self._settings(), "timeout": _STOP, "warmup": False}
+        return transformers_library.run_continuous_batch(model, **settings)
 
     def _settings(self) -> dict[str, Any]:
-        library = importlib.import_module("transformers")
-        settings = library.GenerationConfig(
+        settings = transformers_library.generation_settings(
             max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        batch = importlib.import_module("transformers.generation").ContinuousBatchingConfig(
+        batch = transformers_library.continuous_batch_settings(
             page_size=_PAGE,
             num_blocks=_PAGES,
             max_batch_tokens=_BATCH_TOKENS,
@@ -513,7 +515,7 @@ def _continuous_cases(checked: CheckedModel) -> Iterator[Case]:
     """Requests of different lengths in one running batch, against each alone."""
     run = generation_of(checked)
     tokens, model = run.tokens, original_of(run.tokens.model)
-    if not hasattr(model, _ENTRY):
+    if not transformers_library.has_continuous_batching(model):
         raise DoesNotApply("this release of transformers has no continuous batching, or another")
     if tokens.has_encoder or tokens.context:
         raise DoesNotApply("continuous batching is for models of text alone")

@@ -7,13 +7,13 @@ import copy
 import dataclasses
 import inspect
 import io
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from paritas.core import transformers_library
 from paritas.core.errors import in_one_line
 from paritas.core.execution.token_models import MATRIX, TokenModel, as_named, has_cache
 from paritas.core.execution.ways import DoesNotApply, NotPromised
@@ -114,7 +114,7 @@ class Lesson:
         whose `forward` has **kwargs, and then does not divide the loss itself.
         """
         parameters = inspect.signature(self.model.forward).parameters.values()
-        if any(one.__module__.startswith("transformers.") for one in type(self.model).__mro__):
+        if transformers_library.is_from_library(self.model):
             said = getattr(self.model, "accepts_loss_kwargs", None)
             takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
             return bool(said) if said is not None else takes_any
@@ -674,21 +674,10 @@ def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
     if hasattr(whole, "save_pretrained") and hasattr(whole, "from_pretrained"):
 
         def from_files(model: Any, inputs: Inputs) -> dict[str, Any]:
-            new = _saved_and_loaded(original_of(model))
+            new = transformers_library.save_and_load(original_of(model))
             return {**call(new, inputs), "tied weights": _ties(new)}
 
         yield Case(direct, from_files, "save_pretrained", inputs=inputs)
-
-
-def _saved_and_loaded(model: Any) -> Any:
-    """A model of transformers, saved as files (of safetensors) and loaded from them."""
-    own = getattr(model.config, "_attn_implementation", None)
-    how = {} if own is None else {"attn_implementation": own}
-    name = "dtype" if hasattr(model.config, "dtype") else "torch_dtype"
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        model.save_pretrained(folder)  # which shows its progress
-        made = type(model).from_pretrained(folder, **{name: model.dtype}, **how)
-    return made.to(model.device)
 
 
 def _mode_cases(checked: CheckedModel) -> Iterator[Case]:

@@ -174,7 +174,7 @@ def partition(
 def _run_partition(operator: str, options: PartitionOptions) -> CheckedOperator:
     with progress(forks=True) as tell:
         tell("importing torch")
-        from paritas.core.candidates.loading import look_here
+        from paritas.core.importing import look_here
         from paritas.core.placement.placement import device_of
         from paritas.sharding.operator_check import check, operator_call
         from paritas.sharding.operators.recipe_checks import check_confirm
@@ -356,7 +356,8 @@ def _run_verify_graph(
     quiet: bool,
     **asked: Any,
 ) -> GraphReport:
-    from paritas.core.candidates.loading import find_graph, find_inputs, look_here
+    from paritas.core.candidates.loading import find_graph, find_inputs
+    from paritas.core.importing import look_here
 
     look_here()  # for --import
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import usable_device
 from paritas.core.judging.failures import remember_failed
+from paritas.core.numerics.random_tensors import indices
 from paritas.core.placement.placement import Recipe, first_split, on_device
 from paritas.core.reporting.terminal import (
     STYLES,
@@ -30,6 +31,11 @@ from paritas.core.results.items import ItemKind
 from paritas.core.results.progress import Progress
 from paritas.sharding.operators.annotation import Annotation, Option
 from paritas.sharding.operators.configuration import PartitionConfig, TensorInfo, make_call
+from paritas.sharding.operators.configuration import (
+    TensorInfo,
+    VerifyConfig,
+    make_call,
+)
 from paritas.sharding.operators.library import annotation_of_call, is_registered
 from paritas.sharding.operators.recipe_checks import failed_split, labelled
 from paritas.sharding.operators.verify import CheckSettings, check_unsplit
@@ -149,13 +155,10 @@ def _parse_tensor(form: re.Match[str], text: str, parameter: str, seed: int) -> 
             f"{parameter} {text!r}: '<{below}' needs an integer dtype and a bound of 1 or more"
         )
 
-    def indices(shape: tuple[int, ...]) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(below, shape, generator=generator, dtype=named)
-        drawn.view(-1)[-1] = below - 1  # faults often affect only the largest index
-        return drawn
+    def draw(shape: tuple[int, ...]) -> torch.Tensor:
+        return indices(0, below)(shape, torch.Generator().manual_seed(seed)).to(named)
 
-    return TensorInfo("shape", shape, dtype=named, generator=indices)
+    return TensorInfo("shape", shape, dtype=named, generator=draw)
 
 
 # --- Which splits are checked, and the check of each ----------------------------------------------

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from paritas.core import transformers_library
 from paritas.core.candidates.loading import NAMED, CandidateOptions
 from paritas.core.errors import ParitasError, UsageError, in_one_line
 from paritas.core.results.findings import Verdict
@@ -241,7 +242,7 @@ def _environment(place: RunPlace) -> dict[str, str]:
     usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": place.cache}
     usual["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"  # see `_COLLECT_RARELY`
     # Set here because transformers reads them on import, perhaps before a target is built.
-    usual |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    usual |= transformers_library.OFFLINE
     set_here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(place.paths)}
     return {**usual, **os.environ, **set_here}
 
@@ -250,7 +251,7 @@ def _environment(place: RunPlace) -> dict[str, str]:
 def versions() -> dict[str, str]:
     """The installed versions of everything in a run, read without importing torch."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in ("torch", "paritas", "triton", "transformers", "timm", "torchvision"):
+    for name in ("torch", "paritas", "triton", transformers_library.LIBRARY, "timm", "torchvision"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
@@ -584,15 +585,7 @@ def _last_line(text: str) -> str:
 KERNELS = "kernels"
 # Modules that take long to import, for each kind of target.
 _LIBRARIES = {
-    "hf": (
-        "paritas.core.targets.hugging_face",
-        "transformers.generation.utils",
-        "transformers.modeling_layers",
-        "transformers.modeling_outputs",
-        "transformers.modeling_utils",
-        "transformers.models.auto.modeling_auto",
-        "transformers.processing_utils",
-    ),
+    "hf": ("paritas.core.targets.hugging_face", *transformers_library.SLOW_MODULES),
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
     KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),

@@ -579,7 +579,7 @@ class _OneCheck:
         return bool(changed)
 
     def _verdict(self, recorder: Recorder) -> Verdict:
-        cut = [name for name in recorder.blocks if name not in recorder.uncut]
+        cut = [name for name in recorder.modules if name not in recorder.uncut]
         self.out.notes += label_texts(self.notes)
         self.out.skipped += label_texts(self.skipped)
         notes = [*describe_cut(cut, recorder.uncut)]

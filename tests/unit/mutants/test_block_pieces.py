@@ -10,7 +10,7 @@ from torch import nn
 
 import paritas
 from paritas.core.errors import UsageError
-from paritas.core.execution.observation import cotangent
+from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.results.items import gradient, output
 from paritas.mutants import power as searching
 from paritas.mutants.programs import BETWEEN, ModelInPieces, trace_program
@@ -119,7 +119,7 @@ def test_a_block_has_the_gradients_that_it_has_inside_of_the_model():
         )
     found = dict(zip(program.results, program.module(*program.fresh_inputs()), strict=True))
     out = model(x)
-    out.backward(cotangent(output("output"), out, 5, out.dtype))
+    out.backward(draw_cotangent(output("output"), out, 5))
     for name, parameter in model.layers[1].named_parameters():
         torch.testing.assert_close(found[gradient(name)], parameter.grad)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import os
 import sys
 import traceback
@@ -15,10 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.importing import (
+    ImportFailedError,
+    MissingNameError,
+    import_module,
+    import_named,
+    look_here,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import ModuleType
 
     from torch import nn
 
@@ -67,21 +72,15 @@ def resolve(spec: str, parameter: str) -> Callable[..., Any]:
 def find(spec: str, parameter: str) -> Any:
     """Import any object, callable or not; otherwise like `resolve`."""
     check_form(spec, parameter)
-    module_name, _, name = spec.partition(":")
+    subject = f"{parameter} {spec!r}"
     look_here()
-    found: Any = _import(module_name, f"{parameter} {spec!r}")
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"{parameter} {spec!r}: {_describe_missing(found, part)}")
-        found = getattr(found, part)
-    return found
-
-
-def look_here() -> None:
-    """Make modules in the current directory importable, like `python -m` does."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    try:
+        return import_named(spec)
+    except ImportFailedError as error:
+        raise _describe_import(error, subject) from error.cause
+    except MissingNameError as error:
+        hint = _describe_missing(error.owner, error.missing)
+        raise UsageError(f"{subject}: {hint}") from None
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -93,11 +92,11 @@ def import_modules(names: Iterable[str]) -> None:
     look_here()
     for name in names:
         try:
-            importlib.import_module(name)
-        except Exception as error:
+            import_module(name)
+        except ImportFailedError as error:
             raise UsageError(
-                f"--setup {name!r} cannot be imported: {in_one_line(error)}"
-            ) from error
+                f"--setup {name!r} cannot be imported: {in_one_line(error.cause)}"
+            ) from error.cause
 
 
 def call(function: Callable[..., Any], spec: str, parameter: str, *args: Any) -> Any:
@@ -131,16 +130,15 @@ def model_and_inputs(result: Any, spec: str, *, model_alone: bool) -> tuple[Any,
     return model, inputs
 
 
-def _import(name: str, subject: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and (name == missing or name.startswith(f"{missing}.")):
-            raise UsageError(
-                f"{subject}: no module {missing!r} in the current directory or the environment"
-            ) from None
-        raise UsageError(f"{subject}: importing {name} raised {_describe_error(error)}") from error
+def _describe_import(error: ImportFailedError, subject: str) -> UsageError:
+    """The message for a module that is missing, or raises."""
+    name, cause = error.module, error.cause
+    missing = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else None
+    if missing is not None and (name == missing or name.startswith(f"{missing}.")):
+        return UsageError(
+            f"{subject}: no module {missing!r} in the current directory or the environment"
+        )
+    return UsageError(f"{subject}: importing {name} raised {_describe_error(cause)}")
 
 
 def _describe_missing(owner: Any, name: str) -> str:

@@ -17,7 +17,6 @@ import torch
 from paritas.core.candidates.loading import (
     call,
     is_named,
-    look_here,
     make,
     model_and_inputs,
     resolve,
@@ -32,6 +31,7 @@ from paritas.core.execution.subjects import (
     input_sets,
     usable_device,
 )
+from paritas.core.importing import look_here
 from paritas.core.numerics.contents import leaves, map_leaves
 from paritas.core.precision.widening import lift_captured
 from paritas.core.targets import build_target, is_target

@@ -27,6 +27,7 @@ from paritas.core.compiled.guarded_calls import (
     locate_safely,
     with_places,
 )
+from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.execution.differences import all_equal
 from paritas.core.execution.evidence import Evidence
 from paritas.core.execution.graph_runs import (
@@ -43,7 +44,7 @@ from paritas.core.execution.threads import ThreadTimes
 from paritas.core.judging.failures import MOST_EXPLAINED, GraphCode, is_wrong_output, without_kind
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.findings import Aspect, Status
-from paritas.core.results.items import Item, input_of
+from paritas.core.results.items import Item, input_of, nth_output
 from paritas.core.torch_private.eager_graphs import with_tolerant_equality
 from paritas.core.torch_private.graphs import (
     copy_graph,
@@ -765,7 +766,11 @@ class CompiledPart:
 def _differentiate(values: Sequence[Any]) -> None:
     recorded = [one for one in values if isinstance(one, torch.Tensor) and one.requires_grad]
     if recorded:
-        torch.autograd.backward(recorded, [torch.randn_like(one) for one in recorded])
+        upstream = [
+            draw_cotangent(nth_output(number), value, seed=0)
+            for number, value in enumerate(recorded)
+        ]
+        torch.autograd.backward(recorded, upstream)
 
 
 def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candidate: Any) -> None:

@@ -369,13 +369,16 @@ def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
     if not bad:
         return []
     worst = max(bad, key=lambda finding: finding.status.gravity)
-    where = node_origin(node)
-    reason = (
-        f"starts here: {where.operator} gives a wrong result for correct inputs; {worst.reason}"
+    return [blame_operator(worst, node_origin(node))]
+
+
+def blame_operator(finding: Finding, origin: Origin) -> Finding:
+    """The finding about a value, said of the operator that computes it from right values."""
+    what = f"{origin.operator} gives a wrong result for correct inputs"
+    reason = f"starts here: {what}; {finding.reason}"
+    return msgspec.structs.replace(
+        finding, reason=reason, source=origin.source or None, origin=origin
     )
-    return [
-        msgspec.structs.replace(worst, reason=reason, source=where.source or None, origin=where)
-    ]
 
 
 class _NodeCall:

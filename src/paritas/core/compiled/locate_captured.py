@@ -23,7 +23,12 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from paritas.core.compiled.locate import clear_findings, first_clear_finding, origin_item
+from paritas.core.compiled.locate import (
+    blame_operator,
+    clear_findings,
+    first_clear_finding,
+    origin_item,
+)
 from paritas.core.errors import in_one_line
 from paritas.core.execution.evidence import Evidence
 from paritas.core.execution.item_evidence import ItemEvidence
@@ -430,14 +435,7 @@ class _Search:
         if not fitting:
             return []
         worst = max(fitting, key=lambda one: one.finding.status.gravity)
-        origin = self._origin(node)
-        reason = (
-            f"starts here: {origin.operator} gives a wrong result for correct inputs; "
-            f"{worst.finding.reason}"
-        )
-        located = msgspec.structs.replace(
-            worst.finding, reason=reason, source=origin.source or None, origin=origin
-        )
+        located = blame_operator(worst.finding, self._origin(node))
         return [dataclasses.replace(worst, finding=located)]
 
     def _item(self, name: str) -> Item:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from paritas.core.execution.module_hooks import ModuleHooks
 from paritas.core.execution.observation import INPUT, OUTPUT, Observation
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.execution.subjects import Inputs
@@ -140,48 +141,29 @@ class BlockCall:
         return Inputs(tuple(bring_back(self.args)), bring_back(self.kwargs))
 
 
-class BlockHooks:
-    """Hooks around the calls of blocks, for one run of the model."""
+# What is remembered about a block that another one calls.
+_INSIDE = object()
 
-    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
-        self.blocks = blocks
-        self._handles: list[Any] = []
-        self._open: list[Any] = []
 
-    def __enter__(self) -> Self:
-        for name, block in self.blocks.items():
-            # The caller's own hooks belong to the block: they run inside of ours.
-            self._handles += [
-                block.register_forward_pre_hook(
-                    self._named(self._before, name), with_kwargs=True, prepend=True
-                ),
-                block.register_forward_hook(self._named(self._after, name), with_kwargs=True),
-            ]
-        return self
+class BlockHooks(ModuleHooks):
+    """Hooks around the calls of blocks, for one run of the model.
 
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._open.clear()
+    A block that another one calls is a part of that one: nothing happens around its call.
+    """
 
-    @staticmethod
-    def _named(hook: Callable[..., Any], name: str) -> Callable[..., Any]:
-        return lambda block, *given: hook(name, block, *given)
+    def enter_call(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """Enter an outermost block."""
+        if self.open_calls():
+            return _INSIDE, args, kwargs
+        return self.enter_block(name, module, args, kwargs)
 
-    def _before(
-        self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def leave_call(
+        self, name: str, entered: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
-        # A block that another one calls is a part of that one.
-        opened = None if self._open else self.enter_block(name, block, args, kwargs)
-        self._open.append(opened)
-        return None if opened is None else opened[1:]
-
-    def _after(
-        self, name: str, block: nn.Module, args: Any, kwargs: dict[str, Any], result: Any
-    ) -> Any:
-        opened = self._open.pop() if self._open else None
-        return None if opened is None else self.leave_block(name, opened[0], args, kwargs, result)
+        """Leave an outermost block."""
+        return None if entered is _INSIDE else self.leave_block(name, entered, args, kwargs, result)
 
     def enter_block(
         self, name: str, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

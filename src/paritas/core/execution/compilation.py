@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.importing import import_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,9 +56,8 @@ class Candidate:
         """The name of the backend, or the function that `module:function` names."""
         if ":" not in self.backend:
             return self.backend
-        module, _, name = self.backend.partition(":")
         try:
-            return operator.attrgetter(name)(importlib.import_module(module))
+            return import_named(self.backend)
         except (ImportError, AttributeError) as error:
             raise UsageError(
                 f"the backend {self.backend!r} cannot be imported ({error}); give module:function "

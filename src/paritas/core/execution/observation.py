@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from paritas.core.execution.cotangents import draw_on_host
 from paritas.core.execution.isolation import (
     detached_copy,
     frozen_leaf,
@@ -302,28 +303,10 @@ class RunConditions:
         precision = self.precisions.setdefault(item, output.dtype)
         known = self.drawn.get(item)
         if known is None or known.shape != output.shape:
-            known = _draw_cotangent(item, output, self.seed, precision)
+            known = draw_on_host(item, output, self.seed, precision)
             if not output.is_cpu:
                 self.drawn[item] = known
         return known.to(output.device).to(output.dtype)
-
-
-def cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
-    """A random upstream gradient: the same numbers for both sides and in every run.
-
-    They are representable in the reference's own dtype, so they are exact in every run and their
-    sums round as in any program.
-    """
-    drawn = _draw_cotangent(item, output, seed, precision)
-    return drawn.to(output.device).to(output.dtype)
-
-
-def _draw_cotangent(item: Item, output: Tensor, seed: int, precision: torch.dtype) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(seed + _stable_hash(item.text))
-    shape = (*output.shape, 2) if output.is_complex() else tuple(output.shape)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-    drawn = drawn.to(precision.to_real() if precision.is_complex else precision)
-    return torch.view_as_complex(drawn.double()) if output.is_complex() else drawn
 
 
 def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -418,7 +401,3 @@ def keep_gradient(gradient: Any) -> Any:
 
 # Mutable leaves that are not tensors and do not become tensors.
 _WRITABLE = (bytearray, array.array, np.ndarray)
-
-
-def _stable_hash(text: str) -> int:
-    return sum((position + 1) * ord(letter) for position, letter in enumerate(text)) % 1_000_003

@@ -7,7 +7,6 @@ those of transformers; a model of your own that uses them is checked in the same
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import re
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core import transformers_library
 from paritas.core.errors import in_one_line
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import Inputs
@@ -332,14 +332,15 @@ class TokenModel:
         if "use_cache" not in self.takes:
             return None
         original = original_of(self.model)
-        if own_static_kind(self.config) and getattr(original, "_supports_static_cache", False):
+        has_static_kind = bool(transformers_library.own_static_kind(self.config))
+        if has_static_kind and getattr(original, "_supports_static_cache", False):
             # The model's own would have no room for more tokens than those of the first call.
             return lambda: static_cache(self, self.model, 2 * self.size[1])
         ids = self.ids(self.inputs)[:, :1]
         found = self.cache_of(self._try(self.context, ids, use_cache=True))
-        known = getattr(sys.modules.get("transformers"), "DynamicCache", None)
-        if isinstance(found, tuple) and known is not None and not self.has_encoder:
-            return known if getattr(original, "_supports_cache_class", False) else None
+        growing = transformers_library.loaded_dynamic_cache()
+        if isinstance(found, tuple) and growing is not None and not self.has_encoder:
+            return growing if getattr(original, "_supports_cache_class", False) else None
         prepare = getattr(original, "prepare_inputs_for_generation", None)
         if found is not None or prepare is None or self.has_encoder:
             return None
@@ -565,13 +566,6 @@ def has_cache(tokens: TokenModel) -> bool:
     return True
 
 
-def keeps_states(cache: Any) -> bool:
-    """Whether a layer of a cache of transformers 5 keeps a state of a convolution or recurrence."""
-    layers = getattr(cache, "layers", None)
-    names = ("conv_states", "recurrent_states")
-    return isinstance(layers, list) and any(hasattr(one, n) for one in layers for n in names)
-
-
 def pad_token(config: Any) -> int:
     """The token for padding; 0 if the configuration has none."""
     for part in config_parts(config):
@@ -581,36 +575,7 @@ def pad_token(config: Any) -> int:
     return 0
 
 
-# --- Static caches --------------------------------------------------------------------------------
-
-# What the static cache of a model with sliding layers was called before transformers 4.56.
-_STATIC_KINDS = {"hybrid": "HybridCache", "hybrid_chunked": "HybridChunkedCache"}
-_CHUNKED = "attention_chunk_size"
-
-
-def own_static_kind(config: Any) -> str:
-    """The kind of static cache that a configuration asks for; empty if it asks for none."""
-    kind = getattr(text_config(config), "cache_implementation", None)
-    return kind if kind in _STATIC_KINDS else ""
-
-
 def static_cache(tokens: TokenModel, model: Any, length: int, **how: Any) -> Any:
-    """A static cache; before transformers 4.56 it also needs the size and dtype of its values."""
-    library = importlib.import_module("transformers.cache_utils")
-    config = text_config(tokens.config)
-    kind = own_static_kind(config)
-    kind = "hybrid_chunked" if kind and getattr(config, _CHUNKED, None) else kind
-    build = getattr(library, _STATIC_KINDS.get(kind, "StaticCache"))
-    takes = inspect.signature(build).parameters
+    """A static cache for the rows of the inputs, of this many tokens each."""
     weight = next(one for one in original_of(model).parameters() if one.is_floating_point())
-    rows = "max_batch_size" if "max_batch_size" in takes else "batch_size"
-    more = {rows: tokens.size[0], "device": weight.device, "dtype": weight.dtype}
-    given = {name: value for name, value in more.items() if name in takes}
-    return build(config=config, max_cache_len=length, **given, **how)
-
-
-def text_config(config: Any) -> Any:
-    """The part of a configuration that describes the decoder of text."""
-    if hasattr(config, "get_text_config"):
-        return config.get_text_config(decoder=True)
-    return getattr(config, "text_config", config)
+    return transformers_library.static_cache(tokens.config, weight, (tokens.size[0], length), **how)

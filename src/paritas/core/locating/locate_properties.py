@@ -76,7 +76,7 @@ def _shapes(operation: Operation, trace: Trace) -> list[tuple[int, ...]]:
 def _find_dtype(parting: Parting) -> Spot | None:
     """The first operator before a result that gives an equal value in another dtype."""
     members = _members(parting)
-    before = _operators_before(parting.mine.trace, parting.ends[1])
+    before = parting.mine.trace.operations_behind(parting.ends[1])
     for operation in parting.mine.trace.operations:
         if operation.index not in before:
             continue
@@ -125,14 +125,3 @@ def _members(parting: Parting) -> dict[int | None, list[TracedValue]]:
     for value, number in zip(parting.theirs.trace.values, parting.known.classes, strict=True):
         members.setdefault(number, []).append(value)
     return members
-
-
-def _operators_before(trace: Trace, ends: Collection[int]) -> set[int]:
-    found: set[int] = set()
-    todo = list(ends)
-    while todo:
-        for maker in trace.values[todo.pop()].makers:
-            if maker not in found:
-                found.add(maker)
-                todo += trace.operations[maker].inputs
-    return found

@@ -589,13 +589,7 @@ def _ways_back(parting: Parting, value: int, number: int) -> Iterator[Operation]
 
 def _operators_between(trace: Trace, first: Operation, value: int) -> list[Operation]:
     """An operator, and those after it that lead from its result to a value."""
-    needed = {first.index}
-    todo = [value]
-    while todo:
-        for maker in trace.values[todo.pop()].makers:
-            if maker >= first.index and maker not in needed:
-                needed.add(maker)
-                todo += trace.operations[maker].inputs
+    needed = {first.index} | trace.operations_behind([value], since=first.index)
     return [trace.operations[index] for index in sorted(needed)]
 
 

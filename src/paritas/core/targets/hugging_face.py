@@ -8,7 +8,6 @@ import difflib
 import inspect
 import itertools
 import linecache
-import logging
 import re
 import time
 import traceback
@@ -19,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from paritas.core import transformers_library
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.subjects import Inputs
 from paritas.core.targets import configurations, parse_target, turn_off_chance
 from paritas.core.targets.configurations import parts_of
 from paritas.core.targets.drawing import Drawing
-from paritas.core.targets.hugging_face_classes import import_transformers, model_class
+from paritas.core.targets.hugging_face_classes import model_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -305,9 +305,9 @@ def build_model(
         UsageError: transformers is missing, there is no such class or setting, or the class cannot
             be built small; the message says why and what to pass instead.
     """
-    library = import_transformers()
+    library = transformers_library.import_transformers()
     _, name, asked = parse_target(factory)
-    cls = model_class(library, name.removeprefix("transformers."), factory)
+    cls = model_class(library, name.removeprefix(f"{transformers_library.LIBRARY}."), factory)
     usual = _usual_config(library, cls, factory)
     _check_settings(type(usual), usual, asked, factory)
     if _is_decoder_by_name(cls, usual) and "is_decoder" not in asked:
@@ -480,7 +480,7 @@ class _Search:
     def without_cache(self, built: _Built, usual: Any) -> _Built:
         """The model without a cache, if only that lets gradients flow."""
         model, inputs = built
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), transformers_library.without_log():
             warnings.simplefilter("ignore")
             if inputs is None or self.asked or _backward_error(model, inputs) is None:
                 return built
@@ -492,7 +492,7 @@ class _Search:
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
         """Return the model and its inputs, or the failure."""
-        with warnings.catch_warnings(), _quiet():
+        with warnings.catch_warnings(), transformers_library.without_log():
             warnings.simplefilter("ignore")
             for _ in range(_MOST_REPAIRS):
                 self.attempts += 1
@@ -720,15 +720,3 @@ def _tensors(found: Any) -> Iterator[torch.Tensor]:
     elif isinstance(found, list | tuple):
         for one in found:
             yield from _tensors(one)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what transformers logs about attempts."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

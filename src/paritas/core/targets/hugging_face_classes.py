@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import itertools
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +14,6 @@ from paritas.core.errors import UsageError, in_one_line
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-
-def import_transformers() -> ModuleType:
-    """Import transformers, offline."""
-    # Set before the import, which reads them: nothing here uses the network.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
-    try:
-        return importlib.import_module("transformers")
-    except ImportError as error:
-        raise UsageError(
-            f"models named hf:... need transformers, which cannot be imported ({error}): "
-            "pip install 'paritas[transformers]'"
-        ) from error
 
 
 def model_class(library: ModuleType, name: str, factory: str) -> Any:

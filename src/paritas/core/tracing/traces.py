@@ -51,7 +51,7 @@ from paritas.core.tracing.source_lines import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from types import CodeType, FrameType, FunctionType
 
     from torch import Tensor
@@ -188,6 +188,17 @@ class Trace:
     def inputs_of(self, operation: Operation) -> Iterator[TracedValue]:
         """The values that an operator read."""
         return (self.values[index] for index in operation.inputs)
+
+    def operations_behind(self, values: Iterable[int], since: int = 0) -> set[int]:
+        """The operators that lead to some values; `since` is the first that counts."""
+        behind: set[int] = set()
+        todo = list(values)
+        while todo:
+            for maker in self.values[todo.pop()].makers:
+                if maker >= since and maker not in behind:
+                    behind.add(maker)
+                    todo += self.operations[maker].inputs
+        return behind
 
     def last_like(self, figures: Figures, tolerance: float) -> TracedValue | None:
         """The last value of a shape with these figures, among those that an operator gave."""

@@ -13,8 +13,8 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.random_tensors import indices, normal
 from paritas.core.results.graph_reports import CallSite
-from paritas.sharding.operators import configuration as domains
 from paritas.sharding.operators.configuration import (
     TensorInfo,
     WantedCall,
@@ -24,6 +24,7 @@ from paritas.sharding.operators.configuration import (
     make_value,
 )
 from paritas.sharding.operators.library.registry import registration
+from paritas.sharding.operators.nnscaler_functions import SUBSCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -202,8 +203,6 @@ class GraphSettings:
 # A graph knows shapes and dtypes. The operator's name says which values suit it: table indices, a
 # positive variance, a mask.
 
-# The arguments of `x[a, b]` are x, a, b.
-_SUBSCRIPT = "nnscaler.runtime.function.fullslice"
 _INDEXED_BY_LIST = {"aten.index", "aten.index_put", "torch.index_put", "torch.Tensor.index_put"}
 
 
@@ -306,12 +305,12 @@ def _draw_tensor(
 ) -> torch.Tensor:
     """Draw one tensor that meets the strictest of its uses."""
     domain_at = [(use, domain_of(wanted, use[0])) for use in uses]
-    demanding = [use for use, domain in domain_at if domain is not domains.normal]
+    demanding = [use for use, domain in domain_at if domain is not normal]
     indexing = [use for use in uses if use[1] in sizes and not use[2].dtype.is_floating_point]
     place, path, value = (indexing or demanding or uses)[0]
     generator = generator_for(seed, path)
     if indexing and value.dtype != torch.bool:
-        return domains.indices(0, sizes[path])(value.shape, generator).to(value.dtype)
+        return indices(0, sizes[path])(value.shape, generator).to(value.dtype)
     info = TensorInfo("shape", value.shape, value.dtype, generator=generator)
     return make_value(wanted, place, info, seed)  # type: ignore[no-any-return]
 
@@ -356,7 +355,7 @@ def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
     """The length of the dimension that each index tensor picks from, by tensor path."""
     if not args or not isinstance(args[0], TensorValue):
         return {}
-    if name == _SUBSCRIPT:
+    if name == SUBSCRIPT:
         items = [(str(at), item) for at, item in enumerate(args) if at]
     elif name in _INDEXED_BY_LIST and len(args) > 1 and isinstance(args[1], (list, tuple)):
         # In such a list, None is a dimension taken whole, not a new one.

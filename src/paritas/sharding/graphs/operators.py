@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 import operator
 import sys
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.importing import ImportFailedError, import_module
 from paritas.core.numerics.contents import leaves
 from paritas.core.placement.placement import OperatorCall
 from paritas.core.torch_private.global_state import quietly
@@ -55,12 +55,6 @@ _HOMES: dict[str, Any] = {
     "torch.linalg": torch.linalg,
     "torch.fft": torch.fft,
 }
-_NNSCALER = (
-    "nnscaler.runtime.function.function.",
-    "nnscaler.runtime.function.",
-    "nnscaler.graph.function.wrapnn.",
-)
-_SUBSCRIPT = "nnscaler.runtime.function.fullslice"
 # Allowed operators that draw random numbers: they change only torch's generator, which a check
 # restores.
 _DRAWING = frozenset(
@@ -166,7 +160,7 @@ class GraphSubject:
         """Recorded values in the order of these arguments."""
         if self.function is not nnscaler_functions.fullslice or len(values.args) == len(self.args):
             return values
-        return CallValues(_spread_index(values.args), values.kwargs)
+        return CallValues(nnscaler_functions.as_fullslice(values.args), values.kwargs)
 
     def meta_call(self) -> OperatorCall:
         """The call on meta tensors."""
@@ -174,18 +168,13 @@ class GraphSubject:
         return OperatorCall(self.function, given.args, dict(given.kwargs), name=self.name)
 
 
-def _spread_index(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`x, (a, b)` as `x, a, b`."""
-    inside = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return args[0], *inside
-
-
 def subject_of(call: GraphCall, imports: Sequence[str] = ()) -> GraphSubject:
     """What runs for a call; the `UsageError` for anything else says why not."""
     function = function_of(call, imports)
     name = _library_name(call.operator, function)
     if function in {operator.getitem, torch.Tensor.__getitem__}:
-        return GraphSubject(_SUBSCRIPT, nnscaler_functions.fullslice, _spread_index(call.args), {})
+        args = nnscaler_functions.as_fullslice(call.args)
+        return GraphSubject(nnscaler_functions.SUBSCRIPT, nnscaler_functions.fullslice, args, {})
     function = _SAME_MEANING.get(name_of(call.operator), function)
     # A stack depth for warnings, which only some variants of softmax accept.
     kwargs = {key: value for key, value in call.kwargs.items() if key != "_stacklevel"}
@@ -226,11 +215,12 @@ def import_modules(names: Sequence[str]) -> list[ModuleType]:
     modules: list[ModuleType] = []
     for name in names:
         try:
-            modules.append(importlib.import_module(name))
-        except Exception as error:
+            modules.append(import_module(name))
+        except ImportFailedError as error:
+            cause = error.cause
             raise UsageError(
-                f"--import {name}: importing it raised {type(error).__name__}: {error}"
-            ) from error
+                f"--import {name}: importing it raised {type(cause).__name__}: {cause}"
+            ) from cause
     return modules
 
 
@@ -273,10 +263,9 @@ def _by_name(name: str) -> Callable[..., Any] | None:
     """A function whose name says it is harmless; None for any other."""
     if name.startswith(("aten.", "prims.")):
         return _find_aten(name)
-    for start in _NNSCALER:
-        rest = name.removeprefix(start)
-        if rest != name and rest in nnscaler_functions.__all__:
-            return getattr(nnscaler_functions, rest)  # type: ignore[no-any-return]
+    nnscaler_function = nnscaler_functions.our_function(name)
+    if nnscaler_function is not None:
+        return nnscaler_function
     home, _, last = name.rpartition(".")
     if home in {"operator", "_operator"} and last in _PYTHON:
         return getattr(operator, last)  # type: ignore[no-any-return]
@@ -325,11 +314,7 @@ def _is_of_aten(name: str) -> bool:
 
 def _library_name(written: str, function: Callable[..., Any]) -> str:
     """The spelling for which the library has a rule; otherwise the graph's own."""
-    own = name_of(written)
-    for start in _NNSCALER:
-        if own.startswith(start):
-            own = own.replace(_NNSCALER[0], _NNSCALER[1])
-            break
+    own = nnscaler_functions.name_in_library(name_of(written))
     home, _, last = own.rpartition(".")
     spellings = [own, name_of(function), _ALIASES.get(own, "")]
     if home in {"operator", "_operator"}:

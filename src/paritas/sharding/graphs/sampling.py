@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.errors import ParitasError, UsageError, first_line
+from paritas.core.numerics.random_tensors import between, normal
 from paritas.core.results.wording import enumerated
 from paritas.formats.dumps.opening import open_dump
 from paritas.formats.dumps.survey import RecordedCall, RecordedCalls
@@ -363,5 +364,5 @@ def draw_parameter(value: TensorValue, seed: int) -> torch.Tensor:
         return torch.zeros(value.shape, dtype=value.dtype)
     if len(value.shape) > 1:
         scale = 1 / math.sqrt(max(1, math.prod(value.shape[1:])))
-        return (torch.randn(value.shape, generator=generator) * scale).to(value.dtype)
-    return (0.5 + torch.rand(value.shape, generator=generator)).to(value.dtype)
+        return (normal(value.shape, generator) * scale).to(value.dtype)
+    return between(0.5, 1.5)(value.shape, generator).to(value.dtype)

@@ -12,8 +12,26 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.random_tensors import (
+    Domain,
+    away_from_zero,
+    between,
+    conditioned,
+    constant,
+    distribution,
+    indices,
+    log_distribution,
+    mask,
+    normal,
+    permutations,
+    positive_definite,
+    signs,
+    sorted_values,
+    whole_numbers,
+)
 from paritas.core.placement.placement import OperatorCall, Place
 from paritas.sharding.operators.annotation import Option
+from paritas.sharding.operators.nnscaler_functions import NAMESPACE, RUNTIME
 
 # --- The configuration ----------------------------------------------------------------------------
 
@@ -175,135 +193,6 @@ def _is_integer(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-# --- Random tensors for operators: indices, masks, probabilities and so on ------------------------
-
-# Each function takes a shape and a generator. Numbers are drawn in float64, so a dtype changes only
-# their rounding; huge tensors are drawn in float32.
-
-Shape = tuple[int, ...]
-Domain = Callable[[Shape, torch.Generator], torch.Tensor]
-
-# Above this number of elements, float64 costs too much.
-_HUGE = 1 << 22
-
-
-def _dtype(shape: Shape) -> torch.dtype:
-    return torch.float64 if math.prod(shape) <= _HUGE else torch.float32
-
-
-def normal(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Normally distributed numbers, which most operators accept."""
-    return torch.randn(shape, generator=generator, dtype=_dtype(shape))
-
-
-def between(low: float, high: float) -> Domain:
-    """Numbers in an open interval, such as probabilities or arguments of an arc sine."""
-
-    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-        unit = torch.rand(shape, generator=generator, dtype=_dtype(shape))
-        # Leave out 1 % at each end, where operators have their poles.
-        return low + (high - low) * (0.01 + 0.98 * unit)
-
-    return draw
-
-
-def away_from_zero(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Numbers of both signs for denominators."""
-    return between(0.5, 2.0)(shape, generator) * signs(shape, generator)
-
-
-def signs(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """+1 and -1, the targets of margin losses."""
-    return mask(shape, generator).to(_dtype(shape)) * 2 - 1
-
-
-def mask(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """True and False with equal probability."""
-    return torch.rand(shape, generator=generator) < 0.5  # noqa: PLR2004
-
-
-def distribution(shape: Shape, generator: torch.Generator, dim: int = -1) -> torch.Tensor:
-    """Probabilities that sum to 1 along a dimension."""
-    return torch.softmax(normal(shape, generator), dim if shape else 0)
-
-
-def log_distribution(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Logarithms of probabilities that sum to 1."""
-    return torch.log_softmax(normal(shape, generator), -1 if shape else 0)
-
-
-def whole_numbers(low: int, high: int) -> Domain:
-    """Integers from `low` to `high - 1`."""
-
-    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    return draw
-
-
-def constant(value: int) -> Domain:
-    """The same number everywhere, for a counter."""
-    return lambda shape, _: torch.full(shape, value)
-
-
-def indices(low: int, high: int) -> Domain:
-    """Indices from `low` to `high - 1` that always include the ends and the middle.
-
-    An off-by-one error in the start or end of a rank's part shows only there, and random indices
-    into many rows may miss all of these.
-    """
-
-    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-        drawn = torch.randint(low, max(high, low + 1), shape, generator=generator)
-        middle = (low + high) // 2
-        wanted = [high - 1, low, middle, middle - 1]
-        required = list(dict.fromkeys(n for n in wanted if low <= n < high))
-        flat = drawn.reshape(-1)
-        count = min(len(required), flat.numel())
-        places = torch.randperm(flat.numel(), generator=generator)[:count]
-        flat[places] = torch.tensor(required[:count], dtype=flat.dtype)
-        return flat.reshape(shape)
-
-    return draw
-
-
-def permutations(size: int, dim: int) -> Domain:
-    """Indices below `size`, all different along a dimension.
-
-    Operators do not define the result if an element is written twice.
-    """
-
-    def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-        if not shape:
-            return torch.randint(0, max(size, 1), shape, generator=generator)
-        lanes = list(shape)
-        lanes[dim] = size
-        keys = torch.rand(lanes, generator=generator)
-        return keys.argsort(dim).narrow(dim, 0, min(shape[dim], size)).contiguous()
-
-    return draw
-
-
-def sorted_values(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Ascending numbers, for the boundaries of bins."""
-    values = normal(shape, generator)
-    return values.sort(-1).values if shape else values
-
-
-def conditioned(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Well-conditioned square matrices."""
-    values = normal(shape, generator)
-    size = shape[-1]
-    return values / math.sqrt(size) + 3 * torch.eye(shape[-2], size, dtype=values.dtype)
-
-
-def positive_definite(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """Symmetric matrices with eigenvalues well above zero."""
-    values = normal(shape, generator)
-    product = values @ values.mT / shape[-1]
-    return product + torch.eye(shape[-1], dtype=values.dtype)
-
-
 # --- The values that an operator needs, by the names of operator and parameter --------------------
 
 # Ids of an embedding are indices into its table, a mask is bool, a variance is positive. Arguments
@@ -360,7 +249,7 @@ def _always(domain: Domain) -> Rule:
 
 def _row_ids(asked: WantedCall) -> Domain:
     """Ids for an embedding, which may hold only a part of the vocabulary."""
-    of_nnscaler = asked.name.startswith("nnscaler.")  # torch's fourth argument is another
+    of_nnscaler = asked.name.startswith(NAMESPACE)  # torch's fourth argument is another
     start = asked.value(3, "start", 0) if of_nnscaler else 0
     return indices(start, start + asked.size(1, "weight", 0))
 
@@ -515,7 +404,7 @@ _TABLE: list[tuple[str, _Arguments]] = [
 _RULES = {name: arguments for names, arguments in _TABLE for name in names.split()}
 # Operators whose short name is ambiguous.
 _FULL_NAMES: dict[str, _Arguments] = {
-    "nnscaler.runtime.function.index_select": {(1, "index"): _indices_along(2)},
+    f"{RUNTIME}index_select": {(1, "index"): _indices_along(2)},
     "torch.batch_norm": {(4, "running_var"): _POSITIVE},
     "torch.instance_norm": {(4, "running_var"): _POSITIVE},
     "torch.embedding": {(1, "indices"): _table_rows},

@@ -13,11 +13,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from paritas.core.errors import UsageError
+from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.gates import agree
 from paritas.core.placement.assembly import join
 from paritas.core.placement.placement import Group, Place, Range, Recipe
-from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
+from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, nth_output
 from paritas.core.torch_private.global_state import quietly
 from paritas.sharding.operators.grammar import (
     AnnotationSignature,
@@ -266,7 +267,6 @@ class GradientTrials:
     def __init__(self, bench: Bench, without: Collection[Place]) -> None:
         self._bench = bench
         self._without = frozenset(without)
-        self._generator = torch.Generator().manual_seed(SEED)
         self._cotangents: dict[int, list[torch.Tensor]] = {}
         self._truths: dict[int, Tensors | None] = {}
 
@@ -324,9 +324,10 @@ class GradientTrials:
     ) -> Tensors | None:
         """Gradients for the cotangents of the draw; None if nothing can be differentiated."""
         if id(draw) not in self._cotangents:
+            seed = SEED + len(self._cotangents)
             self._cotangents[id(draw)] = [
-                torch.randn(result.shape, generator=self._generator, dtype=torch.float64).to(result)
-                for result in results
+                draw_cotangent(nth_output(number), result, seed)
+                for number, result in enumerate(results)
             ]
         cotangents = self._cotangents[id(draw)]
         pairs = [

@@ -1,11 +1,13 @@
 """Functions that nnScaler's graphs call by name, for use without nnScaler.
 
 They are written from the documentation, with its names and parameters. Functions without a tensor
-input, and those that only mark a place in a graph, are not included.
+input, and those that only mark a place in a graph, are not included. Its names are only here and in
+the reader of its checkpoints (`graphs/checkpoints.py`, `graphs/checkpoint_records.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from typing import TYPE_CHECKING, Any
@@ -15,9 +17,10 @@ from torch import distributed
 from torch.nn import functional as F
 
 from paritas.core.errors import UsageError
+from paritas.core.importing import import_module
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 __all__ = [
@@ -41,11 +44,69 @@ __all__ = [
     "wrap_instancenorm2d_func",
 ]
 
+# What the names of nnScaler's functions begin with; graphs also write the first with its file.
+NAMESPACE = "nnscaler."
+RUNTIME = "nnscaler.runtime.function."
+WRAPPED = "nnscaler.graph.function.wrapnn."
+_IN_FILE = f"{RUNTIME}function."
+_PREFIXES = (_IN_FILE, RUNTIME, WRAPPED)
+# Rules about `x[a, b]` are about this function, which takes x, a, b.
+SUBSCRIPT = f"{RUNTIME}fullslice"
+# nnScaler's batch norm communicates only on CUDA, in groups that nnScaler has made; ours in any
+# group.
+_ALWAYS_OURS = ("wrap_batchnorm2d_func",)
+
 _IMAGES = 4  # n c h w
 _IMAGE = 3  # c h w
 
 # A configuration may give these parameters by name.
 # ruff: noqa: A002
+
+
+# --- By name --------------------------------------------------------------------------------------
+
+
+def is_nnscaler_function(name: str) -> bool:
+    """Whether nnScaler has functions with names like this one."""
+    return name.startswith((RUNTIME, WRAPPED))
+
+
+def find_function(name: str, what: str) -> Any:
+    """The function of an installed nnScaler, or our implementation of its documentation.
+
+    Args:
+        what: what the user wrote, for messages.
+    """
+    module_name, _, last = name.rpartition(".")
+    if last not in _ALWAYS_OURS:
+        with contextlib.suppress(ImportError, AttributeError):
+            return getattr(import_module(module_name), last)
+    if last in __all__:
+        return globals()[last]
+    raise UsageError(
+        f"{what}: nnscaler is not installed, and paritas implements only {', '.join(__all__)}; "
+        "install nnscaler, or name a function of your own"
+    )
+
+
+def our_function(name: str) -> Callable[..., Any] | None:
+    """Our implementation of a function of nnScaler; None for any other name."""
+    for prefix in _PREFIXES:
+        last = name.removeprefix(prefix)
+        if last != name and last in __all__:
+            return globals()[last]  # type: ignore[no-any-return]
+    return None
+
+
+def name_in_library(name: str) -> str:
+    """The name under which the library has rules for a function of nnScaler."""
+    return RUNTIME + name.removeprefix(_IN_FILE) if name.startswith(_IN_FILE) else name
+
+
+def as_fullslice(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`x, (a, b)` as `x, a, b`."""
+    inside = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return args[0], *inside
 
 
 # --- nnscaler.runtime.function --------------------------------------------------------------------

@@ -5,22 +5,26 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.errors import UsageError
+from paritas.core.importing import (
+    ImportFailedError,
+    MissingNameError,
+    find_attribute,
+    import_dotted,
+    import_module,
+    import_named,
+)
+from paritas.sharding.operators import nnscaler_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 __all__ = ["check_name", "resolve_operator"]
 
-_NNSCALER = ("nnscaler.runtime.function", "nnscaler.graph.function.wrapnn")
-# nnScaler's batch norm communicates only on CUDA, in groups that nnScaler has made; ours in any
-# group.
-_OURS = ("wrap_batchnorm2d_func",)
 _MOST_NAMES = 8
 
 
@@ -56,17 +60,22 @@ def resolve_operator(
     check_name(fsig, parameter)
     what = f"{parameter} {fsig!r}"
     names = _imported_names(imports)
-    module, colon, rest = fsig.partition(":")
     dotted = fsig.replace(":", ".")
-    parts = dotted.split(".")
-    if parts[0] in names:
-        found = _get_attribute(names[parts[0]], parts[1:], what)
-    elif dotted.startswith(tuple(f"{home}." for home in _NNSCALER)):
-        found = _nnscaler_function(dotted, what)
-    elif colon:
-        found = _get_attribute(_import_module(module, what), rest.split("."), what)
-    else:
-        found = _import_dotted(parts, what)
+    first, _, rest = dotted.partition(".")
+    with _naming(what):
+        if first in names:
+            found = find_attribute(names[first], rest) if rest else names[first]
+        elif nnscaler_functions.is_nnscaler_function(dotted):
+            found = nnscaler_functions.find_function(dotted, what)
+        elif ":" in fsig:
+            found = import_named(fsig)
+        elif not rest:
+            raise UsageError(
+                f"{what} has no module; write 'package.module.{first}', or import it in "
+                "import_customized_func"
+            )
+        else:
+            found = import_dotted(fsig)
     if not callable(found) or isinstance(found, type) or inspect.ismodule(found):
         kind = "class" if isinstance(found, type) else type(found).__name__
         raise UsageError(
@@ -92,8 +101,9 @@ def _imported_names(text: str) -> dict[str, Any]:
         if isinstance(statement, ast.Import):
             for alias in statement.names:
                 top = alias.name.partition(".")[0]
-                module = _import_module(alias.name, what)
-                names[alias.asname or top] = module if alias.asname else _import_module(top, what)
+                with _naming(what):
+                    module = import_module(alias.name)
+                    names[alias.asname or top] = module if alias.asname else import_module(top)
         elif isinstance(statement, ast.ImportFrom) and _is_plain(statement):
             names |= _import_from(statement, what)
         else:
@@ -112,72 +122,28 @@ def _is_plain(statement: ast.ImportFrom) -> bool:
 
 def _import_from(statement: ast.ImportFrom, what: str) -> dict[str, Any]:
     assert statement.module is not None  # noqa: S101  (only relative imports have no module)
-    module = _import_module(statement.module, what)
-    found = {}
-    for alias in statement.names:
-        if hasattr(module, alias.name):
-            value = getattr(module, alias.name)
-        else:
-            value = _import_module(f"{statement.module}.{alias.name}", what)
-        found[alias.asname or alias.name] = value
-    return found
+    values = {}
+    with _naming(what):
+        module = import_module(statement.module)
+        for alias in statement.names:
+            if hasattr(module, alias.name):
+                value = getattr(module, alias.name)
+            else:
+                value = import_module(f"{statement.module}.{alias.name}")
+            values[alias.asname or alias.name] = value
+    return values
 
 
-def _import_module(name: str, what: str) -> Any:
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Say of what a user wrote that it cannot be imported."""
     try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise UsageError(
-            f"{what}: importing {name!r} raised {type(error).__name__}: {error}"
-        ) from error
-
-
-def _nnscaler_function(fsig: str, what: str) -> Any:
-    """The function of an installed nnScaler, or our implementation of its documentation."""
-    module_name, _, name = fsig.rpartition(".")
-    if name not in _OURS:
-        with contextlib.suppress(ImportError, AttributeError):
-            return getattr(importlib.import_module(module_name), name)
-    from paritas.sharding.operators import nnscaler_functions
-
-    if name in nnscaler_functions.__all__:
-        return getattr(nnscaler_functions, name)
-    known = ", ".join(nnscaler_functions.__all__)
-    raise UsageError(
-        f"{what}: nnscaler is not installed, and paritas implements only {known}; install "
-        "nnscaler, or name a function of your own"
-    )
-
-
-def _import_dotted(parts: list[str], what: str) -> Any:
-    """Import the modules of a dotted name, and look up the rest as attributes."""
-    if len(parts) == 1:
-        raise UsageError(
-            f"{what} has no module; write 'package.module.{parts[0]}', or import it in "
-            "import_customized_func"
-        )
-    found = _import_module(parts[0], what)
-    for length in range(2, len(parts)):
-        name = parts[length - 1]
-        if hasattr(found, name):  # attributes come first: `torch.ops` is not a file
-            found = getattr(found, name)
-            continue
-        try:
-            found = _import_module(".".join(parts[:length]), what)
-        except UsageError as error:
-            cause = error.__cause__
-            if isinstance(cause, ModuleNotFoundError) and str(cause.name).startswith(parts[0]):
-                raise UsageError(f"{what}: {_describe_missing(found, name)}") from None
-            raise
-    return _get_attribute(found, parts[-1:], what)
-
-
-def _get_attribute(found: Any, parts: list[str], what: str) -> Any:
-    for part in parts:
-        if not hasattr(found, part):
-            raise UsageError(f"{what}: {_describe_missing(found, part)}")
-        found = getattr(found, part)
-    return found
+        yield
+    except ImportFailedError as error:
+        shown = f"{type(error.cause).__name__}: {error.cause}"
+        raise UsageError(f"{what}: importing {error.module!r} raised {shown}") from error.cause
+    except MissingNameError as error:
+        raise UsageError(f"{what}: {_describe_missing(error.owner, error.missing)}") from None
 
 
 def _describe_missing(owner: Any, name: str) -> str:

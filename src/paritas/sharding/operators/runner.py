@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
@@ -227,7 +228,7 @@ def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
 OUTPUT, COTANGENTS = "output", 2
 # What runners of one call share between recipes.
 _OF_THE_CALL = (
-    "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept", "_cotangents",
+    "narrow", "lifting", "written", "precisions", "draws", "is_first", "_kept",
     "_streams",
 )  # fmt: skip
 
@@ -316,11 +317,10 @@ class Runner:
         self.lost: Exception | None = None
         self.is_first = True
         self._kept: dict[bool, Values] = {}
-        self._cotangents: dict[tuple[Item, int], Tensor] = {}
         self._streams = Streams.of(call)
 
     def take_over(self, known: Runner) -> None:
-        """Continue a runner of the same call: share arguments, draws and cotangents."""
+        """Continue a runner of the same call: share arguments and draws."""
         for name in _OF_THE_CALL:
             setattr(self, name, getattr(known, name))
 
@@ -625,15 +625,8 @@ class Runner:
 
     def _cotangent(self, item: Item, output: Tensor, turn: int) -> Tensor:
         """A cotangent, the same on both sides and in every run."""
-        drawn = self._cotangents.get((item, turn))
-        if drawn is None or drawn.shape != output.shape:
-            precision = self.precisions.setdefault(item, output.dtype)
-            place = list(self.precisions).index(item)
-            generator = torch.Generator("cpu").manual_seed(self.seed * 7919 + 97 * place + turn)
-            dtype = torch.complex64 if precision.is_complex else torch.float32
-            drawn = torch.randn(output.shape, generator=generator, dtype=dtype).to(precision)
-            self._cotangents[item, turn] = drawn
-        return drawn.to(output.device, output.dtype)
+        precision = self.precisions.setdefault(item, output.dtype)
+        return draw_cotangent(item, output, self.seed + turn, precision)
 
 
 def _find_gradients(

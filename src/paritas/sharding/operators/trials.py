@@ -12,6 +12,7 @@ from paritas.core.errors import UsageError, in_one_line
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.gates import agree
+from paritas.core.numerics.random_tensors import Domain, between, mask, normal
 from paritas.core.placement.assembly import join, rank_bounds
 from paritas.core.placement.placement import Divided, Place
 from paritas.core.results.items import Once, Partial, Reduction, Replicate, Role, Shard
@@ -297,7 +298,7 @@ def _redraw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return drawn.to(tensor)
     if not tensor.is_floating_point():
         if tensor.dtype is torch.bool and _is_constant(tensor):
-            return (torch.rand(tensor.shape, generator=generator) < 0.5).to(tensor.device)  # noqa: PLR2004
+            return mask(tuple(tensor.shape), generator).to(tensor.device)
         return _shuffle(tensor, generator)
     if _is_discrete(tensor):
         return _shuffle(tensor, generator)
@@ -305,7 +306,7 @@ def _redraw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     known = tensor if finite.all() else tensor[finite]
     if known.numel() == 0:
         return tensor
-    drawn = _in_range(known, tensor.shape, generator).to(tensor)
+    drawn = _domain_of(known)(tuple(tensor.shape), generator).to(tensor)
     if known is tensor:
         return drawn
     masked = _shuffle(tensor, generator)  # a mask of -inf moves, but stays a mask
@@ -320,15 +321,16 @@ def _is_discrete(tensor: torch.Tensor) -> bool:
     return len(tensor.unique()) <= MOST_CLASSES
 
 
-def _in_range(known: torch.Tensor, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def _domain_of(known: torch.Tensor) -> Domain:
+    """The numbers that are like these."""
     low, high = known.min().item(), known.max().item()
     if low >= 0 and 0 < high <= 1:
-        return 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=torch.float64)
+        return between(0.05, 0.95)
     if low > 0 or high < 0:
-        drawn = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
-        return drawn * known.double().mean().item()
+        mean = known.double().mean().item()
+        return lambda shape, generator: mean * between(0.5, 1.5)(shape, generator)
     spread = known.double().std(correction=0).item() or 1.0
-    return spread * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return lambda shape, generator: spread * normal(shape, generator)
 
 
 def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

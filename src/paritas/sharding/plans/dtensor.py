@@ -11,9 +11,10 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.execution.evidence import Evidence
 from paritas.core.execution.item_evidence import ItemEvidence
-from paritas.core.execution.observation import Observation, cotangent, note_decisions
+from paritas.core.execution.observation import Observation, note_decisions
 from paritas.core.execution.program import Program
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.judge import Checks, check_pair
@@ -151,7 +152,7 @@ def draw_cotangents(outputs: Mapping[str, Any], seed: int) -> list[dict[str, Ten
     """Random cotangents of each result that requires a gradient, for each draw."""
     return [
         {
-            path: cotangent(output(path), leaf, seed + draw, torch.float32)
+            path: draw_cotangent(output(path), leaf, seed + draw, torch.float32)
             for path, leaf in outputs.items()
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad
         }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from paritas.core import transformers_library
 from paritas.core.errors import ParitasError
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def apply_shipped_plan(model: nn.Module, mesh: DeviceMesh, *, experts: bool) -> 
         missing = "base_model_ep_plan" if experts else "base_model_tp_plan"
         raise UnsupportedPlanError(f"{type(model).__name__} ships no plan ({missing})")
     sizes = _sizes(mesh)
-    distributed = _import_distributed()
-    config = distributed.DistributedConfig(
+    config = _config_class()(
         tp_size=sizes.get(TENSOR_AXIS, 1),
         fsdp_size=sizes.get(DATA_AXIS, 1),
         ep_size=sizes.get(TENSOR_AXIS, 1) if experts else None,
@@ -86,14 +85,13 @@ def _sizes(mesh: DeviceMesh) -> dict[str, int]:
     return dict(zip(names, mesh.shape, strict=True))
 
 
-def _import_distributed() -> Any:
+def _config_class() -> Any:
     try:
-        found: Any = importlib.import_module("transformers.distributed.configuration_utils")
+        return transformers_library.distributed_config()
     except ImportError as error:
         raise UnsupportedPlanError(
             f"the plans of transformers need a version with transformers.distributed: {error}"
         ) from None
-    return found
 
 
 def _meshes(mesh: DeviceMesh, config: Any) -> Any:
@@ -103,13 +101,13 @@ def _meshes(mesh: DeviceMesh, config: Any) -> Any:
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    made: Any = importlib.import_module("transformers.distributed.utils").TransformersDeviceMesh
+    build_mesh = transformers_library.distributed_mesh()
     ranks, names = mesh.mesh, tuple(mesh.mesh_dim_names or ())
     if names == (TENSOR_AXIS, DATA_AXIS):
         ranks = ranks.T
     dense = ranks.reshape(config.pp_size, config.fsdp_size, config.tp_size)
     expert = ranks.reshape(config.pp_size, config.efsdp_size, config.ep_size)
-    return made(
+    return build_mesh(
         DeviceMesh(mesh.device_type, dense, mesh_dim_names=("pp", DATA_AXIS, TENSOR_AXIS)),
         DeviceMesh(mesh.device_type, expert, mesh_dim_names=("pp", "efsdp", "ep")),
     )

@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
+from paritas.core.execution.module_hooks import ModuleHooks
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.placement.rank_pieces import RankPiece
@@ -352,7 +353,7 @@ def is_fsdp(model: nn.Module) -> bool:
     return any(isinstance(module, kinds) for module in model.modules())
 
 
-class ModuleWatch:
+class ModuleWatch(ModuleHooks):
     """Hooks on all modules of a model that record which one runs and, if asked, its values.
 
     They are registered after the plan's own hooks, so they see the final outputs. `error_at` of the
@@ -360,28 +361,22 @@ class ModuleWatch:
     """
 
     def __init__(self, names: ModelNames, trace: Trace, *, keep: int | None = None) -> None:
-        """Register the hooks; in step `keep`, record outputs and gradients on both sides.
+        """In step `keep`, record outputs and gradients on both sides.
 
         Only in one step, since all these values together are several times the size of the model.
         """
+        watched = watched_modules(names)
+        super().__init__({name: module for name, (module, _) in watched.items()})
+        self._kinds = {name: kind for name, (_, kind) in watched.items()}
         self._trace = trace
         self._keep = keep
-        self._stack: list[_EnteredCall] = []
         self._backward = False
-        self._handles: list[Any] = []
         self._flows = Flows()
-        for name, (module, kind) in watched_modules(names).items():
-            self._handles += [
-                module.register_forward_pre_hook(
-                    self._entering(name), prepend=True, with_kwargs=True
-                ),
-                module.register_forward_hook(self._leaving(name, kind)),
-            ]
 
     @contextlib.contextmanager
     def backward(self) -> Iterator[None]:
         """During backward, a call of a module is a recomputation, and not recorded."""
-        self._stack.clear()
+        self.forget_calls()
         self._trace.error_at = ""
         self._backward = True
         if self._keeps and self._trace.ranks == 1:
@@ -395,44 +390,37 @@ class ModuleWatch:
 
     def end_step(self) -> None:
         """Release what belongs to a step that ran its own backward passes."""
-        self._stack.clear()
+        self.forget_calls()
         self._flows.clear()
         self._trace.error_at = ""
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     @property
     def _keeps(self) -> bool:
         return self._keep == len(self._trace.steps)
 
-    def _entering(self, name: str) -> Any:
-        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-            if self._backward or in_backward():
-                return None
-            entered = _EnteredCall(name)
-            self._stack.append(entered)
-            self._trace.error_at = name
-            if not self._keeps:
-                return None
-            given = _Given(self, self._trace.steps[-1], entered)
-            return given.replaced(args, "args"), given.replaced(kwargs, "kwargs")
+    def enter_call(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[_EnteredCall | None, tuple[Any, ...], dict[str, Any]]:
+        """Name the running module; in the recorded step, watch for the gradients of its inputs."""
+        if self._backward or in_backward():
+            return None, args, kwargs
+        entered = _EnteredCall(name)
+        self._trace.error_at = name
+        if not self._keeps:
+            return entered, args, kwargs
+        given = _Given(self, self._trace.steps[-1], entered)
+        return entered, given.replaced(args, "args"), given.replaced(kwargs, "kwargs")
 
-        return hook
-
-    def _leaving(self, name: str, kind: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            if self._backward or in_backward():
-                return
-            entered = self._stack.pop() if self._stack else _EnteredCall(name)
-            self._trace.error_at = self._stack[-1].name if self._stack else ""
-            if self._trace.steps:
-                self._note(self._trace.steps[-1], entered, kind, output)
-
-        return hook
+    def leave_call(
+        self, name: str, entered: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Name the module that runs on, and record the outputs."""
+        if entered is None:
+            return
+        running = [call.name for call in self.open_calls() if call is not None]
+        self._trace.error_at = running[-1] if running else ""
+        if self._trace.steps:
+            self._note(self._trace.steps[-1], entered, self._kinds[name], result)
 
     def _note(self, step: StepTrace, entered: _EnteredCall, kind: str, output: Any) -> None:
         if self._keeps:

@@ -230,13 +230,14 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
         trace.initial = {**_parameters(names, trace), **_buffers(names, trace)}
         trace.tied = _tied_names(names)
         _tidy(trace)
-        for _ in range(program.steps):
-            trace.steps.append(StepTrace())
-            seed = program.seed + program.first + len(trace.steps)
-            with _seeded(seed, manner, trace):
-                _one_step(program, names, optimizer, manner, trace, watch, running)
-            if manner.abridge_from and trace.is_abridged:
-                _drop_large(trace.steps[-1].outputs)
+        with watch:
+            for _ in range(program.steps):
+                trace.steps.append(StepTrace())
+                seed = program.seed + program.first + len(trace.steps)
+                with _seeded(seed, manner, trace):
+                    _one_step(program, names, optimizer, manner, trace, watch, running)
+                if manner.abridge_from and trace.is_abridged:
+                    _drop_large(trace.steps[-1].outputs)
         if manner.save_to:
             save_state(model, optimizer, manner.save_to)
     except UnsupportedPlanError as error:
@@ -251,7 +252,6 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
         raise
     finally:
         trace.abridge = None
-        watch.close()
 
 
 def _note_failure(trace: Trace, error: Exception, manner: Manner, before: str = "") -> None:

@@ -240,9 +240,8 @@ _FUNCTIONS = {
 
 def subscript(args: tuple[Any, ...]) -> tuple[Callable[..., Any], str, tuple[Any, ...]]:
     """`x[a, b]` as the function that rules are about, its name, and its arguments."""
-    inside = args[1] if isinstance(args[1], tuple) else (args[1],)
-    name = "nnscaler.runtime.function.fullslice"
-    return nnscaler_functions.fullslice, name, (args[0], *inside)
+    spread = nnscaler_functions.as_fullslice(args)
+    return nnscaler_functions.fullslice, nnscaler_functions.SUBSCRIPT, spread
 
 
 def _refs(tree: Any) -> list[Ref]:

@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.numerics.random_tensors import between
 from paritas.core.results.findings import Status
 from paritas.core.results.graph_reports import Counterexample, RuleProof
 from paritas.sharding.operators.annotation import Annotation, Expansion, Option, expand
@@ -299,7 +300,7 @@ def _varied(call: OperatorCall, seed: int) -> OperatorCall:
     def value(one: torch.Tensor) -> torch.Tensor:
         if not one.is_floating_point():
             return one
-        factors = 0.5 + torch.rand(one.shape, generator=generator, dtype=torch.float64) / 2
+        factors = between(0.5, 1.0)(tuple(one.shape), generator)
         return (one.detach() * factors.to(one.device)).to(one.dtype)
 
     return call.map_tensors(value)

@@ -25,6 +25,7 @@ from paritas.sharding.operators.library.registry import (
     rule,
     unary,
 )
+from paritas.sharding.operators.nnscaler_functions import RUNTIME, WRAPPED
 
 if TYPE_CHECKING:
     from paritas.sharding.operators.library.registry import Rule
@@ -56,7 +57,7 @@ def _whole_along(bound: Bound, dim: object) -> RuleClaim | None:
 @rule("x normalized_shape weight bias eps", functional("layer_norm"))
 @rule("x normalized_shape weight bias eps cudnn_enable", "torch.layer_norm aten.layer_norm")
 @rule("x normalized_shape weight eps", functional("rms_norm"), "torch.rms_norm aten.rms_norm")
-@rule("x weight bias normalized_shape eps", "nnscaler.runtime.function.layer_norm")
+@rule("x weight bias normalized_shape eps", f"{RUNTIME}layer_norm")
 def _last(bound: Bound) -> RuleClaim | None:
     dims, normalized = bound.dims(), bound.get("normalized_shape")
     if dims is None or not isinstance(normalized, list | tuple):
@@ -437,16 +438,14 @@ def _index(bound: Bound) -> RuleClaim | None:
 
 # --- Functions of nnScaler, under the names in its users' configurations --------------------------
 
-_RUNTIME = "nnscaler.runtime.function."
-_WRAPPED = "nnscaler.graph.function.wrapnn."
 _RUNNING = ("running_mean", "running_var")
 
-rule("x", f"{_RUNTIME}identity")(same)
-rule("x p inplace", f"{_RUNTIME}nndropout")(same)
-rule("x index dim", f"{_RUNTIME}index_select")(index_select)
+rule("x", f"{RUNTIME}identity")(same)
+rule("x p inplace", f"{RUNTIME}nndropout")(same)
+rule("x index dim", f"{RUNTIME}index_select")(index_select)
 
 
-@rule("x weight padding_idx start stop", f"{_RUNTIME}embedding")
+@rule("x weight padding_idx start stop", f"{RUNTIME}embedding")
 def _embedding(bound: Bound) -> RuleClaim | None:
     """A rank with a part of the vocabulary returns zeros for all other ids."""
     dims = bound.dims()
@@ -456,7 +455,7 @@ def _embedding(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, ([*dims, "w"],), bounds=("start", "stop", "v"))
 
 
-@rule("x *slicers", f"{_RUNTIME}fullslice")
+@rule("x *slicers", f"{RUNTIME}fullslice")
 def _slice(bound: Bound) -> RuleClaim | None:
     """A dimension with a full slice can be split; one with a cut or an index cannot."""
     dims, slicers = bound.dims(), bound.get("slicers", ())
@@ -480,7 +479,7 @@ def _slice(bound: Bound) -> RuleClaim | None:
 @rule(
     "x weight bias running_mean running_var num_batches_tracked momentum training "
     "track_running_stats eps process_group",
-    f"{_WRAPPED}wrap_batchnorm2d_func",
+    f"{WRAPPED}wrap_batchnorm2d_func",
 )
 def _wrapped_batch_norm(bound: Bound) -> RuleClaim | None:
     """In training, ranks with different samples share the statistics of the batch.
@@ -500,7 +499,7 @@ def _wrapped_batch_norm(bound: Bound) -> RuleClaim | None:
 @rule(
     "x weight bias running_mean running_var momentum eps training track_running_stats num_features "
     "affine",
-    f"{_WRAPPED}wrap_instancenorm2d_func",
+    f"{WRAPPED}wrap_instancenorm2d_func",
 )
 def _instance_norm(bound: Bound) -> RuleClaim | None:
     """Samples are independent, but each rank's running statistics are of its own samples.

@@ -8,7 +8,6 @@ the check.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import pickle
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ import torch
 from torch import distributed
 
 from paritas.core.errors import UsageError, first_line, in_one_line
+from paritas.core.importing import import_dotted, import_module
 from paritas.core.placement.placement import (
     Group,
     OperatorCall,
@@ -142,7 +142,7 @@ class Sent:
         """
         own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
         for known in (name, own, f"torch.ops.{function}"):  # the last one for aten and custom ones
-            if _resolve_name(known) is function:
+            if _find_by_name(known) is function:
                 return cls(name=known, imports=tuple(imports))
         try:
             return cls(pickled=pickle.dumps(function), imports=tuple(imports))
@@ -161,8 +161,8 @@ class Sent:
         reason = "there is nothing with that name"
         try:
             for module in self.imports:
-                importlib.import_module(module)
-            found = pickle.loads(self.pickled) if self.pickled else _resolve_name(self.name)  # noqa: S301
+                import_module(module)
+            found = pickle.loads(self.pickled) if self.pickled else _find_by_name(self.name)  # noqa: S301
         except Exception as error:  # noqa: BLE001  (an import may raise anything)
             reason = f"{type(error).__name__}: {error}"
         if not callable(found):
@@ -377,18 +377,12 @@ def _all_ranks_succeeded(done: Done, ranks: int) -> bool:
     return all(error is None for error in errors)
 
 
-def _resolve_name(name: str) -> Any:
+def _find_by_name(name: str) -> Any:
     """The object with a dotted name, or None."""
-    parts = name.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:cut]))
-        except (ImportError, ValueError):  # ValueError: a relative name
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part, None)
-        return found
-    return None
+    try:
+        return import_dotted(name)
+    except (ImportError, AttributeError):
+        return None
 
 
 # --- The runs -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.sharding.operators.library.registry import positive_dims
+from paritas.sharding.operators.nnscaler_functions import RUNTIME
 from paritas.sharding.proofs import indices
 from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
 from paritas.sharding.proofs.definitions import (
@@ -451,7 +452,7 @@ def _embedding(call: SymbolicCall) -> Array:
     return _table(call, call.given(name), call.given("weight"))
 
 
-@defines("nnscaler.runtime.function.embedding")
+@defines(f"{RUNTIME}embedding")
 def _embedding_part(call: SymbolicCall) -> Array:
     """A part of the table, which begins at `start`; other ids give zeros."""
     weight, start = call.given("weight"), call.number("start")
