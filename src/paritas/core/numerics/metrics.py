@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import importlib.util
 import math
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -588,138 +585,6 @@ def _named_sums(
     )
 
 
-# --- A pair on a CUDA device, read once, with one synchronization ---------------------------------
-
-# Torch's own operators read the pair about thirty times; here one kernel reads it once, at memory
-# speed, and a few small ones finish the result. They need Triton, which comes with torch's builds
-# for CUDA, and a device with instructions for packed 16-bit numbers (Hopper or later). Without
-# them, or for other dtypes and strides, `fits_kernels` is false.
-
-_KERNEL_KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_HOPPER = (9, 0)
-# Triton uses wide loads at addresses that are multiples of this.
-_ALIGNED = 16
-_PAIR_BYTES = 8
-_LANES, _WARPS = 128, 4
-# Turns at once, as measured on an H200; for 16-bit numbers they form a group.
-_UNROLL = 4
-# Turns of a program: many for large tensors, which leaves few figures to add up, and few for small
-# ones, which keeps all multiprocessors busy.
-_MOST_TURNS, _PROGRAMS = 512, 1024
-_KERNEL_SAMPLE = 1024
-_PARTS = 128
-# Below this ratio of squares, a product computed from a difference has lost digits.
-_EVEN = 2.0**-12
-
-
-@functools.cache
-def _runs_triton(device: torch.device) -> bool:
-    """Whether the kernels run on this device; checked without compiling any."""
-    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < _HOPPER:
-        return False
-    return importlib.util.find_spec("triton") is not None
-
-
-def fits_kernels(reference: Tensor, candidate: Tensor) -> bool:
-    """Whether the kernels can measure the pair."""
-    return (
-        reference.is_cuda
-        and reference.device == candidate.device
-        and reference.dtype is candidate.dtype
-        and reference.dtype in _KERNEL_KINDS
-        and reference.shape == candidate.shape
-        and reference.numel() > 0
-        and all(_is_aligned(side) for side in (reference, candidate))
-        and _runs_triton(reference.device)
-    )
-
-
-def _is_aligned(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN and is_in_order(tensor) and tensor.data_ptr() % _ALIGNED == 0
-
-
-@dataclass(frozen=True)
-class PendingPair:
-    """Figures of a pair that are being copied to the host."""
-
-    pair: tuple[Tensor, Tensor]
-    figures: Tensor
-    ready: torch.Event
-
-    def finish(self) -> PairSums | None:
-        """Wait for them; None if almost no number is finite and torch's operators must do it."""
-        self.ready.synchronize()
-        *numbers, a, b, shifted, found = self.figures.tolist()
-        if not found:
-            return None
-        from paritas.core.numerics.device_kernels import RESULTS
-
-        named = dict(zip(RESULTS, numbers, strict=True))
-        if not shifted and not _sides_are_even(named):
-            return _queue_pair(*self.pair, shift=True).finish()
-        where = int(named["where"])
-        worst = None
-        if where >= 0:
-            worst = WorstDifference(math.inf, where, named["reference"], named["candidate"])
-        return _named_sums(named, numel=self.pair[0].numel(), anchors=(a, b), worst=worst)
-
-
-def begin_pair(reference: Tensor, candidate: Tensor) -> PendingPair:
-    """Queue the measurement of a pair for which `fits_kernels` holds on the current stream.
-
-    Nothing synchronizes before `finish`; until then the pair must not be changed.
-    """
-    return _queue_pair(reference, candidate, shift=False)
-
-
-def _queue_pair(reference: Tensor, candidate: Tensor, *, shift: bool) -> PendingPair:
-    """Queue it; with `shift`, always subtract the anchors, even if they seem close to zero."""
-    from paritas.core.numerics import device_kernels as kernels
-
-    device, numel = reference.device, reference.numel()
-    kind = _KERNEL_KINDS[reference.dtype]
-    r, c = reference.detach().view(-1), candidate.detach().view(-1)
-    per_pair = _PAIR_BYTES // r.itemsize
-    per_turn = _LANES * per_pair
-    most_turns = numel // (per_turn * _UNROLL) * _UNROLL
-    turns = most_turns // _PROGRAMS // _UNROLL * _UNROLL
-    turns = max(_UNROLL, min(turns, _MOST_TURNS))
-    covered, span = most_turns * per_turn, turns * per_turn
-    height = -(-most_turns // turns) + (covered < numel)
-    rows = torch.empty(kernels.COLUMNS * height, dtype=torch.float64, device=device)
-    out = torch.empty(len(kernels.RESULTS) + 4, dtype=torch.float64, device=device)
-    anchors = out[-4:]
-    with torch.cuda.device(device):
-        kernels.anchor[(1,)](
-            r, c, anchors, numel, max(1, numel // _KERNEL_SAMPLE), int(shift), num_warps=8
-        )
-        if covered:
-            wide = [side[:covered].view(torch.int64) for side in (r, c)]
-            kernels.tally[(height,)](
-                *wide, anchors, rows, most_turns, turns,
-                KIND=kind, LANES=_LANES, UNROLL=_UNROLL, num_warps=_WARPS,
-            )  # fmt: skip
-        else:
-            rows.fill_(1.0)
-        extent = (covered, numel, span)
-        kernels.tally_carefully[(height,)](r, c, anchors, rows, *extent, KIND=kind, num_warps=8)
-        kernels.finish[(len(kernels.SUMS) + 1,)](
-            r, c, rows, out, height, numel, GROUP=_UNROLL * per_turn, num_warps=8
-        )
-        for programs, parts in ((_PARTS, _PARTS), (height, 1)):
-            kernels.refine[(programs,)](r, c, rows, out, height, *extent, PARTS=parts, KIND=kind)
-        host = out.to("cpu", non_blocking=True)
-        ready = torch.Event(device=device)
-        ready.record(torch.cuda.current_stream(device))
-    return PendingPair((reference, candidate), host, ready)
-
-
-def _sides_are_even(named: dict[str, float]) -> bool:
-    """Whether the two sides have similar sizes, such as two that are all zero."""
-    least, most = sorted((named["rr"], named["cc"]))
-    return least >= _EVEN * most
-
-
 # --- The metrics of a pair ------------------------------------------------------------------------
 
 WIDE_INTEGERS = {torch.int64, torch.uint64}
@@ -748,8 +613,6 @@ def pair_metrics(reference: Tensor, candidate: Tensor, *, block_size: int | None
         walk = PairWalk(reference, candidate, wide=True, block_size=block_size)
         with contextlib.suppress(OutOfRangeError):
             sums = walk_pair(reference, candidate, walk, softmax=False).sums()
-    elif block_size is None and fits_kernels(reference, candidate):
-        sums = begin_pair(reference, candidate).finish()
     return (sums or sums_by_torch(reference, candidate, block_size)).metrics(reference.shape)
 
 
