@@ -12,6 +12,7 @@ from paritas.core.numerics.bits import (
     as_words,
     first_unlike,
     is_in_order,
+    is_nan,
     same_bits,
     same_except_nans,
     same_memory,
@@ -102,10 +103,10 @@ def bitwise_equal(a: Tensor, b: Tensor, *, block_size: int | None = None) -> boo
         if same_memory(a, b):
             return True
         flat_a, flat_b = a.detach().view(-1), b.detach().view(-1)
-        few = first_unlike(flat_a, flat_b)
-        if few is None:
+        unlike = first_unlike(flat_a, flat_b)
+        if unlike is None:
             return True
-        if not same_except_nans(flat_a[few], flat_b[few]):
+        if not all(map(is_nan, unlike)):
             return False  # at the first difference
     if a.layout is torch.strided:
         # In memory order: a permuted tensor is then as fast as a contiguous one.
