@@ -34,7 +34,7 @@ from paritas.core.results.items import Extremes, PairFigures, QuickFigures
 # that stay in a core's cache: numbers that float32 holds are processed in float32 and summed in
 # float64; all others, and small tensors, are processed in float64. Numpy does the work: its calls
 # are cheapest, and it starts no threads of its own. Pairs that it cannot process (complex numbers,
-# other devices, squares out of float64's range) are measured in several passes.
+# other devices, squares out of float64's range) are measured in several passes, with torch's sums.
 
 
 def pair_figures(reference: Tensor, candidate: Tensor) -> PairFigures:
@@ -62,9 +62,9 @@ def pair_figures(reference: Tensor, candidate: Tensor) -> PairFigures:
 
 def measure_pair(reference: Tensor, candidate: Tensor) -> PairMeasure:
     """`pair_figures`, and the rms of the reference."""
-    is_one = candidate is reference  # for example two records with one digest
+    is_same_tensor = candidate is reference  # for example two records with one digest
     reference, candidate = reference.detach(), candidate.detach()
-    if is_one and is_ordinary(reference) and reference.layout is torch.strided:
+    if is_same_tensor and is_ordinary(reference) and reference.layout is torch.strided:
         return _measure_identical(reference)
     walk = _walk_if_ordinary(reference, candidate)
     if bitwise_equal(reference, candidate):
@@ -83,7 +83,8 @@ def measure_pair(reference: Tensor, candidate: Tensor) -> PairMeasure:
 def quick_figures(reference: Tensor, candidate: Tensor) -> QuickFigures:
     """Measure how far the candidate is from the reference, in a few figures.
 
-    As accurate as `pair_figures`, at a fraction of its cost.
+    As accurate as `pair_figures`, at an eighth of its cost for large tensors of finite numbers, and
+    at its cost for all others.
 
     Raises:
         UsageError: as `pair_figures`.
@@ -166,16 +167,11 @@ def _softmax_divergence(reference: Tensor, candidate: Tensor) -> float:
     softmax = SoftmaxDivergence()
     with np.errstate(all="ignore"):
         for _, pair in blocks(reference, candidate, block_size=BLOCK):
-            r, c = (_as_doubles(side) for side in pair)
+            r, c = (side.cpu().double().contiguous().numpy() for side in pair)
             d = c - r
             span = float(r.min()), float(r.max())
             softmax.take(r, c, d, span, float(np.abs(d).max()))
     return softmax.finish()
-
-
-def _as_doubles(chunk: Tensor) -> Array:
-    found: Array = chunk.cpu().double().contiguous().numpy()
-    return found
 
 
 def _measure_identical(reference: Tensor) -> PairMeasure:
@@ -222,6 +218,8 @@ def _measure_quickly(reference: Tensor, candidate: Tensor, walk: PairWalk) -> Qu
         for _, (r, c) in walk:
             farthest, squares, squares_of_reference = _quick_block(r.numbers, c.numbers)
             largest, dd, rr = max(largest, farthest), dd + squares, rr + squares_of_reference
+            if not math.isfinite(dd + rr):
+                return None
     if not (is_safe(dd) and is_safe(rr)):
         return None
     count = reference.numel()

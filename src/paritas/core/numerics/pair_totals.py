@@ -61,9 +61,9 @@ def walk_pair(reference: Tensor, candidate: Tensor, walk: PairWalk, *, softmax: 
     with np.errstate(all="ignore"):
         for offset, (r, c) in walk:
             same = like and first_unequal(r.bits, c.bits) is None
-            kept = totals.take(offset, r.numbers, c.numbers, same=same)
+            finite = totals.take(offset, r.numbers, c.numbers, same=same)
             if ulps and not same:
-                x, y = (r.bits, c.bits) if kept is None else (r.bits[kept], c.bits[kept])
+                x, y = (r.bits, c.bits) if finite is None else (r.bits[finite], c.bits[finite])
                 totals.take_ulps(largest_step(x, y, dtype))
     for tensor, span in zip((reference, candidate), totals.spans, strict=True):
         if tensor.dtype in WIDE_INTEGERS and span.largest >= _EXACT_INTEGER:
@@ -78,7 +78,7 @@ def is_ordinary(tensor: Tensor) -> bool:
 
 
 class PairTotals:
-    """Running totals over the blocks of a pair of tensors.
+    """Running totals over the blocks of a pair of tensors, for the same `PairSums` as by torch.
 
     Args:
         has_ulps: whether the two dtypes have common ulps.
