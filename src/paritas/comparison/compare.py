@@ -33,7 +33,7 @@ from paritas.core.execution.executors import (
     session_of_work,
 )
 from paritas.core.file_trees import local_copy
-from paritas.core.numerics.pair_figures import mismatch_detail
+from paritas.core.numerics.mismatch_maps import mismatch_detail
 from paritas.core.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Diagnosis, Status
 from paritas.core.results.progress import Progress, shows_progress

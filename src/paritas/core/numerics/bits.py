@@ -6,6 +6,7 @@ import ctypes
 import math
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,8 +14,6 @@ from paritas.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
 
 # --- Bits: are they equal, and how many ulps apart? -----------------------------------------------
@@ -44,23 +43,33 @@ def same_memory(a: Tensor, b: Tensor) -> bool:
     return _memcmp is not None and _memcmp(a.data_ptr(), b.data_ptr(), a.nbytes) == 0
 
 
-def first_unlike(a: Tensor, b: Tensor) -> slice | None:
-    """A small slice that holds the first element with different bits; None if all are equal.
+def first_unlike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The first numbers, or parts of complex ones, with different bits; None if all are equal.
 
     Both are flat, contiguous, of one dtype and length, and on the CPU.
     """
-    x, y = as_words(a, b)
-    found = first_unequal(x.view(-1).numpy(), y.view(-1).numpy())
-    if found is None:
-        return None
-    per_element = max(x.numel() // a.numel(), 1)  # 2 for complex numbers
-    per_word = max(a.numel() // x.numel(), 1)
-    start = found // per_element * per_word
-    return slice(start, start + per_word)
+    if a.is_complex():
+        a, b = torch.view_as_real(a).view(-1), torch.view_as_real(b).view(-1)
+    at = first_unequal(_as_integers(a).numpy(), _as_integers(b).numpy())
+    return None if at is None else (a[at], b[at])
+
+
+def is_nan(number: Tensor) -> bool:
+    """Whether a single real number is NaN."""
+    can_be_nan = number.is_floating_point() and number.dtype is not _PACKED
+    return can_be_nan and math.isnan(float(number))
 
 
 def first_unequal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> int | None:
     """The first index at which two flat arrays of one length and integer dtype differ."""
+    contiguous = x.nbytes > _FEW_BYTES and x.flags.c_contiguous and y.flags.c_contiguous
+    if contiguous and x.itemsize < _WORD and not x.nbytes % _WORD:  # whole words are fastest
+        word = first_unequal(x.view(np.int64), y.view(np.int64))
+        if word is None:
+            return None
+        per_word = _WORD // x.itemsize
+        few = slice(word * per_word, (word + 1) * per_word)
+        return few.start + int((x[few] != y[few]).argmax())
     start, stop = 0, _FEW_BYTES // x.itemsize
     while start < x.size:
         piece, other = x[start:stop], y[start:stop]

@@ -1,251 +1,84 @@
-"""Running totals over the blocks of a pair of tensors; all figures are computed from them."""
+"""The sums of a pair of real tensors on the CPU by numpy: as in `pair_sums`, at twice its speed."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from paritas.core.numerics.bits import (
+    INTEGERS,
+    UNSIGNED,
+    first_unequal,
+    fits_float32,
+    has_ulps,
+    holds_numbers,
+    is_in_order,
+)
 from paritas.core.numerics.block_sums import (
+    BLOCK,
     FLOAT32_RANGE,
     ROOM,
     Array,
+    OutOfRangeError,
     SideBlock,
     SideTotals,
     SoftmaxDivergence,
     dot,
-    is_safe,
     total,
     widened,
 )
-from paritas.core.results.items import Metrics, PairFigures
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# --- Means, squares and products ------------------------------------------------------------------
-
-# Above this ratio of squares about zero to squares about the mean, centring cancels digits.
-_CANCELS = 4.0
-# Above this ratio of one side's squares to the other's, squares alone do not give products.
-_ALIKE = 4.0
-
-
-class AnchoredSums(NamedTuple):
-    """Sums over the finite numbers of both sides, each side relative to its own anchor."""
-
-    r: float
-    c: float
-    rr: float
-    cc: float
-    rc: float
-
-
-class Comoments(NamedTuple):
-    """Means of both sides and of their difference, and the squares and products about them.
-
-    A mean is stored as a number near the data plus the rest, `beyond`: means of blocks may differ
-    by less than the last digit of a large mean.
-    """
-
-    n: int = 0
-    mean_r: float = 0.0
-    mean_c: float = 0.0
-    mean_d: float = 0.0
-    rr: float = 0.0
-    cc: float = 0.0
-    dd: float = 0.0
-    rc: float = 0.0
-    beyond: tuple[float, float, float] = (0.0, 0.0, 0.0)
-
-    def merge(self, other: Comoments) -> Comoments:
-        """Merge two blocks without cancellation, however different their means are."""
-        if not self.n:
-            return other
-        n = self.n + other.n
-        share = other.n / n
-        weight = self.n * share
-        rest, theirs = self.beyond, other.beyond
-        r = (other.mean_r - self.mean_r) + (theirs[0] - rest[0])
-        c = (other.mean_c - self.mean_c) + (theirs[1] - rest[1])
-        d = (other.mean_d - self.mean_d) + (theirs[2] - rest[2])
-        return Comoments(
-            n,
-            self.mean_r,
-            self.mean_c,
-            self.mean_d,
-            self.rr + other.rr + r * r * weight,
-            self.cc + other.cc + c * c * weight,
-            self.dd + other.dd + d * d * weight,
-            self.rc + other.rc + r * c * weight,
-            (rest[0] + r * share, rest[1] + c * share, rest[2] + d * share),
-        )
-
-    @classmethod
-    def from_sums(cls, n: int, anchors: tuple[float, float], sums: AnchoredSums) -> Comoments:
-        """Comoments from sums relative to anchors; anchors near the data avoid cancellation."""
-        if not n:
-            return cls()
-        mean_r, mean_c = anchors[0] + sums.r / n, anchors[1] + sums.c / n
-        rr = max(sums.rr - sums.r * sums.r / n, 0.0)
-        cc = max(sums.cc - sums.c * sums.c / n, 0.0)
-        rc = sums.rc - sums.r * sums.c / n
-        return cls(n, mean_r, mean_c, mean_c - mean_r, rr, cc, rr + cc - 2.0 * rc, rc)
-
-    @property
-    def about_zero(self) -> tuple[float, float, float]:
-        """Sums of squares of the reference and the candidate, and of their products."""
-        r, c = self.mean_r + self.beyond[0], self.mean_c + self.beyond[1]
-        return self.rr + self.n * r * r, self.cc + self.n * c * c, self.rc + self.n * r * c
-
-
-def alike(rr: float, cc: float) -> bool:
-    """Whether sums of squares are close enough to compute the sum of products from them."""
-    return rr <= _ALIKE * cc and cc <= _ALIKE * rr
-
-
-def comoments(r: Array, c: Array, sums: tuple[float, ...]) -> Comoments:
-    """The comoments of a block; `sums` are those of r, c, r*r, c*c and (c - r)*(c - r)."""
-    n = r.size
-    total_r, total_c, rr, cc, dd = sums
-    mean_r, mean_c = total_r / n, total_c / n
-    total_d = total_c - total_r
-    squares = (total_r * mean_r, total_c * mean_c, total_d * total_d / n)
-    about = (rr - squares[0], cc - squares[1], dd - squares[2])
-    if any(square > _CANCELS * rest for square, rest in zip(squares, about, strict=True)):
-        return _centred_comoments(r, c, (mean_r, mean_c))
-    rc = (rr + cc - dd) / 2.0 if alike(rr, cc) else dot(r, c)
-    return Comoments(n, mean_r, mean_c, mean_c - mean_r, *about, rc - total_r * mean_c)
-
-
-def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comoments:
-    """The comoments of a block with a large mean, which is subtracted before squaring."""
-    n = r.size
-    anchors = [_find_anchor(side, mean) for side, mean in zip((r, c), means, strict=True)]
-    x = np.subtract(widened(r, "wide r"), anchors[0], out=ROOM.of("x", np.float64, n))
-    y = np.subtract(widened(c, "wide c"), anchors[1], out=ROOM.of("y", np.float64, n))
-    total_x, total_y = total(x), total(y)
-    xx, yy, xy = dot(x, x), dot(y, y), dot(x, y)
-    e = np.subtract(y, x, out=y)
-    total_e = total(e)
-    difference = anchors[1] - anchors[0]
-    rounded = difference - anchors[1]
-    # The exact rounding error of `difference`.
-    lost = (anchors[1] - (difference - rounded)) - (anchors[0] + rounded)
-    return Comoments(
-        n,
-        anchors[0],
-        anchors[1],
-        difference,
-        max(xx - total_x * total_x / n, 0.0),
-        max(yy - total_y * total_y / n, 0.0),
-        max(dot(e, e) - total_e * total_e / n, 0.0),
-        xy - total_x * total_y / n,
-        (total_x / n, total_y / n, total_e / n + lost),
-    )
-
-
-def _find_anchor(side: Array, mean: float) -> float:
-    """The number to subtract from a side: its mean, or exactly its value if it is constant."""
-    first = float(side[0])
-    return first if bool((side == side[0]).all()) else mean
-
-
-# --- Both sides together --------------------------------------------------------------------------
-
-
-_COUNTED = tuple(
-    f"{kind}_{side}"
-    for kind in ("nan", "posinf", "neginf", "zero")
-    for side in ("reference", "candidate")
+from paritas.core.numerics.flat_blocks import blocks
+from paritas.core.numerics.pair_sums import (
+    WIDE_INTEGERS,
+    Comoments,
+    PairSums,
+    WorstDifference,
+    alike,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-class WorstDifference(NamedTuple):
-    """The element of a largest difference."""
-
-    size: float = 0.0
-    place: int = -1
-    reference: float = 0.0
-    candidate: float = 0.0
-
-    @property
-    def difference(self) -> float:
-        """The difference in float64, while `size` may be rounded to float32."""
-        return abs(self.candidate - self.reference)
+_EXACT_INTEGER = 2.0**53
 
 
-@dataclass(frozen=True)
-class PairSums:
-    """The sums of a whole pair, computed by any back end; the metrics follow from them.
+def walk_pair(reference: Tensor, candidate: Tensor, walk: PairWalk, *, softmax: bool) -> PairTotals:
+    """The totals of an ordinary pair.
 
-    Attributes:
-        compared: number of elements that are finite on both sides.
-        counts: each side's NaNs, infinities and zeros; `mismatched` among the compared elements;
-            `unlike`: positions where only one side is finite, or the infinities differ.
-        comoments: of the compared elements; a complex element counts as two reals.
-        squares: sum of squares of the differences, times `scale` squared.
-        absolute: sum of the absolute differences, times `scale`.
-        worst: the first unlike position, else the first largest difference.
-        scale: the factor applied to all numbers before summing.
+    Raises:
+        OutOfRangeError: integers are too large for float64.
     """
+    dtype = reference.dtype
+    ulps = has_ulps(dtype, candidate.dtype)
+    # The bits of a single block are usually known to differ.
+    like = dtype == candidate.dtype and reference.numel() > BLOCK
+    totals = PairTotals(has_ulps=ulps, softmax=softmax)
+    with np.errstate(all="ignore"):
+        for offset, (r, c) in walk:
+            same = like and first_unequal(r.bits, c.bits) is None
+            finite = totals.take(offset, r.numbers, c.numbers, same=same)
+            if ulps and not same:
+                x, y = (r.bits, c.bits) if finite is None else (r.bits[finite], c.bits[finite])
+                totals.take_ulps(largest_step(x, y, dtype))
+    for tensor, span in zip((reference, candidate), totals.spans, strict=True):
+        if tensor.dtype in WIDE_INTEGERS and span.largest >= _EXACT_INTEGER:
+            raise OutOfRangeError
+    return totals
 
-    compared: int
-    counts: Counter[str]
-    comoments: Comoments
-    squares: float
-    absolute: float
-    max_abs: float
-    max_rel: float
-    max_ulp: float | None
-    worst: WorstDifference | None
-    scale: float = 1.0
 
-    @property
-    def is_safe(self) -> bool:
-        """Whether no sum of squares has overflowed or underflowed, as float64 inputs can."""
-        norms = zip(("reference", "candidate"), self.comoments.about_zero[:2], strict=True)
-        return self.counts["unlike"] > 0 or all(
-            is_safe(norm) or self.counts[f"zero_{side}"] == self.compared for side, norm in norms
-        )
-
-    def metrics(self, shape: Sequence[int]) -> Metrics:
-        """The metrics of a pair of this shape; infinite if there are unlike positions."""
-        counts, about, n = self.counts, self.comoments, max(self.compared, 1)
-        unlike, worst = counts["unlike"], self.worst
-        rr, cc, rc = about.about_zero
-        differences: dict[str, Any] = {
-            "max_abs": self.max_abs,
-            "max_rel": self.max_rel,
-            "mean_abs": self.absolute / n / self.scale,
-            "rmse": math.sqrt(self.squares / n) / self.scale,
-            "rel_l2": _relative_norm(self.squares, rr),
-            "cosine": 1.0 if rr == cc == 0.0 else _cosine(rr, cc, self.squares, rc),
-            "pcc": _cosine(about.rr, about.cc, about.dd, about.rc),
-        }
-        if unlike:
-            differences = dict.fromkeys(differences, math.inf) | {
-                "cosine": math.nan,
-                "pcc": math.nan,
-            }
-        return Metrics(
-            numel=math.prod(shape),
-            mismatched=counts["mismatched"] + unlike,
-            max_abs_index=unravel(worst.place, shape) if worst else None,
-            max_abs_reference=worst.reference if worst else None,
-            max_abs_candidate=worst.candidate if worst else None,
-            max_ulp=math.inf if unlike and self.max_ulp is not None else self.max_ulp,
-            **differences,
-            **{name: counts[name] for name in _COUNTED},
-            nonfinite_mismatches=unlike,
-        )
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether numpy can process it: real numbers on the CPU."""
+    plain = type(tensor) is Tensor and tensor.is_cpu
+    return plain and not tensor.is_complex() and holds_numbers(tensor.dtype)
 
 
 class PairTotals:
-    """Running totals over the blocks of a pair of tensors.
+    """Running totals over the blocks of a pair of tensors, for the same `PairSums` as by torch.
 
     Args:
         has_ulps: whether the two dtypes have common ulps.
@@ -399,6 +232,7 @@ class PairTotals:
             comoments=self._comoments,
             squares=self._squares,
             absolute=self._absolute,
+            relative=self._relative,
             max_abs=self._farthest.difference,
             max_rel=steepest.difference / abs(steepest.reference)
             if steepest.reference
@@ -407,23 +241,11 @@ class PairTotals:
             worst=worst if worst.size else None,
         )
 
-    def figures(self, shape: tuple[int, ...]) -> PairFigures:
-        """All figures of the pair.
-
-        Raises:
-            OutOfRangeError: a sum of squares is out of the range of float64.
-        """
+    @property
+    def divergence(self) -> float:
+        """The divergence of the softmaxes; NaN if a value is not finite."""
         finite = all(span.is_finite for span in self.spans)
-        compared, unlike = self._comoments.n, self._counts["unlike"]
-        mean_rel = self._relative / compared if compared else 0.0
-        reference, candidate = (span.extremes for span in self.spans)
-        return PairFigures(
-            reference=reference,
-            candidate=candidate,
-            metrics=self.sums().metrics(shape),
-            mean_rel=math.inf if unlike else mean_rel,
-            kl_divergence=self._softmax.finish() if finite and self._softmax else math.nan,
-        )
+        return self._softmax.finish() if finite and self._softmax else math.nan
 
 
 def _find_worst(
@@ -434,29 +256,195 @@ def _find_worst(
     return WorstDifference(size, offset + place, float(pair[0][at]), float(pair[1][at]))
 
 
-def _relative_norm(dd: float, rr: float) -> float:
-    if dd == 0.0:
-        return 0.0
-    return math.sqrt(dd) / math.sqrt(rr) if rr else math.inf
+# --- Means, squares and products of a block -------------------------------------------------------
+
+# Above this ratio of squares about zero to squares about the mean, centring cancels digits.
+_CANCELS = 4.0
 
 
-def _cosine(rr: float, cc: float, dd: float, rc: float) -> float:
-    """The cosine of the angle between two vectors; NaN if one is zero.
+def comoments(r: Array, c: Array, sums: tuple[float, ...]) -> Comoments:
+    """The comoments of a block; `sums` are those of r, c, r*r, c*c and (c - r)*(c - r)."""
+    n = r.size
+    total_r, total_c, rr, cc, dd = sums
+    mean_r, mean_c = total_r / n, total_c / n
+    total_d = total_c - total_r
+    squares = (total_r * mean_r, total_c * mean_c, total_d * total_d / n)
+    about = (rr - squares[0], cc - squares[1], dd - squares[2])
+    if any(square > _CANCELS * rest for square, rest in zip(squares, about, strict=True)):
+        return _centred_comoments(r, c, (mean_r, mean_c))
+    rc = (rr + cc - dd) / 2.0 if alike(rr, cc) else dot(r, c)
+    return Comoments(n, mean_r, mean_c, mean_c - mean_r, *about, rc - total_r * mean_c)
 
-    For vectors of similar length it is computed from their difference: 1 - cosine then keeps its
-    digits, while a product summed in float32 would lose those below 1e-7.
+
+def _centred_comoments(r: Array, c: Array, means: tuple[float, float]) -> Comoments:
+    """The comoments of a block with a large mean, which is subtracted before squaring."""
+    n = r.size
+    anchors = [_find_anchor(side, mean) for side, mean in zip((r, c), means, strict=True)]
+    x = np.subtract(widened(r, "wide r"), anchors[0], out=ROOM.of("x", np.float64, n))
+    y = np.subtract(widened(c, "wide c"), anchors[1], out=ROOM.of("y", np.float64, n))
+    total_x, total_y = total(x), total(y)
+    xx, yy, xy = dot(x, x), dot(y, y), dot(x, y)
+    e = np.subtract(y, x, out=y)
+    total_e = total(e)
+    difference = anchors[1] - anchors[0]
+    rounded = difference - anchors[1]
+    # The exact rounding error of `difference`.
+    lost = (anchors[1] - (difference - rounded)) - (anchors[0] + rounded)
+    return Comoments(
+        n,
+        anchors[0],
+        anchors[1],
+        difference,
+        max(xx - total_x * total_x / n, 0.0),
+        max(yy - total_y * total_y / n, 0.0),
+        max(dot(e, e) - total_e * total_e / n, 0.0),
+        xy - total_x * total_y / n,
+        (total_x / n, total_y / n, total_e / n + lost),
+    )
+
+
+def _find_anchor(side: Array, mean: float) -> float:
+    """The number to subtract from a side: its mean, or exactly its value if it is constant."""
+    first = float(side[0])
+    return first if bool((side == side[0]).all()) else mean
+
+
+# --- Two tensors as flat arrays, block by block: numbers and their bits ---------------------------
+
+# Up to this many elements the calls dominate the cost, so float64 is used, which is exact.
+_SMALL = 1 << 12
+# Dtypes that numpy converts at least as fast as torch.
+_NUMPY = {
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+}
+# For this many elements torch does not start its threads: the caller already has threads.
+_QUIET = 1 << 15
+# Numbers rarer than one in this many are picked one by one.
+_RARE = 64
+
+
+class NumberChunk(NamedTuple):
+    """A stretch of a tensor.
+
+    Attributes:
+        numbers: as float32 or float64; a view of the tensor, or a buffer reused by the next chunk.
+        bits: as signed integers of their own width; a view.
     """
-    if not (rr > 0.0 and cc > 0.0):
-        return math.nan
-    r, c = math.sqrt(rr), math.sqrt(cc)
-    found = 1.0 - (dd - (r - c) ** 2) / (2.0 * r * c) if alike(rr, cc) else rc / (r * c)
-    return found if math.isnan(found) else max(-1.0, min(1.0, found))
+
+    numbers: Array
+    bits: Array
 
 
-def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The multi-dimensional index of a flat index in row-major order."""
-    index: list[int] = []
-    for length in reversed(shape):
-        flat, position = divmod(flat, length)
-        index.append(position)
-    return tuple(reversed(index))
+class PairWalk:
+    """Iterates over real tensors of one shape on the CPU together, in row-major order.
+
+    Numbers are float32 if that holds all values and the tensors are not small, else float64.
+
+    Args:
+        tensors: one or several.
+        wide: always use float64.
+        block_size: maximum number of elements per block, if fewer than usual.
+
+    Raises:
+        UsageError: (a `ValueError`) the shapes differ, or a tensor is sparse or quantized.
+    """
+
+    def __init__(self, *tensors: Tensor, wide: bool = False, block_size: int | None = None) -> None:
+        first = tensors[0]
+        self._block = BLOCK if block_size is None else min(block_size, BLOCK)
+        self._tensors = tensors
+        self._numel = first.numel()
+        narrow = not wide and self._numel > _SMALL and all(fits_float32(t.dtype) for t in tensors)
+        self._work = torch.float32 if narrow else torch.float64
+        self._sources: list[_ChunkSource] | None = None
+        if all(is_in_order(t) and t.shape == first.shape for t in tensors):
+            self._sources = [_ChunkSource(t.view(-1), self._work, i) for i, t in enumerate(tensors)]
+        else:
+            blocks(*tensors)  # raises for tensors that cannot be compared
+
+    def __iter__(self) -> Iterator[tuple[int, list[NumberChunk]]]:
+        """For each block the flat index of its first element, and a chunk of each tensor."""
+        if self._sources is not None:
+            for start in range(0, self._numel, self._block):
+                stop = start + self._block
+                yield start, [source.chunk(start, stop) for source in self._sources]
+            return
+        for offset, pieces in blocks(*self._tensors, block_size=self._block):
+            sources = [_ChunkSource(x.contiguous(), self._work, i) for i, x in enumerate(pieces)]
+            yield offset, [source.chunk(0, len(pieces[0])) for source in sources]
+
+
+def small_numbers(tensor: Tensor) -> Array | None:
+    """The numbers of a small tensor without a `PairWalk`; None if it needs one."""
+    if not 0 < tensor.numel() <= _SMALL or tensor.dtype not in _NUMPY or not is_in_order(tensor):
+        return None
+    flat: Array = tensor.numpy().reshape(-1)
+    return flat.astype(np.float64, copy=False)
+
+
+class _ChunkSource:
+    """Gives chunks of a flat, contiguous tensor."""
+
+    def __init__(self, flat: Tensor, work: torch.dtype, slot: int) -> None:
+        self.flat = flat
+        self.bits: Array = flat.view(INTEGERS[flat.dtype.itemsize]).numpy()
+        self._array: Array | None = flat.numpy() if flat.dtype in _NUMPY else None
+        self._room = f"numbers {slot}", np.float32 if work is torch.float32 else np.float64
+
+    def chunk(self, start: int, stop: int) -> NumberChunk:
+        bits = self.bits[start:stop]
+        name, dtype = self._room
+        if self._array is None:
+            numbers = ROOM.of(name, dtype, bits.size)
+            _copy_quietly(self.flat[start:stop], torch.from_numpy(numbers))
+        elif self._array.dtype == dtype:
+            numbers = self._array[start:stop]
+        else:
+            numbers = ROOM.of(name, dtype, bits.size)
+            np.copyto(numbers, self._array[start:stop])
+        return NumberChunk(numbers, bits)
+
+
+def _copy_quietly(source: Tensor, target: Tensor) -> None:
+    for start in range(0, len(target), _QUIET):
+        target[start : start + _QUIET].copy_(source[start : start + _QUIET])
+
+
+def largest_step(x: Array, y: Array, dtype: torch.dtype) -> float:
+    """The largest `ulp_distance` between finite numbers, given their bits."""
+    if not x.size:
+        return 0.0
+    if dtype is UNSIGNED:
+        x, y = (side.view(np.uint8).astype(np.int16) for side in (x, y))
+    steps = np.subtract(x, y, out=ROOM.get("steps", x))
+    signs = np.bitwise_xor(x, y, out=ROOM.get("signs", x))
+    across = 0.0
+    if int(np.minimum.reduce(signs)) < 0:
+        across = _largest_sum(x, y, steps, signs)
+    return max(across, float(np.maximum.reduce(steps)), -float(np.minimum.reduce(steps)))
+
+
+def _largest_sum(x: Array, y: Array, steps: Array, signs: Array) -> float:
+    """The largest distance across zero, a sum of magnitudes; sets the wrapped `steps` to 0."""
+    magnitude, unsigned = np.iinfo(x.dtype).max, f"u{x.itemsize}"
+    opposite = np.less(signs, 0, out=ROOM.of("mask", np.bool_, x.size))
+    if int(np.count_nonzero(opposite)) * _RARE < x.size:
+        at = np.flatnonzero(opposite)
+        sums = (x[at] & magnitude).view(unsigned) + (y[at] & magnitude).view(unsigned)
+        steps[at] = 0
+    else:
+        np.right_shift(
+            signs, 8 * x.itemsize - 1, out=signs
+        )  # all bits set where signs are opposite
+        steps &= ~signs
+        sums = (x & magnitude).view(unsigned)
+        sums += (y & magnitude).view(unsigned)
+        sums &= signs.view(unsigned)
+    return float(np.maximum.reduce(sums))

@@ -14,7 +14,7 @@ from torch import Tensor
 from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import check_dtype, fits_float32, has_flat_numpy_view
 from paritas.core.numerics.block_sums import ROOM, Array
-from paritas.core.numerics.metrics import blocks
+from paritas.core.numerics.flat_blocks import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -19,7 +19,7 @@ from paritas.core.numerics.bits import (
     in_order_of_memory,
 )
 from paritas.core.numerics.block_sums import BLOCK, ROOM, Array
-from paritas.core.numerics.metrics import blocks
+from paritas.core.numerics.flat_blocks import blocks
 from paritas.core.numerics.sketch import SIGN_BLOCK, buckets, first_sign, sign_table, sketch
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.numerics.metrics import bitwise_equal, blocks, pair_metrics
+from paritas.core.numerics.flat_blocks import blocks
+from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.core.results.wording import ranges
 

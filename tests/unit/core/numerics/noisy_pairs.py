@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.core.numerics import metrics as pair_chunks
-from paritas.core.numerics import pair_figures
+from paritas.core.numerics import pair_figures, pair_totals
 from paritas.core.numerics.block_sums import BLOCK
 
 # What is worked on in float64 throughout, and what in float32.
@@ -28,6 +27,6 @@ def noisy(numel=LARGE, noise=1e-4, *, scale=1.0, mean=0.0, dtype=torch.float32):
 
 def use_tiny_blocks(monkeypatch):
     """Seven elements a block, and float32 wherever it holds the numbers."""
-    monkeypatch.setattr(pair_chunks, "BLOCK", 7)
+    monkeypatch.setattr(pair_totals, "BLOCK", 7)
     monkeypatch.setattr(pair_figures, "BLOCK", 7)
-    monkeypatch.setattr(pair_chunks, "_SMALL", 0)
+    monkeypatch.setattr(pair_totals, "_SMALL", 0)

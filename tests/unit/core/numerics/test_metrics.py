@@ -12,7 +12,9 @@ import torch
 from hypothesis import given
 
 from paritas.core.numerics import metrics as engine
-from paritas.core.numerics.metrics import bitwise_equal, blocks, pair_metrics
+from paritas.core.numerics.flat_blocks import blocks
+from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
+from paritas.core.numerics.pair_sums import sums_by_torch
 from paritas.core.results.items import Metrics
 from unit.core.numerics.exact import (
     BLOCK_SIZES,
@@ -25,6 +27,8 @@ from unit.core.numerics.exact import (
     from_bytes,
     pairs,
 )
+
+REAL = [dtype for dtype in DTYPES if not dtype.is_complex]
 
 # complex32 is as good as any other dtype here, whatever torch says of it.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -39,12 +43,30 @@ def test_metrics_are_right_for_any_dtype_stride_and_block(pair, block_size):
 
 def by_torch(reference, candidate, block_size):
     """As on a device, or of a large tensor where threads are many."""
-    return engine.sums_by_torch(reference, candidate, block_size).metrics(reference.shape)
+    return sums_by_torch(reference, candidate, block_size).metrics(reference.shape)
 
 
 @given(pairs(), BLOCK_SIZES)
 def test_metrics_by_torch_are_right_for_any_dtype_stride_and_block(pair, block_size):
     check(*pair, measure=by_torch, block_size=block_size)
+
+
+@given(pairs(REAL), BLOCK_SIZES)
+def test_numpy_and_torch_find_the_same(pair, block_size):
+    # What numpy leaves to torch, such as large integers, is torch's twice.
+    found, expected = (
+        engine.sum_pair(*pair, block_size=block_size),
+        sums_by_torch(*pair, block_size),
+    )
+    assert found.mean_rel == pytest.approx(expected.mean_rel, rel=1e-12, abs=0.0)
+    shape = pair[0].shape
+    figures = msgspec.structs.asdict(expected.metrics(shape))
+    for name, value in msgspec.structs.asdict(found.metrics(shape)).items():
+        # A cosine is of order one; every other figure has a scale of its own to be right to.
+        absolute = 1e-13 if name in {"cosine", "pcc"} else 0.0
+        is_sum = isinstance(value, float)
+        like = pytest.approx(value, rel=1e-12, abs=absolute, nan_ok=True) if is_sum else value
+        assert figures[name] == like, name
 
 
 def test_many_threads_of_torch_take_what_is_large(monkeypatch):

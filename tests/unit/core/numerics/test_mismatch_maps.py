@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.numerics.pair_figures import Marginal, mismatch_detail, telling_axes
+from paritas.core.numerics.mismatch_maps import Marginal, mismatch_detail, telling_axes
 
 # Warnings of torch about dtypes that it knows only in part.
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -159,13 +159,13 @@ def test_five_dimensions_and_a_row_longer_than_a_block(monkeypatch):
     assert detail.region == ((1, 2), (0, 3), (2, 3), (0, 5), (0, 6))
     assert detail.heat.axes == (0, 2)
     whole = planted((2, 3, 4, 5, 600), (..., slice(70, 90)))
-    monkeypatch.setattr("paritas.core.numerics.pair_figures._BLOCK", 64)
+    monkeypatch.setattr("paritas.core.numerics.mismatch_maps._BLOCK", 64)
     assert planted((2, 3, 4, 5, 600), (..., slice(70, 90))) == whole
 
 
 @pytest.mark.parametrize("block", [7, 40, 1 << 18])
 def test_strides_and_the_size_of_blocks_change_nothing(monkeypatch, block):
-    monkeypatch.setattr("paritas.core.numerics.pair_figures._BLOCK", block)
+    monkeypatch.setattr("paritas.core.numerics.mismatch_maps._BLOCK", block)
     reference, candidate = numbers(5, 6, 8), numbers(5, 6, 8)
     candidate[1:3, 2:, 5] -= 2.0
     expected = mismatch_detail(reference.clone(), candidate.clone())
