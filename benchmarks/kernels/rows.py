@@ -12,7 +12,7 @@ import time
 import traceback
 
 from paritas.core.errors import ParitasError
-from paritas.kernels.forking import shared_nursery
+from paritas.kernels.servers import shared_server
 
 TRIAL_SECONDS = 60
 
@@ -92,7 +92,7 @@ def share_out(left, jobs, work):
 
 def usable_nursery(preload, *, forks=False, trial=None):
     """The nursery of a worker; if it has threads, `trial` tells whether it can be used."""
-    nursery = shared_nursery(preload, forks=forks)
+    nursery = shared_server(preload, forks=forks)
     if nursery.problem and trial is not None:
         nursery.insists = True
         tried = forked(trial, TRIAL_SECONDS)

@@ -656,11 +656,11 @@ def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dic
 def _judge_kernel(run: SweepRun, settings: KernelSettings, tell: Callable[[str], None]) -> Verdict:
     """Judge a kernel; its processes are forked from this one, before the reference is loaded."""
     from paritas.kernels import KernelOptions
-    from paritas.kernels.forking import fork_nursery
     from paritas.kernels.judge import judge_kernel
+    from paritas.kernels.servers import fork_server
 
     if run.device == "cpu":
-        fork_nursery()
+        fork_server()
     options = KernelOptions(
         cases=settings.cases,
         seed=settings.seed,
