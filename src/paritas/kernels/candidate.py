@@ -20,6 +20,7 @@ import torch
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.computable import is_number
 from paritas.core.execution.saved_state import ProcessState
+from paritas.core.workers.channel import ChannelClosedError
 from paritas.kernels.calling import measure
 from paritas.kernels.messages import (
     LONGEST_TEXT,
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
 
     from paritas.core.workers.channel import Channel
 
+# The exit code of a process that cannot go on.
+_RAISED = 70
+
 
 def prepare_candidates(settings: bytes, *, forks: bool) -> Callable[[Channel], None]:
     """Import what candidates need; returns what the process of one does.
@@ -65,7 +69,12 @@ def prepare_candidates(settings: bytes, *, forks: bool) -> Callable[[Channel], N
         if forks:
             # Torch makes its pool anew here; two threads of a candidate would race for it.
             torch.set_num_threads(1)
-        _Candidate(own_code).follow(channel)
+        try:
+            _Candidate(own_code).follow(channel)
+        except ChannelClosedError:
+            raise
+        except BaseException:  # noqa: BLE001  (what the candidate printed is not followed by ours)
+            os._exit(_RAISED)
 
     return work
 

@@ -49,11 +49,11 @@ class SideName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 # --- Orders ---------------------------------------------------------------------------------------
 
 
-class _Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _Order(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class Load(_Order):
+class Load(_Order, frozen=True, kw_only=True):
     """Import a side, as from this folder, with this search path."""
 
     side: SideName
@@ -64,7 +64,7 @@ class Load(_Order):
     is_candidate: bool
 
 
-class Construct(_Order):
+class Construct(_Order, frozen=True, kw_only=True):
     """Make what is called.
 
     Attributes:
@@ -81,7 +81,7 @@ class Construct(_Order):
     reads_state: bool = True
 
 
-class SetState(_Order):
+class SetState(_Order, frozen=True, kw_only=True):
     """Write to parameters and buffers."""
 
     state: Encoded
@@ -126,7 +126,7 @@ class CallConditions(msgspec.Struct, frozen=True, kw_only=True):
 PLAIN_CONDITIONS = CallConditions()
 
 
-class Call(_Order):
+class Call(_Order, frozen=True, kw_only=True):
     """Make one call, and answer with everything that its caller could observe.
 
     Attributes:
@@ -151,7 +151,7 @@ class Call(_Order):
     conditions: CallConditions = PLAIN_CONDITIONS
 
 
-class Rehearse(_Order):
+class Rehearse(_Order, frozen=True, kw_only=True):
     """Make one call, and forget its result."""
 
     inputs: Encoded
@@ -160,7 +160,7 @@ class Rehearse(_Order):
     grad: bool
 
 
-class Measure(_Order):
+class Measure(_Order, frozen=True, kw_only=True):
     """Time some calls.
 
     Attributes:
@@ -175,7 +175,7 @@ class Measure(_Order):
     checked: int
 
 
-class CheckRegistrations(_Order):
+class CheckRegistrations(_Order, frozen=True, kw_only=True):
     """Run `torch.library.opcheck`."""
 
     inputs: Encoded

@@ -92,7 +92,8 @@ class Channel:
             MessageError: it is something else.
         """
         until = None if seconds is None else time.monotonic() + seconds
-        return self._decode(self._read(_HEADER.size, until), kind, until)
+        message: T = self._decode(self._read(_HEADER.size, until), kind, until)
+        return message
 
     def receive_with_descriptors(self, kind: type[T]) -> tuple[T, list[int]]:
         """Wait for one message, and take the file descriptors that come with it.

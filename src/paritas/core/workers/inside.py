@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,10 @@ if sys.platform != "win32":
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# The exit code of a worker that raised.
+FAILED = 71
 
 
 class CannotForkError(Exception):
@@ -83,10 +88,16 @@ def begin() -> NoReturn:
 
 def work(do: Callable[[Channel], None], channel: Channel) -> NoReturn:
     """Work until the channel is closed, and skip the exit handlers: they are not this process's."""
-    with contextlib.suppress(ChannelClosedError):
+    code = 0
+    try:
         do(channel)
+    except ChannelClosedError:
+        pass
+    except BaseException:  # noqa: BLE001  (whoever watches has the exit code and the log)
+        traceback.print_exc()
+        code = FAILED
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def become_worker(log: int = 2, *, memory: int = 0, dies_with_parent: bool = True) -> None:
