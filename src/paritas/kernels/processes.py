@@ -11,13 +11,14 @@ import shutil
 import sys
 import tempfile
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.workers.channel import ChannelClosedError, MessageError
 from paritas.core.workers.starting import describe_end
-from paritas.core.workers.worker import start_worker
+from paritas.core.workers.worker import Worker, start_worker
 from paritas.kernels.messages import (
     LONGEST_TEXT,
     Broken,
@@ -94,10 +95,10 @@ class CandidateProcess:
         _folders.add(self._folder.name)
         if device.startswith("cuda"):
             memory = 0  # CUDA reserves far more addresses than it uses
-        usable = server if server is not None and server.is_usable else None
-        self._worker = start_worker(
-            candidate_program(), usable, candidate_environment(), memory=memory
-        )
+        if server is not None and server.is_usable:
+            self._worker = Worker(partial(server.start, memory=memory))
+        else:
+            self._worker = start_worker(candidate_program(), candidate_environment(), memory=memory)
         self.is_gone = False
         order = Load(
             side=side,

@@ -7,17 +7,19 @@ Nothing is unpickled here: that would run code of the other process in this one.
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import socket
 import struct
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 _HEADER = struct.Struct("<Q")
@@ -35,6 +37,24 @@ class ChannelClosedError(ConnectionError):
     """The other process has ended, or closed its end."""
 
 
+# The ends of this process.
+_ends_here: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def forget_ends() -> None:
+    """In a fork, close the ends of its parent: otherwise nobody notices that the parent ends."""
+    for end in list(_ends_here):
+        end.forget()
+
+
+def wait_for_any(channels: Mapping[K, Channel], seconds: float) -> list[K]:
+    """The keys of the channels on which something has arrived, or that the other end has closed."""
+    with selectors.DefaultSelector() as selector:
+        for key, channel in channels.items():
+            selector.register(channel, selectors.EVENT_READ, key)
+        return [ready.data for ready, _ in selector.select(seconds)]
+
+
 class Channel:
     """One end of a connection."""
 
@@ -44,8 +64,9 @@ class Channel:
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Two ends: for this process, and for another one."""
-        here, there = socket.socketpair()
-        return cls(here), cls(there)
+        here, there = (cls(end) for end in socket.socketpair())
+        _ends_here.add(here)
+        return here, there
 
     @classmethod
     def of(cls, descriptor: int) -> Channel:
@@ -115,7 +136,7 @@ class Channel:
 
     def has_content(self, seconds: float = 0.0) -> bool:
         """Wait until a message begins, or the other end is closed; False after the time limit."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        return bool(wait_for_any({0: self}, seconds))
 
     def close(self) -> None:
         """Close this end; the other process notices, and whoever waits here in another thread."""

@@ -12,6 +12,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -124,6 +125,14 @@ def become_worker(log: int = 2, *, memory: int = 0, dies_with_parent: bool = Tru
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     _limit_memory(memory)
+
+
+def dies_with_starter() -> bool:
+    """Whether a process that is started here, and used by any thread, may die with its parent.
+
+    The system asks for the thread that started it, and only the main one lives as long.
+    """
+    return threading.current_thread() is threading.main_thread()
 
 
 def die_with_parent() -> None:

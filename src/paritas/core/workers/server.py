@@ -12,7 +12,7 @@ import threading
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from paritas.core.workers.channel import Channel, ChannelClosedError
-from paritas.core.workers.inside import Start
+from paritas.core.workers.inside import Start, dies_with_starter
 from paritas.core.workers.serving import LookAtWorker, Prepared, Started, StartWorker, WorkerEnd
 from paritas.core.workers.serving import serve as be_server
 from paritas.core.workers.starting import (
@@ -73,8 +73,7 @@ class WorkerServer:
             program=program,
             is_server=True,
             idle_seconds=idle_seconds,
-            # The system asks for the thread that started it, which may end before this process.
-            dies_with_parent=threading.current_thread() is threading.main_thread(),
+            dies_with_parent=dies_with_starter(),
         )
         self._orders, there = Channel.pair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)

@@ -83,7 +83,7 @@ class ForkedProcess:
         return self._code
 
 
-def fork_process(begin: Callable[[], None], log: int, foreign: Iterable[int]) -> ForkedProcess:
+def fork_process(begin: Callable[[], None], log: int, foreign: Iterable[int] = ()) -> ForkedProcess:
     """Fork this process, to do something in a session of its own.
 
     Args:

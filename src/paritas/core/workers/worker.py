@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
-from paritas.core.workers.channel import Channel
-from paritas.core.workers.inside import Start
-from paritas.core.workers.starting import kill_group, start_interpreter, wait_for_end
+from paritas.core.workers.channel import Channel, forget_ends
+from paritas.core.workers.inside import Start, become_worker, dies_with_starter, work
+from paritas.core.workers.starting import (
+    fork_process,
+    kill_group,
+    start_interpreter,
+    wait_for_end,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from paritas.core.workers.inside import Program
-    from paritas.core.workers.server import WorkerServer
     from paritas.core.workers.starting import Process
 
 _LONG = 1e9
@@ -75,22 +79,33 @@ class Worker:
 
 
 def start_worker(
-    program: Program,
-    server: WorkerServer | None,
-    environment: Mapping[str, str],
-    *,
-    memory: int = 0,
+    program: Program, environment: Mapping[str, str], *, memory: int = 0, outlives: bool = False
 ) -> Worker:
-    """Start a worker: from the server if there is one, otherwise as a new interpreter."""
+    """Start a worker in a new interpreter.
+
+    Args:
+        memory: how many bytes it may allocate; 0 for no limit.
+        outlives: it may go on when the thread that starts it ends.
+    """
+    dies_with_parent = not outlives or dies_with_starter()
+    start = Start(program=program, memory=memory, dies_with_parent=dies_with_parent)
+    return Worker(
+        lambda there, log: start_interpreter(
+            start, there.fileno(), log.fileno(), environment=environment
+        )
+    )
+
+
+def fork_worker(program: Program) -> Worker:
+    """Start a worker that is a fork of this process, with everything that is in its memory."""
+    dies_with_parent = dies_with_starter()
 
     def start(there: Channel, log: IO[bytes]) -> Process:
-        if server is not None:
-            return server.start(there, log, memory=memory)
-        return start_interpreter(
-            Start(program=program, memory=memory),
-            there.fileno(),
-            log.fileno(),
-            environment=environment,
-        )
+        def begin() -> NoReturn:
+            forget_ends()
+            become_worker(dies_with_parent=dies_with_parent)
+            work(program.prepare(forks=False), there)
+
+        return fork_process(begin, log.fileno())
 
     return Worker(start)
