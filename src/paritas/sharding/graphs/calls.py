@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.core.placement.placement import Place, Recipe
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.core.results.rank_backends import BackendName
 
 
 # --- A graph as it was read -----------------------------------------------------------------------
@@ -183,7 +183,7 @@ class GraphSettings:
     strict: bool = False
     imports: tuple[str, ...] = ()
     device: str | None = None
-    confirm: Confirm | None = None
+    confirm: BackendName | None = None
     prove: bool = False
     memory: int = 4 << 30
 

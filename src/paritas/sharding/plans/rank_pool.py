@@ -28,7 +28,7 @@ from paritas.core.errors import (
     first_line,
     in_one_line,
 )
-from paritas.core.results.graph_reports import Confirm as Backend
+from paritas.core.results.rank_backends import GLOO, RANK_BACKENDS, BackendName
 from paritas.core.workers.channel import Channel, ChannelClosedError, wait_for_any
 from paritas.core.workers.inside import Program
 from paritas.core.workers.starting import environment_here, signal_name, wait_for_end
@@ -36,8 +36,6 @@ from paritas.core.workers.worker import Worker, fork_worker, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from paritas.core.results.graph_reports import Confirm
 
 
 # --- A process of a pool: join the group, then run one task after the other -----------------------
@@ -48,7 +46,7 @@ class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     ranks: int
-    backend: Backend
+    backend: BackendName
     folder: str
 
 
@@ -109,14 +107,14 @@ def _join_group(seat: RankSeat) -> None:
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    if seat.backend == "nccl":
+    backend = RANK_BACKENDS[seat.backend]
+    if backend.needs_own_device:
         torch.cuda.set_device(seat.rank)
     store: Any = distributed.FileStore(  # type: ignore[attr-defined]
         str(Path(seat.folder) / "rendezvous"), seat.ranks
     )
     distributed.init_process_group(
-        # Metadata that ranks exchange before a collective lies on the host.
-        "cpu:gloo,cuda:nccl" if seat.backend == "nccl" else "gloo",
+        backend.group,
         store=store,
         rank=seat.rank,
         world_size=seat.ranks,
@@ -249,7 +247,9 @@ class RankPool:
         LostRankError: a rank did not start.
     """
 
-    def __init__(self, ranks: int, method: str | None = None, backend: Confirm = "gloo") -> None:
+    def __init__(
+        self, ranks: int, method: str | None = None, backend: BackendName = GLOO.name
+    ) -> None:
         if not 1 <= ranks <= MOST_RANKS:
             raise UsageError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
         self.ranks = ranks
@@ -365,10 +365,10 @@ class RankPool:
         self.close()
 
 
-_WARM: dict[tuple[int, Confirm], RankPool] = {}
+_WARM: dict[tuple[int, BackendName], RankPool] = {}
 
 
-def warm_pool(ranks: int, backend: Confirm = "gloo") -> RankPool:
+def warm_pool(ranks: int, backend: BackendName = GLOO.name) -> RankPool:
     """The pool of this process with so many ranks: started once, used by all."""
     pool = _WARM.get((ranks, backend))
     if pool is None or pool.closed or pool.owner != os.getpid():
