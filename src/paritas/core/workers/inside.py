@@ -74,6 +74,10 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_seconds: float = 0.0
     dies_with_parent: bool = True
 
+    def to_text(self) -> str:
+        """Encode as one argument."""
+        return msgspec.json.encode(self).decode()
+
 
 def begin() -> NoReturn:
     """Be what the command line of this new interpreter asks for."""

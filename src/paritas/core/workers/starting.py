@@ -1,4 +1,4 @@
-"""Start a process: a new interpreter, or a fork of this one."""
+"""Start a process: a new interpreter, or a fork of this one. Only the standard library."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import time
 import traceback
 import warnings
 from typing import TYPE_CHECKING, Protocol
-
-import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +46,7 @@ def start_interpreter(
     unless the environment names it.
     """
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", _BEGIN, msgspec.json.encode(start).decode(), str(channel)],
+        [sys.executable, "-P", "-c", _BEGIN, start.to_text(), str(channel)],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
