@@ -163,7 +163,7 @@ class _Candidate:
         return Constructed(
             settings=before.put_back(),
             state=encode(dict(observer.state()) if order.reads_state else {}),
-            train=None if observer.module is None else observer.module.training,
+            train=None if observer.module is None else bool(observer.module.training),
             outside=self._audit.take(),
         )
 

@@ -23,7 +23,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 _HEADER = struct.Struct("<Q")
-# A longer message is not from us.
+# A longer message is not from us, unless more is allowed.
 MOST_BYTES = 1 << 34
 _CHUNK = 1 << 20
 _MOST_DESCRIPTORS = 2
@@ -104,8 +104,10 @@ class Channel:
         except OSError as error:
             raise ChannelClosedError(str(error)) from error
 
-    def receive(self, kind: type[T], *, seconds: float | None = None) -> T:
-        """Wait for one message of a type, which may be a union.
+    def receive(
+        self, kind: type[T], *, seconds: float | None = None, most_bytes: int = MOST_BYTES
+    ) -> T:
+        """Wait for one message of a type, which may be a union, and is not longer than allowed.
 
         Raises:
             ChannelClosedError: the other end is closed.
@@ -113,7 +115,8 @@ class Channel:
             MessageError: it is something else.
         """
         until = None if seconds is None else time.monotonic() + seconds
-        message: T = self._decode(self._read(_HEADER.size, until), kind, until)
+        header = self._read(_HEADER.size, until)
+        message: T = self._decode(header, kind, until, most_bytes)
         return message
 
     def receive_with_descriptors(self, kind: type[T]) -> tuple[T, list[int]]:
@@ -132,7 +135,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from error
         if len(header) < _HEADER.size:
             header += self._read(_HEADER.size - len(header), None)
-        return self._decode(header, kind, None), descriptors
+        return self._decode(header, kind, None, MOST_BYTES), descriptors
 
     def has_content(self, seconds: float = 0.0) -> bool:
         """Wait until a message begins, or the other end is closed; False after the time limit."""
@@ -148,9 +151,9 @@ class Channel:
         """Close what this process has of an end that is another's."""
         self._socket.close()
 
-    def _decode(self, header: bytes, kind: Any, until: float | None) -> Any:
+    def _decode(self, header: bytes, kind: Any, until: float | None, most_bytes: int) -> Any:
         (length,) = _HEADER.unpack(header)
-        if length > MOST_BYTES:
+        if length > most_bytes:
             raise MessageError(f"a message of {length} bytes")
         try:
             return msgspec.msgpack.decode(self._read(length, until), type=kind)

@@ -76,7 +76,10 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None as long as it runs."""
         if self._code is None:
-            process, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                process, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # the program ignores the ends of its children
+                process, status = self.pid, 0
             self._code = os.waitstatus_to_exitcode(status) if process else None
         return self._code
 

@@ -51,16 +51,30 @@ class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTask(msgspec.Struct, frozen=True):
-    """A function and its payload, pickled: they are this process's own."""
+    """A function and its payload, pickled: they are the parent's own."""
 
-    content: bytes
+    content: list[bytes]
 
 
 class RankReply(msgspec.Struct, frozen=True):
     """What the function returned, pickled, or what it raised, in words."""
 
-    value: bytes | None = None
+    value: list[bytes] | None = None
     error: str | None = None
+
+
+# The state of a large model is a long message; MessagePack has no bytes of 4 GiB or more.
+_MOST_BYTES = 1 << 62
+_PART_BYTES = 1 << 30
+
+
+def _pickled(value: Any) -> list[bytes]:
+    content = memoryview(pickle.dumps(value))
+    return [bytes(content[i : i + _PART_BYTES]) for i in range(0, len(content), _PART_BYTES)]
+
+
+def _unpickled(parts: list[bytes]) -> Any:
+    return pickle.loads(b"".join(parts))  # noqa: S301  (from our own processes)
 
 
 # The parent's timeout ends a task. This one applies if the parent is gone.
@@ -87,18 +101,18 @@ def prepare_rank(settings: bytes, *, forks: bool) -> Callable[[Channel], None]: 
             return
         channel.send(RankReply())
         while True:
-            channel.send(_run_task(seat, channel.receive(RankTask)))
+            channel.send(_run_task(seat, channel.receive(RankTask, most_bytes=_MOST_BYTES)))
 
     return work
 
 
 def _run_task(seat: RankSeat, task: RankTask) -> RankReply:
     try:
-        function, payload = pickle.loads(task.content)  # noqa: S301  (the parent's own)
-        return RankReply(pickle.dumps(function(seat.rank, seat.ranks, payload)))
+        function, payload = _unpickled(task.content)
+        return RankReply(_pickled(function(seat.rank, seat.ranks, payload)))
     except Exception as error:  # noqa: BLE001  (the parent reports it)
         so_far = getattr(error, "so_far", None)
-        value = None if so_far is None else pickle.dumps(so_far)
+        value = None if so_far is None else _pickled(so_far)
         return RankReply(value, in_one_line(error, 300))
 
 
@@ -320,10 +334,10 @@ class RankPool:
     def _answer(self, rank: int, answers: Mapping[int, RankAnswer]) -> RankAnswer:
         """The answer of a rank; its death is an error."""
         try:
-            reply = self._workers[rank].channel.receive(RankReply)
+            reply = self._workers[rank].channel.receive(RankReply, most_bytes=_MOST_BYTES)
         except ChannelClosedError:
             self._fail(self._death(rank), [rank], answers)
-        value = None if reply.value is None else pickle.loads(reply.value)  # noqa: S301  (our own)
+        value = None if reply.value is None else _unpickled(reply.value)
         return RankAnswer(value, reply.error)
 
     def _death(self, rank: int) -> str:
@@ -388,7 +402,7 @@ atexit.register(close_pools)
 
 def _pack_task(task: Any, payload: Any) -> RankTask:
     try:
-        return RankTask(pickle.dumps((task, payload)))
+        return RankTask(_pickled((task, payload)))
     except Exception as error:  # noqa: BLE001  (a user's object may raise anything when pickled)
         text = first_line(error, 1000) or type(error).__name__
         raise UsageError(
