@@ -18,6 +18,7 @@ from paritas.core.workers.serving import serve as be_server
 from paritas.core.workers.starting import (
     describe_end,
     fork_process,
+    read_output,
     start_interpreter,
     wait_for_end,
 )
@@ -176,10 +177,7 @@ class WorkerServer:
 
     def read_log(self) -> str:
         """The end of what it printed."""
-        with contextlib.suppress(OSError, ValueError):
-            content = os.pread(self._log.fileno(), 1 << 16, 0)
-            return content.decode(errors="replace").strip()[-_LONGEST_LOG:]
-        return ""
+        return read_output(self._log).strip()[-_LONGEST_LOG:]
 
     def stop(self) -> None:
         """End it, and all its workers."""

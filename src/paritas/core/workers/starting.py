@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import warnings
-from typing import TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -126,6 +126,14 @@ def kill_group(process: int) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(process, signal.SIGKILL)
+
+
+def read_output(log: IO[bytes]) -> str:
+    """What a process has printed to its log; it may go on printing where it is."""
+    with contextlib.suppress(OSError, ValueError):  # the log is closed
+        descriptor = log.fileno()
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+    return ""
 
 
 def describe_end(code: int) -> str:

@@ -11,6 +11,7 @@ from paritas.core.workers.inside import Start, become_worker, dies_with_starter,
 from paritas.core.workers.starting import (
     fork_process,
     kill_group,
+    read_output,
     start_interpreter,
     wait_for_end,
 )
@@ -66,10 +67,7 @@ class Worker:
 
     def read_log(self) -> str:
         """What it printed."""
-        with contextlib.suppress(OSError, ValueError):
-            self._log.seek(0)
-            return self._log.read().decode(errors="replace")
-        return ""
+        return read_output(self._log)
 
     def close(self) -> None:
         """Forget it; it has ended."""
