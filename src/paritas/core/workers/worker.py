@@ -37,7 +37,6 @@ class Worker:
         """`start` starts it with its end of the channel, and the file of its output."""
         self.channel, there = Channel.pair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed with it)
-        self._is_reaped = False
         try:
             self.process = start(there, self._log)
         except BaseException:
