@@ -231,19 +231,21 @@ def _forked_scripts() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _forked_nursery() -> Iterator[None]:
+def _forked_server() -> Iterator[None]:
     """The process that candidates of `paritas kernel` are forked from is forked itself."""
-    from paritas.kernels import forking
+    from paritas.core.workers import starting
+    from paritas.kernels import servers
 
     def start(command: list[str], **how: object) -> object:
-        kind = processes.ForkedNursery if processes._can_fork() else subprocess.Popen
-        return kind(command, **how)
+        is_server = '"is_server":true' in command[-2] and "paritas.kernels" in command[-2]
+        is_forked = is_server and processes._can_fork()
+        return (processes.ForkedServer if is_forked else subprocess.Popen)(command, **how)
 
     forked = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(forking, "subprocess", forked)
+        patching.setattr(starting, "subprocess", forked)
         yield
-        forking.stop_nurseries()
+        servers.stop_servers()
 
 
 @pytest.fixture

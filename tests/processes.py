@@ -178,14 +178,14 @@ def be_python() -> NoReturn:
     sys.exit(done.returncode)
 
 
-class ForkedNursery:
-    """As `subprocess.Popen`, as far as a nursery of candidates uses it: forked, not started."""
+class ForkedServer:
+    """As `subprocess.Popen`, as far as a server of candidates uses it: forked, not started."""
 
     def __init__(self, command: Sequence[str], *, pass_fds: Sequence[int], **_: object) -> None:
         _start_server()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         given = (command[1:-1], environment, _End(pass_fds[0]))
-        self._process = _SERVER.Process(target=_be_nursery, args=given)
+        self._process = _SERVER.Process(target=_be_server, args=given)
         self._process.start()
         self.pid = self._process.pid
 
@@ -377,7 +377,7 @@ def _take_over(environment: Mapping[str, str], folder: str) -> None:
     multiprocessing.current_process()._config["daemon"] = False
 
 
-def _be_nursery(arguments: Sequence[str], environment: Mapping[str, str], end: int) -> NoReturn:
+def _be_server(arguments: Sequence[str], environment: Mapping[str, str], end: int) -> NoReturn:
     os.setsid()
     multiprocessing.process._parent_process = None
     os.environ.update(environment)

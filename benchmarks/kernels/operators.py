@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 from benchmarks.kernels import opinfo, truth
-from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_nursery
+from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_server
 
 from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels import KernelOptions
@@ -136,7 +136,7 @@ def run(asked):
     print(f"{len(done)} rows, {len(left)} to go", file=sys.stderr)
 
     def work(taken):
-        nursery = usable_nursery(
+        server = usable_server(
             PRELOADED,
             forks=asked.device == "cpu",
             trial=lambda: judged("neg", "float32", asked),
@@ -149,7 +149,7 @@ def run(asked):
             if row["status"] == "no result" and seconds < asked.each:
                 break
             add_row(asked.out, {"operator": name, "dtype": dtype, "half": half(name), **row})
-        nursery.stop()
+        server.stop()
 
     share_out(left, asked.jobs, work)
 

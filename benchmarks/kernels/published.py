@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 from benchmarks.kernels.answers import asked_of_both, is_wrong, loaded, made
-from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_nursery
+from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_server
 
 from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels import PROMISES, KernelOptions
@@ -224,7 +224,7 @@ def run(asked):
     print(f"{len(done)} rows, {len(left)} to go", flush=True)
 
     def work(taken):
-        nursery = usable_nursery(asked.preload)
+        server = usable_server(asked.preload)
         for name, task, kernel in taken:
             limit = int(min(2 * asked.each, until - time.monotonic()))
             if limit < asked.least:
@@ -233,7 +233,7 @@ def run(asked):
             if row["status"] == "no result" and limit < 2 * asked.each:
                 break  # it had less time than the others
             add_row(asked.out, {"item": name, "half": half(name), **row})
-        nursery.stop()
+        server.stop()
 
     share_out(left, asked.jobs, work)
 

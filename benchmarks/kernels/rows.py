@@ -12,7 +12,7 @@ import time
 import traceback
 
 from paritas.core.errors import ParitasError
-from paritas.kernels.forking import shared_nursery
+from paritas.kernels.servers import shared_server
 
 TRIAL_SECONDS = 60
 
@@ -90,12 +90,12 @@ def share_out(left, jobs, work):
         os.waitpid(child, 0)
 
 
-def usable_nursery(preload, *, forks=False, trial=None):
-    """The nursery of a worker; if it has threads, `trial` tells whether it can be used."""
-    nursery = shared_nursery(preload, forks=forks)
-    if nursery.problem and trial is not None:
-        nursery.insists = True
+def usable_server(preload, *, forks=False, trial=None):
+    """The server of a worker; if it has threads, `trial` tells whether it can be used."""
+    server = shared_server(preload, forks=forks)
+    if server.problem and trial is not None:
+        server.insists = True
         tried = forked(trial, TRIAL_SECONDS)
-        nursery.insists = tried["status"] in {"identical", "equivalent"}
-        print(f"cannot fork: {nursery.problem}; a trial gives {tried}", file=sys.stderr)
-    return nursery
+        server.insists = tried["status"] in {"identical", "equivalent"}
+        print(f"cannot fork: {server.problem}; a trial gives {tried}", file=sys.stderr)
+    return server

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import threading
 import types
 
 from paritas.app.cli import main
-from paritas.sweeping import processes
+from paritas.core.workers import inside, starting
 
 
 class ForkedServer:
@@ -25,54 +26,49 @@ class ForkedServer:
 
     def __init__(self) -> None:
         self._lock, self.returncode = threading.Lock(), None
-        (mine, self._write), (self._read, theirs) = os.pipe(), os.pipe()
+        self._orders, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
             os.setsid()
-            os.dup2(mine, 0)
-            os.dup2(theirs, 1)
-            for end in (mine, theirs, self._write, self._read):
-                os.close(end)
-            self._serve()
-        os.close(mine)
-        os.close(theirs)
-        self.stdin, self.stdout = os.fdopen(self._write, "wb"), os.fdopen(self._read, "rb")
+            self._orders.close()
+            self._serve(theirs)
+        theirs.close()
 
-    def __call__(self, command, *, env, cwd, **_):
-        assert command[:2] == [sys.executable, "-c"]
-        told = json.dumps([command[2:], env, cwd]) + "\n"
-        self.stdin.write(told.encode())
-        self.stdin.flush()
+    def __call__(self, command, *, env, cwd, pass_fds, stdout, **_):
+        told = json.dumps([command[-2], env, cwd]) + "\n"
+        socket.send_fds(self._orders, [told.encode()], [*pass_fds, stdout])
+        self._orders.close()
         return self
 
-    def wait(self, timeout=None):
-        """Several threads may wait; it is told to end before."""
+    def poll(self):
+        """Several threads may ask."""
         with self._lock:
             if self.returncode is None:
-                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                process, status = os.waitpid(self.pid, os.WNOHANG)
+                self.returncode = os.waitstatus_to_exitcode(status) if process else None
         return self.returncode
 
-    def kill(self):
-        """It has ended: it was waited for."""
-
-    def _serve(self):
-        line = b""
-        while not line.endswith(b"\n"):  # what follows is for the server
-            byte = os.read(0, 1)
-            if not byte:
+    def _serve(self, orders):
+        told, (channel, log), *_ = socket.recv_fds(orders, 1 << 20, 2)
+        while not told.endswith(b"\n"):
+            more = orders.recv(1 << 20)
+            if not more:
                 os._exit(0)
-            line += byte
-        (_, place), environment, folder = json.loads(line)
+            told += more
+        start, environment, folder = json.loads(told)
+        orders.close()
+        for target in (1, 2):
+            os.dup2(log, target)
         os.environ.update(environment)
         os.chdir(folder)
         sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-        sys.argv = ["-c", place]
-        processes.serve()
+        sys.argv = ["-c", start, str(channel)]
+        inside.begin()
 
 
 if __name__ == "__main__":
     forked = types.SimpleNamespace(**{**vars(subprocess), "Popen": ForkedServer()})
-    processes.subprocess = forked
+    starting.subprocess = forked
     if sys.argv[1].endswith(".py"):
         runpy.run_path(sys.argv[1], run_name="__main__")
     else:

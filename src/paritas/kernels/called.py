@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from paritas.core.judging.comparer import CollectedFindings
 from paritas.core.results.findings import Aspect, Status
 from paritas.core.results.items import harness
 from paritas.kernels.comparing import encode_inputs, setting_findings, stand_in
+from paritas.kernels.messages import (
+    PLAIN_CONDITIONS,
+    Call,
+    CallConditions,
+    CallRecord,
+    Loaded,
+    SetState,
+    StateSet,
+)
 from paritas.kernels.processes import CandidateProcess
 from paritas.kernels.weights import fitting, match_weights
 from paritas.kernels.wire import decode, encode
@@ -19,8 +30,8 @@ if TYPE_CHECKING:
 
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.judge import KernelJudge
+    from paritas.kernels.messages import SideName
     from paritas.kernels.references import JudgedCase, KernelTask
-    from paritas.kernels.sides import SideName
 
 # A construction, or the first call of a process, may take longer than another call.
 _TIMES_TO_BUILD = 3
@@ -43,7 +54,7 @@ class CalledCandidate:
     """
 
     def __init__(self, judge: KernelJudge, name: SideName, cases: Sequence[JudgedCase]) -> None:
-        self._name, self._nursery = name, judge.nursery
+        self._name, self._server = name, judge.server
         self._options, self._task, self._limit = judge.options, judge.task, judge.limit
         self.process: CandidateProcess | None = None
         self.names: dict[str, str] = {}
@@ -64,7 +75,7 @@ class CalledCandidate:
         return self.process
 
     @property
-    def loaded(self) -> dict[str, Any]:
+    def loaded(self) -> Loaded:
         """What its import did."""
         return self._running.loaded
 
@@ -78,12 +89,12 @@ class CalledCandidate:
         """The time limit of a call that may build a kernel."""
         return self._options.call_seconds * _TIMES_TO_BUILD
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Loaded:
         """Start its process, and return what loading it did."""
         self.end()
         self.process = CandidateProcess(
             self._name,
-            self._nursery,
+            self._server,
             device=self._options.device,
             memory=self._options.memory,
             seconds=max(60.0, self._options.call_seconds * 10),
@@ -106,8 +117,8 @@ class CalledCandidate:
             CannotConstructError: it cannot be made.
         """
         key = case.construction, case.dtype, case.is_moved
-        if (self.process is None or self.process.is_gone) and self.start()["error"]:
-            raise CannotConstructError(self.loaded["error"])
+        if (self.process is None or self.process.is_gone) and self.start().error:
+            raise CannotConstructError(self.loaded.error)
         if self._made == key and not self.memory:
             return CollectedFindings()
         made = self._running.construct(
@@ -117,10 +128,10 @@ class CalledCandidate:
             case.dtype if self._task.side.is_module_class else "",
             moves=case.is_moved,
         )
-        if made["error"]:
-            raise CannotConstructError(made["error"])
-        own: dict[str, Tensor] = decode(made["state"])
-        self._own_mode = made["train"]
+        if made.error or made.state is None:
+            raise CannotConstructError(made.error)
+        own: dict[str, Tensor] = decode(made.state)
+        self._own_mode = made.train
         reference = self._task.state((case.construction, case.dtype, 0, None))
         self.names = match_weights(reference, own, reshapes=not self._options.gradients)
         self._fit = {
@@ -131,7 +142,7 @@ class CalledCandidate:
         ]
         self.stand = stand_in({self.names.get(name, name): v for name, v in own.items()})
         self._made, self._weights = key, None
-        return setting_findings(made["settings"], "constructing the candidate")
+        return setting_findings(made.settings, "constructing the candidate")
 
     def set_weights(self, case: KernelCase) -> CollectedFindings:
         """Give the candidate the parameters of the reference of this case."""
@@ -143,14 +154,14 @@ class CalledCandidate:
         values = {
             name: self._fit[name](state[theirs].detach()) for name, theirs in self.names.items()
         }
-        answer = {"error": None}
+        answer = StateSet()
         if values:
-            order = {"do": "state", "state": encode(values)}
-            answer = self._running.ask(order, self._options.call_seconds)
+            order = SetState(state=encode(values))
+            answer = self._running.ask(order, StateSet, self._options.call_seconds)
         self._weights = (key[0], key[1], key[2])
-        if answer["error"]:
+        if answer.error:
             collected.compared += 1
-            reason = f"the candidate's parameters cannot be set: {answer['error']}"
+            reason = f"the candidate's parameters cannot be set: {answer.error}"
             collected.add(harness("candidate"), Aspect.STRUCTURE, Status.DIFFERENT, reason)
         return collected
 
@@ -164,31 +175,32 @@ class CalledCandidate:
             name for name, one in state.items() if name not in known and one.is_floating_point()
         ]
 
-    def call(self, case: KernelCase, **further: Any) -> dict[str, Any]:
-        """Call it on a case; `further` are parts of the order."""
+    def call(self, case: KernelCase, conditions: CallConditions = PLAIN_CONDITIONS) -> CallRecord:
+        """Call it on a case."""
         self._counts += 1
         # A candidate that sees that it is watched only sometimes behaves only then.
-        is_imported = self._task.side.file in self.loaded["files"]
-        order = {
-            "do": "call",
-            "watch": bool(self._options.forbid) and not further.get("wide"),
-            "profile": is_imported and self._task.side.file != self._name.file,
-            "inputs": encode_inputs(case.inputs),
-            "seed": (self._options.seed * 7919 + self._counts * 104729) % (1 << 31),
-            "pattern": self._counts % 2,
-            "train": case.train if case.train is not None else self._own_mode,
-            "shared": list(self.names),
-            "attributes": self.memory,
-            "reuse": case.reuse,
-            "grad": self._options.gradients,
-            "grad_mode": False,
-            "cotangents": self._options.seed,
-            "wide": None,
-            **further,
-        }
+        is_watched = bool(self._options.forbid) and conditions.wide is None
+        is_imported = self._task.side.file in self.loaded.files
+        order = Call(
+            inputs=encode_inputs(case.inputs),
+            seed=(self._options.seed * 7919 + self._counts * 104729) % (1 << 31),
+            pattern=self._counts % 2 if conditions.pattern is None else conditions.pattern,
+            train=case.train if case.train is not None else self._own_mode,
+            shared=list(self.names),
+            attributes=self.memory,
+            reuse=case.reuse,
+            grad=self._options.gradients,
+            cotangents=self._options.seed,
+            conditions=msgspec.structs.replace(
+                conditions,
+                watch=conditions.watch or is_watched,
+                profile=conditions.profile
+                or (is_imported and self._task.side.file != self._name.file),
+            ),
+        )
         # The first call may build a kernel, and tune it.
         seconds = self._options.call_seconds if self._is_built else self.seconds_to_build
-        record = self._running.ask(order, seconds)
+        record = self._running.ask(order, CallRecord, seconds)
         self._is_built = True
         return record
 

@@ -23,6 +23,7 @@ from paritas.core.numerics.bits import INTEGERS
 from paritas.core.numerics.contents import contents
 from paritas.core.results.model_reports import KernelTiming
 from paritas.core.torch_private.operators import DispatchMode
+from paritas.kernels.messages import Measure, Measured
 from paritas.kernels.wire import bytes_of, decode, encode
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.kernels.messages import Encoded
     from paritas.kernels.observing import Observer
     from paritas.kernels.processes import CandidateProcess
 
@@ -238,20 +240,20 @@ _WARM_UP = 3
 _clock = time.perf_counter
 
 
-def measure(observer: Observer, order: dict[str, Any]) -> dict[str, Any]:
+def measure(observer: Observer, order: Measure) -> Measured:
     """Make some calls, and return their times in seconds."""
-    args, kwargs = decode(order["inputs"], observer.device)
+    args, kwargs = decode(order.inputs, observer.device)
     inputs = Inputs(tuple(args), kwargs)
-    generator = torch.Generator().manual_seed(order["seed"])
+    generator = torch.Generator().manual_seed(order.seed)
     on_device = not observer.device.startswith("cpu")
     flushed = None
-    if order["cold"]:
+    if order.cold:
         flushed = torch.empty(_FLUSHED_BYTES // 4, device=observer.device)
     times = []
-    kept: Any = None
+    kept: Encoded | None = None
     try:
         with torch.no_grad():
-            for number in range(order["calls"]):
+            for number in range(order.calls):
                 _change(inputs, generator)
                 if flushed is not None:
                     flushed.fill_(1.0)
@@ -262,12 +264,12 @@ def measure(observer: Observer, order: dict[str, Any]) -> dict[str, Any]:
                 if on_device:
                     _wait_for_device(observer.device)
                 times.append(_clock() - began)
-                if number == order["checked"]:
+                if number == order.checked:
                     kept = encode([one for _, one in contents(result, OUTPUT)])
                 del result
     except Exception as error:  # noqa: BLE001  (there is no timing then)
-        return {"error": f"{type(error).__name__}: {error}"[:200], "times": []}
-    return {"error": None, "times": times, "result": kept}
+        return Measured(error=f"{type(error).__name__}: {error}"[:200])
+    return Measured(times=times, result=kept)
 
 
 def _change(inputs: Inputs, generator: torch.Generator) -> None:
@@ -282,7 +284,7 @@ def _change(inputs: Inputs, generator: torch.Generator) -> None:
 def timed(
     reference: CandidateProcess,
     candidate: CandidateProcess,
-    inputs: dict[str, Any],
+    inputs: Encoded,
     *,
     calls: int = 30,
     is_cold: bool = False,
@@ -297,20 +299,15 @@ def timed(
         calls_now = 5 if number else _WARM_UP
         checked, results = secrets.randbelow(calls_now), []
         for role, process in (("reference", reference), ("candidate", candidate)):
-            order = {
-                "do": "time",
-                "inputs": inputs,
-                "calls": calls_now,
-                "cold": is_cold,
-                "seed": number,
-                "checked": checked,
-            }
-            answer = process.ask(order, seconds)
-            if answer["error"]:
-                return f"the {role} raised {answer['error']}"
-            results.append(decode(answer["result"], "cpu"))
+            order = Measure(
+                inputs=inputs, calls=calls_now, cold=is_cold, seed=number, checked=checked
+            )
+            answer = process.ask(order, Measured, seconds)
+            if answer.error or answer.result is None:
+                return f"the {role} raised {answer.error}"
+            results.append(decode(answer.result, "cpu"))
             if number:
-                found[role] += answer["times"]
+                found[role] += answer.times
         theirs, ours = results
         # How exactly it computes was judged before; a candidate that is timed must compute at all.
         if len(theirs) != len(ours) or any(map(is_far_off, theirs, ours)):

@@ -145,11 +145,11 @@ def _judge(
     """Judge it; `show` is called in place of that if the time limit passes without a report."""
     from pathlib import Path
 
-    from paritas.kernels.forking import shared_nursery
+    from paritas.kernels.servers import shared_server
 
     began = time.monotonic()
     # It imports torch at the same time as this process.
-    shared_nursery()
+    shared_server()
     with progress() as tell:
         tell("importing torch")
         from paritas.kernels import KernelOptions

@@ -33,6 +33,7 @@ from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.results.findings import Aspect, Finding, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
 from paritas.core.results.wording import enumerated
+from paritas.kernels.messages import Widening
 from paritas.kernels.wire import WireError, decode, encode
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from paritas.core.execution.evidence import Evidence
     from paritas.core.execution.subject_runs import SubjectProgram
     from paritas.core.execution.subjects import Inputs, Subject
+    from paritas.kernels.messages import CallRecord, Effects, Encoded
     from paritas.kernels.references import ReferenceRun
 
 _FLOAT64_ONLY = "only the native run was made"
@@ -66,19 +68,19 @@ def stand_in(state: Mapping[str, Tensor]) -> Subject:
     return inspect_subject(root, "candidate", "CANDIDATE")
 
 
-def remote_error(described: Sequence[str]) -> Exception:
+def remote_error(described: tuple[str, str]) -> Exception:
     """An exception with the name and text of one that was raised in another process."""
-    kind: type[Exception] = type(str(described[0]), (Exception,), {})
-    return kind(str(described[1]))
+    kind: type[Exception] = type(described[0], (Exception,), {})
+    return kind(described[1])
 
 
 def observation_of(
-    record: dict[str, Any], reference: Observation, names: Mapping[str, str]
+    record: CallRecord, reference: Observation, names: Mapping[str, str]
 ) -> Observation:
     """The observation of a call from its record, which may be forged.
 
     Raises:
-        WireError: it is not a record.
+        WireError: its values cannot be read.
     """
     try:
         return _read_record(record, reference, names)
@@ -87,7 +89,7 @@ def observation_of(
 
 
 def _read_record(
-    record: dict[str, Any], reference: Observation, names: Mapping[str, str]
+    record: CallRecord, reference: Observation, names: Mapping[str, str]
 ) -> Observation:
     """Read it.
 
@@ -96,29 +98,31 @@ def _read_record(
         reference: what the reference did; its generators tell where ours would be.
         names: the candidate's name of a parameter -> the reference's.
     """
-    seen = Observation(rng_before=reference.rng_before, process=dict(record.get("settings", {})))
-    if record.get("error"):
-        seen.error = remote_error(record["error"])
+    seen = Observation(rng_before=reference.rng_before, process=dict(record.settings))
+    if record.error is not None:
+        seen.error = remote_error(record.error)
         return seen
     before = reference.rng_before
-    drew = record.get("drew") and before is not None
+    drew = record.drew and before is not None
     seen.rng_after = before.elsewhere(1) if drew and before is not None else reference.rng_after
-    if record.get("refused"):
+    if record.refused:
         return seen
-    values = decode(record["values"])
+    if record.values is None:
+        raise WireError("a record without values")
+    values = decode(record.values)
     seen.outputs = {output(path): _leaf(value) for path, value in values["outputs"].items()}
     seen.kinds = {
-        path: ContainerKind(str(name), str(family), bool(is_tensor))
-        for path, (name, family, is_tensor) in record["kinds"].items()
+        path: ContainerKind(name, family, is_tensor)
+        for path, (name, family, is_tensor) in record.kinds.items()
     }
-    for path, (strides, requires_grad, is_inference, _) in record["facts"].items():
+    for path, facts in record.facts.items():
         item = output(path)
-        seen.strides[item] = tuple(strides)
-        seen.requires_grad[item] = bool(requires_grad)
-        if is_inference:
+        seen.strides[item] = facts.strides
+        seen.requires_grad[item] = facts.requires_grad
+        if facts.is_inference:
             seen.inference.add(item)
     seen.aliases = frozenset(
-        (_given(kind, name, names), output(path)) for kind, name, path in record["aliases"]
+        (_given(kind, name, names), output(path)) for kind, name, path in record.aliases
     )
     seen.after = {
         Item(ItemKind.INPUT_AFTER_CALL, path): _leaf(value)
@@ -131,8 +135,8 @@ def _read_record(
     seen.gradients = {
         gradient(names.get(name, name)): value for name, value in values["gradients"].items()
     }
-    if record.get("gradient_error"):
-        seen.gradient_error = remote_error(record["gradient_error"])
+    if record.gradient_error is not None:
+        seen.gradient_error = remote_error(record.gradient_error)
     return seen
 
 
@@ -152,7 +156,7 @@ class RemoteLift(SubjectLift):
         self,
         evidence: Evidence[SubjectProgram],
         candidate: Subject,
-        ask: Callable[[Inputs, dict[str, Any]], dict[str, Any] | None],
+        ask: Callable[[Inputs, Widening], CallRecord | None],
         names: Mapping[str, str],
         extensions: Sequence[str],
         own_values: Sequence[str] = (),
@@ -175,35 +179,35 @@ class RemoteLift(SubjectLift):
             )
             return None
         evidence = self.evidence
-        wide = {
-            "dtype": dtype_name(evidence.dtype),
-            "default": dtype_name(evidence.default),
-            "used": [dtype_name(dtype) for dtype in evidence.dtypes],
-            "precisions": {
+        wide = Widening(
+            dtype=dtype_name(evidence.dtype),
+            default=dtype_name(evidence.default),
+            used=[dtype_name(dtype) for dtype in evidence.dtypes],
+            precisions={
                 item.name: dtype_name(one.dtype)
                 for item, one in evidence.native[0].outputs.items()
                 if isinstance(one, Tensor)
             },
-        }
+        )
         record = self._ask(copy_inputs(evidence.program.inputs, widen=True), wide)
         if record is None:
             self.notes.add_weaker(f"{_FLOAT64_ONLY}: the candidate ends its process in float64")
             return None
-        if record.get("foreign"):
-            used = ", ".join(record["foreign"])
+        if record.foreign:
+            used = ", ".join(record.foreign)
             self.notes.add_weaker(
                 f"{_FLOAT64_ONLY}: the candidate runs code outside torch ({used})"
             )
             return None
-        if record.get("uncompiled"):
+        if record.uncompiled:
             self.notes.add_weaker(
                 "in float64, what the candidate compiles with torch.compile ran in eager"
             )
         return self._judged_at(record)
 
-    def _judged_at(self, record: dict[str, Any]) -> list[Observation] | None:
+    def _judged_at(self, record: CallRecord) -> list[Observation] | None:
         """What the candidate made before the call is rounded, in float64 too: a folded weight."""
-        narrow = [str(name) for name in record.get("narrow", ()) if name != "float32"]
+        narrow = [name for name in record.narrow if name != "float32"]
         if narrow:
             self.notes.add_weaker(
                 f"{_FLOAT64_ONLY}: the candidate computes with {narrow[0]} values of its own"
@@ -212,14 +216,14 @@ class RemoteLift(SubjectLift):
         if self._own_values:
             names = enumerated(list(self._own_values), 3)
             self._judge_at_float32({f"the candidate computed {names} before the call"})
-        elif record.get("narrow"):
+        elif record.narrow:
             self._judge_at_float32({"the candidate computes with float32 values of its own"})
         return [observation_of(record, self.evidence.native[0], self._names)]
 
 
 def compare_call(
     run: ReferenceRun,
-    record: dict[str, Any],
+    record: CallRecord,
     sides: RemoteLift,
     names: Mapping[str, str],
     config: VerifyConfig,
@@ -235,9 +239,9 @@ def compare_call(
             one rounding each.
     """
     mine = observation_of(record, run.native, names)
-    if record.get("refused"):
+    if record.refused:
         collected = CollectedFindings(compared=1)
-        for path, kind in record["refused"].items():
+        for path, kind in record.refused.items():
             reason = f"a tensor of class {kind}, which may compute when it is read"
             advice = "return a plain torch.Tensor"
             collected.add(output(path), Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
@@ -257,12 +261,12 @@ def compare_call(
     collected.notes += [*run.evidence.notes, *sides.notes]
     collected.take(_memory_findings(run.native, mine))
     for paths, what in (
-        (record.get("later", ()), "changes after the call has returned"),
-        (record.get("overwritten", ()), "the result of an earlier call is overwritten by this one"),
-        (record.get("shared", ()), "is in the memory of the result of an earlier call"),
-        (record.get("in_common", ()), "is in memory that other processes may write to"),
+        (record.later, "changes after the call has returned"),
+        (record.overwritten, "the result of an earlier call is overwritten by this one"),
+        (record.shared, "is in the memory of the result of an earlier call"),
+        (record.in_common, "is in memory that other processes may write to"),
         (
-            [path for path in record.get("lazy", ()) if path not in run.lazy],
+            [path for path in record.lazy if path not in run.lazy],
             "is conjugated or negated only when it is read: its memory holds other values",
         ),
     ):
@@ -270,7 +274,7 @@ def compare_call(
             collected.compared += 1
             advice = "return a new tensor, and wait for it"
             collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, what, advice)
-    for path in record.get("written", ()):
+    for path in record.written:
         item = Item(ItemKind.INPUT_AFTER_CALL, path)
         if path not in run.written and item not in mine.after:
             collected.compared += 1
@@ -282,27 +286,21 @@ def compare_call(
 
 
 def without_own_memory(
-    record: dict[str, Any], names: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
+    record: CallRecord, names: Mapping[str, str]
+) -> tuple[CallRecord, list[str]]:
     """A record without what it says about memory of the candidate's own, and the results there.
 
     Such a result is in the memory of the result of an earlier call, or is a parameter or buffer
     that only the candidate has. A later call writes to it again.
-
-    Raises:
-        WireError: it is not a record.
     """
-    if record.get("error") or record.get("refused"):
+    if record.error is not None or record.refused:
         return record, []
-    try:
-        aliases = [(str(kind), str(name), str(path)) for kind, name, path in record["aliases"]]
-        own = [one for one in aliases if one[0] == ItemKind.STATE.value and one[1] not in names]
-        paths = [*record["overwritten"], *record["shared"], *(path for _, _, path in own)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"{type(error).__name__}: {error}") from error
-    others = [one for one in aliases if one not in own]
-    rest = {**record, "overwritten": [], "shared": [], "aliases": others}
-    return rest, list(dict.fromkeys(map(str, paths)))
+    state = ItemKind.STATE.value
+    own = [alias for alias in record.aliases if alias[0] == state and alias[1] not in names]
+    paths = [*record.overwritten, *record.shared, *(path for _, _, path in own)]
+    others = [alias for alias in record.aliases if alias not in own]
+    rest = msgspec.structs.replace(record, overwritten=[], shared=[], aliases=others)
+    return rest, list(dict.fromkeys(paths))
 
 
 # Rounding to bfloat16, the coarsest dtype that programs compute in, moves a number by 2^-9 of it. A
@@ -441,10 +439,9 @@ def ended_verdict(how: str, *, timed_out: bool, log: str) -> Verdict:
 # --- Other callers --------------------------------------------------------------------------------
 
 
-def is_of_compiler(record: dict[str, Any]) -> bool:
+def is_of_compiler(error: tuple[str, str]) -> bool:
     """Whether torch's compiler could not call a candidate at all: that is not the candidate's."""
-    error = record.get("error") or [""]
-    return str(error[0]) in {"Unsupported", "InternalTorchDynamoError", "BackendCompilerFailed"}
+    return error[0] in {"Unsupported", "InternalTorchDynamoError", "BackendCompilerFailed"}
 
 
 # Below autocast, a kernel may round to bfloat16 as the reference does, or not at all. This many
@@ -453,7 +450,7 @@ _TIMES_CAST = 8.0
 
 
 def compare_below_autocast(
-    native: Observation, cast: Observation, record: dict[str, Any], names: Mapping[str, str]
+    native: Observation, cast: Observation, record: CallRecord, names: Mapping[str, str]
 ) -> CollectedFindings:
     """Compare a call below autocast with the reference's, there and without."""
     collected, mine = CollectedFindings(), observation_of(record, native, names)
@@ -517,15 +514,15 @@ def relative_distance(reference: Tensor, other: Tensor) -> float:
 
 
 def outside_findings(
-    record: dict[str, Any], *, reference_file: str, own_file: str, temporary: str
+    effects: Effects, *, reference_file: str, own_file: str, temporary: str
 ) -> CollectedFindings:
     """Files that a call writes, and the reference's file if it is read."""
     collected = CollectedFindings()
     caches = _cache_folders(temporary)
-    if reference_file != own_file and reference_file in record.get("files", ()):
+    if reference_file != own_file and reference_file in effects.files:
         collected.notes.append("the candidate imports the reference's file")
         reference_file = ""
-    for action, what in record.get("outside", ()):
+    for action, what in effects.outside:
         path = _resolved(what)
         is_reference = bool(reference_file) and _source(path) == reference_file != own_file
         if action == "reads" and is_reference:
@@ -534,24 +531,25 @@ def outside_findings(
             action in {"writes", "deletes", "renames"} and not path.startswith(caches)
         ):
             reason = f"the candidate {action} {what}"
-        elif action == "reads" and _is_of_another_process(what, record.get("pid")):
+        elif action == "reads" and _is_of_another_process(what, effects.pid):
             reason = f"the candidate reads {what}: what another process does or holds"
         else:
             continue
         collected.compared += 1
         item = Item(ItemKind.SETTING, "files")
         collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason)
-    for name in record.get("beside", ()):
+    for name in effects.beside:
         collected.compared += 1
         reason = "the candidate writes to memory beside this input"
         collected.add(Item(ItemKind.INPUT_AFTER_CALL, name), Aspect.VALUE, Status.DIFFERENT, reason)
-    if record.get("threads"):
-        count = record["threads"]
-        collected.notes.append(f"the candidate leaves {count} more Python thread(s) running")
+    if effects.threads:
+        collected.notes.append(
+            f"the candidate leaves {effects.threads} more Python thread(s) running"
+        )
     return collected
 
 
-def _is_of_another_process(path: str, own: Any) -> bool:
+def _is_of_another_process(path: str, own: int) -> bool:
     found = re.match(r"/proc(?:/(\d+)|$)", path)
     return found is not None and found.group(1) != str(own)
 
@@ -590,12 +588,10 @@ def _cache_folders(temporary: str) -> tuple[str, ...]:
 _DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "tty", "pts", "fd", "nvidia", "kfd"))
 
 
-def calls_reference(
-    record: dict[str, Any], reference: Sequence[tuple[str, str]]
-) -> CollectedFindings:
+def calls_reference(record: CallRecord, reference: Sequence[tuple[str, str]]) -> CollectedFindings:
     """Whether the candidate's call ran the reference's own function."""
     collected = CollectedFindings()
-    seen = {(file, name) for file, name in record.get("code", ())}
+    seen = set(record.code)
     if seen & set(reference):
         collected.compared += 1
         name = next(iter(seen & set(reference)))[1]
@@ -605,11 +601,11 @@ def calls_reference(
     return collected
 
 
-def forbidden_calls(record: dict[str, Any], forbidden: Sequence[str]) -> CollectedFindings:
+def forbidden_calls(record: CallRecord, forbidden: Sequence[str]) -> CollectedFindings:
     """Operators that the task forbids, seen through the dispatcher."""
     collected = CollectedFindings()
-    for name in record.get("operators", ()):
-        parts = str(name).split(".")
+    for name in record.operators:
+        parts = name.split(".")
         hit = [one for one in forbidden if _names_operator(one, parts)]
         if hit:
             collected.compared += 1
@@ -668,6 +664,6 @@ def setting_findings(settings: Mapping[str, str], when: str) -> CollectedFinding
 _HARMLESS = {"torch.backends.cudnn.benchmark", "torch.get_num_threads()"}
 
 
-def encode_inputs(inputs: Inputs) -> dict[str, Any]:
+def encode_inputs(inputs: Inputs) -> Encoded:
     """The inputs of a case for the candidate's process."""
     return encode((list(inputs.args), inputs.kwargs))

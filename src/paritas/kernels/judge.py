@@ -22,7 +22,6 @@ from paritas.core.torch_private.global_state import quietly
 from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
 from paritas.kernels.comparing import encode_inputs
-from paritas.kernels.forking import shared_nursery
 from paritas.kernels.judging import Judgement
 from paritas.kernels.references import (
     JudgedCase,
@@ -31,6 +30,7 @@ from paritas.kernels.references import (
     RefusedCase,
     Rehearsal,
 )
+from paritas.kernels.servers import shared_server
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError
 
@@ -88,7 +88,7 @@ class KernelJudge:
     Attributes:
         options: how candidates are judged.
         name: where the reference is.
-        nursery: the process from which candidates are started.
+        server: the process from which candidates are started.
         limit: the time that a judgement may take; that of the first includes making the cases.
         current: the judgement under way; the last one afterwards.
         refused: the cases that the reference does not accept, and why.
@@ -114,12 +114,12 @@ class KernelJudge:
         self._on_progress = on_progress or (lambda _: None)
         self.limit, self._doing = TimeLimit(self.options.seconds), "starting"
         self.current: Judgement | None = None
-        self.nursery = shared_nursery(self.options.preload)
+        self.server = shared_server(self.options.preload)
         usable_device(self.options.device)
         self.name = name = parse_side(reference, "REFERENCE")
         self._rehearsal = Rehearsal(
             name,
-            self.nursery,
+            self.server,
             device=self.options.device,
             seconds=max(60.0, self.options.call_seconds * 10),
             limit=self.limit,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.subjects import Inputs, VerifyConfig
@@ -39,6 +41,12 @@ from paritas.kernels.comparing import (
     setting_findings,
     without_own_memory,
 )
+from paritas.kernels.messages import (
+    PLAIN_CONDITIONS,
+    CallConditions,
+    CheckRegistrations,
+    Registrations,
+)
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
 from paritas.kernels.wire import WireError
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
 
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.judge import KernelJudge
-    from paritas.kernels.sides import SideName
+    from paritas.kernels.messages import CallRecord, Effects, SideName, Widening
 
 # A candidate that ends its process this often is not called again.
 _MOST_RESTARTS = 3
@@ -194,9 +202,10 @@ class Judgement:
         process = self.called.process
         if case is None or process is None or process.is_gone:
             return
-        order = {"do": "opcheck", "inputs": encode_inputs(case.inputs)}
+        order = CheckRegistrations(inputs=encode_inputs(case.inputs))
         try:
-            found = process.ask(order, self.called.seconds_to_build)["results"]
+            answer = process.ask(order, Registrations, self.called.seconds_to_build)
+            found = answer.results
         except CandidateEnded as ended:
             found = {"opcheck": ended.how}
         if not found:
@@ -236,20 +245,20 @@ class Judgement:
     def _timed_process(self, name: SideName, *, is_candidate: bool) -> CandidateProcess:
         process = CandidateProcess(
             name,
-            self.judge.nursery,
+            self.judge.server,
             device=self.options.device,
             seconds=max(60.0, self.options.call_seconds * 10),
             limit=self.limit,
             is_candidate=is_candidate,
         )
-        if process.loaded["error"]:
+        if process.loaded.error:
             process.close()
-            raise CannotConstructError(process.loaded["error"])
+            raise CannotConstructError(process.loaded.error)
         seconds = self.called.seconds_to_build
         made = process.construct(self.task.init, self.options.seed, seconds)
-        if made["error"]:
+        if made.error:
             process.close()
-            raise CannotConstructError(made["error"])
+            raise CannotConstructError(made.error)
         return process
 
     def _shrink(self) -> tuple[str, str]:
@@ -311,9 +320,9 @@ class Judgement:
         collected = CollectedFindings()
         try:
             loaded = self.called.start()
-            if loaded["error"]:
-                return self._failed_to_load(loaded["error"])
-            collected.take(setting_findings(loaded["settings"], "importing the candidate"))
+            if loaded.error:
+                return self._failed_to_load(loaded.error)
+            collected.take(setting_findings(loaded.settings, "importing the candidate"))
             collected.take(self._outside(loaded, is_load=True))
             self._construct(self.cases[0].case)
         except CandidateEnded as ended:
@@ -478,8 +487,8 @@ class Judgement:
     def _judge_call(
         self,
         judged: JudgedCase,
-        compare: Callable[[JudgedCase, dict[str, Any]], CollectedFindings],
-        **order: Any,
+        compare: Callable[[JudgedCase, CallRecord], CollectedFindings],
+        conditions: CallConditions = PLAIN_CONDITIONS,
     ) -> KernelRow:
         """Construct the candidate if need be, call it, compare, and add the row.
 
@@ -491,9 +500,9 @@ class Judgement:
         try:
             self._construct(case)
             collected.take(self.called.set_weights(case))
-            record = self.called.call(case, **order)
-            how = CaseEnd.RAISED if record.get("error") else CaseEnd.RETURNED
-            seconds = float(record.get("seconds", 0.0))
+            record = self.called.call(case, conditions)
+            how = CaseEnd.RETURNED if record.error is None else CaseEnd.RAISED
+            seconds = record.seconds
             collected.take(compare(judged, record))
         except CandidateEnded as ended:
             return self._ended(case, ended)
@@ -511,15 +520,16 @@ class Judgement:
         verdict = collected.verdict(strict=self.options.strict)
         return self._add(case.name, case.family, verdict, case=case, ended=how, seconds=seconds)
 
-    def _compare(self, judged: JudgedCase, record: dict[str, Any]) -> CollectedFindings:
+    def _compare(self, judged: JudgedCase, record: CallRecord) -> CollectedFindings:
         case, run, called = judged.case, judged.run, self.called
 
-        def ask(inputs: Inputs, wide: dict[str, Any]) -> dict[str, Any] | None:
+        def ask(inputs: Inputs, wide: Widening) -> CallRecord | None:
             try:
                 if called.memory:
                     self._construct(case)
                     called.set_weights(case)
-                return called.call(dataclasses.replace(case, inputs=inputs, reuse=""), wide=wide)
+                widened = dataclasses.replace(case, inputs=inputs, reuse="")
+                return called.call(widened, CallConditions(wide=wide))
             except CandidateEnded:
                 self.restarts += 1
                 return None
@@ -532,7 +542,7 @@ class Judgement:
             called.stand,
             ask,
             called.names,
-            called.loaded["extensions"],
+            called.loaded.extensions,
             called.own_values,
         )
         failed = sum(not row.status.passes() for row in self.rows)
@@ -550,14 +560,14 @@ class Judgement:
         collected.take(forbidden_calls(record, self.options.forbid))
         return collected
 
-    def _outside(self, record: dict[str, Any], *, is_load: bool = False) -> CollectedFindings:
+    def _outside(self, effects: Effects, *, is_load: bool = False) -> CollectedFindings:
         own = self.name.file
         if is_load:  # builds write files, and start compilers
             built = {"writes", "deletes", "renames", "starts"}
-            others = [event for event in record["outside"] if event[0] not in built]
-            record = {**record, "outside": others}
+            others = [event for event in effects.outside if event[0] not in built]
+            effects = msgspec.structs.replace(effects, outside=others)
         return outside_findings(
-            record,
+            effects,
             reference_file=self.task.side.file,
             own_file=own or self.task.side.file,
             temporary=self.called.temporary,
@@ -585,8 +595,10 @@ class Judgement:
                 name=f"as given, uninitialised memory filled ({'NaN' if not pattern else 'large'})",
                 family=CaseFamily.MEMORY,
             )
-            order = {"watch": True, "profile": True, "pattern": pattern, "grad_mode": grad_mode}
-            self._judge_call(JudgedCase(case, given.run), self._compare, **order)
+            conditions = CallConditions(
+                watch=True, profile=True, pattern=pattern, grad_mode=grad_mode
+            )
+            self._judge_call(JudgedCase(case, given.run), self._compare, conditions)
 
     def _other_callers(self) -> list[str]:
         wanted = self.options.families
@@ -612,7 +624,7 @@ class Judgement:
             judged = JudgedCase(case, given.run)
             compare = functools.partial(self._compare_for, caller)
             try:
-                self._judge_call(judged, compare, caller=caller)
+                self._judge_call(judged, compare, CallConditions(caller=caller))
             except RefusedCase as refusal:
                 self.refused.append(f"{case.name}: {refusal}")
 
@@ -634,10 +646,10 @@ class Judgement:
         )
 
     def _compare_for(
-        self, caller: str, judged: JudgedCase, record: dict[str, Any]
+        self, caller: str, judged: JudgedCase, record: CallRecord
     ) -> CollectedFindings:
-        if caller == COMPILED and is_of_compiler(record):
-            return CollectedFindings(notes=[f"not called {caller}: {record['error'][1]:.200}"])
+        if caller == COMPILED and record.error is not None and is_of_compiler(record.error):
+            return CollectedFindings(notes=[f"not called {caller}: {record.error[1]:.200}"])
         if caller != AUTOCAST:
             return self._compare(judged, record)
         cast = self.task.run_below_autocast(judged.case)

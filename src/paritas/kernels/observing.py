@@ -56,6 +56,7 @@ from paritas.kernels.calling import (
     stream_of,
 )
 from paritas.kernels.cases import NEW_TENSORS
+from paritas.kernels.messages import CallRecord, LeafFacts, RehearsedCall
 from paritas.kernels.outside import (
     Audit,
     CodeWatch,
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from torch import Tensor
+
+    from paritas.kernels.messages import Call, Encoded, Rehearse
 
 _PLAIN_CLASSES = {torch.Tensor, nn.Parameter, nn.Buffer}
 _MOST_JUNK = 12
@@ -175,37 +178,37 @@ class Observer:
             for name, value in values.items():
                 own[name].copy_(value)
 
-    def observe(self, order: dict[str, Any]) -> dict[str, Any]:
+    def observe(self, order: Call) -> CallRecord:
         """Make one call as ordered, and return its record."""
         with self._audit.aside():
-            self.held.write_to_results(order["pattern"])
+            self.held.write_to_results(order.pattern)
             inputs = self._make_inputs(order)
             before, beside = input_contents(inputs), MemoryBeside(inputs)
             versions = _versions(inputs)
-            if order.get("train") is not None and self.module is not None:
-                self.module.train(order["train"])
+            if order.train is not None and self.module is not None:
+                self.module.train(order.train)
             state = {
                 name: detached_copy(value)
                 for name, value in self.state().items()
-                if name in order["shared"]
+                if name in order.shared
             }
             flags = {name: value.requires_grad for name, value in self.state().items()}
-            _seed(order["seed"], self.device)
+            _seed(order.seed, self.device)
             poison_free_memory(
                 self.held.sizes | {t.nbytes for _, t in input_tensors(inputs)},
                 self.device,
-                order["pattern"],
+                order.pattern,
             )
-        record: dict[str, Any] = {}
+        record = CallRecord()
         live: dict[str, Any] = {}
-        caller = order.get("caller", "")
+        caller, wide = order.conditions.caller, order.conditions.wide
         if caller == REPEATED:
-            args, kwargs = decode(order["inputs"], self.device)
+            args, kwargs = decode(order.inputs, self.device)
             call_often(self.call, tuple(args), kwargs)
             self._put_back(state, flags)
         with (
             stream_of(caller, self.device),
-            _widened(self, order["wide"], order["shared"]),
+            _widened(self, order.shared, is_wide=wide is not None),
         ):
             wide_state = {name: detached_copy(value) for name, value in self.state().items()}
             with self._audit.aside():
@@ -213,50 +216,50 @@ class Observer:
             self._run(order, inputs, record, live)
             with self._audit.aside():
                 _synchronize(self.device)
-                record["beside"] = beside.changed()
-                record["written"] = _written(inputs, versions)
-                if "error" not in record:
+                record.beside = beside.changed()
+                record.written = _written(inputs, versions)
+                if record.error is None:
                     self._note_results(order, inputs, before, wide_state, record, live)
         with self._audit.aside():
             self._put_back(state, flags)
-            record["outside"], record["pid"] = self._audit.take(), os.getpid()
+            record.outside, record.pid = self._audit.take(), os.getpid()
         return record
 
-    def rehearse(self, order: dict[str, Any]) -> dict[str, Any]:
+    def rehearse(self, order: Rehearse) -> RehearsedCall:
         """Make one call and forget its result: what matters is that this process survives it."""
-        args, kwargs = decode(order["inputs"], order["device"])
-        if order["train"] is not None and self.module is not None:
-            self.module.train(order["train"])
+        args, kwargs = decode(order.inputs, order.device)
+        if order.train is not None and self.module is not None:
+            self.module.train(order.train)
         call = self.call
-        if self.module is not None and order["device"] != self.device:
-            call = copy.deepcopy(self.module).to(order["device"])
-        found: dict[str, Any] = {"error": "", "is_usable": True, "lazy": [], "written": []}
+        if self.module is not None and order.device != self.device:
+            call = copy.deepcopy(self.module).to(order.device)
+        answer = RehearsedCall()
         inputs = Inputs(tuple(args), kwargs)
         versions = _versions(inputs)
         try:
-            with torch.set_grad_enabled(order["grad"]):
+            with torch.set_grad_enabled(order.grad):
                 result = call(*args, **kwargs)
-                found["lazy"] = _lazy(flattened(result, OUTPUT).leaves)
-                found["written"] = _written(inputs, versions)
-                if order["grad"]:
+                answer.lazy = _lazy(flattened(result, OUTPUT).leaves)
+                answer.written = _written(inputs, versions)
+                if order.grad:
                     leaves = (leaf for _, leaf in contents(result, OUTPUT))
                     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
                     wanted = [one for one in tensors if one.requires_grad]
                     torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the judge makes the call itself)
-            found["error"] = in_one_line(error, _LONGEST_TEXT)
+            answer.error = in_one_line(error, _LONGEST_TEXT)
         try:
             _synchronize(self.device)
         except Exception as error:  # noqa: BLE001  (after that, nothing can be computed there)
-            found |= {"error": in_one_line(error, _LONGEST_TEXT), "is_usable": False}
-        return found
+            answer.error, answer.is_usable = in_one_line(error, _LONGEST_TEXT), False
+        return answer
 
-    def _make_inputs(self, order: dict[str, Any]) -> Inputs:
+    def _make_inputs(self, order: Call) -> Inputs:
         """New tensors at other addresses, or other contents in the memory of the call before."""
-        args, kwargs = decode(order["inputs"], self.device)
+        args, kwargs = decode(order.inputs, self.device)
         new = Inputs(tuple(args), kwargs)
-        if order.get("reuse"):
-            old = self._in_old_memory(new, are_new_tensors=order["reuse"] == NEW_TENSORS)
+        if order.reuse:
+            old = self._in_old_memory(new, are_new_tensors=order.reuse == NEW_TENSORS)
             if old is not None:
                 return old
         chance = self.held.chance
@@ -264,7 +267,7 @@ class Observer:
         self.held.junk.append(torch.empty(size, device=self.device))
         if len(self.held.junk) > _MOST_JUNK:
             self.held.junk.pop(chance.randrange(_MOST_JUNK))
-        if not order["wide"]:
+        if order.conditions.wide is None:
             self.held.inputs = new
             self.held.versions = {path: one._version for path, one in input_tensors(new)}  # noqa: SLF001
         return new
@@ -325,18 +328,17 @@ class Observer:
         if self._arrival is not None and self._arrival.query():
             self._busy_times = min(2 * self._busy_times, _MOST_BUSY_TIMES)
 
-    def _run(
-        self, order: dict[str, Any], inputs: Inputs, record: dict[str, Any], live: dict[str, Any]
-    ) -> None:
+    def _run(self, order: Call, inputs: Inputs, record: CallRecord, live: dict[str, Any]) -> None:
         modes = _modes_of(order)
+        caller = order.conditions.caller
         process, rng, leftovers = ProcessState(), RandomState.now(), Leftovers()
         threads = threading.active_count()
         stream = _current_stream(self.device)
         began = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.set_grad_enabled(order["grad"] or order["grad_mode"]))
-                caller = order.get("caller", "")
+                has_grad = order.grad or order.conditions.grad_mode
+                stack.enter_context(torch.set_grad_enabled(has_grad))
                 stack.enter_context(modes_of(caller, self.device))
                 for mode in modes.values():
                     stack.enter_context(mode)
@@ -347,33 +349,33 @@ class Observer:
                 live[OUTPUT] = call(*inputs.args, **inputs.kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the record carries it)
             words = " ".join(str(error).split())
-            record["error"] = [type(error).__name__, words[:_LONGEST_TEXT]]
-        record["seconds"] = time.perf_counter() - began
+            record.error = type(error).__name__, words[:_LONGEST_TEXT]
+        record.seconds = time.perf_counter() - began
         self._audit.is_calling = False
         left = leftovers.put_back()
         with self._audit.aside():
-            if stream is not None and _current_stream(self.device) != stream:
+            has_moved = stream is not None and _current_stream(self.device) != stream
+            if stream is not None and has_moved:
                 _set_stream(stream)
-                record["moved"] = True
             self._wait_longer_next_time()
-            if stream is not None and "error" not in record:
+            if stream is not None and record.error is None:
                 live["early"] = _copied_at_once(live[OUTPUT])
             self._note_process(process, rng, threads, record)
-            record["settings"] |= left
+            if has_moved:
+                record.settings["torch.accelerator.current_stream()"] = "changed"
+            record.settings |= left
             _note_modes(modes, record)
-            if "foreign" in record:
-                record["foreign"] += self._own_code.new_libraries()
-            record["uncompiled"] = bool(order["wide"]) and _has_compiled()
+            if order.conditions.wide is not None:
+                record.foreign += self._own_code.new_libraries()
+                record.uncompiled = _has_compiled()
 
     def _note_process(
-        self, process: ProcessState, rng: RandomState, threads: int, record: dict[str, Any]
+        self, process: ProcessState, rng: RandomState, threads: int, record: CallRecord
     ) -> None:
-        record["settings"] = process.put_back() | self._own_code.put_back()
-        if record.pop("moved", False):
-            record["settings"]["torch.accelerator.current_stream()"] = "changed"
+        record.settings = process.put_back() | self._own_code.put_back()
         now = RandomState.now()
-        record["drew"] = not rng.same_torch(now)
-        record["threads"] = max(0, threading.active_count() - threads)
+        record.drew = not rng.same_torch(now)
+        record.threads = max(0, threading.active_count() - threads)
         for name in sorted(os.environ.keys() | self._environment.keys()):
             before = self._environment.get(name)
             if os.environ.get(name) == before or name.startswith(_OF_COMPILERS):
@@ -381,44 +383,43 @@ class Observer:
             os.environ.pop(name, None)
             if before is not None:
                 os.environ[name] = before
-            record["settings"][f"os.environ[{name!r}]"] = "changed"
+            record.settings[f"os.environ[{name!r}]"] = "changed"
         if os.getcwd() != self._folder:  # noqa: PTH109
             os.chdir(self._folder)
-            record["settings"]["the current directory"] = "changed"
+            record.settings["the current directory"] = "changed"
 
     def _note_results(
         self,
-        order: dict[str, Any],
+        order: Call,
         inputs: Inputs,
         before: dict[str, Any],
         state: dict[str, Tensor],
-        record: dict[str, Any],
+        record: CallRecord,
         live: dict[str, Any],
     ) -> None:
         result = live.pop(OUTPUT)
-        record["refused"] = _unreadable(result)
-        if record["refused"]:
+        record.refused = _unreadable(result)
+        if record.refused:
             return
-        if order["grad_mode"]:  # the reference was called without
+        if order.conditions.grad_mode:  # the reference was called without
             result = map_leaves(result, _detached)
         flat = flattened(result, OUTPUT)
         copies = {path: _copied(leaf) for path, leaf in flat.leaves.items()}
-        record["kinds"] = {
-            path: [kind.name, kind.family, kind.is_tensor] for path, kind in flat.kinds.items()
+        record.kinds = {
+            path: (kind.name, kind.family, kind.is_tensor) for path, kind in flat.kinds.items()
         }
-        record["facts"] = {
-            path: [
-                list(leaf.stride()),
-                leaf.requires_grad,
-                leaf.is_inference() and not order.get("caller"),
-                str(leaf.device),
-            ]
+        record.facts = {
+            path: LeafFacts(
+                strides=tuple(leaf.stride()),
+                requires_grad=leaf.requires_grad,
+                is_inference=leaf.is_inference() and not order.conditions.caller,
+            )
             for path, leaf in flat.leaves.items()
             if isinstance(leaf, torch.Tensor)
         }
-        record["lazy"] = _lazy(flat.leaves)
-        record["in_common"] = [path for path, leaf in flat.leaves.items() if _is_in_common(leaf)]
-        record["aliases"] = self._aliases(inputs, flat.leaves)
+        record.lazy = _lazy(flat.leaves)
+        record.in_common = [path for path, leaf in flat.leaves.items() if _is_in_common(leaf)]
+        record.aliases = self._aliases(inputs, flat.leaves)
         now = input_contents(inputs, copy_tensors=False)
         after = {
             path: value
@@ -428,15 +429,15 @@ class Observer:
         changed = {
             name: detached_copy(value)
             for name, value in self.state().items()
-            if name in order["shared"] and not is_same_leaf(state[name], value)
+            if name in order.shared and not is_same_leaf(state[name], value)
         }
-        changed |= _attributes(self.call, order["attributes"])
+        changed |= _attributes(self.call, order.attributes)
         gradients: dict[str, Any] = {}
-        if order["grad"]:
+        if order.grad:
             gradients = _gradients(flat.leaves, inputs, self.state(), order, record)
-        record["overwritten"] = self._overwritten()
+        record.overwritten = self._overwritten()
         early = live.pop("early", {})
-        record["later"] = [
+        record.later = [
             path
             for path, leaf in flat.leaves.items()
             if isinstance(leaf, torch.Tensor)
@@ -445,11 +446,11 @@ class Observer:
                 and (path not in early or is_same_leaf(copies[path], early[path]))
             )
         ]
-        record["values"] = _encoded(copies, after, changed, gradients)
-        record["shared"] = self._in_memory_of_earlier(flat.leaves)
-        kept = {*record["shared"], *(path for _, _, path in self._own(record["aliases"], order))}
+        record.values = _encoded(copies, after, changed, gradients)
+        record.shared = self._in_memory_of_earlier(flat.leaves)
+        kept = {*record.shared, *(path for _, _, path in self._own(record.aliases, order))}
         self.held.used_again = [flat.leaves[path].detach() for path in kept]
-        if not order["wide"]:
+        if order.conditions.wide is None:
             self._hold(
                 {
                     path: HeldResult(leaf.detach(), copies[path])
@@ -498,22 +499,22 @@ class Observer:
             and leaf.untyped_storage().data_ptr() in taken
         ]
 
-    def _aliases(self, inputs: Inputs, leaves: dict[str, Any]) -> list[list[str]]:
+    def _aliases(self, inputs: Inputs, leaves: dict[str, Any]) -> list[tuple[str, str, str]]:
         given = {Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)}
         given |= {Item(ItemKind.STATE, name): tensor for name, tensor in self.state().items()}
         live = {output(path): leaf for path, leaf in leaves.items()}
         return [
-            [other.kind.value, other.name, item.name]
+            (other.kind.value, other.name, item.name)
             for other, item in find_aliases(live, given)
             # Results may be parts of one buffer.
             if other not in live or _overlap(live[other], live[item])
         ]
 
     @staticmethod
-    def _own(aliases: list[list[str]], order: dict[str, Any]) -> list[list[str]]:
+    def _own(aliases: list[tuple[str, str, str]], order: Call) -> list[tuple[str, str, str]]:
         """Those with a parameter or buffer that the reference does not have."""
         state = ItemKind.STATE.value
-        return [one for one in aliases if one[0] == state and one[1] not in order["shared"]]
+        return [one for one in aliases if one[0] == state and one[1] not in order.shared]
 
     def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
         with torch.no_grad():
@@ -545,22 +546,22 @@ def _attributes(call: Any, names: list[str]) -> dict[str, Tensor]:
     return found
 
 
-def _modes_of(order: dict[str, Any]) -> dict[str, Any]:
+def _modes_of(order: Call) -> dict[str, Any]:
     """The contexts of a call, the innermost last."""
     modes: dict[str, Any] = {}
-    wide = order["wide"]
-    if wide:
-        used = frozenset(getattr(torch, name) for name in wide["used"])
-        own, default = getattr(torch, wide["dtype"]), getattr(torch, wide["default"])
+    wide = order.conditions.wide
+    if wide is not None:
+        used = frozenset(getattr(torch, name) for name in wide.used)
+        own, default = getattr(torch, wide.dtype), getattr(torch, wide.default)
         modes["stance"] = taking_stance("force_eager")
         modes["attention"] = any_attention()
         modes["default"] = default_dtype(torch.float64)
         modes["escapes"] = EscapeWatch()
         modes["lift"] = LiftMode(own, default, lifts=functools.partial(is_rounding, used=used))
-    if order.get("watch"):
+    if order.conditions.watch:
         modes["stance"] = taking_stance("force_eager")
-        modes["watch"] = CallWatch(order["pattern"])
-    if order.get("profile"):
+        modes["watch"] = CallWatch(order.pattern)
+    if order.conditions.profile:
         modes["code"] = CodeWatch()
     return modes
 
@@ -574,14 +575,14 @@ def _has_compiled() -> bool:
     return count_compiled_frames() > 0
 
 
-def _note_modes(modes: dict[str, Any], record: dict[str, Any]) -> None:
+def _note_modes(modes: dict[str, Any], record: CallRecord) -> None:
     if "lift" in modes:
-        record["foreign"] = sorted({*modes["lift"].foreign, *modes["escapes"].seen})
-        record["narrow"] = sorted(map(dtype_name, modes["lift"].narrow))
+        record.foreign = sorted({*modes["lift"].foreign, *modes["escapes"].seen})
+        record.narrow = sorted(map(dtype_name, modes["lift"].narrow))
     if "watch" in modes:
-        record["operators"] = list(modes["watch"].names)
+        record.operators = list(modes["watch"].names)
     if "code" in modes:
-        record["code"] = [list(one) for one in sorted(modes["code"].seen)]
+        record.code = sorted(modes["code"].seen)
 
 
 def _unreadable(result: Any) -> dict[str, str]:
@@ -688,7 +689,7 @@ def _shares(leaf: Tensor, inputs: Inputs, state: dict[str, Tensor]) -> bool:
 
 def _encoded(
     outputs: dict[str, Any], after: dict[str, Any], state: dict[str, Any], gradients: dict[str, Any]
-) -> dict[str, Any]:
+) -> Encoded:
     """All values of a record; a value that cannot be sent is replaced by the reason."""
     tables = {"outputs": outputs, "after": after, "state": state, "gradients": gradients}
     sent: dict[str, dict[str, Any]] = {}
@@ -709,8 +710,8 @@ def _gradients(
     leaves: dict[str, Any],
     inputs: Inputs,
     state: dict[str, Tensor],
-    order: dict[str, Any],
-    record: dict[str, Any],
+    order: Call,
+    record: CallRecord,
 ) -> dict[str, Any]:
     """The gradients of inputs and parameters that require grad, under the judge's cotangents."""
     outputs = {
@@ -723,12 +724,13 @@ def _gradients(
     if not outputs or not targets:
         return {}
     # Those of a float64 run are representable in the dtype of the native run.
-    named = order["wide"]["precisions"] if order["wide"] else {}
+    wide = order.conditions.wide
+    named = {} if wide is None else wide.precisions
     cotangents = [
         draw_cotangent(
             output(path),
             leaf,
-            order["cotangents"],
+            order.cotangents,
             getattr(torch, named[path]) if path in named else leaf.dtype,
         )
         for path, leaf in outputs.items()
@@ -738,7 +740,7 @@ def _gradients(
             list(outputs.values()), list(targets.values()), cotangents, allow_unused=True
         )
     except Exception as error:  # noqa: BLE001  (the record carries it)
-        record["gradient_error"] = [type(error).__name__, in_one_line(error, _LONGEST_TEXT)]
+        record.gradient_error = type(error).__name__, in_one_line(error, _LONGEST_TEXT)
         return {}
     return {
         name: None if one is None else _copied(one)
@@ -747,9 +749,9 @@ def _gradients(
 
 
 @contextlib.contextmanager
-def _widened(observer: Observer, wide: Any, shared: Collection[str]) -> Iterator[None]:
+def _widened(observer: Observer, shared: Collection[str], *, is_wide: bool) -> Iterator[None]:
     """Run with parameters and buffers in float64."""
-    if not wide:
+    if not is_wide:
         yield
         return
     saved = {name: value.data for name, value in observer.state().items()}

@@ -188,9 +188,9 @@ class Audit:
         if looker == self.own_file or is_helped:
             self.events["looks at", "the frames or the objects of its caller"] = None
 
-    def take(self) -> list[list[str]]:
+    def take(self) -> list[tuple[str, str]]:
         """The events since the last call."""
-        found = [list(event) for event in self.events]
+        found = list(self.events)
         self.events.clear()
         return found
 

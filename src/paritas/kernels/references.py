@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -31,9 +31,10 @@ from paritas.core.results.power_reports import CAUGHT
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
-from paritas.kernels.comparing import is_far_off
+from paritas.kernels.comparing import encode_inputs, is_far_off
+from paritas.kernels.messages import Rehearse, RehearsedCall, SetState, StateSet
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
-from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
+from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side
 from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
 
@@ -45,9 +46,11 @@ if TYPE_CHECKING:
     from paritas.core.execution.observation import Observation, RunOptions
     from paritas.core.results.items import Item
     from paritas.core.results.model_reports import KernelRow
+    from paritas.core.workers.server import WorkerServer
     from paritas.kernels.cases import KernelCase
-    from paritas.kernels.forking import Nursery
+    from paritas.kernels.messages import SideName
 
+T = TypeVar("T")
 
 _LONGEST_REASON = 160
 # A reference that ends this many processes is not called again.
@@ -146,10 +149,10 @@ class Rehearsal:
     """
 
     def __init__(
-        self, name: SideName, nursery: Nursery, *, device: str, seconds: float, limit: TimeLimit
+        self, name: SideName, server: WorkerServer, *, device: str, seconds: float, limit: TimeLimit
     ) -> None:
         """`seconds` is the time limit of one call, `limit` that of all of them."""
-        self._name, self._nursery, self._device = name, nursery, device
+        self._name, self._server, self._device = name, server, device
         self._seconds, self._limit = seconds, limit
         self._is_slow_on_cpu = False
         self._process: CandidateProcess | None = None
@@ -182,7 +185,7 @@ class Rehearsal:
                     init, seed, self._seconds, key[1], reads_state=False
                 )
             )
-            self._made = None if made["error"] else key
+            self._made = None if made.error else key
         return self._made is not None
 
     def set_weights(self, number: int, state: Callable[[], dict[str, Tensor]]) -> None:
@@ -191,8 +194,8 @@ class Rehearsal:
         `number` is 0 for those of the construction.
         """
         if number != self._weights:
-            order = {"do": "state", "state": encode(state())}
-            self._asked(lambda process: process.ask(order, self._seconds))
+            order = SetState(state=encode(state()))
+            self._asked(lambda process: process.ask(order, StateSet, self._seconds))
             self._weights = number
 
     def call(self, case: KernelCase, *, gradients: bool) -> Rehearsed:
@@ -203,15 +206,15 @@ class Rehearsal:
         """
         began = time.monotonic()
         answer = self._rehearsed(case, self._device, self._seconds, gradients=gradients)
-        if not answer["is_usable"]:
+        if not answer.is_usable:
             self.end()
             self._ends += 1
-            raise ReferenceEnded(f"the reference breaks its device: {answer['error']}")
+            raise ReferenceEnded(f"the reference breaks its device: {answer.error}")
         return Rehearsed(
-            error=answer["error"],
+            error=answer.error,
             seconds=time.monotonic() - began,
-            lazy=frozenset(answer["lazy"]),
-            written=frozenset(answer["written"]),
+            lazy=frozenset(answer.lazy),
+            written=frozenset(answer.written),
         )
 
     def require_valid_indices(self, case: KernelCase) -> None:
@@ -230,22 +233,18 @@ class Rehearsal:
         except ReferenceEnded as ended:
             self._is_slow_on_cpu = ended.is_timeout
             raise RefusedCase(slow if ended.is_timeout else str(ended)) from None
-        if answer["error"]:
-            raise RefusedCase(answer["error"][:_LONGEST_REASON])
+        if answer.error:
+            raise RefusedCase(answer.error[:_LONGEST_REASON])
 
     def _rehearsed(
         self, case: KernelCase, device: str, seconds: float, *, gradients: bool
-    ) -> dict[str, Any]:
-        order = {
-            "do": "rehearse",
-            "inputs": encode((list(case.inputs.args), case.inputs.kwargs)),
-            "device": device,
-            "train": case.train,
-            "grad": gradients,
-        }
-        return self._asked(lambda process: process.ask(order, seconds))
+    ) -> RehearsedCall:
+        order = Rehearse(
+            inputs=encode_inputs(case.inputs), device=device, train=case.train, grad=gradients
+        )
+        return self._asked(lambda process: process.ask(order, RehearsedCall, seconds))
 
-    def _asked(self, ask: Callable[[CandidateProcess], dict[str, Any]]) -> dict[str, Any]:
+    def _asked(self, ask: Callable[[CandidateProcess], T]) -> T:
         if self._ends > _MOST_ENDS:
             raise ReferenceEnded(f"not called: the reference has ended {self._ends} processes")
         try:
@@ -263,7 +262,7 @@ class Rehearsal:
             self.end()
             self._process = CandidateProcess(
                 self._name,
-                self._nursery,
+                self._server,
                 device=self._device,
                 seconds=self._seconds,
                 limit=self._limit,

@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch import nn
 
@@ -26,6 +25,7 @@ from paritas.core.importing import (
     look_here,
 )
 from paritas.core.torch_private.named_operators import find_operator, is_operator
+from paritas.kernels.messages import SideName
 
 if TYPE_CHECKING:
     import os
@@ -37,27 +37,6 @@ MODEL, NEW_MODEL = "Model", "ModelNew"
 INPUTS, INIT_INPUTS = "get_inputs", "get_init_inputs"
 # BackendBench's: a file that overrides an operator has one function of such a name.
 OVERRIDE = "_kernel_impl"
-
-
-class SideName(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a side is.
-
-    Attributes:
-        file: the file that defines it; empty if it is in `module` or is an operator.
-        module: the module that defines it.
-        name: the function or class; empty for the usual one.
-        shown: as the user wrote it.
-    """
-
-    file: str = ""
-    module: str = ""
-    name: str = ""
-    shown: str = ""
-
-    @property
-    def is_operator(self) -> bool:
-        """Whether it is an operator of torch."""
-        return not self.file and not self.module
 
 
 def parse_side(given: str | os.PathLike[str] | Callable[..., Any], parameter: str) -> SideName:
@@ -235,16 +214,16 @@ def _is_custom_operator(target: Any) -> bool:
     return hasattr(target, "_opoverload") or hasattr(target, "_schema")
 
 
-def check_registrations(target: Any, inputs: tuple[Any, dict[str, Any]]) -> dict[str, Any]:
+def check_registrations(target: Any, inputs: tuple[Any, dict[str, Any]]) -> dict[str, str]:
     """Run `torch.library.opcheck` in the candidate's process; returns test -> what it says."""
     args, kwargs = inputs
     if not _is_custom_operator(target):
-        return {"results": {}}
+        return {}
     try:
         found = torch.library.opcheck(target, tuple(args), kwargs, raise_exception=False)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
-        return {"results": {"opcheck": in_one_line(error, _LONGEST_TEXT)}}
-    results = {
+        return {"opcheck": in_one_line(error, _LONGEST_TEXT)}
+    return {
         name: ""
         if outcome == "SUCCESS"
         else in_one_line(outcome, _LONGEST_TEXT)
@@ -252,4 +231,3 @@ def check_registrations(target: Any, inputs: tuple[Any, dict[str, Any]]) -> dict
         else str(outcome)[:_LONGEST_TEXT]
         for name, outcome in found.items()
     }
-    return {"results": results}

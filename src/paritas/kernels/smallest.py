@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.kernels.cases import KernelCase
-    from paritas.kernels.sides import SideName
+    from paritas.kernels.messages import SideName
 
 _MOST_TRIES = 40
 

@@ -1,31 +1,24 @@
-"""Values between the judge and the process of a candidate.
+"""Values between the judge and the process of a candidate, as parts of messages.
 
 Nothing that comes from a candidate's process is unpickled: that would run its code in the judging
-process. Messages are MessagePack; a tensor is bytes with a dtype, a shape and strides, which are
-checked before they are used. Tensors that share memory are sent as views of one storage.
+process. A tensor is bytes with a dtype, a shape and strides, which are checked before they are
+used. Tensors that share memory are sent as views of one storage.
 """
 
 from __future__ import annotations
 
-import struct
-import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 
 from paritas.core.numerics.bits import dtype_name
+from paritas.kernels.messages import Encoded
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Sequence
 
     from torch import Tensor
 
-_HEADER = struct.Struct("<Q")
-# A longer message is not from us.
-MOST_BYTES = 1 << 34
-_CHUNK = 1 << 20
 _DTYPES = {
     dtype_name(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)
 }
@@ -34,78 +27,10 @@ _LARGEST_INTEGER = 1 << 63
 
 
 class WireError(ValueError):
-    """A value cannot be sent, or a message is not valid."""
+    """A value cannot be sent, or what was sent is not one."""
 
 
-class ChannelClosedError(ConnectionError):
-    """The other process has ended, or closed its end."""
-
-
-# --- Messages -------------------------------------------------------------------------------------
-
-
-def send(channel: socket.socket, message: dict[str, Any]) -> None:
-    """Send one message.
-
-    Raises:
-        ChannelClosedError: nobody reads it.
-        TimeoutError: the channel has a time limit, and it is exceeded.
-    """
-    content = msgspec.msgpack.encode(message)
-    try:
-        channel.sendall(_HEADER.pack(len(content)))
-        channel.sendall(content)
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise ChannelClosedError(str(error)) from error
-
-
-def receive(channel: socket.socket) -> dict[str, Any]:
-    """Wait for one message.
-
-    Raises:
-        ChannelClosedError: the other end is closed.
-        TimeoutError: the channel has a time limit, and it is exceeded.
-        WireError: it is not a message.
-    """
-    (length,) = _HEADER.unpack(_read(channel, _HEADER.size))
-    if length > MOST_BYTES:
-        raise WireError(f"a message of {length} bytes")
-    try:
-        message = msgspec.msgpack.decode(_read(channel, length))
-    except msgspec.DecodeError as error:
-        raise WireError(f"not a message: {error}") from error
-    if not isinstance(message, dict):
-        raise WireError(f"not a message: {type(message).__name__}")
-    return message
-
-
-def _read(channel: socket.socket, count: int) -> bytes:
-    """Read so many bytes; the time limit of the channel is that of all of them."""
-    parts: list[bytes] = []
-    seconds = channel.gettimeout()
-    until = None if seconds is None else time.monotonic() + seconds
-    while count:
-        if until is not None and time.monotonic() > until:
-            raise TimeoutError
-        try:
-            part = channel.recv(min(count, _CHUNK))
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise ChannelClosedError(str(error)) from error
-        if not part:
-            raise ChannelClosedError("closed")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-# --- Values ---------------------------------------------------------------------------------------
-
-
-def encode(value: Any) -> dict[str, Any]:
+def encode(value: Any) -> Encoded:
     """A tree of plain values and dense tensors, as data.
 
     Raises:
@@ -113,7 +38,7 @@ def encode(value: Any) -> dict[str, Any]:
     """
     storages: list[bytes] = []
     places: dict[int, int] = {}
-    return {"tree": _encode(value, storages, places), "storages": storages}
+    return Encoded(_encode(value, storages, places), storages)
 
 
 def _encode(  # noqa: PLR0911  (one for each kind)
@@ -190,14 +115,14 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-def decode(content: Any, device: str | None = None) -> Any:
+def decode(content: Encoded, device: str | None = None) -> Any:
     """The value that was encoded; tensors are new ones, on `device` if it is given.
 
     Raises:
         WireError: it is not valid.
     """
     try:
-        return _Decoder(content["storages"], device).decode(content["tree"])
+        return _Decoder(content.storages, device).decode(content.tree)
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError, RecursionError) as error:
         raise WireError(f"not a value: {type(error).__name__}: {error}") from error
 

@@ -16,20 +16,16 @@ from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.block_notes import describe_uncut, name_blocks
 from paritas.core.execution.block_runs import Recorder
 from paritas.core.execution.blocks import require_blocks
-from paritas.core.execution.cut_models import BETWEEN, Rest, Side
-from paritas.core.execution.blocks import find_blocks
 from paritas.core.execution.cotangents import draw_cotangent
-from paritas.core.execution.cut_models import Rest, Side
+from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.observation import OUTPUT, RunConditions, RunOptions
 from paritas.core.execution.reachable import reachable_modules
 from paritas.core.execution.running import running_subject
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subjects import inspect_subject
 from paritas.core.numerics.contents import leaves, map_leaves
-from paritas.core.results.items import Item, ItemKind, gradient, nth_output
-from paritas.core.results.wording import counted
 from paritas.core.results.items import Item, ItemKind, gradient, nth_output, output
-from paritas.core.results.wording import counted, enumerated
+from paritas.core.results.wording import counted
 from paritas.core.torch_private.dynamo import backends_of, original_of
 from paritas.core.torch_private.graphs import node_traits, trace_calls
 

@@ -32,6 +32,7 @@ from paritas.core.commands.options import (
     was_given,
     write_json,
 )
+from paritas.core.results.rank_backends import GLOO, NCCL
 from paritas.sharding.options import PartitionOptions
 
 if TYPE_CHECKING:
@@ -655,17 +656,17 @@ def _joined(here: Ranks | None) -> Iterator[str]:
 
     gpus, ranks = torch.cuda.device_count(), len(here.here)
     has_gpu = gpus >= ranks  # NCCL has no two ranks on one GPU
+    backend = NCCL if has_gpu else GLOO
     note = ""
     if gpus and not has_gpu:
         note = (
             f"run on the CPU with gloo: NCCL needs one GPU per rank, and this machine has {gpus} "
             f"for {ranks} ranks"
         )
-    if has_gpu:
+    if backend.needs_own_device:
         torch.cuda.set_device(here.rank - here.here.start)
     hook = sys.excepthook
-    # Traces travel between hosts, so there is gloo beside NCCL.
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
+    distributed.init_process_group(backend.group)
     try:
         yield note
         distributed.barrier()

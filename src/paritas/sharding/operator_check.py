@@ -30,10 +30,9 @@ from paritas.core.results.findings import Finding, Status, Verdict, unverified
 from paritas.core.results.items import ItemKind
 from paritas.core.results.progress import Progress
 from paritas.sharding.operators.annotation import Annotation, Option
-from paritas.sharding.operators.configuration import PartitionConfig, TensorInfo, make_call
 from paritas.sharding.operators.configuration import (
+    PartitionConfig,
     TensorInfo,
-    VerifyConfig,
     make_call,
 )
 from paritas.sharding.operators.library import annotation_of_call, is_registered

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paritas.core.results.rank_backends import BackendName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,5 +24,5 @@ class PartitionOptions:
     seed: int
     strict: bool
     device: str | None
-    confirm: Literal["gloo", "nccl"] | None
+    confirm: BackendName | None
     prove: bool

@@ -40,6 +40,7 @@ from paritas.formats.files.records import Lock
 from paritas.sweeping import places, processes
 from paritas.sweeping.plan import plan_tasks
 from paritas.sweeping.processes import RunOrder
+from paritas.sweeping.runs import libraries_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -227,7 +228,7 @@ def _place_of(tasks: Sequence[RunTask], folder: Path, jobs: int, *, local: bool)
     runs = [task.run for task in tasks]
     return msgspec.structs.replace(
         places.new_place(cache, jobs=jobs, local=local),
-        libraries=processes.libraries_of(runs),
+        libraries=libraries_of(runs),
         compiles=places.compiles_any(runs),
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from paritas.kernels.messages import Call
 from paritas.kernels.observing import Observer
 from paritas.kernels.outside import Audit, OwnCode
 from paritas.kernels.wire import encode
@@ -41,7 +42,7 @@ def test_inputs_that_shared_memory_do_not_overwrite_each_other() -> None:
     shared = torch.zeros(3)
 
     def given(*args: torch.Tensor, reuse: str) -> Inputs:
-        order = {"inputs": encode((list(args), {})), "reuse": reuse, "wide": None}
+        order = Call(inputs=encode((list(args), {})), reuse=reuse)
         return observer._make_inputs(order)
 
     old = given(shared, shared, reuse="")

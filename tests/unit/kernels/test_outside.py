@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from paritas.kernels import calling, observing
-from paritas.kernels.forking import environment
 from paritas.kernels.outside import Audit, OwnCode
+from paritas.kernels.servers import candidate_environment
 
 
 def test_code_constants_and_contents_are_put_back() -> None:
@@ -38,12 +38,12 @@ def test_a_detour_to_another_process_is_seen() -> None:
     audit.is_calling = True
     Path(f"/proc/self/../{os.getppid()}/status").read_bytes()
     audit.is_calling = False
-    assert ["reads", f"/proc/{os.getppid()}/status"] in audit.take()
+    assert ("reads", f"/proc/{os.getppid()}/status") in audit.take()
 
 
 def test_modules_of_python_come_first(monkeypatch, tmp_path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    paths = environment()["PYTHONPATH"].split(os.pathsep)
+    paths = candidate_environment()["PYTHONPATH"].split(os.pathsep)
     own = str(Path(os.__file__).parent)
     assert paths.index(own) < paths.index(str(tmp_path))
     assert sorted(paths) == sorted(path for path in sys.path if path)

@@ -8,8 +8,9 @@ import torch
 from paritas.core.execution.subjects import Inputs
 from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import KernelCase
+from paritas.kernels.messages import SideName
 from paritas.kernels.references import KernelTask, RefusedCase
-from paritas.kernels.sides import Side, SideName
+from paritas.kernels.sides import Side
 
 
 def to_bytes(x):

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from paritas.core.results.sweeps import SweepRun
+from paritas.core.workers import starting
 from paritas.sweeping import places, processes
 from paritas.sweeping.places import RunPlace, WorkerPlace, new_place, pack_code
 from paritas.sweeping.plan import RunTask
@@ -116,7 +117,7 @@ def test_a_worker_that_cannot_start_processes_makes_a_row(project, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied", "python")
 
-    monkeypatch.setattr(processes.subprocess, "Popen", refused)
+    monkeypatch.setattr(starting.subprocess, "Popen", refused)
     order = RunOrder(
         task=RunTask(run=SweepRun(target="models:fine")), place=place_of(project), code={}
     )
@@ -129,14 +130,10 @@ def test_a_worker_that_cannot_start_processes_makes_a_row(project, monkeypatch):
 
 def test_a_sweep_removes_what_one_that_was_killed_has_left_on_the_worker(project, monkeypatch):
     class Server:
-        def __init__(self, place):
-            self.place, self.is_gone = place, False
-
-        def run(self, task):
-            return self.place
+        has_ended = False
 
         def stop(self):
-            self.is_gone = True
+            self.has_ended = True
 
     def run(sweep):
         order = RunOrder(
@@ -146,7 +143,8 @@ def test_a_sweep_removes_what_one_that_was_killed_has_left_on_the_worker(project
         )
         return processes.run_order(order)
 
-    monkeypatch.setattr(processes, "_Server", Server)
+    monkeypatch.setattr(processes, "_start_server", lambda place: Server())
+    monkeypatch.setattr(processes, "_watch_run", lambda task, server, place: place)
     killed, going_on = run("killed"), run("going on")
     processes._servers["killed"].stop()
     last = run("last")

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paritas.core.errors import in_one_line
+from paritas.core.workers.starting import describe_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -261,7 +261,7 @@ def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Chec
             child.kill()  # no effect if it has ended
             listening.join(timeout=1)
     if child.returncode or nonsense:
-        why = _describe_exit(child.returncode)
+        why = describe_end(child.returncode)
         if late.is_set():
             why = f"did not finish within {SECONDS:g} s"
         elif nonsense:
@@ -287,12 +287,3 @@ def _kill_late(child: subprocess.Popen[str], late: threading.Event) -> None:
 def _listen(child: subprocess.Popen[str], said: collections.deque[str]) -> None:
     for line in child.stderr or ():
         said.append(line.strip())
-
-
-def _describe_exit(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from paritas.core.placement.meshes import read_axis
+from paritas.core.results.rank_backends import BACKEND_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -69,10 +70,9 @@ blocks_option = click.option(
     help="The blocks of --by blocks, for example 'layers.*'; repeat it for several. Default: the "
     "repeated modules of the model.",
 )
-# Copied from `paritas.sharding.operators.recipe_checks`, which imports torch.
 confirm_option = click.option(
     "--confirm",
-    type=click.Choice(["gloo", "nccl"]),
+    type=click.Choice(BACKEND_NAMES),
     help="Check again with one process per rank; nccl needs --device cuda and one GPU per rank.",
 )
 

@@ -25,9 +25,7 @@ import torch
 
 from paritas.core.errors import in_one_line
 from paritas.core.torch_private.global_state import quietly
-
-if sys.platform != "win32":
-    import resource
+from paritas.core.workers.inside import leave_no_core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -365,13 +363,6 @@ def _leave_the_program(seconds: float) -> None:
     # A notebook and a test have streams of their own. If nobody held them, they would be flushed.
     _streams.extend((sys.stdout, sys.stderr))
     sys.stdout = sys.stderr = os.fdopen(nothing, "w", encoding="utf-8")
-    _leave_no_core()
+    leave_no_core()
     # The threads of OpenMP have stayed behind: whoever waits for them waits for ever.
     torch.set_num_threads(1)
-
-
-def _leave_no_core() -> None:
-    # A limit of 1 byte also keeps a core from a program that collects them, a limit of 0 does not.
-    most = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    least = 1 if most == resource.RLIM_INFINITY else min(1, most)
-    resource.setrlimit(resource.RLIMIT_CORE, (least, least))

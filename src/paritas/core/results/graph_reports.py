@@ -9,6 +9,7 @@ import msgspec
 
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import harness
+from paritas.core.results.rank_backends import BackendName
 from paritas.core.results.report import Report
 
 if TYPE_CHECKING:
@@ -174,8 +175,6 @@ FORMAT = 1
 
 # Where the rule of a split comes from.
 RuleOrigin = Literal["declared", "registered", "library", "discovered"]
-# How ranks in separate processes communicate.
-Confirm = Literal["gloo", "nccl"]
 
 
 class GraphCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,7 +225,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         simulated: the gravest status on the simulated ranks before.
     """
 
-    backend: Confirm
+    backend: BackendName
     status: Status
     simulated: Status
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paritas.core.errors import UnsupportedTorchError, UsageError
+from paritas.core.results.rank_backends import NCCL, backend_of_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -617,7 +618,7 @@ _ARGUMENTS = 6
 
 def _has_nccl(group: Any) -> bool:
     """Whether a group sends by NCCL; simulated ranks do not, even on a GPU."""
-    return "nccl" in str(distributed.get_backend(group))
+    return backend_of_group(str(distributed.get_backend(group))) is NCCL
 
 
 @contextlib.contextmanager

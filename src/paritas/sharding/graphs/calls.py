@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.core.placement.placement import Place, Recipe
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.core.results.rank_backends import BackendName
 
 
 # --- A graph as it was read -----------------------------------------------------------------------
@@ -184,7 +184,7 @@ class GraphSettings:
     strict: bool = False
     imports: tuple[str, ...] = ()
     device: str | None = None
-    confirm: Confirm | None = None
+    confirm: BackendName | None = None
     prove: bool = False
     memory: int = 4 << 30
 

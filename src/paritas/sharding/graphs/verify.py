@@ -20,7 +20,7 @@ from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.executors import Failed, executor_of, run_batches
 from paritas.core.execution.subjects import usable_device
-from paritas.core.results.graph_reports import CallOutcome, Confirm, GraphReport, OperatorResult
+from paritas.core.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.report import json_of
 from paritas.core.settings import own_version
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from paritas.core.results.graph_reports import GraphProof
+    from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.graphs.calls import CallValues, GraphCall
 
 
@@ -221,7 +222,7 @@ class VerifyGraphOptions:
     strict: bool = False
     imports: Sequence[str] = ()
     device: str | torch.device | None = None
-    confirm: Confirm | None = None
+    confirm: BackendName | None = None
     prove: bool = False
     placements: GraphPlacements | Mapping[str, Any] | str | Path | None = None
     executor: str | Executor = "processes"

@@ -56,6 +56,7 @@ from paritas.core.results.items import (
     gradient,
     output,
 )
+from paritas.core.results.rank_backends import RANK_BACKENDS
 from paritas.sharding.operators.ranks.remote_runs import RemoteRunner
 from paritas.sharding.operators.runner import Draws, Runner, Streams
 from paritas.sharding.plans.rank_pool import LostRankError
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.placement.placement import OperatorCall
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.operators.annotation import Annotation
     from paritas.sharding.operators.ranks.remote_runs import Team
     from paritas.sharding.operators.runner import OperatorRun
@@ -725,7 +726,7 @@ def _finding(item: Item, status: Status, reason: str, aspect: Aspect, value: Any
 # --- Confirming on real ranks ---------------------------------------------------------------------
 
 
-def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> None:
+def check_confirm(confirm: BackendName | None, device: torch.device, ranks: int) -> None:
     """Refuse a confirmation that is not possible on this machine.
 
     Args:
@@ -735,11 +736,15 @@ def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> 
     Raises:
         UsageError: the ranks cannot be started; the message says what is missing.
     """
-    if confirm is None or confirm == "gloo":
+    if confirm is None:
         return
-    if confirm != "nccl":
-        raise UsageError(f"confirm must be 'gloo', 'nccl' or None, got {confirm!r}")
-    if device.type != "cuda":
+    backend = RANK_BACKENDS.get(confirm)
+    if backend is None:
+        names = ", ".join(map(repr, RANK_BACKENDS))
+        raise UsageError(f"confirm must be {names} or None, got {confirm!r}")
+    if not backend.needs_own_device:
+        return
+    if device.type != backend.device:
         raise UsageError(
             f"NCCL needs tensors on GPUs, but the device is {str(device)!r}: use --device cuda "
             "(device='cuda'), or confirm with gloo"
@@ -755,7 +760,7 @@ def check_confirm(confirm: Confirm | None, device: torch.device, ranks: int) -> 
 
 
 def confirmation(
-    confirm: Confirm,
+    confirm: BackendName,
     call: OperatorCall,
     recipe: Recipe | tuple[Recipe, ...],
     ranks: int | tuple[int, ...],

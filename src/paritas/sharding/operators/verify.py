@@ -35,7 +35,7 @@ from paritas.sharding.operators.runner import Streams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.operators.configuration import PartitionConfig
 
 # The rule of a split comes from the annotation that the user gives, registers, or that the library
@@ -50,7 +50,7 @@ class CheckSettings:
     ranks: int = 2
     seed: int = 0
     strict: bool = False
-    confirm: Confirm | None = None
+    confirm: BackendName | None = None
 
     def check(self, call: OperatorCall, recipe: Recipe, ranks: int | None = None) -> Verdict:
         """Compare a split with the whole; with `confirm`, again on ranks that are processes."""
@@ -92,7 +92,7 @@ def check_partition(
     strict: bool = False,
     annotation: str | Annotation | None = None,
     device: str | torch.device | None = None,
-    confirm: Confirm | None = None,
+    confirm: BackendName | None = None,
 ) -> Verdict:
     """Split the operator as each option says, and compare it with the whole operator.
 

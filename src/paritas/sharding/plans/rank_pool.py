@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import datetime as dt
 import faulthandler
 import gc
-import multiprocessing
 import os
 import pickle
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
-from multiprocessing import connection
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+import msgspec
 import torch
 from torch import distributed
 
@@ -34,160 +28,115 @@ from paritas.core.errors import (
     first_line,
     in_one_line,
 )
-from paritas.core.results.graph_reports import Confirm as Backend
+from paritas.core.results.rank_backends import GLOO, RANK_BACKENDS, BackendName
+from paritas.core.workers.channel import Channel, ChannelClosedError, wait_for_any
+from paritas.core.workers.inside import Program
+from paritas.core.workers.starting import environment_here, signal_name, wait_for_end
+from paritas.core.workers.worker import Worker, fork_worker, start_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from paritas.core.results.graph_reports import Confirm
+    from collections.abc import Callable, Mapping, Sequence
 
 
 # --- A process of a pool: join the group, then run one task after the other -----------------------
 
-# The rank, the number of ranks, their backend and the folder of their rendezvous.
-Seat = tuple[int, int, Backend, str]
+
+class RankSeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rank a process is; `folder` is that of the rendezvous."""
+
+    rank: int
+    ranks: int
+    backend: BackendName
+    folder: str
+
+
+class RankTask(msgspec.Struct, frozen=True):
+    """A function and its payload, pickled: they are the parent's own."""
+
+    content: list[bytes]
+
+
+class RankReply(msgspec.Struct, frozen=True):
+    """What the function returned, pickled, or what it raised, in words."""
+
+    value: list[bytes] | None = None
+    error: str | None = None
+
+
+# The state of a large model is a long message; MessagePack has no bytes of 4 GiB or more.
+_MOST_BYTES = 1 << 62
+_PART_BYTES = 1 << 30
+
+
+def _pickled(value: Any) -> list[bytes]:
+    content = memoryview(pickle.dumps(value))
+    return [bytes(content[i : i + _PART_BYTES]) for i in range(0, len(content), _PART_BYTES)]
+
+
+def _unpickled(parts: list[bytes]) -> Any:
+    return pickle.loads(b"".join(parts))  # noqa: S301  (from our own processes)
+
 
 # The parent's timeout ends a task. This one applies if the parent is gone.
 _COLLECTIVE_SECONDS = 1800
 
 
-def serve(seat: Seat, pipe: Connection, foreign: Iterable[Connection]) -> None:
-    """Work as a rank until the pipe closes."""
-    rank, ranks, backend, folder = seat
-    # A forked child inherits its parent's garbage. Finalizers would run here a second time, and may
-    # wait for locks that threads of the parent hold.
-    gc.freeze()
-    for end in foreign:
-        end.close()
-    _keep_quiet(Path(folder) / f"rank{rank}.log")
-    # A forked child does not have the threads of its parent's pool, and ranks share the cores.
-    torch.set_num_threads(1)
-    # The fork may have happened under no_grad.
-    torch.set_grad_enabled(True)
-    try:
-        _join_group(rank, ranks, backend, folder)
-    except Exception as error:  # noqa: BLE001  (the parent reports it)
-        _say(pipe, None, in_one_line(error, 300))
-        return
-    _say(pipe, None, None)
-    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+def prepare_rank(settings: bytes, *, forks: bool) -> Callable[[Channel], None]:  # noqa: ARG001  (no server starts ranks)
+    """What the process of a rank does: join the group, and work until the channel closes."""
+    seat = msgspec.json.decode(settings, type=RankSeat)
+
+    def work(channel: Channel) -> None:
+        # A forked child inherits its parent's garbage. Finalizers would run here a second time, and
+        # may wait for locks that threads of the parent hold.
+        gc.freeze()
+        faulthandler.disable()  # what is printed last is shown
+        # A forked child does not have the threads of its parent's pool, and ranks share the cores.
+        torch.set_num_threads(1)
+        # The fork may have happened under no_grad.
+        torch.set_grad_enabled(True)
+        try:
+            _join_group(seat)
+        except Exception as error:  # noqa: BLE001  (the parent reports it)
+            channel.send(RankReply(error=in_one_line(error, 300)))
+            return
+        channel.send(RankReply())
         while True:
-            _do_one(rank, ranks, pipe)
-    # Skip the exit handlers: those of a forked child belong to its parent.
-    os._exit(0)
+            channel.send(_run_task(seat, channel.receive(RankTask, most_bytes=_MOST_BYTES)))
+
+    return work
 
 
-def serve_anew() -> None:
-    """Work as the rank that the command line of this interpreter names."""
-    rank, ranks, backend, folder, descriptor = sys.argv[1:]
-    by: Backend = "nccl" if backend == "nccl" else "gloo"
-    serve((int(rank), int(ranks), by, folder), Connection(int(descriptor)), [])
-
-
-def _do_one(rank: int, ranks: int, pipe: Connection) -> None:
-    message = pipe.recv_bytes()
+def _run_task(seat: RankSeat, task: RankTask) -> RankReply:
     try:
-        task, payload = pickle.loads(message)  # noqa: S301  (the parent's own)
-        value = task(rank, ranks, payload)
-        answer = pickle.dumps((value, None))
+        function, payload = _unpickled(task.content)
+        return RankReply(_pickled(function(seat.rank, seat.ranks, payload)))
     except Exception as error:  # noqa: BLE001  (the parent reports it)
-        _say(pipe, getattr(error, "so_far", None), in_one_line(error, 300))
-        return
-    pipe.send_bytes(answer)
+        so_far = getattr(error, "so_far", None)
+        value = None if so_far is None else _pickled(so_far)
+        return RankReply(value, in_one_line(error, 300))
 
 
-def _say(pipe: Connection, value: Any, error: str | None) -> None:
-    with contextlib.suppress(ConnectionError):
-        pipe.send_bytes(pickle.dumps((value, error)))
-
-
-def _join_group(rank: int, ranks: int, backend: Backend, folder: str) -> None:
+def _join_group(seat: RankSeat) -> None:
     # All ranks are on this machine, and the loopback needs neither name resolution nor a network.
     if sys.platform == "linux":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
+    backend = RANK_BACKENDS[seat.backend]
+    if backend.needs_own_device:
+        torch.cuda.set_device(seat.rank)
     store: Any = distributed.FileStore(  # type: ignore[attr-defined]
-        str(Path(folder) / "rendezvous"), ranks
+        str(Path(seat.folder) / "rendezvous"), seat.ranks
     )
     distributed.init_process_group(
-        # Metadata that ranks exchange before a collective lies on the host.
-        "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo",
+        backend.group,
         store=store,
-        rank=rank,
-        world_size=ranks,
+        rank=seat.rank,
+        world_size=seat.ranks,
         timeout=dt.timedelta(seconds=_COLLECTIVE_SECONDS),
     )
 
 
-def _keep_quiet(log: Path) -> None:
-    """Redirect the output of this process, with gloo's messages, to a file for its parent."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    faulthandler.disable()  # the parent's may write elsewhere
-    os.close(descriptor)
-
-
 # --- Starting the process of a rank, by fork or as a new interpreter ------------------------------
-
-_SCRIPT = "from paritas.sharding.plans.rank_pool import serve_anew; serve_anew()"
-
-
-class RankProcess(Protocol):
-    """The process of a rank."""
-
-    def exit_code(self, patience: float = 0.0) -> int | None:
-        """The exit code, negative for a signal; None if it still runs after `patience` seconds."""
-
-    def kill(self) -> None:
-        """Kill the process and reap it."""
-
-
-class _Forked:
-    def __init__(self, seat: Seat, pipe: Connection, foreign: Sequence[Connection]) -> None:
-        context = multiprocessing.get_context("fork")
-        self._process = context.Process(
-            target=serve, args=(seat, pipe, foreign), daemon=True, name=f"paritas-rank-{seat[0]}"
-        )
-        with warnings.catch_warnings():
-            # Newer Pythons warn about any thread; `start_method` checked for those that matter.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process.start()
-
-    def exit_code(self, patience: float = 0.0) -> int | None:
-        self._process.join(patience)
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-class _Anew:
-    """A new interpreter.
-
-    `multiprocessing` would run the user's script again, once in each rank.
-    """
-
-    def __init__(self, seat: Seat, pipe: Connection) -> None:
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # noqa: PTH109
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SCRIPT, *map(str, seat), str(pipe.fileno())],
-            pass_fds=[pipe.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths},
-        )
-
-    def exit_code(self, patience: float = 0.0) -> int | None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(patience)
-        return None
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
 
 def start_method() -> str:
@@ -198,23 +147,21 @@ def start_method() -> str:
     return "fork" if sys.platform == "linux" and alone and still else "anew"
 
 
-def start_rank(
-    method: str, seat: Seat, pipes: Sequence[tuple[Connection, Connection]]
-) -> RankProcess:
-    """Start one rank; `pipes` holds our end and its end, one pair for each rank.
+def _start_rank(method: str, seat: RankSeat) -> Worker:
+    """Start one rank.
 
     Raises:
         UsageError: this system does not support the method.
     """
-    theirs = pipes[seat[0]][1]
+    program = Program(
+        name=f"{__name__}:{prepare_rank.__name__}", settings=msgspec.json.encode(seat)
+    )
     if method == "fork":
-        # A forked process inherits every open end. Unless it closes those of the others, no rank
-        # sees its pipe close when this process ends.
-        foreign = [end for pair in pipes for end in pair if end is not theirs]
-        return _Forked(seat, theirs, foreign)
+        return fork_worker(program)
     if method != "anew" or sys.platform == "win32":
         raise UsageError(f"ranks cannot be started by {method!r} on {sys.platform}")
-    return _Anew(seat, theirs)
+    paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109
+    return start_worker(program, environment_here(paths), outlives=True)
 
 
 # --- The pool -------------------------------------------------------------------------------------
@@ -314,7 +261,9 @@ class RankPool:
         LostRankError: a rank did not start.
     """
 
-    def __init__(self, ranks: int, method: str | None = None, backend: Confirm = "gloo") -> None:
+    def __init__(
+        self, ranks: int, method: str | None = None, backend: BackendName = GLOO.name
+    ) -> None:
         if not 1 <= ranks <= MOST_RANKS:
             raise UsageError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
         self.ranks = ranks
@@ -322,8 +271,7 @@ class RankPool:
         self.backend = backend
         self.owner = os.getpid()
         self._folder = tempfile.TemporaryDirectory(prefix="paritas-ranks-")
-        self._ends: list[connection.Connection] = []
-        self._processes: list[RankProcess] = []
+        self._workers: list[Worker] = []
         self.closed = False
         try:
             self._start()
@@ -332,15 +280,11 @@ class RankPool:
             raise
 
     def _start(self) -> None:
-        pipes = [connection.Pipe() for _ in range(self.ranks)]
-        self._ends = [ours for ours, _ in pipes]
         for rank in range(self.ranks):
-            started = start_rank(
-                self.method, (rank, self.ranks, self.backend, self._folder.name), pipes
+            seat = RankSeat(
+                rank=rank, ranks=self.ranks, backend=self.backend, folder=self._folder.name
             )
-            self._processes.append(started)
-        for _, theirs in pipes:
-            theirs.close()
+            self._workers.append(_start_rank(self.method, seat))
         for rank, answer in enumerate(self._collect(_START_SECONDS, "to start")):
             if answer.error is not None:
                 raise LostRankError(f"rank {rank} of {self.ranks} did not start: {answer.error}")
@@ -359,10 +303,10 @@ class RankPool:
         if len(payloads) != self.ranks:
             raise UsageError(f"{len(payloads)} payloads for {self.ranks} ranks: give one per rank")
         messages = [_pack_task(task, payload) for payload in payloads]
-        for rank, (end, message) in enumerate(zip(self._ends, messages, strict=True)):
+        for rank, (worker, message) in enumerate(zip(self._workers, messages, strict=True)):
             try:
-                end.send_bytes(message)
-            except (BrokenPipeError, ConnectionError):
+                worker.channel.send(message)
+            except ChannelClosedError:
                 self._fail(f"{self._death(rank)} before it got its task", [rank])
         return self._collect(timeout, f"to run {getattr(task, '__name__', task)}")
 
@@ -379,34 +323,29 @@ class RankPool:
                 names = ("rank " if len(late) == 1 else "ranks ") + ", ".join(map(str, late))
                 reason = f"{names} of {self.ranks} had {timeout:g} s {what}: {NO_ANSWER}"
                 self._fail(reason, late, answers, timed_out=True)
-            # The pipe of a rank that dies closes, which ends the wait as well.
-            connection.wait([self._ends[rank] for rank in late], max(left, 0))
-            for rank in late:
-                answer = self._answer(rank, answers)
-                if answer is None:
-                    continue
-                answers[rank] = answer
+            # The channel of a rank that dies closes, which ends the wait as well.
+            ready = wait_for_any({rank: self._workers[rank].channel for rank in late}, max(left, 0))
+            for rank in ready:
+                answers[rank] = answer = self._answer(rank, answers)
                 if answer.error is not None:
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         return [answers[rank] for rank in range(self.ranks)]
 
-    def _answer(self, rank: int, answers: Mapping[int, RankAnswer]) -> RankAnswer | None:
-        """The answer of a rank, None if there is none yet; its death is an error."""
+    def _answer(self, rank: int, answers: Mapping[int, RankAnswer]) -> RankAnswer:
+        """The answer of a rank; its death is an error."""
         try:
-            if self._ends[rank].poll():
-                value, error = pickle.loads(self._ends[rank].recv_bytes())  # noqa: S301  (our own)
-                return RankAnswer(value, error)
-        except (EOFError, ConnectionError):
+            reply = self._workers[rank].channel.receive(RankReply, most_bytes=_MOST_BYTES)
+        except ChannelClosedError:
             self._fail(self._death(rank), [rank], answers)
-        return None
+        value = None if reply.value is None else _unpickled(reply.value)
+        return RankAnswer(value, reply.error)
 
     def _death(self, rank: int) -> str:
-        code = self._processes[rank].exit_code(_GRACE_SECONDS)
+        code = wait_for_end(self._workers[rank].process, _GRACE_SECONDS)
         how = f"with exit code {code}"
         if code is not None and code < 0:
-            with contextlib.suppress(ValueError):
-                how = f"by {signal.Signals(-code).name}"
-        printed = _log_tail(Path(self._folder.name) / f"rank{rank}.log")
+            how = f"by {signal_name(-code)}"
+        printed = _tail(self._workers[rank].read_log())
         died = f"rank {rank} of {self.ranks} died {how}"
         return f"{died}; it printed: {printed}" if printed else died
 
@@ -417,7 +356,7 @@ class RankPool:
         answers: Mapping[int, RankAnswer] | None = None,
         *,
         timed_out: bool = False,
-    ) -> None:
+    ) -> NoReturn:
         self.close()
         raise LostRankError(reason, ranks, answers, timed_out=timed_out)
 
@@ -426,11 +365,11 @@ class RankPool:
         if self.closed or os.getpid() != self.owner:
             return
         self.closed = True
-        for end in self._ends:
-            end.close()  # an idle rank ends when its pipe closes
-        for process in self._processes:
-            if process.exit_code(_FAREWELL_SECONDS) is None:
-                process.kill()
+        for worker in self._workers:
+            worker.channel.close()  # an idle rank ends then
+        for worker in self._workers:
+            worker.wait(_FAREWELL_SECONDS)
+            worker.close()
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -440,10 +379,10 @@ class RankPool:
         self.close()
 
 
-_WARM: dict[tuple[int, Confirm], RankPool] = {}
+_WARM: dict[tuple[int, BackendName], RankPool] = {}
 
 
-def warm_pool(ranks: int, backend: Confirm = "gloo") -> RankPool:
+def warm_pool(ranks: int, backend: BackendName = GLOO.name) -> RankPool:
     """The pool of this process with so many ranks: started once, used by all."""
     pool = _WARM.get((ranks, backend))
     if pool is None or pool.closed or pool.owner != os.getpid():
@@ -461,9 +400,9 @@ def close_pools() -> None:
 atexit.register(close_pools)
 
 
-def _pack_task(task: Any, payload: Any) -> bytes:
+def _pack_task(task: Any, payload: Any) -> RankTask:
     try:
-        return pickle.dumps((task, payload))
+        return RankTask(_pickled((task, payload)))
     except Exception as error:  # noqa: BLE001  (a user's object may raise anything when pickled)
         text = first_line(error, 1000) or type(error).__name__
         raise UsageError(
@@ -472,8 +411,6 @@ def _pack_task(task: Any, payload: Any) -> bytes:
         ) from None
 
 
-def _log_tail(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        return " | ".join(lines[-_LINES_SHOWN:])[:400]
-    return ""
+def _tail(log: str) -> str:
+    lines = [line for line in log.splitlines() if line.strip()]
+    return " | ".join(lines[-_LINES_SHOWN:])[:400]

@@ -23,6 +23,7 @@ from paritas.core.execution.isolation import copy_inputs
 from paritas.core.execution.observation import MOST_KEPT
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.precision.lifting import RankLiftMode
+from paritas.core.results.rank_backends import GLOO
 from paritas.core.torch_private.operators import WIDE, default_dtype
 from paritas.core.torch_private.ranks import gradient_factors, listening, run_in_threads
 from paritas.core.torch_private.tensors import copy_on_write, hold_shared, return_free_memory
@@ -690,7 +691,7 @@ def _check_sendable(program: ParallelProgram) -> None:
 def device_here() -> torch.device | None:
     """The accelerator of this rank; None for the host."""
     backend = str(distributed.get_backend())
-    accelerator = torch.accelerator.current_accelerator() if backend != "gloo" else None
+    accelerator = torch.accelerator.current_accelerator() if backend != GLOO.name else None
     if accelerator is None or accelerator.type == "cpu":
         return None
     index = torch.accelerator.current_device_index()
@@ -714,7 +715,7 @@ def _run_here(program: ParallelProgram, manner: Manner, timeout: float) -> list[
             "them equal"
         )
     # A separate group, so ranks can exchange their traces while others are still stuck.
-    messages = distributed.new_group(backend="gloo")
+    messages = distributed.new_group(backend=GLOO.group)
     manner = dataclasses.replace(manner, device=device_here())
     trace = _in_time(rank, Task(program, manner), timeout)
     gathered: list[Any] = [None] * world

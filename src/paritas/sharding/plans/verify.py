@@ -25,6 +25,7 @@ from paritas.core.results.findings import (
 )
 from paritas.core.results.items import Item, ItemKind, harness
 from paritas.core.results.progress import shows_progress
+from paritas.core.results.rank_backends import GLOO
 from paritas.core.torch_private.global_state import quietly
 from paritas.sharding.plans.assembling import broken_ties, unmatched
 from paritas.sharding.plans.boundaries import NotByBlocksError
@@ -256,7 +257,7 @@ class ProgramRuns:
         if self.team != "here":
             return value
         box = [value]
-        group = distributed.new_group(backend="gloo")
+        group = distributed.new_group(backend=GLOO.group)
         distributed.broadcast_object_list(box, src=0, group=group)
         distributed.destroy_process_group(group)
         return box[0]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import itertools
 import signal
-import socket
 import time
 from types import SimpleNamespace
 
@@ -17,9 +15,9 @@ from paritas.core.execution import time_limit
 from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import KernelCase
+from paritas.kernels.messages import SideName
 from paritas.kernels.references import KernelTask
-from paritas.kernels.sides import Side, SideName
-from paritas.kernels.wire import receive, send
+from paritas.kernels.sides import Side
 
 
 @pytest.fixture
@@ -63,24 +61,6 @@ def test_a_lifted_run_of_the_reference_ends_before_its_last_operator(
     limit.seconds = 1e6
     limit.begin()
     assert run.renewed().evidence.arbiter() is not None
-
-
-def test_a_process_that_sends_byte_by_byte_is_out_of_time() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall((1 << 20).to_bytes(8, "little"))
-        ours.settimeout(0.05)
-        theirs.sendall(b"x")
-        with pytest.raises(TimeoutError):
-            receive(ours)
-
-
-def test_a_process_that_reads_nothing_is_out_of_time() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.settimeout(0.05)
-        with pytest.raises(TimeoutError), contextlib.closing(theirs):
-            send(ours, {"content": b"x" * (1 << 24)})
 
 
 def test_what_takes_long_is_interrupted_at_the_limit() -> None:

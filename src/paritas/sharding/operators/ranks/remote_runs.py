@@ -27,6 +27,7 @@ from paritas.core.placement.placement import (
     tensors_in,
 )
 from paritas.core.results.items import Item, ItemKind, Partial, Replicate, Shard
+from paritas.core.results.rank_backends import backend_of_group
 from paritas.core.torch_private.operators import default_dtype, map_tensors
 from paritas.sharding.operators.runner import COTANGENTS, Draws, Runner
 from paritas.sharding.plans.rank_pool import LostRankError
@@ -99,8 +100,8 @@ def _gather_shapes(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...
 
 
 def _on_sending_device(tensor: Tensor) -> Tensor:
-    """NCCL sends from GPU to GPU, the other backends from the CPU."""
-    return tensor if "nccl" in distributed.get_backend() else tensor.cpu()
+    backend = backend_of_group(distributed.get_backend())
+    return tensor if backend.needs_own_device else tensor.to(backend.device)
 
 
 def _plain(tensor: Tensor) -> Tensor:

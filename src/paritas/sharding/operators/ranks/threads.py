@@ -7,6 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Self
 
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.results.rank_backends import GLOO
 from paritas.core.torch_private.ranks import RankThreads
 from paritas.sharding.operators.ranks.remote_runs import Done, RemoteRunner, Sent
 from paritas.sharding.operators.recipe_checks import RecipeCheck, mesh_levels
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from paritas.core.placement.placement import OperatorCall, Recipe
     from paritas.core.results.findings import Verdict
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.core.results.rank_backends import BackendName
     from paritas.core.torch_private.ranks import ThreadOutcome
     from paritas.sharding.operators.ranks.remote_runs import Team
     from paritas.sharding.plans.rank_pool import RankAnswer
@@ -52,7 +53,7 @@ def confirm_on_gloo(
     Raises:
         UsageError: the operator cannot be sent to another process, or the recipe does not fit.
     """
-    team = ProcessTeam("gloo", timeout)
+    team = ProcessTeam(GLOO.name, timeout)
     return check_on_team(call, recipe, ranks, team=team, seed=seed, strict=strict, program=program)
 
 
@@ -60,7 +61,7 @@ def confirm_on_gloo(
 class ProcessTeam:
     """Ranks that are processes; they are kept for the next check."""
 
-    backend: Confirm
+    backend: BackendName
     timeout: float = 60.0
     imports: tuple[str, ...] = ()
 
