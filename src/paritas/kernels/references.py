@@ -23,8 +23,8 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectProgram
 from paritas.core.execution.subjects import Inputs, Subject, input_sets, inspect_subject
 from paritas.core.execution.time_limit import TimeLimit, TimeWatch
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import map_leaves
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
 from paritas.core.results.power_reports import CAUGHT
@@ -618,8 +618,6 @@ def _call_user(function: Callable[[], Any], name: str) -> Any:
 
 # --- What a task is worth: would a candidate that computes nothing pass? --------------------------
 
-_CHECKS = Checks()
-
 
 def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     """Judge the trivial candidates on all cases, the given ones first."""
@@ -699,7 +697,7 @@ def _passes(make: Any, judged: JudgedCase, first: JudgedCase) -> tuple[bool, boo
         same_bits = False
         # The perturbed runs that judged the candidate serve here, too.
         evidence = ItemEvidence(judged.run.evidence, item, demand=judged.run.demand)
-        findings, _ = check_pair(item, value, made, _CHECKS, evidence)
+        findings, _ = judge_pair(Pair(item, value, made, evidence))
         if not all(finding.status.passes() for finding in findings):
             return False, False
     return (True, same_bits) if applied else None

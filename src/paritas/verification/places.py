@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import msgspec
 from paritas.core.errors import in_one_line
 from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.judging.failures import without_kind
+from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.locating.places import LONGER, FailedCall, Place, is_over
 from paritas.core.results.findings import Status
 from paritas.core.results.progress import Progress
@@ -101,7 +103,7 @@ def gather_places(verdict: Verdict) -> Verdict:
 
 def add_place(verdict: Verdict, place: Place) -> Verdict:
     """Put the places first, and the failures that result from them after them."""
-    located = [_not_graver(finding, verdict.status) for finding in place.findings]
+    located = reconsider(place.findings, functools.partial(_rule_on_gravity, verdict.status))
     first = located[0].path if located else ""
     known = {finding.path for finding in located}
     rest = [finding for finding in verdict.findings if finding.path not in known]
@@ -123,8 +125,6 @@ def _caused_by(place: str, finding: Finding) -> Finding:
     return without_kind(msgspec.structs.replace(finding, cause=place)) if place else finding
 
 
-def _not_graver(finding: Finding, status: Status) -> Finding:
+def _rule_on_gravity(most: Status, finding: Finding) -> Ruling | None:
     """A place has at most the status of the verdict, which it explains and does not change."""
-    if finding.status.gravity <= status.gravity:
-        return finding
-    return msgspec.structs.replace(finding, status=status)
+    return Ruling(most) if finding.status.gravity > most.gravity else None

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    mismatch,
+    unverified,
+)
 from paritas.core.results.items import harness
 from paritas.core.results.report import Report
 
@@ -153,13 +161,9 @@ def _off_words(off: float) -> str:
 def _finding(name: str, proof: RuleProof | GraphProof) -> Finding | None:
     if proof.status == "proved":
         return None
-    refuted = proof.status == "refuted"
-    return Finding(
-        item=harness(name),
-        aspect=Aspect.VALUE if refuted else Aspect.HARNESS,
-        status=status_of_proof(proof.status),
-        reason=proof.words,
-    )
+    if proof.status == "refuted":
+        return mismatch(harness(name), Aspect.VALUE, proof.words)
+    return unverified(harness(name), proof.words)
 
 
 def status_of_proof(status: ProofStatus) -> Status:
