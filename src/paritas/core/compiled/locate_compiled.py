@@ -275,8 +275,8 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
     item = Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label)
     origin = Origin(kind=OriginKind.GRAPH, name=entry.label)
     if first.raised:
-        about = {"raised": first.raised, "origin": origin}
-        return _with_source(mismatch(item, first.aspect, first.reason, **about), entry)
+        raised = mismatch(item, first.aspect, first.reason, raised=first.raised, origin=origin)
+        return _with_source(raised, entry)
     place = starting_place(item, first, first.reason, first.aspect, origin=origin)
     return _with_source(place, entry)
 

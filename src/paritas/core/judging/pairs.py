@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.results.items import Item
 
-    Gate = Callable[["Pair"], "Ruling | None"]
-    Rule = Callable[[Finding], "Ruling | None"]
+    PairGate = Callable[["Pair"], "Ruling | None"]
+    FindingRule = Callable[[Finding], "Ruling | None"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ def judge_pair(
     pair: Pair,
     checks: Checks = ALL_CHECKS,
     *,
-    gates: Iterable[Gate] = (),
-    rules: Iterable[Rule] = (),
+    gates: Iterable[PairGate] = (),
+    rules: Iterable[FindingRule] = (),
     explainer: Explainer | None = None,
 ) -> tuple[list[Finding], list[str]]:
     """All findings about one pair of values, and notes.
@@ -131,7 +131,7 @@ def settle_pair(pair: Pair, ruling: Ruling) -> Finding:
     return Finding(item=pair.item, status=ruling.status, reason=ruling.reason or "", **about)
 
 
-def reconsider(findings: Iterable[Finding], rule: Rule) -> list[Finding]:
+def reconsider(findings: Iterable[Finding], rule: FindingRule) -> list[Finding]:
     """The findings under a rule that may need more than was known when they were judged."""
     return [_apply_ruling(finding, rule(finding)) for finding in findings]
 
