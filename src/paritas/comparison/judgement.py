@@ -346,7 +346,7 @@ class Measured:
     @property
     def fails(self) -> bool:
         """Whether it differs by more than rounding."""
-        return self.status in {Status.DIFFERENT, Status.DEGRADED}
+        return self.status.is_wrong
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,6 @@ from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
-from paritas.core.results.power_reports import CAUGHT
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
@@ -785,5 +784,5 @@ def plant_faults(
         return msgspec.structs.replace(rating, note=note)
     # A fault that changes nothing on these inputs is one that the task cannot show.
     planted = len(report.judged) + len(report.silent)
-    caught = sum(one.status in CAUGHT for one in report.judged)
+    caught = sum(one.is_caught() for one in report.judged)
     return msgspec.structs.replace(rating, planted=planted, caught=caught)

@@ -14,15 +14,13 @@ from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.judging.failures import without_kind
 from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.locating.places import LONGER, FailedCall, Place, is_over
-from paritas.core.results.findings import Status
 from paritas.core.results.progress import Progress
 
 if TYPE_CHECKING:
-    from paritas.core.results.findings import Finding, Verdict
+    from paritas.core.results.findings import Finding, Status, Verdict
 
 # Only these can have a place: what could not be compared has none, and neither has what the
 # reference's own rounding decides.
-_WRONG = {Status.DIFFERENT, Status.DEGRADED}
 
 
 def locate_failure(call: FailedCall) -> Place:
@@ -51,7 +49,7 @@ def _locate_in_source(call: FailedCall) -> Place:
 
 def wrong_findings(verdict: Verdict) -> tuple[Finding, ...]:
     """The failures of a verdict that can have a place."""
-    return tuple(finding for finding in verdict.failures if finding.status in _WRONG)
+    return tuple(finding for finding in verdict.failures if finding.status.is_wrong)
 
 
 # A step that does not look at the time is interrupted this share of the limit later.
@@ -87,7 +85,7 @@ def gather_places(verdict: Verdict) -> Verdict:
 
     A piece is checked on the reference's inputs, so what fails in another piece is not a result.
     """
-    wrong = [finding for finding in verdict.findings if finding.status in _WRONG]
+    wrong = [finding for finding in verdict.findings if finding.status.is_wrong]
     whole = {finding.path for finding in wrong if not finding.item.graph}
     places = tuple(finding for finding in wrong if finding.origin is not None)
     pieces = tuple(finding for finding in wrong if finding.item.graph and not finding.cause)
@@ -109,7 +107,7 @@ def add_place(verdict: Verdict, place: Place) -> Verdict:
     rest = [finding for finding in verdict.findings if finding.path not in known]
     findings = [
         _caused_by(place.causes.get(finding.path, first), finding)
-        if finding.status in _WRONG and not finding.cause
+        if finding.status.is_wrong and not finding.cause
         else finding
         for finding in rest
     ]

@@ -637,9 +637,6 @@ class GuardedCode:
         return FailedGraph(self.entry.label, module, inputs, self.made_by, self.entry.of_gradients)
 
 
-_WRONG = frozenset({Status.DIFFERENT, Status.DEGRADED})
-
-
 def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
     """Find where a difference starts; an exception in the search becomes a finding."""
     try:
@@ -659,10 +656,10 @@ def with_places(places: list[Finding], verdict: Verdict) -> Verdict:
 
 def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
     """The verdict with the first place, if one was found, as the cause of all that is wrong."""
-    cause = next((place.path for place in places if place.status in _WRONG), None)
+    cause = next((place.path for place in places if place.status.is_wrong), None)
     findings = [
         without_kind(msgspec.structs.replace(finding, cause=cause))
-        if cause is not None and finding.status in _WRONG
+        if cause is not None and finding.status.is_wrong
         else finding
         for finding in verdict.findings
     ]

@@ -656,7 +656,7 @@ class GuardedCapture(GuardedCode):
         self, verdict: Verdict, runs: Evidence[CapturedProgram], label: str, *, gradients: bool
     ) -> Verdict:
         # What rounding decides fails under strict, and has no place.
-        differs = any(f.status in {Status.DIFFERENT, Status.DEGRADED} for f in verdict.failures)
+        differs = any(f.status.is_wrong for f in verdict.failures)
         self._outputs_fail |= any(map(is_wrong_output, verdict.findings))
         if gradients and self._outputs_fail:
             findings = tuple(map(without_kind, verdict.findings))

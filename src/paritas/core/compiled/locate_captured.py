@@ -48,7 +48,6 @@ from paritas.core.results.findings import (
     Finding,
     Origin,
     OriginKind,
-    Status,
     mismatch,
     starting_place,
 )
@@ -117,8 +116,7 @@ class CapturedSuspect:
 
 
 def _wrong(findings: Collection[Finding]) -> list[Finding]:
-    fails = {Status.DIFFERENT, Status.DEGRADED}
-    return [finding for finding in findings if finding.status in fails]
+    return [finding for finding in findings if finding.status.is_wrong]
 
 
 def locate_captured(suspect: CapturedSuspect) -> list[Finding]:

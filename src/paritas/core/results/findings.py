@@ -176,6 +176,11 @@ class Status(enum.StrEnum):
             return True
         return self is Status.UNSTABLE and not strict
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the candidate was compared and computes something else, or less accurately."""
+        return self is Status.DIFFERENT or self is Status.DEGRADED
+
     def exit_code(self, *, strict: bool = False) -> int:
         """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
         if self.passes(strict=strict):

@@ -303,7 +303,7 @@ class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def failures(self) -> tuple[OptionResult, ...]:
         """The splits that are wrong, gravest first."""
-        bad = [one for one in self.options if one.status in {Status.DIFFERENT, Status.DEGRADED}]
+        bad = [one for one in self.options if one.status.is_wrong]
         return tuple(sorted(bad, key=lambda one: -one.status.gravity))
 
 

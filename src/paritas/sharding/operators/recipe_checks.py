@@ -86,8 +86,6 @@ Levels = tuple[tuple[Recipe, int], ...]
 
 # --- What is remembered of a failing split, so that it can be shrunk ------------------------------
 
-_WRONG = frozenset({Status.DIFFERENT, Status.DEGRADED})
-
 
 def failed_split(
     verdict: Verdict,
@@ -126,7 +124,7 @@ def kinds_of(verdict: Verdict) -> frozenset[tuple[Aspect, str]]:
 
 
 def _wrong(verdict: Verdict) -> list[Finding]:
-    return [finding for finding in verdict.failures if finding.status in _WRONG]
+    return [finding for finding in verdict.failures if finding.status.is_wrong]
 
 
 # --- Judging with measured noise ------------------------------------------------------------------
