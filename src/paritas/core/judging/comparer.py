@@ -736,7 +736,8 @@ class Comparer:
         findings, _ = judge_pair(pair, dataclasses.replace(self.checks, values=False))
         if all(finding.status.passes() for finding in findings):
             findings, _ = judge_pair(pair, self.checks, rules=(_rule_on_other_draws,))
-        self.out.compared += all(f.status is not Status.UNVERIFIED for f in findings)
+        if not any(finding.status is Status.UNVERIFIED for finding in findings):
+            self.out.compared += 1
         self._add_findings(findings)
 
 
