@@ -28,9 +28,9 @@ from benchmarks.detection.node_values import (
 from paritas.core.compiled.locate import judge_node
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import PLAIN_SHARE, call_context
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import nonfinite_mismatch
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.precision.lifting import LiftMode
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.torch_private.graphs import as_traced, is_undefined, node_draws
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from paritas.mutants.planting import ProgramNoise
     from paritas.mutants.programs import FlatProgram
 
-_CHECKS = Checks()
 # Of the size of a value: far above what one operator loses in float64, far below any fault.
 LIFTED_SHARE = 1e-10
 
@@ -156,7 +155,7 @@ class Locator:
             if given.name in written and is_tensor(value):
                 item = Item(ItemKind.NODE, f"{node.name}, what it leaves in {given.name}")
                 left = call.after.get(given.name, call.before[given.name])
-                found += check_pair(item, value, left, _CHECKS)[0]
+                found += judge_pair(Pair(item, value, left))[0]
         return found
 
     def _other_memory(self, calls: dict[str, Call]) -> str:

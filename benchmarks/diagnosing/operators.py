@@ -9,6 +9,7 @@ has located; every other fault is seen without the candidate's float64 run, as i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from paritas.core.diagnosis.stating import COUNTED
 from paritas.core.judging.failures import Explainer, call_context
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.checkers import NoEvidence
 from paritas.core.numerics.criterion import unit_roundoff
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.results.items import nth_output
 
 ATEN = torch.ops.aten
@@ -116,11 +117,12 @@ def say(fault: OperatorFault, seed: int) -> Iterator[Sample]:
         lifts = (seed + number) % 2 == 0 and reference.is_floating_point()
         lifted = wrong(*map(widened, args)) if lifts else None
         evidence = OperatorEvidence(target, args, lifted)
-        findings, _ = check_pair(nth_output(0), reference, candidate, Checks(), evidence)
+        context = functools.partial(call_context, target, args, {})
+        pair = Pair(nth_output(0), reference, candidate, evidence, context)
+        findings, _ = judge_pair(pair, explainer=Explainer())
         if all(finding.status.passes() for finding in findings):
             continue
-        context = call_context(target, args, {})
-        (finding,) = Explainer().explain(findings, reference, candidate, evidence, context)
+        (finding,) = findings
         best = finding.diagnosis.best if finding.diagnosis else None
         name = f"{fault.family}, {dtype}, seed {seed}{', lifted' * lifts}"
         if best is None:

@@ -25,7 +25,6 @@ from benchmarks.kernels.rows import add_row, forked, half, read_rows
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.execution.observation import input_tensors
 from paritas.core.results.model_reports import CaseFamily
-from paritas.core.results.power_reports import CAUGHT
 from paritas.kernels.cases import CaseMaker
 from paritas.kernels.references import TRIVIAL, JudgedCase, KernelTask, RefusedCase, rate_task
 from paritas.kernels.sides import load_side, parse_side
@@ -75,7 +74,7 @@ def rated_at(source, asked, sizes):
         "allclose": by_allclose(cases),
         "planted": len(report.judged) + len(report.silent),
         "silent": len(report.silent),
-        "caught": sum(one.status in CAUGHT for one in report.judged),
+        "caught": sum(one.is_caught() for one in report.judged),
         "inputs": cases[0].case.shapes,
         "dims": max(one.dim() for _, one in input_tensors(cases[0].case.inputs)),
     }

@@ -85,7 +85,7 @@ _HOMES = {
     "guard": "paritas.core.compiled.guard",
     "guard_everywhere": "paritas.core.compiled.guard",
     "invariants": "paritas.relations.checking",
-    "judge": "paritas.core.numerics.judge",
+    "judge": "paritas.core.judging.judge",
     "judge_kernel": "paritas.kernels.judge",
     "power": "paritas.mutants.power",
     "record": "paritas.recording.record",
@@ -103,12 +103,12 @@ if TYPE_CHECKING:
     from paritas.core.compiled.guard import guard, guard_everywhere
     from paritas.core.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.core.execution.subjects import Inputs, VerifyConfig
+    from paritas.core.judging.judge import judge
     from paritas.core.numerics.checkers import (
         AllCloseValueChecker,
         AutomaticValueChecker,
         FullValueChecker,
     )
-    from paritas.core.numerics.judge import judge
     from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.core.results.graph_reports import GraphReport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import os
 import pkgutil
 import re
@@ -243,6 +244,65 @@ def test_what_people_read_is_never_read_back_and_findings_are_made_of_items():
                 read.append(f"{name}:{node.lineno}: the words {node.value!r} of an item")
     assert not read, "\n".join(["ask the item, the status or a field instead:", *read])
     assert not made, f"a finding is made of an item, which has the path: {made}"
+
+
+# --- a status is given in one place ---------------------------------------------------------------
+
+FINDING_MAKERS = {
+    "paritas/core/judging/pairs.py",  # of compared values: the judge
+    "paritas/core/results/findings.py",  # of everything else: constructors with names
+    "paritas/core/judging/comparer.py",  # of everything else: `CollectedFindings.add`
+    "paritas/core/results/comparisons.py",  # of a row, which has the status already
+}
+STATUS_CHANGERS = {
+    "paritas/core/judging/pairs.py": 1,
+    "paritas/comparison/table.py": 1,  # of a row of two dumps, by the rulings on its sources
+    "paritas/core/results/sweeps.py": 1,  # of a row, which has the status of its verdict
+}
+# What a file has that may be found below: to parse the others takes seconds.
+STATUS_WORDS = re.compile(r"\bFinding\(|\bstatus\s*=|\"status\"|Aspect\.VALUE")
+# A proof has another status, a word.
+PROOFS = "paritas/sharding/proofs/"
+
+
+def sets_status(node: ast.AST) -> str:
+    """How a status is set there: by a new finding, by a changed one, past the judge; or not."""
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return "change" if any(getattr(one, "attr", "") == "status" for one in targets) else ""
+    if not isinstance(node, ast.Call):
+        return ""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    called = called or getattr(node.func, "id", "")
+    keywords = {keyword.arg for keyword in node.keywords}
+    words = {one.value for one in node.args if isinstance(one, ast.Constant)}
+    if called == "Finding":
+        return "finding"
+    if called in {"replace", "_replace"} and "status" in keywords:
+        return "change"
+    if called in {"force_setattr", "setattr", "__setattr__"} and "status" in words:
+        return "change"
+    is_value = any(ast.unparse(one) == "Aspect.VALUE" for one in node.args)
+    return "value" if called == "add" and is_value else ""
+
+
+def test_a_value_gets_its_status_from_the_judge_alone():
+    made, added = [], []
+    changed: collections.Counter[str] = collections.Counter()
+    for file in sorted((SOURCE / "paritas").rglob("*.py")):
+        name = str(file.relative_to(SOURCE))
+        text = file.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if STATUS_WORDS.search(text) else ():
+            how = sets_status(node)
+            if how == "finding" and name not in FINDING_MAKERS:
+                made.append(f"{name}:{node.lineno}")
+            elif how == "change" and not name.startswith(PROOFS):
+                changed[name] += 1
+            elif how == "value":
+                added.append(f"{name}:{node.lineno}")
+    assert not made, f"use judge_pair, or mismatch, agreement, unverified, starting_place: {made}"
+    assert changed == STATUS_CHANGERS, "give the judge a gate or a rule, or reconsider()"
+    assert not added, f"add() is for what is not a value; judge_pair judges values: {added}"
 
 
 # --- samples --------------------------------------------------------------------------------------

@@ -278,8 +278,6 @@ def _report_lost(pair: Pair, sources: Sources, failed: Failed[_PairBatch]) -> Me
 
 # --- Where two dumps start to differ --------------------------------------------------------------
 
-_FAILS = {Status.DIFFERENT, Status.DEGRADED}
-
 
 def first_divergence(rows: Sequence[ComparisonRow]) -> Divergence | None:
     """The first row that caused a difference, rather than the first with a large one."""
@@ -311,7 +309,7 @@ def _find_first(
         key = (row.step, row.rank)
         counts[key] = counts.get(key, 0) + 1
         is_result = row.side == "output" and row.op != "placeholder"
-        if row.status in _FAILS and row.made != "before" and wanted(row):
+        if row.status.is_wrong and row.made != "before" and wanted(row):
             before = begun.get((*key, row.call), 0) if row.made == "here" else 0
             found = _make_divergence(
                 row,
@@ -580,7 +578,7 @@ def _with_details(
 def _request_details(
     row: ComparisonRow, table: Table, sources: Sources, rank: int
 ) -> DetailRequest:
-    fails = row.status in _FAILS and rank < MOST_DIAGNOSED
+    fails = row.status.is_wrong and rank < MOST_DIAGNOSED
     numel = row.figures.metrics.numel if row.figures and row.figures.metrics else 0
     fails = fails and (rank == 0 or numel <= MOST_DIAGNOSED_ELEMENTS)
     given = [table.pairs[place].golden for place in row.sources] if fails else []
@@ -602,7 +600,7 @@ def rows_for_details(rows: Sequence[ComparisonRow]) -> list[int]:
     """Rows that get details: causes of a difference first, then failures, then unstable rows."""
 
     def rank(row: ComparisonRow) -> tuple[int, int]:
-        fails = row.status in _FAILS
+        fails = row.status.is_wrong
         if fails and row.made != "before":
             return (0, row.index)
         return (1 if fails else 2, row.index)

@@ -346,7 +346,7 @@ class Measured:
     @property
     def fails(self) -> bool:
         """Whether it differs by more than rounding."""
-        return self.status in {Status.DIFFERENT, Status.DEGRADED}
+        return self.status.is_wrong
 
 
 @dataclasses.dataclass(frozen=True)
@@ -647,19 +647,20 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
     if known and same_digest(*records):
         return _judge_by_digest(case)
     mine, golden, found = _summarize_and_judge(case)
-    if found.status is Status.IDENTICAL and known:
+    status, reason = found.status, found.reason
+    if status is Status.IDENTICAL and known:
+        status = Status.EQUIVALENT
         reason = "the digests differ, but all recorded statistics are equal"
-        found = dataclasses.replace(found, status=Status.EQUIVALENT, reason=reason)
     has_sketches = mine.sketch is not None and golden.sketch is not None
     return case.measured(
-        found.status,
-        reason=found.reason,
+        status,
+        reason=reason,
         limits=found.limits,
         judged_by="sketch" if has_sketches else "statistics",
         basis=Basis.SUMMARIES,
         nonfinite=found.nonfinite,
         distance=found.distance,
-        settled=found.status in {Status.IDENTICAL, Status.UNVERIFIED},
+        settled=status in {Status.IDENTICAL, Status.UNVERIFIED},
         my=with_extremes(case.my_facts, mine.statistics),
         golden=with_extremes(case.golden_facts, golden.statistics),
     )

@@ -8,6 +8,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from paritas.core.judging.pairs import Ruling
 from paritas.core.numerics.automatic import BLIND_NOISE
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z
 from paritas.core.results.comparisons import Basis, ComparisonRow
@@ -119,14 +120,16 @@ def _resolve_one(
 
 def _doubt(end: Measured) -> Measured:
     """A difference of two values that may not belong together shows nothing."""
-    return dataclasses.replace(
-        end,
-        status=Status.UNVERIFIED,
-        aspect=Aspect.STRUCTURE,
-        reason=f"the two are matched by order only, and differ: {end.reason}",
-        advice="map the names with --rename, and compare again",
-        made="",
-    )
+    reason = f"the two are matched by order only, and differ: {end.reason}"
+    advice = "map the names with --rename, and compare again"
+    about = {"aspect": Aspect.STRUCTURE, "advice": advice, "made": ""}
+    return _apply_ruling(end, Ruling(Status.UNVERIFIED, reason, about))
+
+
+def _apply_ruling(measured: Measured, ruling: Ruling) -> Measured:
+    """What a row measured, with the status that its sources give it."""
+    reason = measured.reason if ruling.reason is None else ruling.reason
+    return dataclasses.replace(measured, status=ruling.status, reason=reason, **ruling.about)
 
 
 def _resolve_argument(
@@ -142,14 +145,9 @@ def _resolve_argument(
     if _same_difference(plain, drafts[source].measured):
         same = found[source]
         reason = f"same value as {drafts[source].name}" if same.fails else same.reason
-        return dataclasses.replace(
-            plain,
-            status=same.status,
-            reason=reason,
-            judged_by=same.judged_by,
-            basis=same.basis,
-            made="before" if same.fails else "",
-        )
+        made = "before" if same.fails else ""
+        about = {"judged_by": same.judged_by, "basis": same.basis, "made": made}
+        return _apply_ruling(plain, Ruling(same.status, reason, about))
     if not plain.fails:
         return plain
     if found[source].fails:
@@ -185,13 +183,8 @@ def _resolve_replayed(
         basis=Basis.VALUES,
     )
     if not judgement.status.passes():
-        return dataclasses.replace(
-            known,
-            status=judgement.status,
-            reason=judgement.reason,
-            made="here",
-            score=judgement.native,
-        )
+        about = {"made": "here", "score": judgement.native}
+        return _apply_ruling(known, Ruling(judgement.status, judgement.reason, about))
     if not replayed.golden_ok and plain.fails:
         reason = (
             "rerunning the operator on the golden inputs does not reproduce the golden value, but "
@@ -200,7 +193,7 @@ def _resolve_replayed(
         return dataclasses.replace(known, reason=reason, made="here")
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status
-        return dataclasses.replace(known, status=status, reason=judgement.reason)
+        return _apply_ruling(known, Ruling(status, judgement.reason))
     if failing:
         reason = f"{plain.reason}; inherited from {failing[0]}"
         return dataclasses.replace(known, reason=reason, made="before")
@@ -208,17 +201,17 @@ def _resolve_replayed(
         # An inherited error is excused only if the inputs were compared and differ by rounding.
         reason = f"{plain.reason}; inherited from inputs that were not compared"
         return dataclasses.replace(known, reason=reason)
-    return _resolve_drifted(known)
+    return _apply_ruling(known, _rule_on_drift(known))
 
 
-def _resolve_drifted(known: Measured) -> Measured:
+def _rule_on_drift(known: Measured) -> Ruling:
     """A difference that the rounding of the inputs explains."""
     exact = known.figures is not None and known.score is None
     large = known.distance is not None and not known.distance <= LARGE_DRIFT
     if exact or large:
         reason = "the rounding of its inputs explains the difference; no single call caused it"
-        return dataclasses.replace(known, status=Status.UNSTABLE, reason=reason)
-    return dataclasses.replace(known, status=Status.EQUIVALENT, reason="")
+        return Ruling(Status.UNSTABLE, reason)
+    return Ruling(Status.EQUIVALENT, "")
 
 
 def _resolve_estimated(
@@ -249,7 +242,8 @@ def _resolve_estimated(
     excusable = not plain.settled and not unknown
     if excusable and inherited and _is_explained(plain, inherited):
         judged_by = f"{plain.judged_by} and the error of its inputs"
-        return _resolve_drifted(dataclasses.replace(known, judged_by=judged_by))
+        known = dataclasses.replace(known, judged_by=judged_by)
+        return _apply_ruling(known, _rule_on_drift(known))
     return dataclasses.replace(known, made="here" if sources and not unknown else "")
 
 
@@ -349,9 +343,8 @@ class Table:
                 results = calls.get(_call_key(pair), [])
                 if results and all(one.status in _AGREE for one in results):
                     limits = f"the argument is {end.reason}, but the results of the call agree"
-                    found[place] = dataclasses.replace(
-                        end, status=Status.EQUIVALENT, reason="", limits=limits
-                    )
+                    ruling = Ruling(Status.EQUIVALENT, "", {"limits": limits})
+                    found[place] = _apply_ruling(end, ruling)
         return found
 
     def _sources(self, pair: Pair, place: int) -> tuple[int, ...]:

@@ -15,7 +15,8 @@ import msgspec
 from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError
 from paritas.core.execution.saved_state import RandomState
-from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.judging.pairs import Ruling, reconsider
+from paritas.core.results.findings import Aspect, Finding, Status, mismatch, unverified
 from paritas.core.results.model_reports import (
     EngineCause,
     EngineReport,
@@ -166,12 +167,10 @@ def _compare(
 
 
 def _not_compared(request: Request, clock: Clock) -> EngineRow:
-    finding = Finding(
-        item=item_of(request, "time"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=f"not compared within {clock.seconds:g} s",
-        advice="give it more time with --seconds, or fewer requests",
+    finding = unverified(
+        item_of(request, "time"),
+        f"not compared within {clock.seconds:g} s",
+        "give it more time with --seconds, or fewer requests",
     )
     return EngineRow(
         name=request.record.name, tokens=0, difference=0.0, rounding=0.0, findings=(finding,)
@@ -204,23 +203,16 @@ def _judge_draws(
     wrong = [one for one in drawn_by_temperature(right, logits, bench.numbers) if one.is_wrong]
     reasons = {name: one.sentence for one in wrong for name in one.names}
     named = {one.record.name: one for one in bench.requests}
+    findings = {
+        name: mismatch(item_of(named[name], TOKENS), Aspect.VALUE, reason)
+        for name, reason in reasons.items()
+    }
     return [
-        msgspec.structs.replace(
-            row, findings=(*row.findings, _drawn_finding(named[row.name], reasons[row.name]))
-        )
-        if row.name in reasons
+        msgspec.structs.replace(row, findings=(*row.findings, findings[row.name]))
+        if row.name in findings
         else row
         for row in rows
     ], wrong
-
-
-def _drawn_finding(request: Request, reason: str) -> Finding:
-    return Finding(
-        item=item_of(request, TOKENS),
-        aspect=Aspect.VALUE,
-        status=Status.DIFFERENT,
-        reason=reason,
-    )
 
 
 def _wrong_kinds(row: EngineRow, *, strict: bool) -> set[str]:
@@ -260,10 +252,9 @@ def _drawn_otherwise(
 
 def _as_degraded(row: EngineRow) -> EngineRow:
     """The same function, less accurate: the cause is a coarser dtype."""
-    findings = tuple(
-        msgspec.structs.replace(one, status=Status.DEGRADED)
-        if one.status is Status.DIFFERENT
-        else one
-        for one in row.findings
-    )
-    return msgspec.structs.replace(row, findings=findings)
+    findings = reconsider(row.findings, _rule_on_coarser_dtype)
+    return msgspec.structs.replace(row, findings=tuple(findings))
+
+
+def _rule_on_coarser_dtype(finding: Finding) -> Ruling | None:
+    return Ruling(Status.DEGRADED) if finding.status is Status.DIFFERENT else None

@@ -13,6 +13,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
@@ -24,10 +25,9 @@ from paritas.core.execution.subject_runs import SubjectProgram
 from paritas.core.execution.subjects import Inputs, inspect_subject
 from paritas.core.execution.token_models import TokenModel
 from paritas.core.execution.ways import DoesNotApply
+from paritas.core.judging.pairs import Checks, Pair, Ruling, judge_pair
 from paritas.core.numerics import criterion
-from paritas.core.numerics.automatic import judge_floats
-from paritas.core.numerics.bits import dtype_name
-from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.results.findings import Finding, Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.model_reports import EngineRow
 from paritas.core.torch_private.dynamo import original_of
@@ -53,6 +53,8 @@ _MOST_UNKNOWN = 0.5
 _SAME = 1e-4
 _CLEARLY = 1e-3
 _LARGE = 1e3
+# An engine returns its numbers in a dtype of its own.
+_NUMBERS = Checks(dtype=False)
 _NOT_ALLOWED = "its tokens are not among those that its sampling parameters allow"
 
 
@@ -110,23 +112,13 @@ class Judged:
         """The judgement of the engine's values, or of others in their place."""
         reference = self.native(number, kind)
         engine = (request.values[kind] if values is None else values).to(reference.device)
-        item = self.items[number, kind]
-        judgement = judge_floats(reference, engine, ItemEvidence(self.evidence, item))
-        failed = not judgement.status.passes()
-        status = judgement.status
-        if kind == LIMITS and status is Status.UNSTABLE:
-            status = Status.EQUIVALENT  # that rounding decides is just what is claimed
-        return Finding(
-            item=item_of(request, kind),
-            aspect=Aspect.VALUE,
-            status=status,
-            reason=judgement.reason,
-            advice=_NOT_ALLOWED if kind == TOKENS and failed else judgement.advice,
-            dtype=dtype_name(reference.dtype),
-            shape=tuple(reference.shape),
-            metrics=judgement.metrics,
-            native=judgement.native,
-        )
+        evidence = ItemEvidence(self.evidence, self.items[number, kind])
+        pair = Pair(item_of(request, kind), reference, engine, evidence)
+        rules = (_rule_on_limits,) if kind == LIMITS else ()
+        (finding,), _ = judge_pair(pair, _NUMBERS, rules=rules)
+        if kind == TOKENS and not finding.status.passes():
+            return msgspec.structs.replace(finding, advice=_NOT_ALLOWED)
+        return finding
 
     def native(self, number: int, kind: str) -> Tensor:
         """The values in the dtype of the run."""
@@ -161,6 +153,11 @@ class Judged:
             least = _CLEARLY * float(error.clamp(max=_LARGE).max())
         limit = criterion.MAX_Z * (noise + evidence.unit * truth.abs().nan_to_num(0.0))
         return error > limit.clamp(min=least)
+
+
+def _rule_on_limits(finding: Finding) -> Ruling | None:
+    """That rounding decides is just what is claimed."""
+    return Ruling(Status.EQUIVALENT) if finding.status is Status.UNSTABLE else None
 
 
 def item_of(request: Request, kind: str) -> Item:

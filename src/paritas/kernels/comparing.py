@@ -15,7 +15,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -26,11 +25,12 @@ from paritas.core.execution.subject_runs import SubjectLift
 from paritas.core.execution.subjects import VerifyConfig, inspect_subject
 from paritas.core.judging.comparer import CollectedFindings, Comparer
 from paritas.core.judging.failures import Explainer
+from paritas.core.judging.pairs import UNTYPED, Pair, Ruling, reconsider, settle_pair
 from paritas.core.numerics.automatic import nonfinite_mismatch
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.contents import ContainerKind, Opaque
 from paritas.core.numerics.criterion import unit_roundoff
-from paritas.core.results.findings import Aspect, Finding, Status, Verdict
+from paritas.core.results.findings import Aspect, Finding, Status, Verdict, mismatch
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, in_order, output
 from paritas.core.results.wording import enumerated
 from paritas.kernels.messages import Widening
@@ -256,8 +256,8 @@ def compare_call(
         collected.notes.append(f"{lost} values are NaN or infinite {note}")
     if nearby is not None and not collected.passes:
         alike = _RoundingsAlike(run, nearby)
-        collected.findings = list(map(alike.judged, collected.findings))
-    collected.findings = list(map(_different_if_far_off, collected.findings))
+        collected.findings = reconsider(collected.findings, alike.rule)
+    collected.findings = reconsider(collected.findings, _rule_on_far_off)
     collected.notes += [*run.evidence.notes, *sides.notes]
     collected.take(_memory_findings(run.native, mine))
     for paths, what in (
@@ -281,7 +281,7 @@ def compare_call(
             reason = (
                 "is written to during the call, and then restored: others may read it meanwhile"
             )
-            collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason, "work on a copy")
+            collected.findings.append(mismatch(item, Aspect.VALUE, reason, "work on a copy"))
     return collected
 
 
@@ -313,13 +313,12 @@ def _far_off(dtype: torch.dtype) -> float:
     return max(_FAR_OFF, 2 * unit_roundoff(dtype)) if is_number(dtype) else _FAR_OFF
 
 
-def _different_if_far_off(finding: Finding) -> Finding:
+def _rule_on_far_off(finding: Finding) -> Ruling | None:
     """A candidate that is right in float64 only, by caching or by cheating, is `different`."""
     far = finding.metrics is not None and not finding.metrics.rel_l2 <= _FAR_OFF
     if finding.status is not Status.DEGRADED or not far:
-        return finding
-    reason = f"right in float64 only: {finding.reason}"
-    return msgspec.structs.replace(finding, status=Status.DIFFERENT, reason=reason)
+        return None
+    return Ruling(Status.DIFFERENT, f"right in float64 only: {finding.reason}")
 
 
 def _replace_lost_nans(run: ReferenceRun, mine: Observation) -> int:
@@ -374,22 +373,22 @@ class _RoundingsAlike:
         self._run = run
         self._nearby = functools.cache(nearby)
 
-    def judged(self, finding: Finding) -> Finding:
+    def rule(self, finding: Finding) -> Ruling | None:
         value = self._run.native.value(finding.item)
         # A value that is wrong in float64, too, is not a matter of rounding.
         is_rounding = finding.status is Status.DEGRADED or (
             finding.status is Status.DIFFERENT and finding.native is not None and not finding.lifted
         )
         if not is_rounding or finding.metrics is None or not isinstance(value, Tensor):
-            return finding
+            return None
         limit = min(self._MOST * unit_roundoff(value.dtype), _FAR_OFF / 2)
         if finding.status is Status.DEGRADED and finding.metrics.rel_l2 <= limit:
             reason = f"within {self._MOST} roundings, which are alike where all values are equal"
         elif finding.metrics.max_abs <= self._MOST * self._moved(finding.item, value):
             reason = f"within {self._MOST} times what one rounding of the equal inputs changes"
         else:
-            return finding
-        return msgspec.structs.replace(finding, status=Status.EQUIVALENT, reason=reason)
+            return None
+        return Ruling(Status.EQUIVALENT, reason)
 
     def _moved(self, item: Item, value: Tensor) -> float:
         """How far the reference itself moves the largest value."""
@@ -462,27 +461,30 @@ def compare_below_autocast(
     for item, value in native.outputs.items():
         own, other = mine.outputs.get(item), cast.outputs.get(item)
         collected.compared += 1
-        if same_value(own, other) or same_value(own, value):
-            reason = "the same bits as the reference, below autocast or without"
-            collected.add(item, Aspect.VALUE, Status.IDENTICAL, reason)
-            continue
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            decided = not same_value(other, value)  # by rounding, in the reference too
-            status = Status.UNSTABLE if decided else Status.DIFFERENT
-            collected.add(item, Aspect.VALUE, status, "another value below autocast")
-            continue
-        if not isinstance(own, Tensor) or own.shape != value.shape:
-            shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
-            reason = f"{shape} below autocast instead of {list(value.shape)}"
-            collected.add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
-            continue
-        theirs = relative_distance(value, other) if isinstance(other, Tensor) else 0.0
-        limit = _far_off(value.dtype)
-        found, allowed = relative_distance(value, own), max(limit, _TIMES_CAST * theirs)
-        status = Status.EQUIVALENT if found <= allowed else Status.DIFFERENT
-        reason = f"off by {found:.3g} of its size below autocast, {allowed:.3g} allowed"
-        collected.add(item, Aspect.VALUE, status, reason)
+        ruling = _rule_below_autocast(value, own, other)
+        collected.findings.append(settle_pair(Pair(item, value, own), ruling))
     return collected
+
+
+def _rule_below_autocast(value: Any, own: Any, cast: Any) -> Ruling:
+    """A value of the candidate's against the reference's without autocast, and below it."""
+    if same_value(own, cast) or same_value(own, value):
+        reason = "the same bits as the reference, below autocast or without"
+        return Ruling(Status.IDENTICAL, reason, UNTYPED)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        decided = not same_value(cast, value)  # by rounding, in the reference too
+        status = Status.UNSTABLE if decided else Status.DIFFERENT
+        return Ruling(status, "another value below autocast", UNTYPED)
+    if not isinstance(own, Tensor) or own.shape != value.shape:
+        shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
+        reason = f"{shape} below autocast instead of {list(value.shape)}"
+        return Ruling(Status.DIFFERENT, reason, UNTYPED | {"aspect": Aspect.STRUCTURE})
+    theirs = relative_distance(value, cast) if isinstance(cast, Tensor) else 0.0
+    distance = relative_distance(value, own)
+    allowed = max(_far_off(value.dtype), _TIMES_CAST * theirs)
+    status = Status.EQUIVALENT if distance <= allowed else Status.DIFFERENT
+    reason = f"off by {distance:.3g} of its size below autocast, {allowed:.3g} allowed"
+    return Ruling(status, reason, UNTYPED)
 
 
 def is_far_off(reference: Any, candidate: Any) -> bool:
@@ -541,7 +543,8 @@ def outside_findings(
     for name in effects.beside:
         collected.compared += 1
         reason = "the candidate writes to memory beside this input"
-        collected.add(Item(ItemKind.INPUT_AFTER_CALL, name), Aspect.VALUE, Status.DIFFERENT, reason)
+        item = Item(ItemKind.INPUT_AFTER_CALL, name)
+        collected.findings.append(mismatch(item, Aspect.VALUE, reason))
     if effects.threads:
         collected.notes.append(
             f"the candidate leaves {effects.threads} more Python thread(s) running"

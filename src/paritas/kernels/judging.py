@@ -13,7 +13,7 @@ from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.subjects import Inputs, VerifyConfig
 from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.judging.comparer import CollectedFindings
-from paritas.core.results.findings import Aspect, Finding, Status, Verdict
+from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, mismatch
 from paritas.core.results.items import Item, ItemKind, harness, output
 from paritas.core.results.model_reports import (
     CaseEnd,
@@ -704,16 +704,10 @@ def _worst(row: KernelRow | None) -> str:
 
 
 def _no_counterpart(missing: list[str]) -> Verdict:
-    finding = Finding(
-        item=Item(ItemKind.STATE, missing[0]),
-        aspect=Aspect.STRUCTURE,
-        status=Status.DIFFERENT,
-        reason=(
-            f"{counted(len(missing), 'parameter')} of the reference ({enumerated(missing, 3)}) "
-            "cannot be set in the candidate: no parameter has its name and shape, or its value"
-        ),
-        advice="keep the parameters, or promise fixed weights",
+    reason = (
+        f"{counted(len(missing), 'parameter')} of the reference ({enumerated(missing, 3)}) "
+        "cannot be set in the candidate: no parameter has its name and shape, or its value"
     )
-    from paritas.core.results.findings import Coverage
-
+    advice = "keep the parameters, or promise fixed weights"
+    finding = mismatch(Item(ItemKind.STATE, missing[0]), Aspect.STRUCTURE, reason, advice)
     return Verdict(findings=(finding,), coverage=Coverage(compared=1))

@@ -23,11 +23,10 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectProgram
 from paritas.core.execution.subjects import Inputs, Subject, input_sets, inspect_subject
 from paritas.core.execution.time_limit import TimeLimit, TimeWatch
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import map_leaves
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
-from paritas.core.results.power_reports import CAUGHT
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
@@ -617,8 +616,6 @@ def _call_user(function: Callable[[], Any], name: str) -> Any:
 
 # --- What a task is worth: would a candidate that computes nothing pass? --------------------------
 
-_CHECKS = Checks()
-
 
 def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     """Judge the trivial candidates on all cases, the given ones first."""
@@ -698,7 +695,7 @@ def _passes(make: Any, judged: JudgedCase, first: JudgedCase) -> tuple[bool, boo
         same_bits = False
         # The perturbed runs that judged the candidate serve here, too.
         evidence = ItemEvidence(judged.run.evidence, item, demand=judged.run.demand)
-        findings, _ = check_pair(item, value, made, _CHECKS, evidence)
+        findings, _ = judge_pair(Pair(item, value, made, evidence))
         if not all(finding.status.passes() for finding in findings):
             return False, False
     return (True, same_bits) if applied else None
@@ -786,5 +783,5 @@ def plant_faults(
         return msgspec.structs.replace(rating, note=note)
     # A fault that changes nothing on these inputs is one that the task cannot show.
     planted = len(report.judged) + len(report.silent)
-    caught = sum(one.status in CAUGHT for one in report.judged)
+    caught = sum(one.is_caught() for one in report.judged)
     return msgspec.structs.replace(rating, planted=planted, caught=caught)

@@ -25,7 +25,7 @@ from paritas.core.execution.subjects import input_sets
 from paritas.core.numerics.contents import leaves
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Item, ItemKind
-from paritas.core.results.power_reports import CAUGHT, FaultResult, Grade, PowerReport, Reordering
+from paritas.core.results.power_reports import FaultResult, Grade, PowerReport, Reordering
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import counted, enumerated
 from paritas.core.torch_private.global_state import quietly
@@ -688,7 +688,7 @@ class _PowerSearch:
             if self.places.is_dead(site.node):
                 return "no result depends on it"
             return "it changes no result on these inputs"
-        if status is None or status in CAUGHT:
+        if status is None or status.is_wrong:
             return ""
         if status is Status.UNVERIFIED:
             return "the check could not compare it"
@@ -710,7 +710,7 @@ class _PowerSearch:
 
             def is_caught(delta: float, lift: bool = lift) -> bool:  # noqa: FBT001
                 self._step(self.stage, len(self.faults), self._planned())
-                return self._judge(program.scaled(delta), lift=lift) in CAUGHT
+                return self._judge(program.scaled(delta), lift=lift).is_wrong
 
             delta, steps = smallest_caught(is_caught, floor)
             tried += steps

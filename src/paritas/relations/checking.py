@@ -47,6 +47,8 @@ from paritas.core.results.findings import (
     OriginKind,
     Status,
     Verdict,
+    mismatch,
+    unverified,
 )
 from paritas.core.results.items import CALL, Item, ItemKind
 from paritas.core.results.model_reports import InvariantsReport, Promise, RelationRow
@@ -218,13 +220,7 @@ class _Check:
         """A row if something of the model could not be restored between runs."""
         failures = {**self.reference.state.failures, **self.candidate.state.failures}
         findings = tuple(
-            Finding(
-                item=Item(ItemKind.STATE, name),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=reason,
-            )
-            for name, reason in failures.items()
+            unverified(Item(ItemKind.STATE, name), reason) for name, reason in failures.items()
         )
         about = "every run starts from the same state"
         row = RelationRow(
@@ -237,12 +233,8 @@ class _Check:
 
     def _unverified(self, relation: Relation, label: str, error: Exception) -> Verdict:
         item = Item(ItemKind.HARNESS, "run").in_graph(relation.name)
-        finding = Finding(
-            item=item.under(label) if label else item,
-            aspect=Aspect.HARNESS,
-            status=Status.UNVERIFIED,
-            reason=f"it raised {in_one_line(error, _LONGEST_REASON)}",
-        )
+        item = item.under(label) if label else item
+        finding = unverified(item, f"it raised {in_one_line(error, _LONGEST_REASON)}")
         return Verdict(findings=(finding,), coverage=Coverage())
 
     def _raised(self, relation: Relation, label: str, error: Exception) -> Verdict:
@@ -256,12 +248,7 @@ class _Check:
     @staticmethod
     def _another_shape(relation: Relation, label: str, error: OtherShape) -> Verdict:
         item = Item(ItemKind.OUTPUT, "output").in_graph(relation.name)
-        finding = Finding(
-            item=item.under(label) if label else item,
-            aspect=Aspect.SHAPE,
-            status=Status.DIFFERENT,
-            reason=str(error),
-        )
+        finding = mismatch(item.under(label) if label else item, Aspect.SHAPE, str(error))
         return Verdict(findings=(finding,), coverage=Coverage(compared=1))
 
     # --- One case ---

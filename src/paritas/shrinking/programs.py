@@ -119,7 +119,7 @@ class FailureSignature:
     @property
     def is_mismatch(self) -> bool:
         """Whether something was compared and differs."""
-        return self.status in {Status.DIFFERENT, Status.DEGRADED, Status.UNSTABLE}
+        return self.status.is_wrong or self.status is Status.UNSTABLE
 
     @property
     def sentence(self) -> str:

@@ -16,7 +16,6 @@ from paritas.core.execution.subjects import input_sets, inspect_subject
 from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.judging.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
 from paritas.core.reporting.scripts import NoScriptError, find_name, literal
-from paritas.core.results.findings import Status
 from paritas.core.results.progress import shows_progress
 from paritas.core.torch_private.dynamo import (
     backends_of,
@@ -237,7 +236,7 @@ def _places_of(verdict: Verdict) -> dict[str, Diagnosis | None]:
 
 
 def _why_unknown(verdict: Verdict) -> str:
-    if not any(one.status in {Status.DIFFERENT, Status.DEGRADED} for one in verdict.failures):
+    if not any(one.status.is_wrong for one in verdict.failures):
         return (
             f"nothing is certainly wrong (the verdict is {verdict.status}), so there is nothing to "
             "shrink"

@@ -25,11 +25,11 @@ from paritas.core.execution.observation import RunOptions, storage_address
 from paritas.core.execution.similar_inputs import SimilarCase, SimilarInputs
 from paritas.core.execution.subjects import inspect_subject
 from paritas.core.judging.failures import is_judging_only
+from paritas.core.judging.pairs import Checks, Pair, Ruling, judge_pair, reconsider
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import nonfinite_mismatch
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.criterion import UNIT_F32, Noise, smallest_step, unit_roundoff
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.precision.lifting import DtypeLog
 from paritas.core.results.findings import Aspect, Finding, Status, Verdict
@@ -228,7 +228,7 @@ def _is_visible(call: FailedCall, finding: Finding) -> bool:
     demand = Demand()  # perturbed runs leave out what is settled
     demand.settled |= {(0, other) for other, _ in first.items() if other != item}
     about = ItemEvidence(evidence, item, demand=demand)
-    findings, _ = check_pair(item, *pair, Checks(checkers=call.config.checkers), about)
+    findings, _ = judge_pair(Pair(item, *pair, about), Checks(checkers=call.config.checkers))
     return not all(one.status.passes() for one in findings)
 
 
@@ -274,17 +274,13 @@ def _as_approximation(native: Verdict, verdict: Verdict, outcome: _Outcome) -> V
     natives = sorted({finding.dtype or "" for finding in failed.values()})
     accuracy = " and ".join(dict.fromkeys(_ACCURACY.get(name, name) for name in natives))
     short = f"agrees to the accuracy of {accuracy}, not beyond"
-    findings = tuple(
-        msgspec.structs.replace(
-            finding,
-            status=Status.EQUIVALENT,
-            reason=short,
-            lifted=failed[finding.item].lifted,
-        )
-        if finding.item in failed and finding.aspect is Aspect.VALUE
-        else finding
-        for finding in native.findings
-    )
+
+    def rule_on_approximation(finding: Finding) -> Ruling | None:
+        if finding.item not in failed or finding.aspect is not Aspect.VALUE:
+            return None
+        return Ruling(Status.EQUIVALENT, short, {"lifted": failed[finding.item].lifted})
+
+    findings = tuple(reconsider(native.findings, rule_on_approximation))
     hidden_in = " and ".join(natives)
     note = (
         f"{short}: float64 shows a difference that none of {outcome.tried} other inputs of the "

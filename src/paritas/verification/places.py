@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import TYPE_CHECKING
 
@@ -11,16 +12,15 @@ import msgspec
 from paritas.core.errors import in_one_line
 from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.judging.failures import without_kind
+from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.locating.places import LONGER, FailedCall, Place, is_over
-from paritas.core.results.findings import Status
 from paritas.core.results.progress import Progress
 
 if TYPE_CHECKING:
-    from paritas.core.results.findings import Finding, Verdict
+    from paritas.core.results.findings import Finding, Status, Verdict
 
 # Only these can have a place: what could not be compared has none, and neither has what the
 # reference's own rounding decides.
-_WRONG = {Status.DIFFERENT, Status.DEGRADED}
 
 
 def locate_failure(call: FailedCall) -> Place:
@@ -49,7 +49,7 @@ def _locate_in_source(call: FailedCall) -> Place:
 
 def wrong_findings(verdict: Verdict) -> tuple[Finding, ...]:
     """The failures of a verdict that can have a place."""
-    return tuple(finding for finding in verdict.failures if finding.status in _WRONG)
+    return tuple(finding for finding in verdict.failures if finding.status.is_wrong)
 
 
 # A step that does not look at the time is interrupted this share of the limit later.
@@ -85,7 +85,7 @@ def gather_places(verdict: Verdict) -> Verdict:
 
     A piece is checked on the reference's inputs, so what fails in another piece is not a result.
     """
-    wrong = [finding for finding in verdict.findings if finding.status in _WRONG]
+    wrong = [finding for finding in verdict.findings if finding.status.is_wrong]
     whole = {finding.path for finding in wrong if not finding.item.graph}
     places = tuple(finding for finding in wrong if finding.origin is not None)
     pieces = tuple(finding for finding in wrong if finding.item.graph and not finding.cause)
@@ -101,13 +101,13 @@ def gather_places(verdict: Verdict) -> Verdict:
 
 def add_place(verdict: Verdict, place: Place) -> Verdict:
     """Put the places first, and the failures that result from them after them."""
-    located = [_not_graver(finding, verdict.status) for finding in place.findings]
+    located = reconsider(place.findings, functools.partial(_rule_on_gravity, verdict.status))
     first = located[0].path if located else ""
     known = {finding.path for finding in located}
     rest = [finding for finding in verdict.findings if finding.path not in known]
     findings = [
         _caused_by(place.causes.get(finding.path, first), finding)
-        if finding.status in _WRONG and not finding.cause
+        if finding.status.is_wrong and not finding.cause
         else finding
         for finding in rest
     ]
@@ -123,8 +123,6 @@ def _caused_by(place: str, finding: Finding) -> Finding:
     return without_kind(msgspec.structs.replace(finding, cause=place)) if place else finding
 
 
-def _not_graver(finding: Finding, status: Status) -> Finding:
+def _rule_on_gravity(most: Status, finding: Finding) -> Ruling | None:
     """A place has at most the status of the verdict, which it explains and does not change."""
-    if finding.status.gravity <= status.gravity:
-        return finding
-    return msgspec.structs.replace(finding, status=status)
+    return Ruling(most) if finding.status.gravity > most.gravity else None

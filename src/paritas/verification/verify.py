@@ -38,7 +38,7 @@ from paritas.core.judging.failures import Explainer, FailedPair, remember_failed
 from paritas.core.locating.places import FailedCall, Place
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import SEQUENCE
-from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
+from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, agreement, mismatch
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness
 from paritas.core.results.progress import shows_progress
 from paritas.core.results.wording import size
@@ -548,7 +548,7 @@ class Verification:
             collected.compared += 1
             reason = "the candidate's call changes this part of the reference, not its own"
             item = self._shown(Item(ItemKind.STATE_AFTER_CALL, name))
-            collected.add(item, Aspect.VALUE, Status.DIFFERENT, reason)
+            collected.findings.append(mismatch(item, Aspect.VALUE, reason))
         ours.restore()
         return collected
 
@@ -715,7 +715,7 @@ class Verification:
         if self.repeats:
             collected = CollectedFindings(compared=1)
             reason = "the candidate's second call gives the same bits"
-            collected.add(occasion, Aspect.VALUE, Status.IDENTICAL, reason)
+            collected.findings.append(agreement(occasion, Aspect.VALUE, reason))
             return collected
         if len(natives) == 1:
             # Its second call differs from its first. The lifted run has the first call only.

@@ -23,11 +23,19 @@ from paritas.core.compiled.guard_settings import GuardSettings
 from paritas.core.compiled.guarded_calls import GraphEntry, GuardJournal
 from paritas.core.errors import MismatchError, UsageError, did_you_mean
 from paritas.core.execution.subjects import VerifyConfig
+from paritas.core.judging.pairs import Checks, Pair, judge_pair
 from paritas.core.numerics.checkers import AutomaticValueChecker, ValueChecker
 from paritas.core.numerics.contents import Opaque
 from paritas.core.numerics.flattening import flattened
-from paritas.core.numerics.judge import Checks, check_pair
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    mismatch,
+    unverified,
+)
 from paritas.core.results.items import Item
 from paritas.core.results.wording import enumerated
 from paritas.core.settings import own_version
@@ -222,8 +230,8 @@ def judge_golden(
     checks = Checks(checkers=tuple(checkers))
     both = [path for path in golden.values if path in present.values]
     for path in both:
-        found, noted = check_pair(
-            Item(name=path), golden.values[path], present.values[path], checks
+        found, noted = judge_pair(
+            Pair(Item(name=path), golden.values[path], present.values[path]), checks
         )
         findings += found
         notes += noted
@@ -248,7 +256,7 @@ def missing_golden(name: str, reason: str) -> Verdict:
 
 def _structure(reason: str) -> Finding:
     item = Item(name=_ROOT)
-    return Finding(item=item, aspect=Aspect.STRUCTURE, status=Status.DIFFERENT, reason=reason)
+    return mismatch(item, Aspect.STRUCTURE, reason)
 
 
 # --- The journal of `--paritas-guard` -------------------------------------------------------------

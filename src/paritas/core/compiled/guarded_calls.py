@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,11 @@ from paritas.core.judging.failures import (
     remember_failed,
     without_kind,
 )
+from paritas.core.judging.matching import match
+from paritas.core.judging.pairs import Checks, Pair, Ruling, judge_pair
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.flattening import flattened, is_dense
 from paritas.core.numerics.gates import LearntNoise, error_ratios, relative_difference
-from paritas.core.numerics.judge import Checks, check_pair, match
 from paritas.core.numerics.metrics import pair_metrics, quickly_equal
 from paritas.core.results.findings import (
     Aspect,
@@ -42,6 +44,7 @@ from paritas.core.results.findings import (
     OriginKind,
     Status,
     Verdict,
+    mismatch,
     unverified,
 )
 from paritas.core.results.items import CALL, Item, ItemKind, after_call, harness, in_order
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.fx import GraphModule
 
+    from paritas.core.diagnosis.case import Context
     from paritas.core.execution.evidence import Evidence
     from paritas.core.execution.program import Program
     from paritas.core.execution.saved_state import RandomState
@@ -237,8 +241,7 @@ CALL_CHECKS = Checks(device=True)
 RANDOM_NUMBERS = Item(ItemKind.RANDOM_STATE, "random numbers")
 OTHERS_DRAW = "other threads used the random generators at the same time"
 RANDOM_PART = "the random numbers of "
-# The number of findings kept for reuse.
-MOST_FINDINGS = 4096
+_EQUAL = frozenset({Status.IDENTICAL, Status.EQUIVALENT})
 
 
 class Experience(LearntNoise):
@@ -249,23 +252,50 @@ class Experience(LearntNoise):
         super().__init__()
         # One for all calls of a graph: a wrong program is wrong in the same way each time.
         self.explainer = Explainer()
-        self._findings: dict[tuple[Item, Status, torch.dtype, torch.Size], Finding] = {}
 
-    def finding(self, item: Item, graph: str, status: Status, value: Tensor) -> Finding:
-        """A finding about a value that passes; the same object as long as nothing changes."""
-        key = (item, status, value.dtype, value.shape)
-        known = self._findings.get(key)
-        if known is None:
-            if len(self._findings) >= MOST_FINDINGS:
-                self._findings.clear()  # sizes may keep changing
-            known = self._findings[key] = Finding(
-                item=item.in_graph(graph),
-                aspect=Aspect.VALUE,
-                status=status,
-                dtype=str(value.dtype).removeprefix("torch."),
-                shape=tuple(value.shape),
-            )
-        return known
+
+class ExperienceGate:
+    """Settles a value by its bits, or by what earlier calls of the graph showed.
+
+    Attributes:
+        settles: whether it gave a ruling.
+    """
+
+    def __init__(self, experience: Experience, item: Item, measured: PairDifference | None) -> None:
+        """`measured` is the difference of the two values if that is known already."""
+        self.experience = experience
+        self.item = item
+        self.measured = measured
+        self.settles = False
+        self._difference: Sizes | None = None
+        self._ratios: Sizes | None = None
+
+    def __call__(self, pair: Pair) -> Ruling | None:
+        """The ruling; None if the value must be judged by the full rule."""
+        reference, candidate, measured = pair.reference, pair.candidate, self.measured
+        if measured is None and not _are_comparable(reference, candidate):
+            return None
+        same = quickly_equal(reference, candidate) if measured is None else measured.identical
+        self.settles = same or self._is_explained(pair)
+        if not self.settles:
+            return None
+        return Ruling(Status.IDENTICAL if same else Status.EQUIVALENT)
+
+    def _is_explained(self, pair: Pair) -> bool:
+        reference, candidate, measured = pair.reference, pair.candidate, self.measured
+        self._difference = measured.sizes if measured else relative_difference(candidate, reference)
+        if self.experience.explains_difference(self.item, self._difference):
+            return True
+        arbiter = pair.evidence.arbiter()
+        self._ratios = None if arbiter is None else error_ratios(candidate, reference, arbiter)
+        if not self.experience.explains_errors(self.item, self._ratios):
+            return False
+        self.experience.learn(self.item, self._difference, None)
+        return True
+
+    def learn(self) -> None:
+        """Remember the difference: the full rule accepts it."""
+        self.experience.learn(self.item, self._difference, self._ratios)
 
 
 class CallComparer:
@@ -313,25 +343,17 @@ class CallComparer:
             self._compare_parts(item, reference, candidate)
             return
         self.out.compared += 1
-        difference: Sizes | None = None
-        ratios: Sizes | None = None
-        if measured is not None or _are_comparable(reference, candidate):
-            reference, candidate = _detach_value(reference), _detach_value(candidate)
-            same = quickly_equal(reference, candidate) if measured is None else measured.identical
-            if same:
-                self._add_pass(item, Status.IDENTICAL, reference)
-                return
-            difference = measured.sizes if measured else relative_difference(candidate, reference)
-            if self.experience.explains_difference(item, difference):
-                self._add_pass(item, Status.EQUIVALENT, reference)
-                return
-            arbiter = ItemEvidence(self.runs, item).arbiter()
-            ratios = None if arbiter is None else error_ratios(candidate, reference, arbiter)
-            if self.experience.explains_errors(item, ratios):
-                self.experience.learn(item, difference, None)
-                self._add_pass(item, Status.EQUIVALENT, reference)
-                return
-        self._judge(item, _detach_value(reference), _detach_value(candidate), difference, ratios)
+        values = _detach_value(reference), _detach_value(candidate)
+        context = functools.partial(self._context, item, *values)
+        pair = Pair(item.in_graph(self.label), *values, ItemEvidence(self.runs, item), context)
+        gate = ExperienceGate(self.experience, item, measured)
+        explainer = self.experience.explainer
+        findings, notes = judge_pair(pair, CALL_CHECKS, gates=(gate,), explainer=explainer)
+        if not gate.settles and all(f.status in _EQUAL for f in findings):
+            gate.learn()
+        self.out.findings += findings
+        self.out.notes += notes + explainer.notes
+        explainer.notes.clear()
 
     def _compare_parts(self, item: Item, reference: Any, candidate: Any) -> None:
         """Compare tensors that are not dense: first their kind, then each part."""
@@ -345,46 +367,23 @@ class CallComparer:
         for part, one, other in matching.pairs:
             self.compare_value(part, one, other)
 
-    def _judge(
-        self,
-        item: Item,
-        reference: Any,
-        candidate: Any,
-        difference: Sizes | None,
-        ratios: Sizes | None,
-    ) -> None:
-        """Judge a value that experience does not explain by the full rule."""
-        evidence = ItemEvidence(self.runs, item)
-        findings, notes = check_pair(
-            item.in_graph(self.label), reference, candidate, CALL_CHECKS, evidence
-        )
-        if all(f.status in {Status.EQUIVALENT, Status.IDENTICAL} for f in findings):
-            self.experience.learn(item, difference, ratios)
-        else:
-            findings = self._explained(findings, reference, candidate, evidence)
-        self.out.findings += findings
-        self.out.notes += notes
-
-    def _explained(
-        self, findings: list[Finding], reference: Any, candidate: Any, evidence: ItemEvidence
-    ) -> list[Finding]:
-        """Diagnose findings; an input that should have changed may still have its old value."""
+    def _context(self, item: Item, reference: Any, candidate: Any) -> Context:
+        """The context for a diagnosis; an input that should have changed may be as it was."""
         from paritas.core.diagnosis.case import Context
 
-        explainer = self.experience.explainer
         given = self.runs.program.given()
-        before = given.get(evidence.item.name)
-        is_after = evidence.item.kind is ItemKind.INPUT_AFTER_CALL
+        before = given.get(item.name)
+        is_after = item.kind is ItemKind.INPUT_AFTER_CALL
         earlier: dict[str, Tensor] = {}
         if is_after and isinstance(before, torch.Tensor):
             earlier["what it was before the call"] = before
-        draws = self.runs.depends_on_draws(0, evidence.item)
+        draws = self.runs.depends_on_draws(0, item)
         operator, call = gradient_call(self.runs.program) or ("", None)
         runs = None
         if call is not None and self.compiled is not None:
             pair = reference.detach(), candidate.detach()
-            runs = gradient_runs(self.runs.program, self.compiled, evidence.item.name, pair)
-        context = Context(
+            runs = gradient_runs(self.runs.program, self.compiled, item.name, pair)
+        return Context(
             operator=operator,
             named=likely_mixups(given, reference),
             earlier=earlier,
@@ -392,10 +391,6 @@ class CallComparer:
             call=call,
             runs=runs,
         )
-        found = explainer.explain(findings, reference, candidate, evidence, context)
-        self.out.notes += explainer.notes
-        explainer.notes.clear()
-        return found
 
     def compare_strides(
         self, reference: Observation, candidate: Observation, promised: dict[Item, tuple[int, ...]]
@@ -453,18 +448,10 @@ class CallComparer:
         for name, pair, same in zip(kept, pairs, all_equal(pairs), strict=True):
             if same:
                 continue
-            self.out.findings.append(
-                Finding(
-                    item=after_call(name).in_graph(self.label),
-                    aspect=Aspect.VALUE,
-                    status=Status.DIFFERENT,
-                    reason="the compiled code writes to this input, the graph does not",
-                    metrics=pair_metrics(*pair),
-                )
-            )
-
-    def _add_pass(self, item: Item, status: Status, value: Tensor) -> None:
-        self.out.findings.append(self.experience.finding(item, self.label, status, value))
+            item = after_call(name).in_graph(self.label)
+            reason = "the compiled code writes to this input, the graph does not"
+            metrics = pair_metrics(*pair)
+            self.out.findings.append(mismatch(item, Aspect.VALUE, reason, metrics=metrics))
 
     def _add(self, item: Item, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
@@ -650,9 +637,6 @@ class GuardedCode:
         return FailedGraph(self.entry.label, module, inputs, self.made_by, self.entry.of_gradients)
 
 
-_WRONG = frozenset({Status.DIFFERENT, Status.DEGRADED})
-
-
 def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
     """Find where a difference starts; an exception in the search becomes a finding."""
     try:
@@ -672,10 +656,10 @@ def with_places(places: list[Finding], verdict: Verdict) -> Verdict:
 
 def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
     """The verdict with the first place, if one was found, as the cause of all that is wrong."""
-    cause = next((place.path for place in places if place.status in _WRONG), None)
+    cause = next((place.path for place in places if place.status.is_wrong), None)
     findings = [
         without_kind(msgspec.structs.replace(finding, cause=cause))
-        if cause is not None and finding.status in _WRONG
+        if cause is not None and finding.status.is_wrong
         else finding
         for finding in verdict.findings
     ]

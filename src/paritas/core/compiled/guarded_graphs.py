@@ -42,6 +42,7 @@ from paritas.core.execution.observation import Observation, storage_address
 from paritas.core.execution.saved_state import RandomState, Surroundings
 from paritas.core.execution.threads import ThreadTimes
 from paritas.core.judging.failures import MOST_EXPLAINED, GraphCode, is_wrong_output, without_kind
+from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.findings import Aspect, Status
 from paritas.core.results.items import Item, input_of, nth_output
@@ -309,12 +310,8 @@ class GuardedGraph(GuardedCode):
             )
             again = self._compare(others, candidate, given)
             better = {(f.path, f.aspect) for f in again.findings if f.status.passes()}
-            collected.findings = [
-                _decided_by_rounding(finding)
-                if not finding.status.passes() and (finding.path, finding.aspect) in better
-                else finding
-                for finding in collected.findings
-            ]
+            rule = functools.partial(_rule_on_tolerant_equality, better)
+            collected.findings = reconsider(collected.findings, rule)
 
     def _compare(
         self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
@@ -408,9 +405,12 @@ class GuardedGraph(GuardedCode):
         return promised
 
 
-def _decided_by_rounding(finding: Finding) -> Finding:
+def _rule_on_tolerant_equality(better: set[tuple[str, Aspect]], finding: Finding) -> Ruling | None:
+    """A failure that passes if almost equal values count as equal is decided by rounding."""
+    if finding.status.passes() or (finding.path, finding.aspect) not in better:
+        return None
     reason = "it depends on whether rounded values are equal; apart from that, the two sides agree"
-    return msgspec.structs.replace(finding, status=Status.UNSTABLE, reason=reason)
+    return Ruling(Status.UNSTABLE, reason)
 
 
 def _changed_arguments(given: list[Any], before: dict[int, Tensor]) -> list[int]:
@@ -657,7 +657,7 @@ class GuardedCapture(GuardedCode):
         self, verdict: Verdict, runs: Evidence[CapturedProgram], label: str, *, gradients: bool
     ) -> Verdict:
         # What rounding decides fails under strict, and has no place.
-        differs = any(f.status in {Status.DIFFERENT, Status.DEGRADED} for f in verdict.failures)
+        differs = any(f.status.is_wrong for f in verdict.failures)
         self._outputs_fail |= any(map(is_wrong_output, verdict.findings))
         if gradients and self._outputs_fail:
             findings = tuple(map(without_kind, verdict.findings))

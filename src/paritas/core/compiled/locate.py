@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import time
@@ -23,10 +24,10 @@ from paritas.core.execution.observation import Observation
 from paritas.core.execution.program import VALUE, ValueProgram
 from paritas.core.execution.saved_state import Copier, RandomState
 from paritas.core.judging.failures import Explainer, call_context, make_origin, node_origin
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import leaves
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.core.results.findings import Finding, Origin, OriginKind, Status, starting_place
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.eager_graphs import draws_by_inductor
@@ -215,8 +216,6 @@ def _first_that_shows(
 # operator runs, natively and in float64, on the compiled code's own values for its inputs, and the
 # result is compared with the compiled code's own value for the node.
 
-_NODE_CHECKS = Checks()
-
 
 @dataclasses.dataclass(frozen=True)
 class Tapping:
@@ -331,12 +330,13 @@ def judge_node(
     reference = known.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
         return []
+    context = functools.partial(
+        call_context, call.node.target, call.args, call.kwargs, lifted_agrees=lifted_agrees
+    )
     evidence = ItemEvidence(known, VALUE)
-    found, _ = check_pair(item, reference.detach(), own.detach(), _NODE_CHECKS, evidence)
-    if all(finding.status.passes() for finding in found):
-        return found
-    context = call_context(call.node.target, call.args, call.kwargs, lifted_agrees=lifted_agrees)
-    return Explainer().explain(found, reference.detach(), own.detach(), evidence, context)
+    pair = Pair(item, reference.detach(), own.detach(), evidence, context)
+    findings, _ = judge_pair(pair, explainer=Explainer())
+    return findings
 
 
 def _check_write(
@@ -355,8 +355,8 @@ def _check_write(
     if bitwise_equal(after.detach(), wanted.detach().contiguous()):
         return []
     item = _node_item(suspect, node)
-    found, _ = check_pair(item, wanted.detach(), after.detach(), _NODE_CHECKS)
-    return found
+    findings, _ = judge_pair(Pair(item, wanted.detach(), after.detach()))
+    return findings
 
 
 def _node_item(suspect: Suspect, node: Node) -> Item:
@@ -574,15 +574,9 @@ def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> F
 
 
 def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
-    worst = suspect.failures[0]
-    return Finding(
-        item=origin_item(suspect.label, where),
-        aspect=Aspect.VALUE,
-        status=worst.status,
-        reason=reason,
-        source=where.source or None,
-        origin=where,
-    )
+    item = origin_item(suspect.label, where)
+    source = where.source or None
+    return starting_place(item, suspect.failures[0], reason, source=source, origin=where)
 
 
 def origin_item(label: str, where: Origin) -> Item:

@@ -46,9 +46,16 @@ from paritas.core.execution.observation import Observation, storage_address
 from paritas.core.execution.program import VALUE
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.judging.failures import Explainer, call_context, node_origin
-from paritas.core.numerics.judge import Checks, check_pair
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.core.results.findings import (
+    Aspect,
+    Finding,
+    Origin,
+    OriginKind,
+    mismatch,
+    starting_place,
+)
 from paritas.core.results.items import Item, ItemKind, nth_output
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import UNINITIALISED, copy_graph, placeholders, returned
@@ -70,7 +77,6 @@ SECONDS_FOR_PARTS = 60.0
 MOST_WRONG = 32
 # Some backends are correct in the first call and wrong in later ones.
 CALLS_OF_PART = 2
-_CHECKS = Checks()
 # What a value is, as opposed to where it is in memory.
 _CONTENTS = frozenset({Aspect.VALUE, Aspect.SHAPE, Aspect.DTYPE, Aspect.DEVICE, Aspect.STRUCTURE})
 
@@ -115,8 +121,7 @@ class CapturedSuspect:
 
 
 def _wrong(findings: Collection[Finding]) -> list[Finding]:
-    fails = {Status.DIFFERENT, Status.DEGRADED}
-    return [finding for finding in findings if finding.status in fails]
+    return [finding for finding in findings if finding.status.is_wrong]
 
 
 def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
@@ -352,13 +357,8 @@ class _Search:
         needs = _item_at(self.run.nodes[tap.node].value, tap.path).requires_grad
         if own.requires_grad == needs or tap.after:
             return []
-        finding = Finding(
-            item=self._item(tap.node),
-            aspect=Aspect.REQUIRES_GRAD,
-            status=Status.DIFFERENT,
-            reason=f"requires_grad is {not needs} instead of {needs}",
-        )
-        return [_JudgedNode(finding)]
+        reason = f"requires_grad is {not needs} instead of {needs}"
+        return [_JudgedNode(mismatch(self._item(tap.node), Aspect.REQUIRES_GRAD, reason))]
 
     def _judge_value(self, call: NodeCall, tap: Tap, own: Tensor) -> list[_JudgedNode]:
         program = call.program(tap.path, tap.node if tap.after else "")
@@ -368,7 +368,7 @@ class _Search:
             return []
         evidence = ItemEvidence(known, VALUE)
         expected, own = expected.detach(), own.detach()
-        found, _ = check_pair(self._item(call.node.name), expected, own, _CHECKS, evidence)
+        found, _ = judge_pair(Pair(self._item(call.node.name), expected, own, evidence))
 
         def explain(finding: Finding) -> Finding:
             context = call_context(
@@ -506,7 +506,7 @@ class _Search:
             handed = torch.zeros_like(expected) if own is None else own
             if not _are_same(expected, handed):
                 evidence = ItemEvidence(known, VALUE)
-                judged, _ = check_pair(self._item(use.reader), expected, handed, _CHECKS, evidence)
+                judged, _ = judge_pair(Pair(self._item(use.reader), expected, handed, evidence))
                 yield from _wrong(judged)
 
     def _values_in_forward_pass(self) -> dict[str, Any]:
@@ -706,11 +706,11 @@ class _Search:
 
     def _about(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
         about = _wrong(self.suspect.failures)[0]
-        return Finding(
-            item=origin_item(self.suspect.label, origin),
-            aspect=aspect,
-            status=about.status,
-            reason=reason,
+        return starting_place(
+            origin_item(self.suspect.label, origin),
+            about,
+            reason,
+            aspect,
             dtype=about.dtype,
             shape=about.shape,
             source=origin.source or None,

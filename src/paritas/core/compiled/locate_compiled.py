@@ -21,7 +21,15 @@ from paritas.core.execution.running import running_subject
 from paritas.core.execution.subjects import inspect_subject
 from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.locating.places import LONGER, FailedCall, Place, is_over
-from paritas.core.results.findings import Aspect, Finding, Origin, OriginKind, Status
+from paritas.core.results.findings import (
+    Aspect,
+    Finding,
+    Origin,
+    OriginKind,
+    Status,
+    mismatch,
+    starting_place,
+)
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.wording import counted
 from paritas.core.torch_private.compile_time import quick_compiles
@@ -264,24 +272,21 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
     if located:
         return _with_source(located[0], entry)
     first = failed[0]
-    whole = Finding(
-        item=Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
-        aspect=first.aspect,
-        status=Status.DIFFERENT if first.raised else first.status,
-        reason=first.reason,
-        raised=first.raised,
-        origin=Origin(kind=OriginKind.GRAPH, name=entry.label),
-    )
-    return _with_source(whole, entry)
+    item = Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label)
+    origin = Origin(kind=OriginKind.GRAPH, name=entry.label)
+    if first.raised:
+        raised = mismatch(item, first.aspect, first.reason, raised=first.raised, origin=origin)
+        return _with_source(raised, entry)
+    place = starting_place(item, first, first.reason, first.aspect, origin=origin)
+    return _with_source(place, entry)
 
 
 def _refused_graph(entry: GraphEntry, error: Exception) -> Finding:
     """The place of an exception of the compiler: the graph that it was given."""
-    finding = Finding(
-        item=Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
-        aspect=Aspect.EXCEPTION,
-        status=Status.DIFFERENT,
-        reason=f"the compiler raises {in_one_line(error, 160)}",
+    finding = mismatch(
+        Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
+        Aspect.EXCEPTION,
+        f"the compiler raises {in_one_line(error, 160)}",
         raised=type(error).__name__,
         origin=Origin(kind=OriginKind.GRAPH, name=entry.label),
     )

@@ -19,13 +19,13 @@ from paritas.core.execution.observation import Observation, note_decisions
 from paritas.core.execution.program import Program
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.judging.failures import Explainer
+from paritas.core.judging.pairs import UNTYPED, Checks, Pair, Ruling, judge_pair
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.flattening import as_plain
 from paritas.core.numerics.gates import half_the_digits_agree
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.precision.lifting import LiftMode, is_rounding
-from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.results.findings import Aspect, Finding, Status, mismatch
 from paritas.core.results.items import Item, after_call, output
 from paritas.core.torch_private.graphs import as_traced, operator_name
 from paritas.core.torch_private.operators import WIDE, own_default
@@ -481,16 +481,12 @@ def _compare_runs(
         pair = as_plain(runs.complete(left, item)), as_plain(runs.complete(right, item))
         result.compared += 1
         evidence = GivenItem(runs, item, *pair, lifted=lifted) if wide else ItemEvidence(runs, item)
-        kinds = [_kind_of_value(value) for value in pair]
-        if kinds[0] != kinds[1]:
-            reason = f"{kinds[1]} instead of {kinds[0]}"
-            result.differ.append(
-                Finding(item=item, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
-            )
-            continue
-        findings, _ = check_pair(item, *pair, checks, evidence)
-        if not result.differ:  # only the first one is reported
-            findings = Explainer(left=1).explain(findings, *pair, evidence)
+        findings, _ = judge_pair(
+            Pair(item, *pair, evidence),
+            checks,
+            gates=(_refuse_other_kind,),
+            explainer=None if result.differ else Explainer(left=1),  # only the first is reported
+        )
         for finding in findings:
             if finding.status is Status.DIFFERENT and not wide and _is_unmeasured(runs, finding):
                 result.unknown.append(f"{item} differs, but its noise cannot be measured")
@@ -501,6 +497,15 @@ def _compare_runs(
             elif finding.status is Status.UNSTABLE:
                 result.undecided.append(f"{item}: {finding.reason}")
     return result
+
+
+def _refuse_other_kind(pair: Pair) -> Ruling | None:
+    """A gate: a number of another kind is not compared by its value."""
+    kinds = [_kind_of_value(value) for value in (pair.reference, pair.candidate)]
+    if kinds[0] == kinds[1]:
+        return None
+    about = UNTYPED | {"aspect": Aspect.DTYPE}
+    return Ruling(Status.DIFFERENT, f"{kinds[1]} instead of {kinds[0]}", about)
 
 
 def _is_unmeasured(runs: Evidence[_PlayedProgram], finding: Finding) -> bool:
@@ -524,9 +529,7 @@ def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs)
         dtypes = getattr(left, "dtype", None), getattr(right, "dtype", None)
         if dtypes[0] is not dtypes[1]:
             reason = f"dtype {dtypes[1]} instead of {dtypes[0]}"
-            found.append(
-                Finding(item=item, aspect=Aspect.DTYPE, status=Status.DIFFERENT, reason=reason)
-            )
+            found.append(mismatch(item, Aspect.DTYPE, reason))
     return found
 
 

@@ -18,7 +18,7 @@ from paritas.core.compiled.pass_programs import (
 )
 from paritas.core.errors import in_one_line
 from paritas.core.judging.failures import make_origin
-from paritas.core.results.findings import Finding, OriginKind, Status, unverified
+from paritas.core.results.findings import Finding, OriginKind, Status, mismatch, unverified
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.global_state import quietly
@@ -107,11 +107,10 @@ def _pass_finding(
     where = _first_with_source(map(provenance, nodes))
     count = f"{len(comparison.differ)} of {comparison.compared} results differ"
     reason = f"{what}: {count}, the first in {worst.path}: {worst.reason}"
-    return Finding(
-        item=Item(ItemKind.ORIGIN, path),
-        aspect=worst.aspect,
-        status=Status.DIFFERENT,
-        reason=reason,
+    return mismatch(
+        Item(ItemKind.ORIGIN, path),
+        worst.aspect,
+        reason,
         dtype=worst.dtype,
         shape=worst.shape,
         metrics=worst.metrics,

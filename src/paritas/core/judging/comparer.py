@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,9 +19,10 @@ from paritas.core.execution.observation import (
 )
 from paritas.core.execution.subjects import ForeignProgram
 from paritas.core.judging.failures import Explainer, likely_mixups, state_kinds_at_starts
+from paritas.core.judging.matching import match
+from paritas.core.judging.pairs import UNTYPED, Checks, Pair, Ruling, judge_pair, settle_pair
 from paritas.core.numerics.contents import Opaque
-from paritas.core.numerics.judge import Checks, check_pair, match
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, agreement
 from paritas.core.results.items import (
     BACKWARD,
     CALL,
@@ -87,7 +89,7 @@ class CollectedFindings:
         advice: str = "",
         raised: str = "",
     ) -> None:
-        """Add a finding without numbers."""
+        """Add a finding about something other than a value, which `judge_pair` judges."""
         found = Finding(
             item=item, aspect=aspect, status=status, reason=reason, advice=advice, raised=raised
         )
@@ -344,9 +346,8 @@ class Comparer:
                 self._compare_effect(item, left, right)
         if not items:
             self.out.compared += 1
-            self.out.add(
-                self._shown(whole), Aspect.VALUE, Status.IDENTICAL, "unchanged on both sides"
-            )
+            reason = "unchanged on both sides"
+            self.out.findings.append(agreement(self._shown(whole), Aspect.VALUE, reason))
 
     def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
         """Compare whether the values written to inputs require grad."""
@@ -594,7 +595,8 @@ class Comparer:
             return False
         self.out.compared += 1
         reason = f"zero up to rounding: at most {largest:.3g}, and almost zero in float64"
-        self.out.add(self._shown(item), Aspect.VALUE, Status.EQUIVALENT, reason)
+        pair = Pair(self._shown(item), None, right)
+        self.out.findings.append(settle_pair(pair, Ruling(Status.EQUIVALENT, reason, UNTYPED)))
         return True
 
     def _compare_again(self, item: Item, left: Any, right: Any) -> None:
@@ -607,8 +609,8 @@ class Comparer:
             return
         left, right = (torch.zeros_like(some) if one is None else one for one in (left, right))
         evidence = ItemEvidence(self.evidence, item, self.call, demand=self.demand)
-        again = item.of(ItemKind.GRADIENT_AGAIN)
-        findings, _ = check_pair(again, left, right, self.checks, evidence)
+        pair = Pair(item.of(ItemKind.GRADIENT_AGAIN), left, right, evidence)
+        findings, _ = judge_pair(pair, self.checks)
         self.out.compared += 1
         self._add_findings(
             finding
@@ -643,7 +645,7 @@ class Comparer:
         if left is None and right is None:
             self.out.compared += 1
             reason = "unused on both sides"
-            self.out.add(self._shown(item), Aspect.VALUE, Status.IDENTICAL, reason)
+            self.out.findings.append(agreement(self._shown(item), Aspect.VALUE, reason))
             return
         some = left if left is not None else right
         if some is None:
@@ -665,26 +667,31 @@ class Comparer:
         return ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
 
     def _compare_item(self, item: Item, left: Any, right: Any) -> None:
-        evidence = self._evidence_about(item)
         if self.random_differs and self._depends_on_draws(item):
             self._compare_random_item(item, left, right)
             return
+        context = functools.partial(self._context, item, left)
+        pair = Pair(item, left, right, self._evidence_about(item), context)
         try:
-            findings, notes = check_pair(item, left, right, self.checks, evidence)
-            if not all(finding.status.passes() for finding in findings):
-                if self.random_differs and self._depends_on_draws(item, THOROUGH_DRAWS):
-                    self._compare_random_item(item, left, right)
-                    return
-                context = self._context(item, left)
-                findings = self.explainer.explain(findings, left, right, evidence, context)
-                findings = [_add_advice(finding, self.evidence.native[0]) for finding in findings]
+            findings, notes = judge_pair(
+                pair, self.checks, rules=(self._refuse_draws,), explainer=self.explainer
+            )
+        except DependsOnDraws:
+            self._compare_random_item(item, left, right)
+            return
         except NoiseNotYetMeasured:
             self._put_off.append((len(self.out.findings), item, left, right))
             return
         self.out.compared += 1
         self.demand.settle(self.call, item)
-        self._add_findings(findings)
+        self._add_findings(_add_advice(finding, self.evidence.native[0]) for finding in findings)
         self.out.notes += notes
+
+    def _refuse_draws(self, finding: Finding) -> None:
+        """A rule: a value that other random numbers may have made is not judged by its noise."""
+        is_doubtful = self.random_differs and not finding.status.passes()
+        if is_doubtful and self._depends_on_draws(finding.item, THOROUGH_DRAWS):
+            raise DependsOnDraws
 
     def _depends_on_draws(self, item: Item, runs: int = 1) -> bool:
         return self.evidence.depends_on_draws(self.call, item, runs)
@@ -725,27 +732,25 @@ class Comparer:
 
     def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
         """Compare shapes and dtypes, and values only if they do not depend on the draws."""
-        structure = dataclasses.replace(self.checks, values=False)
-        findings, _ = check_pair(item, left, right, structure)
+        pair = Pair(item, left, right)
+        findings, _ = judge_pair(pair, dataclasses.replace(self.checks, values=False))
         if all(finding.status.passes() for finding in findings):
-            found, _ = check_pair(item, left, right, self.checks)
-            if any(f.status is not Status.IDENTICAL for f in found):
-                reason = "depends on random numbers that the candidate draws differently"
-                findings = [
-                    Finding(
-                        item=item,
-                        aspect=Aspect.VALUE,
-                        status=Status.UNVERIFIED,
-                        reason=reason,
-                        dtype=findings[0].dtype,
-                        shape=findings[0].shape,
-                    )
-                ]
-                self._add_findings(findings)
-                return
-            findings = found
-        self.out.compared += 1
+            findings, _ = judge_pair(pair, self.checks, rules=(_rule_on_other_draws,))
+        if not any(finding.status is Status.UNVERIFIED for finding in findings):
+            self.out.compared += 1
         self._add_findings(findings)
+
+
+class DependsOnDraws(Exception):  # noqa: N818  (it ends a judgement, and is no error)
+    """A value that fails depends on random numbers, which the candidate draws differently."""
+
+
+def _rule_on_other_draws(finding: Finding) -> Ruling | None:
+    if finding.status is Status.IDENTICAL:
+        return None
+    reason = "depends on random numbers that the candidate draws differently"
+    about = {"advice": "", "metrics": None, "native": None, "lifted": None}
+    return Ruling(Status.UNVERIFIED, reason, about)
 
 
 def _add_advice(finding: Finding, reference: Observation) -> Finding:

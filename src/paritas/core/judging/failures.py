@@ -59,7 +59,6 @@ MOST_EXPLAINED = 12
 MOST_SECONDS = 30.0
 # Far above the rounding of long programs in float64, and far below any fault.
 PLAIN_SHARE = 1e-12
-_WRONG = {Status.DIFFERENT, Status.DEGRADED}
 # What these predict follows from the right values alone, so it holds in float64 or not at all.
 _OF_RIGHT_VALUES = {
     PatternKind.CLIPPED,
@@ -130,7 +129,7 @@ class Explainer:
             return list(findings)
         return [
             self._explained(finding, reference, candidate, evidence, context)
-            if finding.aspect is Aspect.VALUE and finding.status in _WRONG
+            if finding.aspect is Aspect.VALUE and finding.status.is_wrong
             else finding
             for finding in findings
         ]
@@ -230,7 +229,7 @@ def _run_of(finding: Finding) -> _Run:
 def is_wrong_output(finding: Finding) -> bool:
     """Whether the value of an output is wrong, which makes gradients wrong."""
     is_value = finding.aspect is Aspect.VALUE and finding.item.kind is ItemKind.OUTPUT
-    return is_value and finding.status in _WRONG
+    return is_value and finding.status.is_wrong
 
 
 def _can_be_diagnosed(reference: Any, candidate: Any) -> bool:

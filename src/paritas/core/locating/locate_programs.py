@@ -53,7 +53,15 @@ from paritas.core.locating.traced_runs import (
     WrongItem,
     kept_tensors,
 )
-from paritas.core.results.findings import Aspect, Diagnosis, Finding, Origin, OriginKind, Status
+from paritas.core.results.findings import (
+    Aspect,
+    Diagnosis,
+    Finding,
+    Origin,
+    OriginKind,
+    mismatch,
+    starting_place,
+)
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.torch_private import unseen_kernels
 from paritas.core.torch_private.operators import traits
@@ -427,7 +435,7 @@ class _Search:
         if spot.leaf is not None:
             reason = f"{reason}: {self._name_of_leaf(spot)}"
         if judged is None:
-            finding = Finding(item=item, aspect=about.aspect, status=about.status, reason=reason)
+            finding = starting_place(item, about, reason, about.aspect)
         else:
             reason = f"{reason}; {judged.reason}" if judged.reason else reason
             finding = msgspec.structs.replace(judged, reason=reason)
@@ -823,11 +831,10 @@ def _raising_place(run: TracedRun, error: Exception) -> Place:
         code=line.code,
         arguments=tuple(describe_arguments(last, run.trace)) if last is not None else (),
     )
-    finding = Finding(
-        item=Item(ItemKind.NODE, name),
-        aspect=Aspect.EXCEPTION,
-        status=Status.DIFFERENT,
-        reason=f"starts here: the candidate raises {in_one_line(error, 160)}",
+    finding = mismatch(
+        Item(ItemKind.NODE, name),
+        Aspect.EXCEPTION,
+        f"starts here: the candidate raises {in_one_line(error, 160)}",
         source=line.line or None,
         origin=origin,
         raised=type(error).__name__,

@@ -17,8 +17,8 @@ from paritas.core.execution.program import VALUE, ValueProgram
 from paritas.core.execution.responses import computes_in_float64, nudge_tensor, responds_smoothly
 from paritas.core.execution.saved_state import Copier
 from paritas.core.judging.failures import Explainer, call_context
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.criterion import unit_roundoff
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.precision.lifting import LiftMode
 from paritas.core.torch_private import unseen_kernels
 from paritas.core.torch_private.operators import own_default, traits
@@ -198,29 +198,33 @@ def judge_regions(
         return []
     rounded = () if _computes_in_float64(reference, candidate, tensors, seed) else (torch.float32,)
     evidence = ItemEvidence(known, VALUE, lifted=GivenLift(mine.arbiter, rounded))
-    pair = right.detach(), wrong.detach()
-    findings, _ = check_pair(item, *pair, Checks(), evidence)
-    context = reference.context(tensors) if reference.operations else None
-    if is_known:
+    values = right.detach(), wrong.detach()
+
+    @functools.cache
+    def describe_context() -> Context | None:
         from paritas.core.diagnosis.case import Context
 
-        return Explainer().explain(findings, *pair, evidence, Context(only_where=True))
-    if call is not None:
-        context = call_context(call.target, call.args, call.kwargs)
-    if context is not None:
-        context = dataclasses.replace(
+        if is_known:
+            return Context(only_where=True)
+        context = reference.context(tensors) if reference.operations else None
+        if call is not None:
+            context = call_context(call.target, call.args, call.kwargs)
+        if context is None:
+            return None
+        return dataclasses.replace(
             context,
-            runs=_runs_of(reference, candidate, tensors, pair, has_call=call is not None),
+            runs=_runs_of(reference, candidate, tensors, values, has_call=call is not None),
             inner=functools.partial(candidate.inner_values, tensors),
         )
-    findings = Explainer().explain(findings, *pair, evidence, context)
-    if not _is_narrower(*pair):
+
+    pair = Pair(item, *values, evidence, describe_context)
+    findings, _ = judge_pair(pair, explainer=Explainer())
+    if is_known or not _is_narrower(*values):
         return findings
     # What comes later casts it back: how wrong the values are then says more than the dtype.
-    pair = pair[0], pair[1].to(right.dtype)
-    widened, _ = check_pair(item, *pair, Checks(), evidence)
-    explained = Explainer().explain(widened, *pair, evidence, context)
-    diagnosis = next((one.diagnosis for one in explained if one.diagnosis is not None), None)
+    pair = dataclasses.replace(pair, candidate=values[1].to(right.dtype))
+    widened, _ = judge_pair(pair, explainer=Explainer())
+    diagnosis = next((one.diagnosis for one in widened if one.diagnosis is not None), None)
     return [
         finding
         if finding.status.passes() or finding.diagnosis is not None

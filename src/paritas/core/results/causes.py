@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from paritas.core.results.findings import Finding, Origin
 
-_WRONG = {Status.DIFFERENT, Status.DEGRADED}
-
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
@@ -108,4 +106,4 @@ def _is_first(finding: Finding, by_origin: dict[tuple[str, Origin | None], Findi
 
 
 def _is_wrong_value(finding: Finding) -> bool:
-    return finding.status in _WRONG and finding.aspect is Aspect.VALUE
+    return finding.status.is_wrong and finding.aspect is Aspect.VALUE

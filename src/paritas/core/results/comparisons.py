@@ -20,6 +20,7 @@ from paritas.core.results.findings import (
     Score,
     Status,
     Verdict,
+    unverified,
 )
 from paritas.core.results.items import Item, ItemKind, PairFigures
 from paritas.core.results.report import Report, json_of_each, spell_nonfinite
@@ -365,12 +366,10 @@ def _findings_by_cause(rows: Iterable[ComparisonRow]) -> Iterator[Finding]:
 def losses_of(comparison: Comparison) -> tuple[Finding, ...]:
     """What the dumps lack, as findings: what is lost on both sides was not compared."""
     return tuple(
-        Finding(
-            item=Item(ItemKind.HARNESS, whose),
-            aspect=Aspect.HARNESS,
-            status=Status.UNVERIFIED,
-            reason=f"it is incomplete: {loss}",
-            advice="copy or record it again, or select what is complete with --ranks and --steps",
+        unverified(
+            Item(ItemKind.HARNESS, whose),
+            f"it is incomplete: {loss}",
+            "copy or record it again, or select what is complete with --ranks and --steps",
         )
         for whose, dump in (("my dump", comparison.my), ("the golden dump", comparison.golden))
         for loss in dump.losses

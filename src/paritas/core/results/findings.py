@@ -176,6 +176,11 @@ class Status(enum.StrEnum):
             return True
         return self is Status.UNSTABLE and not strict
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the candidate was compared and computes something else, or less accurately."""
+        return self is Status.DIFFERENT or self is Status.DEGRADED
+
     def exit_code(self, *, strict: bool = False) -> int:
         """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
         if self.passes(strict=strict):
@@ -327,11 +332,34 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return finding_text(self)
 
 
-def unverified(what: Item | str, reason: str, advice: str = "", **known: Any) -> Finding:
+# A value gets its status from `core/judging/pairs.py`. These are findings of other kinds.
+
+
+def mismatch(item: Item, aspect: Aspect, reason: str, advice: str = "", **about: Any) -> Finding:
+    """A finding about something other than a value that is not as in the reference."""
+    status = Status.DIFFERENT
+    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+
+
+def agreement(item: Item, aspect: Aspect, reason: str, **about: Any) -> Finding:
+    """A finding about something other than a value that is as in the reference."""
+    return Finding(item=item, aspect=aspect, status=Status.IDENTICAL, reason=reason, **about)
+
+
+def unverified(
+    what: Item | str, reason: str, advice: str = "", aspect: Aspect = Aspect.HARNESS, **about: Any
+) -> Finding:
     """A finding about something that could not be checked; a name is a part of the check itself."""
     item = harness(what) if isinstance(what, str) else what
-    status, aspect = Status.UNVERIFIED, Aspect.HARNESS
-    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **known)
+    status = Status.UNVERIFIED
+    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+
+
+def starting_place(
+    item: Item, failure: Finding, reason: str, aspect: Aspect = Aspect.VALUE, **about: Any
+) -> Finding:
+    """A finding about the place where a failure starts: it is as grave as what it explains."""
+    return Finding(item=item, aspect=aspect, status=failure.status, reason=reason, **about)
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

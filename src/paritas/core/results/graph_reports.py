@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    mismatch,
+    unverified,
+)
 from paritas.core.results.items import harness
 from paritas.core.results.rank_backends import BackendName
 from paritas.core.results.report import Report
@@ -154,13 +162,9 @@ def _off_words(off: float) -> str:
 def _finding(name: str, proof: RuleProof | GraphProof) -> Finding | None:
     if proof.status == "proved":
         return None
-    refuted = proof.status == "refuted"
-    return Finding(
-        item=harness(name),
-        aspect=Aspect.VALUE if refuted else Aspect.HARNESS,
-        status=status_of_proof(proof.status),
-        reason=proof.words,
-    )
+    if proof.status == "refuted":
+        return mismatch(harness(name), Aspect.VALUE, proof.words)
+    return unverified(harness(name), proof.words)
 
 
 def status_of_proof(status: ProofStatus) -> Status:
@@ -298,7 +302,7 @@ class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def failures(self) -> tuple[OptionResult, ...]:
         """The splits that are wrong, gravest first."""
-        bad = [one for one in self.options if one.status in {Status.DIFFERENT, Status.DEGRADED}]
+        bad = [one for one in self.options if one.status.is_wrong]
         return tuple(sorted(bad, key=lambda one: -one.status.gravity))
 
 

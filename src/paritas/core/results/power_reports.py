@@ -27,7 +27,6 @@ BANDS: tuple[Band, ...] = ("clear", "moderate", "faint")
 USUAL = 0.9
 # The normal quantile of a two-sided 95 % interval.
 QUANTILE = 1.959964
-CAUGHT = (Status.DIFFERENT, Status.DEGRADED)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,7 +90,8 @@ class FaultResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def is_caught(self, *, native: bool = False) -> bool:
         """Whether the check reports it; a fault that could not be compared is not caught."""
-        return (self.native if native else self.status) in CAUGHT
+        status = self.native if native else self.status
+        return status is not None and status.is_wrong
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

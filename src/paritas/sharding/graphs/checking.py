@@ -12,7 +12,15 @@ import torch
 
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.placement.placement import OperatorCall, Recipe, first_split, moved
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    mismatch,
+    unverified,
+)
 from paritas.core.results.graph_reports import (
     CallOutcome,
     Confirmation,
@@ -595,13 +603,8 @@ class _Splits:
 
     def _wrong_claim(self, offer: Offer, ranks: int) -> OptionResult:
         """The result for an annotation that cannot be parsed or does not fit the call."""
-        finding = Finding(
-            item=harness("annotation"),
-            aspect=Aspect.STRUCTURE,
-            status=Status.DIFFERENT,
-            reason=offer.fault,
-            advice="correct the annotation of this operator",
-        )
+        advice = "correct the annotation of this operator"
+        finding = mismatch(harness("annotation"), Aspect.STRUCTURE, offer.fault, advice)
         return OptionResult(
             idx=0,
             dim=0,

@@ -24,6 +24,7 @@ from paritas.core.judging.failures import (
     likely_mixups,
     remember_failed,
 )
+from paritas.core.judging.pairs import Pair, Ruling, judge_pair, settle_pair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.checkers import NO_EVIDENCE
@@ -33,7 +34,6 @@ from paritas.core.numerics.gates import (
     near_in_float64,
     near_natively,
 )
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import pair_metrics
 from paritas.core.placement.placement import (
     Group,
@@ -45,7 +45,15 @@ from paritas.core.placement.placement import (
     device_of,
     name_of,
 )
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    mismatch,
+    unverified,
+)
 from paritas.core.results.items import (
     GRADIENTS,
     Item,
@@ -66,7 +74,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.numerics.judge_evidence import JudgeEvidence
+    from paritas.core.diagnosis.case import Context
     from paritas.core.placement.placement import OperatorCall
     from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.operators.annotation import Annotation
@@ -78,8 +86,6 @@ Levels = tuple[tuple[Recipe, int], ...]
 
 
 # --- What is remembered of a failing split, so that it can be shrunk ------------------------------
-
-_WRONG = frozenset({Status.DIFFERENT, Status.DEGRADED})
 
 
 def failed_split(
@@ -119,7 +125,7 @@ def kinds_of(verdict: Verdict) -> frozenset[tuple[Aspect, str]]:
 
 
 def _wrong(verdict: Verdict) -> list[Finding]:
-    return [finding for finding in verdict.failures if finding.status in _WRONG]
+    return [finding for finding in verdict.failures if finding.status.is_wrong]
 
 
 # --- Judging with measured noise ------------------------------------------------------------------
@@ -216,48 +222,46 @@ class NoiseJudge:
         whole, split, reason = _fill_missing_gradient(*(items.get(key) for items in self.lifted))
         if not near_in_float64(whole, split):
             findings = self._judge_lifted(key, whole, split)
-            if not self.runner.narrow or not all(f.status.passes() for f in findings):
-                findings = self._explain(findings, whole, split)
+            passes = all(finding.status.passes() for finding in findings)
+            if not passes:
+                # The plain runs show the kind of fault; those that were judged are widened inside.
+                context = self._context(key, whole)
+                findings = self._explainer.explain(findings, whole, split, NO_EVIDENCE, context)
+            if not passes or not self.runner.narrow:
                 return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
         natives = (side.native[0].outputs.get(key) for side in self.runs)
         first, second, _ = _fill_missing_gradient(*natives)
-        evidence = self._item(key)
-        findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
-        findings = self._explain(findings, first, second, evidence)
+        describe = functools.partial(self._context, key, first)
+        pair = Pair(shown_item(key), first, second, self._item(key), describe)
+        findings, _ = judge_pair(pair, explainer=self._explainer)
         return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
 
-    def _explain(
-        self, findings: list[Finding], whole: Any, split: Any, evidence: JudgeEvidence = NO_EVIDENCE
-    ) -> list[Finding]:
-        """Add the kind of fault: a missing reduction, a part in the wrong place ..."""
-        if all(finding.status.passes() for finding in findings):
-            return findings
+    def _context(self, key: Item, whole: Any) -> Context:
+        """The context for a diagnosis: a missing reduction, a part in the wrong place ..."""
         call = self.runner.call
         known = call_context(call.name, call.args, call.kwargs)
         names = {name_of(place): value for place, value in enumerate(call.args)}
         names |= {name_of(place): value for place, value in call.kwargs.items()}
-        is_result = not findings[0].item.kind.is_gradient
-        context = dataclasses.replace(
-            known if is_result else type(known)(),
+        return dataclasses.replace(
+            type(known)() if key.kind.is_gradient else known,
             world={f"axis {axis}": ranks for axis, (_, ranks) in enumerate(self.runner.levels)},
             named=likely_mixups(names, whole),
         )
-        return self._explainer.explain(findings, whole, split, evidence, context)
 
     def _judge_lifted(self, key: Item, whole: Any, split: Any) -> list[Finding]:
-        gross = self._find_gross_difference(key, whole, split)
-        if gross is not None:
-            return [gross]
+        ruling = self._rule_on_gross_difference(key, whole, split)
+        if ruling is not None:
+            return [settle_pair(Pair(shown_item(key), whole, split), ruling)]
         left, right = self.runs
         # These lifted runs also widen what the operator narrows inside.
         first = (left.arbiter() or left.native)[0].outputs.get(key)
         second = (right.arbiter() or right.native)[0].outputs.get(key)
         first, second, _ = _fill_missing_gradient(first, second)
         evidence = self._item(key, in_float64=True)
-        findings, _ = check_pair(shown_item(key), first, second, Checks(), evidence)
+        findings, _ = judge_pair(Pair(shown_item(key), first, second, evidence))
         return [_mark_float64(finding) for finding in findings]
 
-    def _find_gross_difference(self, key: Item, whole: Any, split: Any) -> Finding | None:
+    def _rule_on_gross_difference(self, key: Item, whole: Any, split: Any) -> Ruling | None:
         """A difference too large for any rounding; None if that is not obvious."""
         if not is_inexact(whole) or not is_inexact(split) or whole.shape != split.shape:
             return None
@@ -271,8 +275,7 @@ class NoiseJudge:
             reason = f"{lost} of {whole.numel()} values are not finite, also in float64"
         if reason is None:
             return None
-        finding = _finding(shown_item(key), Status.DIFFERENT, reason, Aspect.VALUE, whole)
-        return msgspec.structs.replace(finding, metrics=pair_metrics(whole, split))
+        return Ruling(Status.DIFFERENT, reason, {"metrics": pair_metrics(whole, split)})
 
     def _shaken_item(self, key: Item, like: Tensor) -> Tensor | None:
         if self._shaken is None:
@@ -517,7 +520,7 @@ class RecipeCheck:
         self.native = whole, None
         if not whole.results:
             reason = "nothing to compare: the operator returns nothing and writes to no argument"
-            return self._end(Status.UNVERIFIED, Aspect.HARNESS, reason)
+            return self._end(unverified(output(), reason))
         narrow = self.runner.narrow
         lifted_whole = self._lifted_run(whole)
         lifted_split = self.runner.split(wide=True)
@@ -566,7 +569,7 @@ class RecipeCheck:
         """A verdict if the results do not correspond, so that values cannot be compared."""
         if whole.error is not None:
             reason = f"the operator does not run in float64: {in_one_line(whole.error)}"
-            return self._end(Status.UNVERIFIED, Aspect.HARNESS, reason)
+            return self._end(unverified(output(), reason))
         findings: list[Finding] = []
         for item, value in whole.results.items():
             other = split.results.get(item)
@@ -574,10 +577,11 @@ class RecipeCheck:
                 continue
             if value.shape != other.shape:
                 reason = f"shape {list(other.shape)} instead of {list(value.shape)}"
-                findings.append(_finding(item, Status.DIFFERENT, reason, Aspect.SHAPE, value))
+                dtype, shape = dtype_name(value.dtype), tuple(value.shape)
+                findings.append(mismatch(item, Aspect.SHAPE, reason, dtype=dtype, shape=shape))
         if whole.results.keys() != split.results.keys():
             counts = f"{len(split.results)} results instead of {len(whole.results)}"
-            findings.append(_finding(output(), Status.DIFFERENT, counts, Aspect.STRUCTURE))
+            findings.append(mismatch(output(), Aspect.STRUCTURE, counts))
         if not findings:
             return None
         self.skipped = ["values and gradients: the results have different shapes"]
@@ -587,18 +591,17 @@ class RecipeCheck:
         """The verdict if a forward pass raised."""
         text = first_line(error, 1000)
         if isinstance(error, RankError):
-            return self._end(Status.DIFFERENT, Aspect.EXCEPTION, text)
+            return self._end(mismatch(output(), Aspect.EXCEPTION, text))
         if isinstance(error, UsageError):
-            return self._end(Status.UNVERIFIED, Aspect.HARNESS, text)
+            return self._end(unverified(output(), text))
         words = in_one_line(error)
         if whole:
             reason = f"the operator itself fails: {words}"
-            return self._end(Status.UNVERIFIED, Aspect.EXCEPTION, reason)
-        return self._end(Status.UNVERIFIED, Aspect.HARNESS, f"the split run failed: {words}")
+            return self._end(unverified(output(), reason, aspect=Aspect.EXCEPTION))
+        return self._end(unverified(output(), f"the split run failed: {words}"))
 
-    def _end(self, status: Status, aspect: Aspect, reason: str) -> Verdict:
-        finding = _finding(output(), status, reason, aspect)
-        return self._verdict_of([finding], int(status is Status.DIFFERENT))
+    def _end(self, finding: Finding) -> Verdict:
+        return self._verdict_of([finding], int(finding.status is Status.DIFFERENT))
 
     def _verdict_of(self, findings: Sequence[Finding], compared: int) -> Verdict:
         return Verdict(
@@ -616,7 +619,7 @@ class RecipeCheck:
         findings = self._gradient_errors(native, lifted)
         wholes, splits = (run_items(run) for run in lifted)
         references, candidates = (run_items(run) for run in native)
-        settled: dict[Item, Status] = {}
+        judged: dict[Item, list[Finding]] = {}
         unsettled: list[Item] = []
         for key, value in wholes.items():
             if key not in splits:
@@ -633,14 +636,12 @@ class RecipeCheck:
             if status is None:
                 unsettled.append(key)
             else:
-                settled[key] = status
-        judged: dict[Item, list[Finding]] = {}
+                pair = Pair(shown_item(key), value, other)
+                judged[key] = [settle_pair(pair, Ruling(status))]
         if unsettled:
             judge = NoiseJudge(self.runner, lifted)
-            judged = {key: judge.judge(key) for key in unsettled}
+            judged |= {key: judge.judge(key) for key in unsettled}
             self.notes += judge.notes
-        for key, status in settled.items():
-            judged[key] = [_finding(shown_item(key), status, "", Aspect.VALUE, wholes[key])]
         findings += _keep_gravest({key: judged[key] for key in wholes if key in judged})
         return self._verdict_of(findings, len(judged))
 
@@ -668,16 +669,16 @@ class RecipeCheck:
                     self.skipped.append("gradients: torch has no derivative for this operator")
                     return []
                 reason = f"the operator's own backward pass fails: {words}"
-                return [_finding(GRADIENTS, Status.UNVERIFIED, reason, Aspect.EXCEPTION)]
+                return [unverified(GRADIENTS, reason, aspect=Aspect.EXCEPTION)]
             if split.gradient_error is not None:
                 reason = (
                     f"the backward pass on the ranks raised {in_one_line(split.gradient_error)}"
                 )
-                return [_finding(GRADIENTS, Status.DIFFERENT, reason, Aspect.EXCEPTION)]
+                return [mismatch(GRADIENTS, Aspect.EXCEPTION, reason)]
             if bool(whole.gradients) != bool(split.gradients):
                 side = "whole" if whole.gradients else "split"
                 reason = f"only the {side} operator can be differentiated"
-                return [_finding(GRADIENTS, Status.DIFFERENT, reason, Aspect.REQUIRES_GRAD)]
+                return [mismatch(GRADIENTS, Aspect.REQUIRES_GRAD, reason)]
         return []
 
 
@@ -709,18 +710,6 @@ def _keep_gravest(judged: dict[Item, list[Finding]]) -> list[Finding]:
 
 def _gravity(findings: list[Finding]) -> int:
     return max(finding.status.gravity for finding in findings)
-
-
-def _finding(item: Item, status: Status, reason: str, aspect: Aspect, value: Any = None) -> Finding:
-    shaped = isinstance(value, torch.Tensor)
-    return Finding(
-        item=item,
-        aspect=aspect,
-        status=status,
-        reason=reason,
-        dtype=dtype_name(value.dtype) if shaped else None,
-        shape=tuple(value.shape) if shaped else None,
-    )
 
 
 # --- Confirming on real ranks ---------------------------------------------------------------------

@@ -12,6 +12,7 @@ from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.diagnose import ACROSS_RANKS, rank_patterns
 from paritas.core.diagnosis.patterns.ranks import claim, factor_of
 from paritas.core.diagnosis.stating import with_confidence
+from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.numerics.gates import Near
 from paritas.core.placement.assembly import length, take
 from paritas.core.placement.rank_pieces import assemble, is_partial
@@ -641,15 +642,15 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
             moved = case is not None and _is_moved_by_step(judge, after)
             why = explain(case) if moved and case is not None else None
             if why is not None and why.best and why.best.kind == PatternKind.MISSING_REDUCTION:
-                finding = msgspec.structs.replace(
-                    one.findings[0], status=Status.EQUIVALENT, reason=_LATE, diagnosis=None
-                )
-                found.append(
-                    dataclasses.replace(one, findings=(finding,), ranks=(), is_judged=True)
-                )
+                findings = tuple(reconsider(one.findings[:1], _rule_on_late_reduction))
+                found.append(dataclasses.replace(one, findings=findings, ranks=(), is_judged=True))
                 continue
         found.append(one)
     return judge.reconsider(found)
+
+
+def _rule_on_late_reduction(_: Finding) -> Ruling:
+    return Ruling(Status.EQUIVALENT, _LATE, {"diagnosis": None})
 
 
 def _is_moved_by_step(judge: Judge, stepped: Judged) -> bool:

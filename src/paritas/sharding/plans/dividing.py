@@ -14,6 +14,8 @@ from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.placement.meshes import lines_along
 from paritas.core.results.findings import Aspect, Finding, Status
 from paritas.core.results.items import Replicate, harness
+from paritas.core.results.findings import Finding, unverified
+from paritas.core.results.items import Replicate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,12 +43,12 @@ def find_undivided(
     failed = next((trace.error for trace in heard if trace.error is not None), None)
     if failed is not None:
         unknown = "every rank holds the whole model, and what they send could not be seen"
-        return _unverified(f"{unknown}: {failed}", _ADVICE) if copies else None
+        return unverified("plan", f"{unknown}: {failed}", _ADVICE) if copies else None
     copies = [axis for axis in copies if not _send_others(program, heard, axis)]
     if copies:
-        return _unverified(*_describe_copies(program, copies))
+        return unverified("plan", *_describe_copies(program, copies))
     averaged = [axis for axis in same if may_average and _average_equals(program, heard, axis)]
-    return _unverified(*_describe_averages(program, averaged)) if averaged else None
+    return unverified("plan", *_describe_averages(program, averaged)) if averaged else None
 
 
 def _neighbors(
@@ -137,13 +139,3 @@ def _describe_averages(program: ParallelProgram, axes: list[str]) -> tuple[str, 
 
 def _are_all(program: ParallelProgram, axes: list[str]) -> bool:
     return len(axes) == sum(size > 1 for size in program.mesh.values())
-
-
-def _unverified(reason: str, advice: str) -> Finding:
-    return Finding(
-        item=harness("plan"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice=advice,
-    )

@@ -16,10 +16,10 @@ from paritas.core.execution.evidence import Evidence
 from paritas.core.execution.item_evidence import ItemEvidence
 from paritas.core.execution.observation import Observation, note_decisions
 from paritas.core.execution.program import Program
+from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import leaves
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.placement.placement import Terms, split_tensor
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
+from paritas.core.results.findings import Aspect, Coverage, Finding, Verdict, agreement, mismatch
 from paritas.core.results.items import GRADIENTS, Item, Partial, Replicate, Shard, output
 from paritas.core.results.items import gradient as gradient_of
 from paritas.core.torch_private.operators import default_dtype, map_tensors
@@ -243,7 +243,6 @@ def _leaf(tensor: Tensor) -> Tensor:
 # whole. All of it is in float64, since a rule is right or wrong in any dtype.
 
 Outcome = Literal["claimed", "redistributed", "refused"]
-_CHECKS = Checks()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,9 +424,8 @@ class _Trial:
         compared = 0
         if outputs.keys() != truth.outputs.keys():
             reason = f"{len(outputs)} results instead of {len(truth.outputs)}"
-            findings.append(
-                _failed_finding(output().in_graph(claim.words), Aspect.STRUCTURE, reason)
-            )
+            item = output().in_graph(claim.words)
+            findings.append(mismatch(item, Aspect.STRUCTURE, reason))
         found: dict[Item, Any] = {**outputs, **gradients}
         for item, true in truth.items():
             if item not in found:
@@ -439,9 +437,8 @@ class _Trial:
         skipped = (f"{claim.words}: gradients ({refused})",) if refused else ()
         if not refused and gradients.keys() != truth.gradients.keys():
             reason = "there is no gradient: the results do not require one"
-            findings.append(
-                _failed_finding(GRADIENTS.in_graph(claim.words), Aspect.REQUIRES_GRAD, reason)
-            )
+            item = GRADIENTS.in_graph(claim.words)
+            findings.append(mismatch(item, Aspect.REQUIRES_GRAD, reason))
         coverage = Coverage(compared=compared, skipped=skipped)
         return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
 
@@ -452,18 +449,16 @@ class _Trial:
         shown = item.in_graph(claim.words)
         if parts is None or true is None:
             if parts is None and (true is None or not bool(true.count_nonzero())):
-                return [
-                    Finding(item=shown, aspect=Aspect.VALUE, status=Status.IDENTICAL, reason="none")
-                ], []
+                return [agreement(shown, Aspect.VALUE, "none")], []
             reason = "the gradient is missing" if parts is None else "an unexpected gradient"
-            return [_failed_finding(shown, Aspect.STRUCTURE, reason)], []
+            return [mismatch(shown, Aspect.STRUCTURE, reason)], []
         evidence = ItemEvidence(self.truth, item)
         agree = all(_is_same_value(part, parts[0]) for part in parts[1:])
         findings: list[Finding] = []
         notes: list[str] = []
         for rank, part in enumerate(parts[:1] if agree else parts):
             where = shown if agree else msgspec.structs.replace(shown, part=rank)
-            new, noted = check_pair(where, true, part, _CHECKS, evidence)
+            new, noted = judge_pair(Pair(where, true, part, evidence))
             findings += new
             notes += noted
         return findings, notes
@@ -504,10 +499,6 @@ def _is_same_value(left: Any, right: Any) -> bool:
             torch.equal(left, right) or torch.allclose(left, right, 0.0, 0.0, equal_nan=True)
         )
     return bool(left == right)
-
-
-def _failed_finding(item: Item, aspect: Aspect, reason: str) -> Finding:
-    return Finding(item=item, aspect=aspect, status=Status.DIFFERENT, reason=reason)
 
 
 def _operator_name(op: Callable[..., Any]) -> str:

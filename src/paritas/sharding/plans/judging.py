@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,8 +14,9 @@ from paritas.core.execution.item_evidence import NO_LIFT, GivenLift, ItemEvidenc
 from paritas.core.execution.observation import Observation
 from paritas.core.execution.program import Program, count_dtypes
 from paritas.core.judging.failures import Explainer
+from paritas.core.judging.pairs import Pair, Ruling, judge_pair, reconsider, settle_pair
 from paritas.core.numerics import criterion
-from paritas.core.numerics.bits import is_inexact
+from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.criterion import UNIT_F32, UNIT_F64
 from paritas.core.numerics.gates import (
     GROSS_SHAKES,
@@ -23,7 +25,6 @@ from paritas.core.numerics.gates import (
     near_in_float64,
     near_natively,
 )
-from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.core.results.findings import Aspect, Finding, Status
 from paritas.sharding.plans.assembling import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.diagnosis.case import Context
     from paritas.core.execution.observation import RunOptions
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.placement.assembly import ReplicaDisagreement
@@ -210,14 +212,15 @@ class Judge:
     def _glance(self, item: StepItem, number: int) -> Judged:
         """Compare without measuring noise; unverified unless they are plainly equal."""
         lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
-        held, status = item.ranks, None
+        pair, ruling = self._pair(item, number + 1), None
+        held = item.ranks
         if item.reference is not None and held.value is not None and held.disagreement is None:
-            status = self._plainly(item.reference, held.value, lifted)
+            ruling = self._settle_plainly(pair, lifted)
         elif item.reference is None and held.value is None and not held.fault:
-            status = Status.IDENTICAL
-        reason = "" if status is not None else "not judged: an earlier step is wrong"
-        finding = self._finding(item, number + 1, status or Status.UNVERIFIED, reason)
-        return Judged(number + 1, item, lifted, (finding,), is_judged=status is not None)
+            ruling = Ruling(Status.IDENTICAL)
+        skipped = Ruling(Status.UNVERIFIED, "not judged: an earlier step is wrong")
+        finding = settle_pair(pair, ruling or skipped)
+        return Judged(number + 1, item, lifted, (finding,), is_judged=ruling is not None)
 
     def reconsider(self, judged: list[Judged]) -> list[Judged]:
         """Judge what was left out because of an earlier step that turned out to be right."""
@@ -234,21 +237,10 @@ class Judge:
         faults = self._faults(item, None, 0)
         if faults or item.reference is None or item.ranks.value is None:
             return Judged(0, item, None, tuple(faults), self._wrong_ranks(item))
-        value = item.ranks.value
-        same = value.dtype is item.reference.dtype and bitwise_equal(item.reference, value)
-        if same:
-            finding = self._finding(item, 0, Status.IDENTICAL, "")
-            return Judged(0, item, None, (finding,))
-        metrics = pair_metrics(item.reference, value)
-        reason = (
-            f"the ranks start with other values than the reference: {metrics.mismatched} of "
-            f"{metrics.numel} elements differ"
-        )
-        if value.dtype is not item.reference.dtype:
-            reason += f"; {_dtype(value)} instead of {_dtype(item.reference)}"
-        finding = self._finding(item, 0, Status.DIFFERENT, reason)
-        finding = msgspec.structs.replace(finding, metrics=metrics)
-        return Judged(0, item, None, (finding,), self._wrong_ranks(item))
+        pair = self._pair(item, 0)
+        finding = settle_pair(pair, _rule_on_initial(pair.reference, pair.candidate))
+        wrong = () if finding.status is Status.IDENTICAL else self._wrong_ranks(item)
+        return Judged(0, item, None, (finding,), wrong)
 
     def _judge(self, item: StepItem, number: int) -> Judged:
         lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
@@ -259,7 +251,7 @@ class Judge:
         if not grave:
             found += self._values(item, lifted, number)
         if self.reference.random:
-            found = [_random(finding) for finding in found]
+            found = reconsider(found, _rule_on_random)
         self.demand.settle(number, item.item)
         return Judged(number + 1, item, lifted, tuple(found), wrong)
 
@@ -269,31 +261,33 @@ class Judge:
         """Faults that need no reference: the parts make no whole, or replicas differ."""
         held = item.ranks
         if held.disagreement is not None:
-            status, words = self._disagreement(held.disagreement, lifted, item)
-            return [self._finding(item, step, status, words)]
+            ruling = self._rule_on_replicas(held.disagreement, lifted, item)
+            return [settle_pair(self._pair(item, step), ruling)]
         if held.fault:
             advice = "use a DTensor, or keep the reference's names and the order of ranks"
-            found = self._finding(item, step, Status.UNVERIFIED, held.fault, Aspect.STRUCTURE)
-            return [msgspec.structs.replace(found, advice=advice)]
+            about = {"aspect": Aspect.STRUCTURE, "advice": advice}
+            ruling = Ruling(Status.UNVERIFIED, held.fault, about)
+            return [settle_pair(self._pair(item, step), ruling)]
         return []
 
-    def _disagreement(
+    def _rule_on_replicas(
         self, found: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
-    ) -> tuple[Status, str]:
+    ) -> Ruling:
         """Replicas that differ by rounding are a fault too, since they drift apart."""
         words = f"should be replicated, but {found}"
         apart = lifted.ranks.disagreement if lifted is not None else None
         value = next(iter(item.ranks.by_rank.values()))
         if not is_inexact(value) or item.kind == INITIAL:
-            return Status.DIFFERENT, words
+            return Ruling(Status.DIFFERENT, words)
         if lifted is None:
             rounding = found.relative <= ROUNDINGS * criterion.unit_roundoff(value.dtype)
         else:
             limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.lift.unit)
             rounding = apart is None or apart.relative <= limit
         if rounding:
-            return Status.DEGRADED, f"{words}; this is rounding, but it grows with each step"
-        return Status.DIFFERENT, words
+            reason = f"{words}; this is rounding, but it grows with each step"
+            return Ruling(Status.DEGRADED, reason)
+        return Ruling(Status.DIFFERENT, words)
 
     def _wrong_ranks(self, item: StepItem) -> tuple[int, ...]:
         """The ranks whose replica differs from the reference; empty if all do, or it is unknown."""
@@ -311,25 +305,26 @@ class Judge:
     # --- values -----------------------------------------------------------------------------------
 
     def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
-        step = number + 1
-        reference, candidate = item.reference, item.ranks.value
-        if reference is None and candidate is None:
-            return [self._finding(item, step, Status.IDENTICAL, "unused on both sides")]
-        some: Any = reference if reference is not None else candidate
-        reference = torch.zeros_like(some) if reference is None else reference
-        candidate = torch.zeros_like(some) if candidate is None else candidate
+        pair = self._pair(item, number + 1)
+        if item.reference is None and item.ranks.value is None:
+            return [settle_pair(pair, Ruling(Status.IDENTICAL, "unused on both sides"))]
+        reference, candidate = pair.reference, pair.candidate
+        reference = torch.zeros_like(candidate) if reference is None else reference
+        candidate = torch.zeros_like(reference) if candidate is None else candidate
         if candidate.dtype is self.program.compute_dtype:
             candidate = candidate.to(reference.dtype)
-        status = self._plainly(reference, candidate, lifted)
-        if status is not None:
-            return [self._finding(item, step, status, "")]
-        gross = self._gross(item, lifted, number)
-        findings = [] if gross is None else [gross]
-        evidence = self._evidence(item, lifted, number)
-        if gross is None:
-            shown = msgspec.structs.replace(item.item, step=step)
-            findings, _ = check_pair(shown, reference, candidate, Checks(), evidence)
-        findings = self._explained(findings, item, number, (reference, candidate), evidence)
+        pair = Pair(
+            pair.item,
+            reference,
+            candidate,
+            self._evidence(item, lifted, number),
+            functools.partial(self._context, item, number, reference.shape),
+        )
+        gates = (
+            functools.partial(self._settle_plainly, lifted=lifted),
+            functools.partial(self._settle_gross, lifted=lifted, number=number),
+        )
+        findings, _ = judge_pair(pair, gates=gates, explainer=self._explainer)
         missing = ", ".join(map(str, item.ranks.without))
         if missing and any(not f.status.passes() for f in findings):
             where = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}"
@@ -340,42 +335,31 @@ class Judge:
         lift = NO_LIFT if lifted is None else self.lift
         return ItemEvidence(self.runs, item.item, number, lifted=lift, demand=self.demand)
 
-    def _explained(
-        self,
-        findings: list[Finding],
-        item: StepItem,
-        number: int,
-        pair: tuple[Tensor, Tensor],
-        evidence: JudgeEvidence,
-    ) -> list[Finding]:
-        """The findings with a diagnosis; what is specific to a plan is diagnosed later."""
+    def _context(self, item: StepItem, number: int, shape: torch.Size) -> Context:
+        """The context for a diagnosis; what is specific to a plan is diagnosed later."""
         from paritas.core.diagnosis.case import Context
 
-        if all(finding.status.passes() for finding in findings):
-            return findings
-        whole = pair[0].shape
-        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == whole}
+        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == shape}
         draws = self.runs.depends_on_draws(number, item.item)
-        context = Context(world=dict(self.program.mesh), held=held, draws=draws)
-        return self._explainer.explain(findings, *pair, evidence, context)
+        return Context(world=dict(self.program.mesh), held=held, draws=draws)
 
-    def _plainly(
-        self, reference: Tensor, candidate: Tensor, lifted: StepItem | None
-    ) -> Status | None:
-        """The status, if it needs no measured noise."""
+    def _settle_plainly(self, pair: Pair, lifted: StepItem | None) -> Ruling | None:
+        """A gate: equal bits, or close in float64 and natively, need no measured noise."""
+        reference, candidate = pair.reference, pair.candidate
         if reference.dtype is not candidate.dtype or reference.shape != candidate.shape:
             return None
         exact = not is_inexact(reference) or criterion.unit_roundoff(reference.dtype) <= UNIT_F32
         if exact and bitwise_equal(reference, candidate):
-            return Status.IDENTICAL
+            return Ruling(Status.IDENTICAL)
         if lifted is None or lifted.reference is None or lifted.ranks.value is None:
             return None
         if not near_in_float64(lifted.reference, lifted.ranks.value):
             return None
-        return near_natively(reference, candidate, lifted.reference)
+        status = near_natively(reference, candidate, lifted.reference)
+        return None if status is None else Ruling(status)
 
-    def _gross(self, item: StepItem, lifted: StepItem | None, number: int) -> Finding | None:
-        """The finding for a difference in float64 far above rounding; None if it is not."""
+    def _settle_gross(self, pair: Pair, lifted: StepItem | None, number: int) -> Ruling | None:
+        """A gate: a difference in float64 far above rounding is a fault."""
         if lifted is None or not is_inexact(lifted.reference):
             return None
         whole: Any = lifted.reference
@@ -383,47 +367,43 @@ class Judge:
         if split is None or split.shape != whole.shape or not bool(torch.isfinite(whole).all()):
             return None
 
+        item = lifted.item
+
         def limit() -> float | None:
             self.runs.arbiter()
             unit = self.lift.unit
             shakes = GROSS_SHAKES if unit == UNIT_F64 else NARROW_SHAKES
-            spread = self.runs.spread(unit, number, item.item, 1, self.demand)
+            spread = self.runs.spread(unit, number, item, 1, self.demand)
             return None if spread is None else shakes * criterion.rms(spread)
 
         reason = gross_difference(whole, split, limit)
         if reason is None:
             return None
-        finding = self._finding(item, number + 1, Status.DIFFERENT, reason)
-        return msgspec.structs.replace(finding, metrics=pair_metrics(whole, split))
+        return Ruling(Status.DIFFERENT, reason, {"metrics": pair_metrics(whole, split)})
 
-    def _finding(
-        self, item: StepItem, step: int, status: Status, reason: str, aspect: Aspect = Aspect.VALUE
-    ) -> Finding:
-        some = item.reference if item.reference is not None else item.ranks.value
-        return Finding(
-            item=msgspec.structs.replace(item.item, step=step),
-            aspect=aspect,
-            status=status,
-            reason=reason,
-            dtype=None if some is None else _dtype(some),
-            shape=None if some is None else tuple(some.shape),
-        )
+    def _pair(self, item: StepItem, step: int) -> Pair:
+        """Both sides of an item; either may be None."""
+        shown = msgspec.structs.replace(item.item, step=step)
+        return Pair(shown, item.reference, item.ranks.value)
 
 
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+def _rule_on_initial(reference: Tensor, value: Tensor) -> Ruling:
+    if value.dtype is reference.dtype and bitwise_equal(reference, value):
+        return Ruling(Status.IDENTICAL)
+    metrics = pair_metrics(reference, value)
+    reason = (
+        f"the ranks start with other values than the reference: {metrics.mismatched} of "
+        f"{metrics.numel} elements differ"
+    )
+    if value.dtype is not reference.dtype:
+        reason += f"; {dtype_name(value.dtype)} instead of {dtype_name(reference.dtype)}"
+    return Ruling(Status.DIFFERENT, reason, {"metrics": metrics})
 
 
-def _random(finding: Finding) -> Finding:
+def _rule_on_random(finding: Finding) -> Ruling | None:
     """With dropout the ranks draw other numbers, so a difference proves nothing."""
     if finding.status.passes():
-        return finding
+        return None
     reason = f"depends on random numbers, which differ between ranks ({finding.reason})"
-    return msgspec.structs.replace(
-        finding,
-        status=Status.UNVERIFIED,
-        reason=reason,
-        advice=ADVICE,
-        metrics=None,
-        diagnosis=None,
-    )
+    about = {"advice": ADVICE, "metrics": None, "diagnosis": None}
+    return Ruling(Status.UNVERIFIED, reason, about)

@@ -22,8 +22,10 @@ from paritas.core.results.findings import (
     OriginKind,
     Status,
     Verdict,
+    mismatch,
+    unverified,
 )
-from paritas.core.results.items import Item, ItemKind, harness
+from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import shows_progress
 from paritas.core.results.rank_backends import GLOO
 from paritas.core.torch_private.global_state import quietly
@@ -326,14 +328,7 @@ def _failures_with_masks(kind: Dropout, runs: ProgramRuns, *, strict: bool) -> t
     ranks = masked.ranks(wide=True)
     failed = next((one.error for one in (reference, *ranks) if one.error is not None), None)
     if failed is not None:
-        finding = Finding(
-            item=harness("dropout"),
-            aspect=Aspect.HARNESS,
-            status=Status.UNVERIFIED,
-            reason=f"dropout could not be checked: {failed}",
-            advice=ADVICE,
-        )
-        return (finding,)
+        return (unverified("dropout", f"dropout could not be checked: {failed}", ADVICE),)
     verdict = judge_traces(
         program, reference, ranks, (reference, ranks), strict=strict, runs=masked
     )
@@ -452,13 +447,8 @@ def _all_float64(trace: Trace) -> bool:
 def unusable(reference: Trace) -> Finding:
     """The finding for a model that cannot be trained on one device."""
     at = f" in module {reference.error_at}" if reference.error_at else ""
-    return Finding(
-        item=harness("reference"),
-        aspect=Aspect.HARNESS,
-        status=Status.UNVERIFIED,
-        reason=f"the model fails on one device{at}: {reference.error}",
-        advice="fix the training on one device first",
-    )
+    reason = f"the model fails on one device{at}: {reference.error}"
+    return unverified("reference", reason, "fix the training on one device first")
 
 
 def errors_of(ranks: list[Trace]) -> list[Finding]:
@@ -470,14 +460,7 @@ def errors_of(ranks: list[Trace]) -> list[Finding]:
     first = max(failed, key=lambda trace: (not trace.waited, bool(trace.error_at), -trace.rank))
     if any(trace.unsupported for trace in failed):
         first = next(trace for trace in failed if trace.unsupported)
-        return [
-            Finding(
-                item=harness("plan"),
-                aspect=Aspect.HARNESS,
-                status=Status.UNVERIFIED,
-                reason=str(first.error),
-            )
-        ]
+        return [unverified("plan", str(first.error))]
     alike = tuple(trace.rank for trace in failed if trace.error == first.error)
     step = len(first.steps)
     which = ", ".join(map(str, alike))
@@ -489,15 +472,8 @@ def errors_of(ranks: list[Trace]) -> list[Finding]:
             name=first.error_at,
             ranks=alike if len(alike) < len(ranks) else (),
         )
-    return [
-        Finding(
-            item=Item(ItemKind.HARNESS, "ranks", step=step),
-            aspect=Aspect.EXCEPTION,
-            status=Status.DIFFERENT,
-            reason=reason,
-            origin=origin,
-        )
-    ]
+    item = Item(ItemKind.HARNESS, "ranks", step=step)
+    return [mismatch(item, Aspect.EXCEPTION, reason, origin=origin)]
 
 
 def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
@@ -535,14 +511,7 @@ def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[
             f"{len(those)} of its {whole} values are not plainly the reference's, the first is "
             f"{those[0].item.path}; not judged, since it continues from wrong values"
         )
-        found.append(
-            Finding(
-                item=Item(name=f"step {step}"),
-                aspect=Aspect.VALUE,
-                status=Status.UNVERIFIED,
-                reason=reason,
-            )
-        )
+        found.append(unverified(Item(name=f"step {step}"), reason, aspect=Aspect.VALUE))
     return found
 
 

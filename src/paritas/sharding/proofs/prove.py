@@ -221,7 +221,7 @@ class Prover:
             verdict = check_recipe(call, recipe, ranks, seed=self.seed)
         except UsageError:
             return None
-        if verdict.status not in (Status.DIFFERENT, Status.DEGRADED):
+        if not verdict.status.is_wrong:
             return None
         worst = verdict.failures[0]
         tensors = tensors_by_name(call)

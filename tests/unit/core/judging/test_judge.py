@@ -9,9 +9,10 @@ import torch
 
 import paritas
 from paritas.core.errors import UsageError
+from paritas.core.judging.judge import judge
+from paritas.core.judging.pairs import Checks, Pair, judge_pair
 from paritas.core.numerics.automatic import Judgement
 from paritas.core.numerics.checkers import AllCloseValueChecker, AutomaticValueChecker
-from paritas.core.numerics.judge import Checks, check_pair, judge
 from paritas.core.results.findings import Aspect, Status
 from paritas.core.results.items import output
 
@@ -153,17 +154,17 @@ def test_another_dtype_is_different_although_the_values_agree(wide):
 )
 def test_equal_values_pass_where_dtypes_are_not_asked_about(left, right):
     x = torch.tensor([0, 1, 1, 0])
-    findings, notes = check_pair(output("out"), x.to(left), x.to(right), Checks(dtype=False))
+    findings, notes = judge_pair(Pair(output("out"), x.to(left), x.to(right)), Checks(dtype=False))
     assert [finding.status.passes() for finding in findings] == [True]
     assert notes == [f"out: dtype {str(right)[6:]} instead of {str(left)[6:]}"]
 
 
 def test_a_shape_that_is_not_asked_about_is_compared_in_order_and_noted():
     x = floats(6)
-    findings, notes = check_pair(output("out"), x, x.reshape(2, 3), Checks(shape=False))
+    findings, notes = judge_pair(Pair(output("out"), x, x.reshape(2, 3)), Checks(shape=False))
     assert findings[0].status is Status.IDENTICAL
     assert notes == ["out: shape [2, 3] instead of [6]; compared in memory order, as requested"]
-    findings, _ = check_pair(output("out"), x, x[:5], Checks(shape=False))
+    findings, _ = judge_pair(Pair(output("out"), x, x[:5]), Checks(shape=False))
     assert findings[0].status is Status.DIFFERENT
 
 
@@ -369,8 +370,8 @@ def test_a_pair_that_the_only_checker_declines_is_unverified():
 
 def test_a_declined_pair_goes_to_the_next_checker():
     checks = Checks(checkers=(OnlyStrings(), AutomaticValueChecker()))
-    (strings,), _ = check_pair(output("out"), "A", "a", checks)
-    (numbers,), _ = check_pair(output("out"), torch.ones(2), torch.ones(2), checks)
+    (strings,), _ = judge_pair(Pair(output("out"), "A", "a"), checks)
+    (numbers,), _ = judge_pair(Pair(output("out"), torch.ones(2), torch.ones(2)), checks)
     assert strings.status is Status.EQUIVALENT
     assert numbers.status is Status.IDENTICAL
 
