@@ -24,12 +24,12 @@ from benchmarks.kernels.rows import add_row, forked, half, read_rows
 
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.execution.observation import input_tensors
-from paritas.core.results.model_reports import CaseFamily
-from paritas.core.results.power_reports import CAUGHT
 from paritas.kernels.cases import CaseMaker
 from paritas.kernels.references import TRIVIAL, JudgedCase, KernelTask, RefusedCase, rate_task
+from paritas.kernels.rows import CaseFamily
 from paritas.kernels.sides import load_side, parse_side
 from paritas.mutants.power import power
+from paritas.mutants.rows import CAUGHT
 
 # Elements of inputs that take no more than seconds, whatever is done with them.
 QUICK = 1 << 14

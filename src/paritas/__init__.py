@@ -59,22 +59,22 @@ _HOMES = {
     "Comparison": "paritas.core.results.comparisons",
     "Coverage": "paritas.core.results.findings",
     "EngineRecord": "paritas.engines.records",
-    "EngineReport": "paritas.core.results.model_reports",
+    "EngineReport": "paritas.engines.rows",
     "Finding": "paritas.core.results.findings",
     "FullValueChecker": "paritas.core.numerics.checkers",
     "GraphReport": "paritas.core.results.graph_reports",
     "Inputs": "paritas.core.execution.subjects",
-    "InvariantsReport": "paritas.core.results.model_reports",
+    "InvariantsReport": "paritas.relations.rows",
     "KernelJudge": "paritas.kernels.judge",
     "KernelOptions": "paritas.kernels",
-    "KernelReport": "paritas.core.results.model_reports",
+    "KernelReport": "paritas.kernels.rows",
     "MismatchError": "paritas.core.errors",
     "Origin": "paritas.core.results.findings",
     "ParitasError": "paritas.core.errors",
     "ParityWarning": "paritas.core.errors",
-    "PowerReport": "paritas.core.results.power_reports",
+    "PowerReport": "paritas.mutants.rows",
     "Status": "paritas.core.results.findings",
-    "SweepReport": "paritas.core.results.sweeps",
+    "SweepReport": "paritas.sweeping.rows",
     "UsageError": "paritas.core.errors",
     "Verdict": "paritas.core.results.findings",
     "VerifyConfig": "paritas.core.execution.subjects",
@@ -111,20 +111,22 @@ if TYPE_CHECKING:
     from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.core.results.graph_reports import GraphReport
-    from paritas.core.results.model_reports import EngineReport, InvariantsReport, KernelReport
-    from paritas.core.results.power_reports import PowerReport
-    from paritas.core.results.sweeps import SweepReport
     from paritas.engines.check import check_engine
     from paritas.engines.records import EngineRecord
+    from paritas.engines.rows import EngineReport
     from paritas.kernels import KernelOptions
     from paritas.kernels.judge import KernelJudge, judge_kernel
+    from paritas.kernels.rows import KernelReport
     from paritas.mutants.power import power
+    from paritas.mutants.rows import PowerReport
     from paritas.recording.capture import capture
     from paritas.recording.record import record
     from paritas.relations.checking import invariants
     from paritas.relations.relation import relation
+    from paritas.relations.rows import InvariantsReport
     from paritas.sharding.graphs.verify import verify_graph
     from paritas.sharding.plans.verify import verify_parallel
+    from paritas.sweeping.rows import SweepReport
     from paritas.sweeping.sweep import sweep
     from paritas.verification.verify import verify
 
@@ -148,7 +150,7 @@ else:
 def _html_of(result: object) -> str:
     import paritas.core.reporting.notebook
 
-    return paritas.core.reporting.notebook.notebook_html(result)
+    return paritas.core.reporting.notebook.result_html(result)
 
 
 def _shrink(verdict: Verdict, **options: Any) -> object:

@@ -23,10 +23,10 @@ from paritas.core.reporting import files as comparison_files
 from paritas.core.results.comparisons import Comparison
 from paritas.core.results.findings import Verdict
 from paritas.core.results.graph_reports import GraphReport
-from paritas.core.results.power_reports import PowerReport
 from paritas.core.settings import find_file
 from paritas.formats.dumps.reading import Dump
 from paritas.formats.foreign.fusion_switch import load_switch
+from paritas.mutants.rows import PowerReport
 from paritas.sharding.graphs import results_folder
 
 MARK = "was-run"

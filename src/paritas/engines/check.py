@@ -14,12 +14,6 @@ import msgspec
 from paritas.core.errors import UsageError
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.results.findings import Aspect, Finding, Status
-from paritas.core.results.model_reports import (
-    EngineCause,
-    EngineReport,
-    EngineRow,
-    engine_headline,
-)
 from paritas.core.results.progress import shows_progress
 from paritas.core.results.wording import counted
 from paritas.engines.causes import Search
@@ -27,6 +21,7 @@ from paritas.engines.changed_models import PRECISION
 from paritas.engines.drawing import drawn_by_temperature
 from paritas.engines.judging import GROWTH, Bench, Clock, item_of
 from paritas.engines.records import TOKENS, Request, read_records
+from paritas.engines.rows import EngineCause, EngineReport, EngineRow
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +89,7 @@ def check_engine(  # noqa: PLR0913
         rows = _compare(bench, requests, clock, strict=strict, wholly=not explain)
         failing = _failing(requests, rows, strict=strict)
         if failing and on_result is not None:
-            on_result(engine_headline(EngineReport(rows=tuple(rows), strict=strict)))
+            on_result(EngineReport(rows=tuple(rows), strict=strict).headline)
         causes = search.explain(failing) if failing and explain else []
         others = requests[len(rows) :]
         more = _compare(bench, others, clock, strict=strict, wholly=True)

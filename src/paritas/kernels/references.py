@@ -26,16 +26,16 @@ from paritas.core.execution.time_limit import TimeLimit, TimeWatch
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.judge import Checks, check_pair
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
-from paritas.core.results.power_reports import CAUGHT
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import is_far_off
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
+from paritas.kernels.rows import CaseFamily, TaskRating, TrivialCandidate
 from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, SideName
 from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
+from paritas.mutants.rows import CAUGHT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
     from paritas.core.execution.observation import Observation, RunOptions
     from paritas.core.results.items import Item
-    from paritas.core.results.model_reports import KernelRow
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.forking import Nursery
+    from paritas.kernels.rows import KernelRow
 
 
 _LONGEST_REASON = 160

@@ -36,15 +36,15 @@ from paritas.core.errors import ParitasError, UsageError, in_one_line
 from paritas.core.results.findings import Verdict
 from paritas.core.results.progress import clock_words
 from paritas.core.results.report import json_of
-from paritas.core.results.sweeps import RunEnd, SweepRow, trimmed, without_verdict
 from paritas.core.results.wording import size
 from paritas.sweeping.places import RunPlace, WorkerPlace
 from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_function
+from paritas.sweeping.rows import RunEnd, SweepRow, trimmed, without_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from paritas.core.results.sweeps import KernelSettings, SweepRun
+    from paritas.sweeping.rows import KernelSettings, SweepRun
 
 _LOOK_SECONDS = 0.1
 # The time to write a traceback, before a run is killed.

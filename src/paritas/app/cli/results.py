@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paritas.core.commands.options import html_option, print_report
+from paritas.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paritas.core.results.report import Report
@@ -35,7 +36,7 @@ def explain(*, result: Path, finding: str, html_path: Path | None) -> None:
     Exit codes: 0 it is explained, whatever its verdict; 2 no verdict or wrong usage.
     """
     from paritas.core.reporting.explanations import explanation, next_steps
-    from paritas.core.reporting.files import read_report, write_whole
+    from paritas.core.reporting.files import write_whole
 
     report = read_report(result)
     verdict = report.verdict
@@ -58,7 +59,7 @@ def _script_of(report: Report, result: Path) -> tuple[str, str]:
     """A script that shows the failure, if one was written, and the command that writes one."""
     from paritas.core.results.comparisons import Comparison
     from paritas.core.results.graph_reports import GraphReport
-    from paritas.core.results.model_reports import KernelReport
+    from paritas.kernels.rows import KernelReport
 
     if isinstance(report, KernelReport):
         return report.script, ""
@@ -66,3 +67,74 @@ def _script_of(report: Report, result: Path) -> tuple[str, str]:
         folder = result if result.is_dir() else result.parent
         return "", f"paritas shrink {folder}"
     return "", str(getattr(report, "shrink_command", ""))
+
+
+# --- Reading any result ---------------------------------------------------------------------------
+
+# The JSON files that commands write into a folder of their choice.
+_IN_FOLDERS = ("comparison.json", "results.json", "sweep.json")
+
+
+def read_report(path: Path) -> Report:
+    """Read a result that a command wrote with `--json` or into its output folder.
+
+    Raises:
+        UsageError: it does not exist, is damaged, or is not a result with a verdict.
+    """
+    from paritas.core.file_trees import open_plain
+    from paritas.core.reporting.files import COMPARISON_JSON, read_comparison
+
+    names = [path / name for name in _IN_FOLDERS] if path.is_dir() else [path]
+    file = next((name for name in names if name.is_file()), None)
+    if file is None:
+        missing = f"the folder {str(path)!r} has none of {', '.join(_IN_FOLDERS)}"
+        where = missing if path.is_dir() else f"{str(path)!r} does not exist"
+        raise UsageError(f"{where}: give a file that --json wrote")
+    if file.name == COMPARISON_JSON:
+        return read_comparison(file)
+    try:
+        with open_plain(file) as opened:
+            data = opened.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+    try:
+        return _kind_of_result(data).from_json(data)
+    except (UsageError, RecursionError) as error:
+        raise UsageError(f"{file} is damaged or from another version: {error}") from None
+
+
+def _kind_of_result(data: bytes) -> type[Report]:
+    """The class of a result, by a field that no other one has."""
+    import msgspec
+
+    from paritas.core.results.comparisons import Comparison
+    from paritas.core.results.findings import Verdict
+    from paritas.core.results.graph_reports import GraphReport
+    from paritas.engines.rows import EngineReport
+    from paritas.kernels.rows import KernelReport
+    from paritas.relations.rows import InvariantsReport
+    from paritas.sweeping.rows import SweepReport
+
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"it is not a JSON object: {error}; it starts with {data[:60]!r}"
+        ) from None
+    kinds: dict[str, type[Report]] = {
+        "golden": Comparison,
+        "operators": GraphReport,
+        "rating": KernelReport,
+        "planned": SweepReport,
+        "tried": EngineReport,
+        "findings": Verdict,
+        "rows": InvariantsReport,
+    }
+    for field, kind in kinds.items():
+        if field in fields:
+            return kind
+    known = ", ".join(sorted(fields)[:5]) or "none"
+    raise UsageError(
+        f"it has no verdict (its fields: {known}); give a file that paritas verify, run, kernel, "
+        "compare, partition, verify-parallel, invariants or engine wrote"
+    )

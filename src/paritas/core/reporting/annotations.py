@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Finding, Verdict
     from paritas.core.results.graph_reports import GraphReport, OperatorResult
+    from paritas.core.results.report import Report
 
 # Fails; passes with a warning; was not compared on purpose, or results from a failure; passes.
 Level = Literal["error", "warning", "note", "pass"]
@@ -165,6 +166,16 @@ def verdict_account(
         file=file,
         line=line,
     )
+
+
+def report_account(
+    report: Report, *, command: str, subject: str, file: str = "", line: int = 1
+) -> Account:
+    """The result of `invariants` and `engine`: their verdict, under their own headline."""
+    account = verdict_account(
+        report.verdict, command=command, subject=subject, file=file, line=line
+    )
+    return dataclasses.replace(account, headline=report.headline)
 
 
 def comparison_account(comparison: Comparison, *, subject: str) -> Account:

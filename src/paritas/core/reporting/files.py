@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paritas.core.results.comparisons import Comparison
-    from paritas.core.results.report import Report
 
 
 def check_writable(path: Path) -> None:
@@ -217,67 +216,5 @@ def read_comparison(path: Path) -> Comparison:
     return comparison
 
 
-# --- Any result -----------------------------------------------------------------------------------
-
-# The JSON files that commands write into a folder of their choice.
 # What `paritas verify-graph` writes.
 GRAPH_JSON = "results.json"
-_IN_FOLDERS = (COMPARISON_JSON, GRAPH_JSON, "sweep.json")
-
-
-def read_report(path: Path) -> Report:
-    """Read a result that a command wrote with `--json` or into its output folder.
-
-    Raises:
-        UsageError: it does not exist, is damaged, or is not a result with a verdict.
-    """
-    names = [path / name for name in _IN_FOLDERS] if path.is_dir() else [path]
-    file = next((name for name in names if name.is_file()), None)
-    if file is None:
-        missing = f"the folder {str(path)!r} has none of {', '.join(_IN_FOLDERS)}"
-        where = missing if path.is_dir() else f"{str(path)!r} does not exist"
-        raise UsageError(f"{where}: give a file that --json wrote")
-    if file.name == COMPARISON_JSON:
-        return read_comparison(file)
-    try:
-        with open_plain(file) as opened:
-            data = opened.read()
-    except OSError as error:
-        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
-    try:
-        return _kind_of_result(data).from_json(data)
-    except (UsageError, RecursionError) as error:
-        raise UsageError(f"{file} is damaged or from another version: {error}") from None
-
-
-def _kind_of_result(data: bytes) -> type[Report]:
-    """The class of a result, by a field that no other one has."""
-    from paritas.core.results.comparisons import Comparison
-    from paritas.core.results.findings import Verdict
-    from paritas.core.results.graph_reports import GraphReport
-    from paritas.core.results.model_reports import EngineReport, InvariantsReport, KernelReport
-    from paritas.core.results.sweeps import SweepReport
-
-    try:
-        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"it is not a JSON object: {error}; it starts with {data[:60]!r}"
-        ) from None
-    kinds: dict[str, type[Report]] = {
-        "golden": Comparison,
-        "operators": GraphReport,
-        "rating": KernelReport,
-        "planned": SweepReport,
-        "tried": EngineReport,
-        "findings": Verdict,
-        "rows": InvariantsReport,
-    }
-    for field, kind in kinds.items():
-        if field in fields:
-            return kind
-    known = ", ".join(sorted(fields)[:5]) or "none"
-    raise UsageError(
-        f"it has no verdict (its fields: {known}); give a file that paritas verify, run, kernel, "
-        "compare, partition, verify-parallel, invariants or engine wrote"
-    )

@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.segment import Segment
 from rich.text import Text
 
-from paritas.core.reporting.terminal import STYLES as STATUS_STYLES
-from paritas.core.reporting.terminal import indented, listed, small_table
+from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, Rest, terminal_table
+from paritas.core.reporting.terminal import indented, listed
 from paritas.core.results import wording
 from paritas.core.results.findings import Status
 from paritas.core.results.graph_reports import CallOutcome
@@ -309,7 +309,7 @@ def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[Rendera
     found = failing(report)
     if not found:
         return
-    pairs: list[tuple[OperatorResult, OptionResult | None]] = []
+    pairs: list[_Failure] = []
     for one in found:
         options = failing_options(one, report)
         pairs += [(one, option) for option in options] or [(one, None)]
@@ -321,31 +321,40 @@ def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[Rendera
         yield Text(f"and {len(found) - MOST_SHOWN} more operators are wrong")
 
 
-def _failure_table(
-    pairs: list[tuple[OperatorResult, OptionResult | None]], width: int
-) -> RenderableType:
+# A wrong split, or an operator that fails without one.
+_Failure = tuple["OperatorResult", "OptionResult | None"]
+
+
+def _failure_table(failures: list[_Failure], width: int) -> RenderableType:
     """A row for each wrong split: the call, the split, and the user's source line."""
-    table = small_table()
-    table.add_column("status", no_wrap=True)
-    table.add_column("call and split", overflow="fold", max_width=width // 2)
-    table.add_column("source line", overflow="fold")
-    for one, option in pairs[:MOST_ROWS]:
-        site = one.sites[0]
-        count = f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
-        table.add_row(
-            _status(one, option),
-            Text(f"{site.node}{count}\n{_split_words(option) if option else one.reason}"),
-            Text("\n".join(filter(None, (near_path(site.source), site.code))) or "not known"),
-        )
-    if len(pairs) > MOST_ROWS:
-        table.add_row("", f"{len(pairs) - MOST_ROWS} more", "")
-    return table
+    columns: list[Column[_Failure]] = [
+        Column("status", _mark_failure, is_fixed=True),
+        Column("call and split", _call_words, width=width // 2),
+        Column("source line", _source_words),
+    ]
+    rows: list[_Failure | Rest] = [*failures[:MOST_ROWS]]
+    if len(failures) > MOST_ROWS:
+        rows.append(Rest(("", f"{len(failures) - MOST_ROWS} more")))
+    return terminal_table(columns, rows)
 
 
-def _status(one: OperatorResult, option: OptionResult | None) -> Text:
+def _mark_failure(failure: _Failure) -> Mark:
+    operator, option = failure
     if option is None:
-        return Text(one.outcome.value, style=OUTCOME_STYLES[one.outcome])
-    return Text(option.status.value, style=STATUS_STYLES[option.status])
+        return Mark(operator.outcome.value, OUTCOME_STYLES[operator.outcome])
+    return STATUS_MARKS[option.status]
+
+
+def _call_words(failure: _Failure) -> str:
+    operator, option = failure
+    calls = f" ({len(operator.sites)} calls)" if len(operator.sites) > 1 else ""
+    split = _split_words(option) if option else operator.reason
+    return f"{operator.sites[0].node}{calls}\n{split}"
+
+
+def _source_words(failure: _Failure) -> str:
+    site = failure[0].sites[0]
+    return "\n".join(filter(None, (near_path(site.source), site.code))) or "not known"
 
 
 def _split_words(option: OptionResult) -> str:

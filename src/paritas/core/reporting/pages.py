@@ -22,7 +22,8 @@ import msgspec
 from paritas.core.reporting.explanations import Fact, cause_facts
 from paritas.core.reporting.graphs import counted
 from paritas.core.reporting.pictures import SvgPicture, svg_picture
-from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
+from paritas.core.reporting.tables import SIGNS, page_table
+from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND
 from paritas.core.results.causes import Cause, group_causes
 from paritas.core.results.comparisons import beginnings
 from paritas.core.results.findings import Status
@@ -162,15 +163,6 @@ def packed(payload: Any) -> str:
 
 # --- A comparison in sentences --------------------------------------------------------------------
 
-# Shown beside the colour for people who cannot see it.
-SIGNS = {
-    Status.IDENTICAL: "=",
-    Status.EQUIVALENT: "≈",
-    Status.UNSTABLE: "~",
-    Status.UNVERIFIED: "?",
-    Status.DEGRADED: "▼",
-    Status.DIFFERENT: "≠",
-}
 _TITLES = {
     "values": "First divergence",
     "both": "First divergence, and first NaN or Inf",
@@ -365,8 +357,7 @@ def verdict_page(
         stories=[_explained_story(cause) for cause in causes[:MOST_TOLD]],
         more_stories=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
         steps=steps,
-        rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
-        more_rows=max(0, len(ordered) - MOST_ROWS),
+        table=page_table(FINDING_COLUMNS, ordered, MOST_ROWS),
         links=None,
     )
 
@@ -386,8 +377,7 @@ def index_page(links: Sequence[PageLink], *, verdicts: int) -> str:
         stories=[],
         more_stories=0,
         steps=(),
-        rows=[],
-        more_rows=0,
+        table=None,
         links=[(link, Status(link.status)) for link in ordered],
     )
 
@@ -397,7 +387,6 @@ def _render_verdicts(**values: object) -> str:
         _VERDICT_LAYOUT,
         {},
         signs=SIGNS,
-        columns=FINDING_COLUMNS,
         legend=". ".join(FINDING_LEGEND.split("\n")),
         **values,
     )
@@ -433,10 +422,3 @@ def _explained_story(cause: Cause) -> ExplainedStory:
 def cause_story(cause: Cause) -> tuple[Finding, str]:
     """Where a cause starts, and its lines, without the first, which repeats item and status."""
     return cause.start, "\n".join(line[4:] for line in cause_lines(cause)[1:])
-
-
-def finding_row(finding: Finding) -> tuple[str, str, str, list[str]]:
-    """One row of the table: CSS class, sign and name of its status, and the other cells."""
-    status = finding.status
-    cells = [cell.plain for cell in finding_cells(finding)[1:]]
-    return f"s-{status.value}", SIGNS[status], status.value, cells

@@ -33,7 +33,6 @@ from paritas.core.reporting.graphs import (
 )
 from paritas.core.reporting.pages import (
     DIGITS,
-    SIGNS,
     PageLayout,
     comparison_headline,
     figure,
@@ -44,7 +43,8 @@ from paritas.core.reporting.pages import (
     text_column,
     work_done,
 )
-from paritas.core.reporting.terminal import finding_cells
+from paritas.core.reporting.tables import SIGNS, page_table
+from paritas.core.reporting.terminal import FINDING_COLUMNS
 from paritas.core.results.comparisons import beginnings
 from paritas.core.results.findings import Status
 from paritas.core.results.graph_reports import CallOutcome
@@ -549,7 +549,7 @@ def _encode_option(option: OptionResult, *, strict: bool) -> dict[str, Any]:
 
 
 def _encode_finding(finding: Finding) -> dict[str, Any]:
-    _, item, value, off_by, worst = (cell.plain for cell in finding_cells(finding))
+    [(_, [item, value, off_by, worst])] = page_table(FINDING_COLUMNS, [finding]).rows
     return {
         "status": finding.status.value,
         "item": item,

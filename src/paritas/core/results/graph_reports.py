@@ -178,18 +178,6 @@ RuleOrigin = Literal["declared", "registered", "library", "discovered"]
 Confirm = Literal["gloo", "nccl"]
 
 
-class GraphCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One compiled graph; see `paritas.core.compiled.guarded_calls.GraphEntry`."""
-
-    label: str
-    source: str
-    calls: int
-    checked: int
-    failed: int
-    compared: int
-    unguarded: str
-
-
 class CallOutcome(enum.StrEnum):
     """How a call of the graph ended. A closed list."""
 

@@ -53,6 +53,11 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
     @property
+    def headline(self) -> str:
+        """The report in one line."""
+        raise NotImplementedError
+
+    @property
     def exit_code(self) -> int:
         """0 pass, 1 different or degraded (or unstable under strict), 3 unverified."""
         return int(self.verdict.exit_code)

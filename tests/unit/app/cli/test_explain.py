@@ -9,14 +9,10 @@ from paritas.app.cli import main
 from paritas.core.reporting.files import write_all
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import output
-from paritas.core.results.model_reports import (
-    CaseFamily,
-    EngineReport,
-    InvariantsReport,
-    KernelReport,
-    KernelRow,
-)
-from paritas.core.results.sweeps import SweepReport
+from paritas.engines.rows import EngineReport
+from paritas.kernels.rows import CaseFamily, KernelReport, KernelRow
+from paritas.relations.rows import InvariantsReport
+from paritas.sweeping.rows import SweepReport
 from unit.core.results import comparison_samples, graph_samples
 
 WRONG = Finding(item=output(), aspect=Aspect.VALUE, status=Status.DIFFERENT, reason="far off")

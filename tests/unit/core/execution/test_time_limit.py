@@ -15,9 +15,9 @@ import torch
 
 from paritas.core.execution import time_limit
 from paritas.core.execution.time_limit import OutOfTime, TimeLimit
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.references import KernelTask
+from paritas.kernels.rows import CaseFamily
 from paritas.kernels.sides import Side, SideName
 from paritas.kernels.wire import receive, send
 

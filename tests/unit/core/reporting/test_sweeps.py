@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 from rich.console import Console
 
 from paritas.core.reporting.annotations import junit_document
-from paritas.core.reporting.model_reports import sweep_account, sweep_page, sweep_report
 from paritas.core.results.findings import Status
-from paritas.core.results.sweeps import changes
+from paritas.sweeping.report import sweep_account, sweep_page, sweep_report
+from paritas.sweeping.rows import changes
 from unit.core.results.sweep_samples import crashed, report, row
 
 ROWS = (
