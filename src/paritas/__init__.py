@@ -56,7 +56,7 @@ __all__ = [
 _HOMES = {
     "AllCloseValueChecker": "paritas.core.numerics.checkers",
     "AutomaticValueChecker": "paritas.core.numerics.checkers",
-    "Comparison": "paritas.core.results.comparisons",
+    "Comparison": "paritas.comparison.rows",
     "Coverage": "paritas.core.results.findings",
     "EngineRecord": "paritas.engines.records",
     "EngineReport": "paritas.engines.rows",
@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paritas.comparison.compare import compare
+    from paritas.comparison.rows import Comparison
     from paritas.core.compiled.guard import guard, guard_everywhere
     from paritas.core.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.core.execution.subjects import Inputs, VerifyConfig
@@ -108,7 +109,6 @@ if TYPE_CHECKING:
         FullValueChecker,
     )
     from paritas.core.numerics.judge import judge
-    from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Coverage, Finding, Origin, Status, Verdict
     from paritas.core.results.graph_reports import GraphReport
     from paritas.engines.check import check_engine

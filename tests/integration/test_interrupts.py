@@ -14,7 +14,7 @@ from safetensors import safe_open
 from integration.dump_making import Making, values
 from integration.interrupting import endings
 from integration.once import made_once
-from paritas.core.reporting.files import read_comparison
+from paritas.comparison.results_folder import read_comparison
 from paritas.core.results.findings import Verdict
 from paritas.core.results.graph_reports import GraphReport
 from paritas.formats.dumps.reading import Dump

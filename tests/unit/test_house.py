@@ -224,7 +224,7 @@ def is_finding_by_path(node: ast.AST) -> bool:
 
 READERS = {  # of what older versions wrote, or for the sake of the words alone
     "paritas/core/results/items.py",
-    "paritas/core/results/comparisons.py",
+    "paritas/comparison/rows.py",
     "paritas/core/results/wording.py",  # not to say a remedy twice
 }
 

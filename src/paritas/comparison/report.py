@@ -11,6 +11,8 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
+from paritas.comparison.rows import beginnings, finding_of, losses_of
+from paritas.core.reporting.annotations import Account, verdict_account
 from paritas.core.reporting.tables import (
     STATUS_MARKS,
     STYLES,
@@ -28,7 +30,6 @@ from paritas.core.reporting.terminal import (
     paragraph,
     remarks,
 )
-from paritas.core.results.comparisons import beginnings, finding_of, losses_of
 from paritas.core.results.findings import Aspect, Status
 from paritas.core.results.wording import finding_lines, near_path, ranges, size
 
@@ -38,13 +39,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from paritas.core.results.comparisons import (
-        Beginning,
-        Comparison,
-        ComparisonRow,
-        Divergence,
-        DumpFacts,
-    )
+    from paritas.comparison.rows import Beginning, Comparison, ComparisonRow, Divergence, DumpFacts
     from paritas.core.results.findings import Verdict
 
 MOST_ROWS = 24
@@ -302,3 +297,17 @@ def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[Render
         and (row.status is Status.UNVERIFIED or not begin)
     ]
     yield from details(msgspec.structs.replace(verdict, findings=(*losses_of(comparison), *found)))
+
+
+# --- For GitHub, SARIF and JUnit ------------------------------------------------------------------
+
+
+def comparison_account(comparison: Comparison, *, subject: str) -> Account:
+    """The result of `compare`; rows that inherit their error come last."""
+    mine = comparison.my.path  # a folder, or an address
+    verdict = comparison.verdict
+    rows = len(comparison.rows)
+    pairs = zip(comparison.rows, verdict.findings[:rows], strict=True)
+    ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
+    verdict = msgspec.structs.replace(verdict, findings=(*ordered, *verdict.findings[rows:]))
+    return verdict_account(verdict, command="compare", subject=subject, file=mine)

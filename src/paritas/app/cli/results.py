@@ -57,7 +57,7 @@ def _link(result: Path, page: Path) -> str:
 
 def _script_of(report: Report, result: Path) -> tuple[str, str]:
     """A script that shows the failure, if one was written, and the command that writes one."""
-    from paritas.core.results.comparisons import Comparison
+    from paritas.comparison.rows import Comparison
     from paritas.core.results.graph_reports import GraphReport
     from paritas.kernels.rows import KernelReport
 
@@ -81,8 +81,8 @@ def read_report(path: Path) -> Report:
     Raises:
         UsageError: it does not exist, is damaged, or is not a result with a verdict.
     """
+    from paritas.comparison.results_folder import COMPARISON_JSON, read_comparison
     from paritas.core.file_trees import open_plain
-    from paritas.core.reporting.files import COMPARISON_JSON, read_comparison
 
     names = [path / name for name in _IN_FOLDERS] if path.is_dir() else [path]
     file = next((name for name in names if name.is_file()), None)
@@ -107,7 +107,7 @@ def _kind_of_result(data: bytes) -> type[Report]:
     """The class of a result, by a field that no other one has."""
     import msgspec
 
-    from paritas.core.results.comparisons import Comparison
+    from paritas.comparison.rows import Comparison
     from paritas.core.results.findings import Verdict
     from paritas.core.results.graph_reports import GraphReport
     from paritas.engines.rows import EngineReport

@@ -42,7 +42,7 @@ from paritas.core.numerics.metrics import (
 )
 from paritas.core.numerics.pair_totals import unravel
 from paritas.core.numerics.statistics import summarize_on_cpu
-from paritas.core.results.comparisons import Detail, HeatMap, WorstElement
+from paritas.core.results.details import Detail, HeatMap, WorstElement
 from paritas.core.results.items import Extremes, PairFigures, QuickFigures
 
 if TYPE_CHECKING:

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
-import msgspec
-
 from paritas.core.errors import plain
 from paritas.core.reporting import graphs
 from paritas.core.reporting.terminal import with_near_paths
@@ -31,7 +29,6 @@ from paritas.core.settings import own_version
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Finding, Verdict
     from paritas.core.results.graph_reports import GraphReport, OperatorResult
     from paritas.core.results.report import Report
@@ -176,17 +173,6 @@ def report_account(
         report.verdict, command=command, subject=subject, file=file, line=line
     )
     return dataclasses.replace(account, headline=report.headline)
-
-
-def comparison_account(comparison: Comparison, *, subject: str) -> Account:
-    """The result of `compare`; rows that inherit their error come last."""
-    mine = comparison.my.path  # a folder, or an address
-    verdict = comparison.verdict
-    rows = len(comparison.rows)
-    pairs = zip(comparison.rows, verdict.findings[:rows], strict=True)
-    ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
-    verdict = msgspec.structs.replace(verdict, findings=(*ordered, *verdict.findings[rows:]))
-    return verdict_account(verdict, command="compare", subject=subject, file=mine)
 
 
 def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Account:

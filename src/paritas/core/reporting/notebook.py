@@ -7,27 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paritas.core.reporting.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
-from paritas.core.reporting.pages import (
-    Story,
-    cause_story,
-    comparison_headline,
-    render_fragment,
-    stories,
-    work_done,
-)
-from paritas.core.reporting.result_pages import (
-    OUTCOME_SIGNS,
-    SLUGS,
-    VERDICTS,
-    small_figure,
-    step_and_rank,
-)
+from paritas.core.reporting.pages import Story, cause_story, render_fragment
+from paritas.core.reporting.result_pages import OUTCOME_SIGNS, SLUGS, VERDICTS
 from paritas.core.reporting.tables import (
     MOST_IN_CELL,
     NO_TABLE,
@@ -40,14 +26,14 @@ from paritas.core.reporting.tables import (
 )
 from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND
 from paritas.core.results.causes import group_causes
-from paritas.core.results.comparisons import Comparison
 from paritas.core.results.findings import Status, Verdict
 from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.core.results.items import Item
 from paritas.core.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
-    from paritas.core.results.comparisons import ComparisonRow
+    from collections.abc import Sequence
+
     from paritas.core.results.findings import Coverage, Finding
     from paritas.core.results.graph_reports import OperatorResult
 
@@ -93,8 +79,6 @@ def result_html(result: Any) -> str:
     match result:
         case Verdict():
             return notebook_html(verdict_summary(result))
-        case Comparison():
-            return notebook_html(_comparison(result))
         case GraphReport():
             return notebook_html(_graph(result))
     raise TypeError(f"{type(result).__name__} has no table")
@@ -109,33 +93,12 @@ def verdict_summary(verdict: Verdict) -> NotebookResult:
         mark=STATUS_MARKS[status],
         title=status.value,
         words=verdict_line(verdict).removeprefix(f"{status.value}: "),
-        facts=_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
-        lists=_lists(verdict.coverage, verdict.notes),
+        facts=count_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
+        lists=coverage_lists(verdict.coverage, verdict.notes),
         failures=[cause_story(cause) for cause in causes[:MOST_TOLD]],
         more_failures=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
         table=page_table(FINDING_COLUMNS, ordered, MOST_IN_CELL),
         legend=". ".join(FINDING_LEGEND.split("\n")),
-    )
-
-
-def _comparison(comparison: Comparison) -> NotebookResult:
-    status = comparison.status
-    # Failing rows first, otherwise in the order of the program.
-    ordered = sorted(comparison.rows, key=lambda row: row.status.passes(strict=comparison.strict))
-    work = work_done(comparison)
-    facts = _facts(Counter(row.status for row in comparison.rows), comparison.coverage)
-    facts += [("mine", comparison.my.path), ("golden", comparison.golden.path)]
-    problems = [("Problems with mine", comparison.my.problems, "problem")]
-    problems += [("Problems with golden", comparison.golden.problems, "problem")]
-    return NotebookResult(
-        mark=STATUS_MARKS[status],
-        title=status.value,
-        words=comparison_headline(comparison),
-        facts=[*facts, *([("read", work)] if work else [])],
-        lists=[*problems, *_lists(comparison.coverage, comparison.notes)],
-        stories=stories(comparison),
-        table=page_table(ROW_COLUMNS, ordered, MOST_IN_CELL),
-        legend="rel. L2, own, inherited: norm of the error / norm of the golden value",
     )
 
 
@@ -157,7 +120,7 @@ def _graph(report: GraphReport) -> NotebookResult:
     )
 
 
-def _facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]:
+def count_facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]:
     """The number of items of each status, gravest first, and the coverage."""
     ordered = sorted(counts, key=lambda status: -status.gravity)
     facts = [(f"{SIGNS[status]} {status.value}", f"{counts[status]:,}") for status in ordered]
@@ -169,25 +132,16 @@ def _facts(counts: Counter[Status], coverage: Coverage) -> list[tuple[str, str]]
     return facts
 
 
-def _lists(coverage: Coverage, notes: Sequence[str]) -> list[tuple[str, Sequence[str], str]]:
+def coverage_lists(
+    coverage: Coverage, notes: Sequence[str]
+) -> list[tuple[str, Sequence[str], str]]:
+    """Notes, and what was not compared."""
     return [
         ("Notes", notes, "note"),
         ("Skipped", coverage.skipped, "skipped"),
         ("Not selected", coverage.not_selected, "skipped"),
         ("Unmatched", coverage.unmatched, "unmatched"),
     ]
-
-
-ROW_COLUMNS: tuple[Column[ComparisonRow], ...] = (
-    Column("status", lambda row: STATUS_MARKS[row.status]),
-    Column("name", lambda row: row.name),
-    Column("step/rank", step_and_rank),
-    Column("operator", lambda row: row.op),
-    Column("rel. L2", lambda row: row.rel_l2, "number", small_figure),
-    Column("own", lambda row: row.own, "number", small_figure),
-    Column("inherited", lambda row: row.inherited, "number", small_figure),
-    Column("reason", lambda row: row.reason),
-)
 
 
 def _mark_outcome(outcome: CallOutcome) -> Mark:

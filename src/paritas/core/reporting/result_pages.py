@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
-from collections import Counter, defaultdict, deque
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
 
 from paritas.core.reporting.files import write_whole
 from paritas.core.reporting.graphs import (
@@ -32,333 +27,32 @@ from paritas.core.reporting.graphs import (
     verdict_words,
 )
 from paritas.core.reporting.pages import (
-    DIGITS,
     PageLayout,
-    comparison_headline,
     figure,
-    number_column,
     packed,
     render_page,
-    stories,
-    text_column,
-    work_done,
 )
 from paritas.core.reporting.tables import SIGNS, page_table
 from paritas.core.reporting.terminal import FINDING_COLUMNS
-from paritas.core.results.comparisons import beginnings
-from paritas.core.results.findings import Status
 from paritas.core.results.graph_reports import CallOutcome
-from paritas.core.results.items import Metrics
 from paritas.core.results.report import spell_nonfinite
-from paritas.core.results.wording import MEANING, enumerated, finding_lines, ranges
+from paritas.core.results.wording import enumerated, finding_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from paritas.core.results.comparisons import Comparison, ComparisonRow, SideFacts
-    from paritas.core.results.findings import Finding
+    from paritas.core.results.findings import Finding, Status
     from paritas.core.results.graph_reports import GraphReport, OperatorResult, OptionResult
 
 
 # --- A comparison: the calls around the first divergence ------------------------------------------
 
-MOST_NODES = 150
-# If the data flow is unknown: how many calls before and after are shown.
-_IN_ORDER = 8
-
-CallKey = tuple[int, int | None, str]
-
-
-def call_key(row: ComparisonRow) -> CallKey:
-    """Identify the call that a row belongs to."""
-    return (row.step, row.rank, row.call or row.name)
-
-
-def group_calls(rows: Sequence[ComparisonRow]) -> dict[CallKey, list[ComparisonRow]]:
-    """The inputs and outputs of each call, in the order of the program."""
-    calls: dict[CallKey, list[ComparisonRow]] = defaultdict(list)
-    for row in rows:
-        calls[call_key(row)].append(row)
-    return calls
-
-
-def call_sources(calls: dict[CallKey, list[ComparisonRow]]) -> dict[CallKey, list[CallKey]]:
-    """For each call, the calls that computed its inputs, in the same step and rank."""
-    homes = {row.index: call for call, rows in calls.items() for row in rows}
-    found = {}
-    for call, rows in calls.items():
-        sources = (homes.get(index, call) for row in rows for index in row.sources)
-        found[call] = [one for one in dict.fromkeys(sources) if one != call and one[:2] == call[:2]]
-    return found
-
-
-def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
-    """The graph around the first divergence, the nearest nodes first; None without a divergence.
-
-    A node is a call with all its inputs and outputs.
-    """
-    begins = beginnings(comparison)
-    if not begins:
-        return None
-    start = begins[0]
-    centre = call_key(start.row)
-    members = {
-        call: rows for call, rows in group_calls(comparison.rows).items() if call[:2] == centre[:2]
-    }
-    edges = [(a, b) for b, sources in call_sources(members).items() for a in sources]
-    flows = any(centre in edge for edge in edges)
-    if not flows:
-        calls = list(members)
-        place = calls.index(centre)
-        edges = list(itertools.pairwise(calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]))
-    chosen = _nearest(centre, edges)
-    numbers = {call: place for place, call in enumerate(chosen)}
-    places = {row.index: place for place, row in enumerate(comparison.rows)}
-    return {
-        "flows": flows,
-        "calls": len(members),
-        "nodes": [_graph_node(members[call], start.row, places) for call in chosen],
-        "edges": [[numbers[a], numbers[b]] for a, b in edges if a in numbers and b in numbers],
-    }
-
-
-def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[CallKey]:
-    beside: dict[CallKey, list[CallKey]] = defaultdict(list)
-    for a, b in edges:
-        beside[a].append(b)
-        beside[b].append(a)
-    found, waiting = {centre: None}, deque([centre])
-    while waiting and len(found) < MOST_NODES:
-        for call in beside[waiting.popleft()]:
-            if call not in found and len(found) < MOST_NODES:
-                found[call] = None
-                waiting.append(call)
-    return list(found)
-
-
-def _graph_node(
-    rows: list[ComparisonRow], start: ComparisonRow, places: dict[int, int]
-) -> dict[str, Any]:
-    """A call with its gravest status, and the row to link to: its gravest output."""
-    outputs = [row for row in rows if row.side == "output"] or rows
-    row = start if start in rows else max(outputs, key=lambda row: row.status.gravity)
-    return {
-        "row": places[row.index],
-        "status": max(row.status.gravity for row in rows),
-        "op": row.op,
-        "label": row.module or row.call or row.name,
-        "fused": len(row.nodes) if len(row.nodes) > 1 else 0,
-        "made": row.made,
-    }
-
 
 # --- The comparison as columns --------------------------------------------------------------------
 
-# Instead of a rank, for values that were assembled from several.
-JOINED = "joined"
-
-_NO_NUMBERS = {"max_abs_index"}
-# Only their distance from 1 matters: four digits would round 0.99996 to 1.
-_NEAR_ONE = {"cosine": 10, "pcc": 10}
-
-
-def _of_score(name: str) -> Callable[[ComparisonRow], float | None]:
-    return lambda row: None if row.score is None else getattr(row.score, name)
-
-
-def _of_figures(name: str) -> Callable[[ComparisonRow], float | None]:
-    return lambda row: None if row.figures is None else getattr(row.figures, name)
-
-
-def _extreme(
-    side: SideFacts | None, row: ComparisonRow, measured_as: str, name: str
-) -> float | None:
-    """The statistic in the dump, or else the measured one."""
-    stored: float | None = None if side is None else getattr(side, name)
-    if stored is not None or row.figures is None:
-        return stored
-    found: float | None = getattr(getattr(row.figures, measured_as), name)
-    return found
-
-
-def _worst_index(row: ComparisonRow) -> str:
-    metrics = row.figures.metrics if row.figures else None
-    if metrics is None or metrics.max_abs_index is None:
-        return ""
-    return _index_words(metrics.max_abs_index)
-
-
-def _slice_words(row: ComparisonRow) -> str:
-    score = row.score
-    if score is None or score.slice_axis is None or score.slice_z is None:
-        return ""
-    allowed = "" if score.slice_limit is None else f", {score.slice_limit:.4g} allowed"
-    place = f"index {score.slice_index} of axis {score.slice_axis}"
-    return f"{place}: {score.slice_z:.4g}{allowed}"
-
-
-def _index_words(values: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, values))}]"
-
-
-def _diagnosis_words(row: ComparisonRow) -> str:
-    found = row.detail.diagnosis if row.detail else None
-    return found.sentence if found is not None else ""
-
-
-_TEXT_FIELDS = (
-    *("name", "level", "phase", "side", "op", "module", "line", "code", "graph", "kernel"),
-    *("matched_by", "reason", "advice", "judged_by", "limits", "attributed", "made"),
-)
-_TEXTS: dict[str, Callable[[ComparisonRow], str]] = {
-    **{name: attrgetter(name) for name in _TEXT_FIELDS},
-    "rank": lambda row: JOINED if row.rank is None else str(row.rank),
-    "nodes": lambda row: ", ".join(row.nodes),
-    "aspect": lambda row: row.aspect.value,
-    "diagnosis": _diagnosis_words,
-    "worst_index": _worst_index,
-    "slice": _slice_words,
-}
-_SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
-    "path": lambda side, _: side.path,
-    "id": lambda side, row: "" if side.id == row.name else side.id,
-    "op": lambda side, row: "" if side.op == row.op else side.op,
-    "dtype": lambda side, _: side.dtype,
-    "shape": lambda side, _: "" if side.shape is None else _index_words(side.shape),
-    "value": lambda side, _: side.value or "",
-    "step": lambda side, _: str(side.step),
-    "ranks": lambda side, _: ranges(side.ranks),
-    "made_of": lambda side, _: side.made_of,
-}
-_NUMBERS: dict[str, Callable[[ComparisonRow], float | None]] = {
-    "step": lambda row: row.step,
-    "rel_l2": lambda row: row.rel_l2,
-    "max_abs": _of_figures("max_abs"),
-    "own": lambda row: row.own,
-    "inherited": lambda row: row.inherited,
-    "score": _of_score("excess"),
-    "max_z": _of_score("max_z"),
-    "max_limit": _of_score("max_limit"),
-    "rms_z": _of_score("rms_z"),
-    "rms_limit": _of_score("rms_limit"),
-    "mean_rel": _of_figures("mean_rel"),
-    "kl_divergence": _of_figures("kl_divergence"),
-}
-
-
-def comparison_payload(comparison: Comparison) -> dict[str, Any]:
-    """The whole table, details of some rows, and the graph around the first divergence."""
-    rows = comparison.rows
-    places = {row.index: place for place, row in enumerate(rows)}
-    first, non_finite = comparison.first, comparison.first_non_finite
-    return {
-        "count": len(rows),
-        "statuses": [status.value for status in Status],
-        "failing": [not status.passes(strict=comparison.strict) for status in Status],
-        "status": [row.status.gravity for row in rows],
-        "texts": _texts(rows),
-        "numbers": _numbers(rows),
-        "details": {
-            place: spell_nonfinite(msgspec.to_builtins(row.detail))
-            for place, row in enumerate(rows)
-            if row.detail is not None
-        },
-        "first": None if first is None else places.get(first.row),
-        "first_non_finite": None if non_finite is None else places.get(non_finite.row),
-        "graph": neighbourhood(comparison),
-    }
-
-
-def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
-    texts = {name: text_column(map(get, rows)) for name, get in _TEXTS.items()}
-    for which in ("my", "golden"):
-        sides = [getattr(row, which) for row in rows]
-        texts[f"{which}_there"] = text_column("yes" if side else "" for side in sides)
-        for name, get in _SIDE_TEXTS.items():
-            texts[f"{which}_{name}"] = text_column(
-                get(side, row) if side else "" for side, row in zip(sides, rows, strict=True)
-            )
-    return texts
-
-
-def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
-    numbers = {name: number_column(map(get, rows)) for name, get in _NUMBERS.items()}
-    measured = [row.figures.metrics if row.figures else None for row in rows]
-    for name in Metrics.__struct_fields__:
-        if name not in _NO_NUMBERS and name not in numbers:
-            found = (None if metrics is None else getattr(metrics, name) for metrics in measured)
-            numbers[name] = number_column(found, _NEAR_ONE.get(name, DIGITS))
-    for which, measured_as in (("my", "candidate"), ("golden", "reference")):
-        for name in ("minimum", "maximum", "mean"):
-            numbers[f"{which}_{name}"] = number_column(
-                _extreme(getattr(row, which), row, measured_as, name) for row in rows
-            )
-    return numbers
-
 
 # --- The page of a comparison ---------------------------------------------------------------------
-
-# On paper, and without scripts, the table shows this many failing rows.
-MOST_PRINTED = 200
-_COMPARISON_LAYOUT = PageLayout(
-    template="report.html.jinja",
-    styles=(
-        "vendor/uPlot.min.css",
-        "vendor/tabulator_simple.min.css",
-        "basics.css",
-        "report.css",
-    ),
-    vendored=("vendor/uPlot.iife.min.js", "vendor/tabulator.min.js", "vendor/dagre.min.js"),
-    own=(
-        "shell.js",
-        "figures.js",
-        "data.js",
-        "drawing.js",
-        "filters.js",
-        "columns.js",
-        "table.js",
-        "chart.js",
-        "tree.js",
-        "graph.js",
-        "tensor.js",
-        "main.js",
-    ),
-)
-
-
-def html_report(comparison: Comparison) -> str:
-    """The whole comparison as one self-contained HTML file."""
-    rows = comparison.rows
-    counts = Counter(row.status for row in rows)
-    failing = [
-        (place, row)
-        for place, row in enumerate(rows)
-        if not row.status.passes(strict=comparison.strict)
-    ]
-    return render_page(
-        _COMPARISON_LAYOUT,
-        {"ranges": ranges, "figure": small_figure, "place": step_and_rank},
-        comparison=comparison,
-        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
-        signs=SIGNS,
-        headline=comparison_headline(comparison),
-        work=work_done(comparison),
-        stories=stories(comparison),
-        failing=failing[:MOST_PRINTED],
-        failures=len(failing),
-        data=packed(comparison_payload(comparison)),
-    )
-
-
-def small_figure(value: float | None) -> str:
-    """A number in scientific notation: columns of these are read by magnitude."""
-    return "" if value is None else figure(value) if not value else f"{value:.2e}"
-
-
-def step_and_rank(row: ComparisonRow) -> str:
-    """The step and rank of a row, for a cell."""
-    return f"{row.step}/{JOINED if row.rank is None else row.rank}"
 
 
 # --- A graph: rules with the status of each split dimension ---------------------------------------

@@ -55,7 +55,9 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def headline(self) -> str:
         """The report in one line."""
-        raise NotImplementedError
+        from paritas.core.results.wording import headline
+
+        return headline(self.verdict)
 
     @property
     def exit_code(self) -> int:

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from paritas.app.cli import _HOMES, main
 from paritas.app.doctor.examination import Check
+from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.commands.scripts import Ending
 from paritas.core.errors import ClusterLostError, ParitasError, UsageError
-from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
 from paritas.guarding.report import RankReport

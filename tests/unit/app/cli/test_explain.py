@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.core.reporting.files import write_all
+from paritas.comparison.results_folder import write_all
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import output
 from paritas.engines.rows import EngineReport

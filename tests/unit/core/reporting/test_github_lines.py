@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paritas.core.reporting.annotations import (
-    MOST_LINES,
-    comparison_account,
-    github_lines,
-    graph_account,
-)
+from paritas.comparison.report import comparison_account
+from paritas.core.reporting.annotations import MOST_LINES, github_lines, graph_account
 from paritas.core.results.findings import Status
 from unit.core.results import comparison_samples, graph_samples
 from unit.core.results.account_samples import HOSTILE, account, finding, traced

@@ -6,7 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from paritas.core.reporting.annotations import comparison_account, graph_account, junit_document
+from paritas.comparison.report import comparison_account
+from paritas.core.reporting.annotations import graph_account, junit_document
 from paritas.core.results.causes import group_causes
 from paritas.core.results.findings import Aspect, Status
 from unit.core.results import comparison_samples, graph_samples

@@ -10,13 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.core.reporting.exports import (
-    COLOURS,
-    comparison_graphs,
-    error_data,
-    graph_report_data,
-    status_data,
-)
+from paritas.comparison.model_explorer import comparison_graphs, error_data, status_data
+from paritas.core.reporting.exports import COLOURS, graph_report_data
 from paritas.core.results.findings import Status
 from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
 from unit.core.results.comparison_samples import score, transformer

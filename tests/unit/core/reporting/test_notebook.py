@@ -11,9 +11,9 @@ import sys
 import msgspec
 import pytest
 
+from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.reporting.notebook import MOST_TOLD
 from paritas.core.reporting.tables import MOST_IN_CELL
-from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.graph_reports import GraphReport
 from paritas.mutants.rows import FaultResult, PowerReport

@@ -7,7 +7,8 @@ import json
 import msgspec
 import pytest
 
-from paritas.core.reporting.annotations import comparison_account, graph_account, sarif_document
+from paritas.comparison.report import comparison_account
+from paritas.core.reporting.annotations import graph_account, sarif_document
 from paritas.core.results.causes import group_causes
 from paritas.core.results.findings import Status
 from unit.core.results import comparison_samples, graph_samples

@@ -6,9 +6,9 @@ import textwrap
 import pytest
 import torch
 
+from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.numerics.judge import judge
 from paritas.core.numerics.metrics import pair_metrics
-from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
