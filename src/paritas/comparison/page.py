@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from paritas.comparison.rows import Comparison, beginnings
 from paritas.core.reporting.explanations import Fact
-from paritas.core.reporting.graphs import (
-    counted,
-)
 from paritas.core.reporting.notebook import NotebookResult, count_facts, coverage_lists
 from paritas.core.reporting.pages import (
     DIGITS,
@@ -36,11 +35,7 @@ from paritas.core.reporting.tables import (
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Metrics
 from paritas.core.results.report import spell_nonfinite
-from paritas.core.results.wording import (
-    MEANING,
-    ranges,
-    size,
-)
+from paritas.core.results.wording import MEANING, counted, ranges, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -264,21 +259,41 @@ def _diagnosis_words(row: ComparisonRow) -> str:
     return found.sentence if found is not None else ""
 
 
-_TEXT_FIELDS = (
-    *("name", "level", "phase", "side", "op", "module", "line", "code", "graph", "kernel"),
-    *("matched_by", "reason", "advice", "judged_by", "limits", "attributed", "made"),
-)
+@dataclasses.dataclass(frozen=True)
+class PageColumn:
+    """Cells of the page's data, and a column of its table if it has a title.
+
+    Attributes:
+        key: of the cells in the data.
+        cell: reads a text or a number from a row.
+        title: the heading in the table; the table is in the order of these columns.
+        look: `name`; `run`, left out if all rows are of one; `text`; `exponential` or `figure` for
+            numbers.
+        width: in the table, in pixels.
+        meaning: what the heading's tooltip says.
+    """
+
+    key: str
+    cell: Callable[[ComparisonRow], str] | Callable[[ComparisonRow], float | None]
+    title: str = ""
+    look: Literal["name", "run", "text", "exponential", "figure"] = "text"
+    width: int = 0
+    meaning: str = ""
 
 
-_TEXTS: dict[str, Callable[[ComparisonRow], str]] = {
-    **{name: attrgetter(name) for name in _TEXT_FIELDS},
-    "rank": lambda row: JOINED if row.rank is None else str(row.rank),
-    "nodes": lambda row: ", ".join(row.nodes),
-    "aspect": lambda row: row.aspect.value,
-    "diagnosis": _diagnosis_words,
-    "worst_index": _worst_index,
-    "slice": _slice_words,
-}
+def _rank_words(row: ComparisonRow) -> str:
+    return JOINED if row.rank is None else str(row.rank)
+
+
+def _both_sides(name: str) -> Callable[[ComparisonRow], str]:
+    """Mine and golden, as one where they agree."""
+    get = _SIDE_TEXTS[name]
+
+    def cell(row: ComparisonRow) -> str:
+        sides = (row.my, row.golden)
+        return " / ".join(dict.fromkeys(filter(None, (side and get(side, row) for side in sides))))
+
+    return cell
 
 
 _SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
@@ -294,20 +309,88 @@ _SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
 }
 
 
-_NUMBERS: dict[str, Callable[[ComparisonRow], float | None]] = {
-    "step": lambda row: row.step,
-    "rel_l2": lambda row: row.rel_l2,
-    "max_abs": _of_figures("max_abs"),
-    "own": lambda row: row.own,
-    "inherited": lambda row: row.inherited,
-    "score": _of_score("excess"),
-    "max_z": _of_score("max_z"),
-    "max_limit": _of_score("max_limit"),
-    "rms_z": _of_score("rms_z"),
-    "rms_limit": _of_score("rms_limit"),
-    "mean_rel": _of_figures("mean_rel"),
-    "kl_divergence": _of_figures("kl_divergence"),
-}
+_BOTH = "mine / golden if they differ"
+_TEXTS = (
+    PageColumn("rank", _rank_words, "rank", "run", 66),
+    PageColumn("name", attrgetter("name"), "name", "name", 300),
+    PageColumn("op", attrgetter("op"), "operator", width=176),
+    PageColumn("dtype", _both_sides("dtype"), "dtype", width=100, meaning=_BOTH),
+    PageColumn("shape", _both_sides("shape"), "shape", width=120, meaning=_BOTH),
+    PageColumn("judged_by", attrgetter("judged_by"), "judged by", width=150),
+    PageColumn("matched_by", attrgetter("matched_by"), "matched", width=88),
+    PageColumn("line", attrgetter("line"), "line", width=220),
+    *(
+        PageColumn(name, attrgetter(name))
+        for name in ("level", "phase", "side", "module", "code", "graph", "kernel", "reason")
+    ),
+    *(PageColumn(name, attrgetter(name)) for name in ("advice", "limits", "attributed", "made")),
+    PageColumn("nodes", lambda row: ", ".join(row.nodes)),
+    PageColumn("aspect", attrgetter("aspect.value")),
+    PageColumn("diagnosis", _diagnosis_words),
+    PageColumn("worst_index", _worst_index),
+    PageColumn("slice", _slice_words),
+)
+_NUMBERS = (
+    PageColumn("step", attrgetter("step"), "step", "run", 66),
+    PageColumn(
+        "rel_l2",
+        attrgetter("rel_l2"),
+        "rel. L2",
+        "exponential",
+        90,
+        "norm of the difference / norm of the golden value",
+    ),
+    PageColumn(
+        "max_abs",
+        _of_figures("max_abs"),
+        "max abs",
+        "exponential",
+        90,
+        "largest absolute difference",
+    ),
+    PageColumn(
+        "own",
+        attrgetter("own"),
+        "own",
+        "exponential",
+        90,
+        "error added here, relative to the golden norm",
+    ),
+    PageColumn(
+        "inherited",
+        attrgetter("inherited"),
+        "inherited",
+        "exponential",
+        102,
+        "error from the inputs, relative to the golden norm",
+    ),
+    PageColumn(
+        "score",
+        _of_score("excess"),
+        "× allowed",
+        "figure",
+        104,
+        "the worst error / the allowed error; more than 1 fails",
+    ),
+    *(PageColumn(name, _of_score(name)) for name in ("max_z", "max_limit", "rms_z", "rms_limit")),
+    *(PageColumn(name, _of_figures(name)) for name in ("mean_rel", "kl_divergence")),
+)
+# The table: where a row is, its figures, then what else its texts say.
+_TABLE = (_NUMBERS[0], *_TEXTS[:3], *_NUMBERS[1:], *_TEXTS[3:])
+
+
+def _shown_columns(rows: tuple[ComparisonRow, ...]) -> list[dict[str, str | int]]:
+    return [
+        {
+            "key": column.key,
+            "title": column.title,
+            "look": column.look,
+            "width": column.width,
+            "meaning": column.meaning,
+        }
+        for column in _TABLE
+        if column.title and (column.look != "run" or len(set(map(column.cell, rows))) > 1)
+    ]
 
 
 def comparison_payload(comparison: Comparison) -> dict[str, Any]:
@@ -320,6 +403,7 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
         "statuses": [status.value for status in Status],
         "failing": [not status.passes(strict=comparison.strict) for status in Status],
         "status": [row.status.gravity for row in rows],
+        "table": _shown_columns(rows),
         "texts": _texts(rows),
         "numbers": _numbers(rows),
         "details": {
@@ -334,7 +418,7 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
 
 
 def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
-    texts = {name: text_column(map(get, rows)) for name, get in _TEXTS.items()}
+    texts = {column.key: text_column(map(column.cell, rows)) for column in _TEXTS}
     for which in ("my", "golden"):
         sides = [getattr(row, which) for row in rows]
         texts[f"{which}_there"] = text_column("yes" if side else "" for side in sides)
@@ -346,7 +430,7 @@ def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
 
 
 def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
-    numbers = {name: number_column(map(get, rows)) for name, get in _NUMBERS.items()}
+    numbers = {column.key: number_column(map(column.cell, rows)) for column in _NUMBERS}
     measured = [row.figures.metrics if row.figures else None for row in rows]
     for name in Metrics.__struct_fields__:
         if name not in _NO_NUMBERS and name not in numbers:
@@ -389,6 +473,10 @@ _FUSED = (
 )
 
 
+# `1 row`, `12,000 rows`.
+_counted = functools.partial(counted, thousands=",")
+
+
 def comparison_headline(comparison: Comparison) -> str:
     """The verdict as a sentence, without the status word."""
     rows, compared = len(comparison.rows), comparison.coverage.compared
@@ -396,16 +484,16 @@ def comparison_headline(comparison: Comparison) -> str:
     if not compared:
         return "Nothing was compared, so nothing is verified."
     lost = len(comparison.my.losses) + len(comparison.golden.losses)
-    incomplete = f" The dumps are incomplete: {counted(lost, 'problem')}." if lost else ""
+    incomplete = f" The dumps are incomplete: {_counted(lost, 'problem')}." if lost else ""
     if failing:
         verb = "does" if failing == 1 else "do"
-        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass.{incomplete}"
+        return f"{failing:,} of {_counted(rows, 'row')} {verb} not pass.{incomplete}"
     few, unread = comparison.of_summaries, comparison.by_digest
     weaker = (
-        f" For {counted(few, 'row')}, only statistics or sketches were compared." if few else ""
+        f" For {_counted(few, 'row')}, only statistics or sketches were compared." if few else ""
     )
     if unread:
-        weaker += f" For {counted(unread, 'row')}, only digests were compared, not the data."
+        weaker += f" For {_counted(unread, 'row')}, only digests were compared, not the data."
     same = "the same except for rounding"
     if all(row.status is Status.IDENTICAL for row in comparison.rows):
         same = "the same in everything recorded" if few or unread else "equal bit for bit"

@@ -18,7 +18,7 @@ from unit.core.results.comparison_samples import dump, transformer
 def plain_page(monkeypatch):
     """What the page looks like is asked elsewhere."""
     monkeypatch.setattr(
-        "paritas.core.reporting.result_pages.html_report", lambda found: f"page of {found.status}"
+        "paritas.comparison.page.html_report", lambda found: f"page of {found.status}"
     )
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_written_where_a_part_cannot_be_rendered(tmp_path, monkeypatc
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paritas.core.reporting.result_pages.html_report", interrupted)
+    monkeypatch.setattr("paritas.comparison.page.html_report", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_all(tmp_path / "out", transformer(), parquet=True)
     assert names(tmp_path) == []
