@@ -62,7 +62,7 @@ _HOMES = {
     "EngineReport": "paritas.engines.rows",
     "Finding": "paritas.core.results.findings",
     "FullValueChecker": "paritas.core.numerics.checkers",
-    "GraphReport": "paritas.core.results.graph_reports",
+    "GraphReport": "paritas.sharding.graphs.rows",
     "Inputs": "paritas.core.execution.subjects",
     "InvariantsReport": "paritas.relations.rows",
     "KernelJudge": "paritas.kernels.judge",
@@ -110,7 +110,6 @@ if TYPE_CHECKING:
     )
     from paritas.core.numerics.judge import judge
     from paritas.core.results.findings import Coverage, Finding, Origin, Status, Verdict
-    from paritas.core.results.graph_reports import GraphReport
     from paritas.engines.check import check_engine
     from paritas.engines.records import EngineRecord
     from paritas.engines.rows import EngineReport
@@ -124,6 +123,7 @@ if TYPE_CHECKING:
     from paritas.relations.checking import invariants
     from paritas.relations.relation import relation
     from paritas.relations.rows import InvariantsReport
+    from paritas.sharding.graphs.rows import GraphReport
     from paritas.sharding.graphs.verify import verify_graph
     from paritas.sharding.plans.verify import verify_parallel
     from paritas.sweeping.rows import SweepReport
@@ -147,10 +147,10 @@ else:
         return value
 
 
-def _html_of(result: object) -> str:
-    import paritas.core.reporting.notebook
+def _html_of(verdict: Any) -> str:
+    import paritas.core.reporting.notebook as notebook_cells
 
-    return paritas.core.reporting.notebook.result_html(result)
+    return notebook_cells.notebook_html(notebook_cells.verdict_summary(verdict))
 
 
 def _shrink(verdict: Verdict, **options: Any) -> object:

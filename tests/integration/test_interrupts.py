@@ -16,9 +16,9 @@ from integration.interrupting import endings
 from integration.once import made_once
 from paritas.comparison.results_folder import read_comparison
 from paritas.core.results.findings import Verdict
-from paritas.core.results.graph_reports import GraphReport
 from paritas.formats.dumps.reading import Dump
 from paritas.mutants.rows import PowerReport
+from paritas.sharding.graphs.rows import GraphReport
 
 # The same calls each time. With the whole corpus more of them, and the commands that take long.
 SEED = 7

@@ -22,12 +22,12 @@ from paritas.comparison.rows import Comparison
 from paritas.comparison.rules import Rules
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Verdict
-from paritas.core.results.graph_reports import GraphReport
 from paritas.core.settings import find_file
 from paritas.formats.dumps.reading import Dump
 from paritas.formats.foreign.fusion_switch import load_switch
 from paritas.mutants.rows import PowerReport
 from paritas.sharding.graphs import results_folder
+from paritas.sharding.graphs.rows import GraphReport
 
 MARK = "was-run"
 

@@ -1,4 +1,4 @@
-"""`paritas compare` and `paritas report`: two dumps, and the report of a comparison again."""
+"""`paritas compare`: the values of two dumps."""
 
 from __future__ import annotations
 
@@ -183,66 +183,3 @@ def _show_comparison(
     shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
     subject = f"{comparison.my.path} {comparison.golden.path}"
     emit(form, lambda: comparison_account(comparison, subject=subject), shown, soft_wrap=quiet)
-
-
-# --- report: write the report of a comparison again, or for Model Explorer ------------------------
-
-
-@click.command(short_help="Write the HTML report of a comparison again.")
-@click.argument("comparison", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Where to write. Default: report.html beside comparison.json.",
-)
-@click.option(
-    "--model-explorer",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write JSON for Model Explorer instead: the graph, and data to colour its nodes.",
-)
-def report(*, comparison: Path, output: Path | None, model_explorer: Path | None) -> None:
-    """Write the HTML report of a comparison again, from its comparison.json.
-
-    OUT is the folder that paritas compare wrote, or the file comparison.json itself. With
-    --model-explorer it may also be the folder of paritas verify-graph.
-
-    Exit codes: 0 the report is written, whatever its verdict; 2 no comparison or wrong usage.
-    """
-    if model_explorer is not None:
-        _write_for_model_explorer(comparison, model_explorer)
-        return
-    from paritas.comparison.results_folder import HTML, read_comparison, write_html
-    from paritas.core.reporting.files import check_writable
-    from paritas.core.results.wording import headline
-
-    folder = comparison if comparison.is_dir() else comparison.parent
-    target = output or folder / HTML
-    check_writable(target)
-    found = read_comparison(comparison)
-    write_html(target, found)
-    click.echo(headline(found.verdict))
-    click.echo(f"written: {target}")
-
-
-def _write_for_model_explorer(source: Path, target: Path) -> None:
-    from paritas.comparison.model_explorer import write_comparison
-    from paritas.comparison.results_folder import read_comparison
-    from paritas.core.reporting import exports, files
-    from paritas.core.results.wording import headline
-
-    files.check_writable(target)
-    results = source / files.GRAPH_JSON if source.is_dir() else source
-    if results.name == files.GRAPH_JSON and results.is_file():
-        from paritas.core.results.graph_reports import GraphReport
-
-        graph = GraphReport.from_json(results.read_bytes())
-        exports.write_graph_report(target, graph)
-        click.echo(headline(graph.verdict))
-        click.echo(f"written: {target}, node data for {graph.graph}")
-        return
-    found = read_comparison(source)
-    written = write_comparison(target, found)
-    click.echo(headline(found.verdict))
-    click.echo(f"written: {', '.join(map(str, written))}")

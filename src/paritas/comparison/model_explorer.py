@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paritas.comparison.page import call_sources, group_calls
 from paritas.comparison.rows import row_path
-from paritas.core.reporting.exports import COLOURS, Json
 from paritas.core.reporting.files import write_whole
+from paritas.core.reporting.tables import COLOURS
 from paritas.core.results.findings import Status
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paritas.comparison.page import CallKey
     from paritas.comparison.rows import Comparison, ComparisonRow, SideFacts
 
+Json = dict[str, Any]
 
 # Replaces NaN and infinity, which JSON cannot express; it is above every limit.
 _BEYOND = 1e300

@@ -8,7 +8,7 @@ import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -259,8 +259,11 @@ def _diagnosis_words(row: ComparisonRow) -> str:
     return found.sentence if found is not None else ""
 
 
+_Value = TypeVar("_Value", str, float | None)
+
+
 @dataclasses.dataclass(frozen=True)
-class PageColumn:
+class PageColumn(Generic[_Value]):
     """Cells of the page's data, and a column of its table if it has a title.
 
     Attributes:
@@ -274,7 +277,7 @@ class PageColumn:
     """
 
     key: str
-    cell: Callable[[ComparisonRow], str] | Callable[[ComparisonRow], float | None]
+    cell: Callable[[ComparisonRow], _Value]
     title: str = ""
     look: Literal["name", "run", "text", "exponential", "figure"] = "text"
     width: int = 0
@@ -290,8 +293,8 @@ def _both_sides(name: str) -> Callable[[ComparisonRow], str]:
     get = _SIDE_TEXTS[name]
 
     def cell(row: ComparisonRow) -> str:
-        sides = (row.my, row.golden)
-        return " / ".join(dict.fromkeys(filter(None, (side and get(side, row) for side in sides))))
+        words = ["" if side is None else get(side, row) for side in (row.my, row.golden)]
+        return " / ".join(dict.fromkeys(filter(None, words)))
 
     return cell
 
@@ -310,7 +313,7 @@ _SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
 
 
 _BOTH = "mine / golden if they differ"
-_TEXTS = (
+_TEXTS: tuple[PageColumn[str], ...] = (
     PageColumn("rank", _rank_words, "rank", "run", 66),
     PageColumn("name", attrgetter("name"), "name", "name", 300),
     PageColumn("op", attrgetter("op"), "operator", width=176),
@@ -330,7 +333,7 @@ _TEXTS = (
     PageColumn("worst_index", _worst_index),
     PageColumn("slice", _slice_words),
 )
-_NUMBERS = (
+_NUMBERS: tuple[PageColumn[float | None], ...] = (
     PageColumn("step", attrgetter("step"), "step", "run", 66),
     PageColumn(
         "rel_l2",

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     from paritas.core.judging.failures import FailedSplit
     from paritas.core.placement.placement import OperatorCall
-    from paritas.core.results.graph_reports import RuleProof
     from paritas.sharding.operators.discovery import Discovered
     from paritas.sharding.options import PartitionOptions
+    from paritas.sharding.rows import RuleProof
 
 
 # --- Arguments on the command line ----------------------------------------------------------------
@@ -343,8 +343,8 @@ def _prove(
     options: PartitionOptions,
 ) -> tuple[RuleProof, ...]:
     """Decide each split; without an annotation, the one that discovery found."""
-    from paritas.core.results.graph_reports import RuleProof
     from paritas.sharding.proofs.prove import Prover
+    from paritas.sharding.rows import RuleProof
 
     if annotation is None and len(rule) == 1:
         annotation = Annotation.parse(rule[0])

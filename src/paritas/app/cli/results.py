@@ -1,4 +1,4 @@
-"""The command about saved results: `paritas explain`."""
+"""The commands about saved results: `paritas explain` and `paritas report`."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _link(result: Path, page: Path) -> str:
 def _script_of(report: Report, result: Path) -> tuple[str, str]:
     """A script that shows the failure, if one was written, and the command that writes one."""
     from paritas.comparison.rows import Comparison
-    from paritas.core.results.graph_reports import GraphReport
     from paritas.kernels.rows import KernelReport
+    from paritas.sharding.graphs.rows import GraphReport
 
     if isinstance(report, KernelReport):
         return report.script, ""
@@ -67,6 +67,70 @@ def _script_of(report: Report, result: Path) -> tuple[str, str]:
         folder = result if result.is_dir() else result.parent
         return "", f"paritas shrink {folder}"
     return "", str(getattr(report, "shrink_command", ""))
+
+
+# --- report: write the report of a comparison again, or for Model Explorer ------------------------
+
+
+@click.command(short_help="Write the HTML report of a comparison again.")
+@click.argument("comparison", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Where to write. Default: report.html beside comparison.json.",
+)
+@click.option(
+    "--model-explorer",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write JSON for Model Explorer instead: the graph, and data to colour its nodes.",
+)
+def report(*, comparison: Path, output: Path | None, model_explorer: Path | None) -> None:
+    """Write the HTML report of a comparison again, from its comparison.json.
+
+    OUT is the folder that paritas compare wrote, or the file comparison.json itself. With
+    --model-explorer it may also be the folder of paritas verify-graph.
+
+    Exit codes: 0 the report is written, whatever its verdict; 2 no comparison or wrong usage.
+    """
+    if model_explorer is not None:
+        _write_for_model_explorer(comparison, model_explorer)
+        return
+    from paritas.comparison.results_folder import HTML, read_comparison, write_html
+    from paritas.core.reporting.files import check_writable
+    from paritas.core.results.wording import headline
+
+    folder = comparison if comparison.is_dir() else comparison.parent
+    target = output or folder / HTML
+    check_writable(target)
+    found = read_comparison(comparison)
+    write_html(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {target}")
+
+
+def _write_for_model_explorer(source: Path, target: Path) -> None:
+    from paritas.comparison.model_explorer import write_comparison
+    from paritas.comparison.results_folder import read_comparison
+    from paritas.core.reporting.files import GRAPH_JSON, check_writable
+    from paritas.core.results.wording import headline
+
+    check_writable(target)
+    results = source / GRAPH_JSON if source.is_dir() else source
+    if results.name == GRAPH_JSON and results.is_file():
+        from paritas.sharding.graphs.page import write_graph_report
+        from paritas.sharding.graphs.rows import GraphReport
+
+        graph = GraphReport.from_json(results.read_bytes())
+        write_graph_report(target, graph)
+        click.echo(headline(graph.verdict))
+        click.echo(f"written: {target}, node data for {graph.graph}")
+        return
+    found = read_comparison(source)
+    written = write_comparison(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {', '.join(map(str, written))}")
 
 
 # --- Reading any result ---------------------------------------------------------------------------
@@ -109,10 +173,10 @@ def _kind_of_result(data: bytes) -> type[Report]:
 
     from paritas.comparison.rows import Comparison
     from paritas.core.results.findings import Verdict
-    from paritas.core.results.graph_reports import GraphReport
     from paritas.engines.rows import EngineReport
     from paritas.kernels.rows import KernelReport
     from paritas.relations.rows import InvariantsReport
+    from paritas.sharding.graphs.rows import GraphReport
     from paritas.sweeping.rows import SweepReport
 
     try:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from paritas.core.reporting.graphs import ORDER, short_name, size_words, verdict_word, verdict_words
 from paritas.core.reporting.pages import Story, cause_story, render_fragment
-from paritas.core.reporting.result_pages import OUTCOME_SIGNS, SLUGS, VERDICTS
 from paritas.core.reporting.tables import (
     MOST_IN_CELL,
     NO_TABLE,
     SIGNS,
     STATUS_MARKS,
-    Column,
     Mark,
     PageTable,
     page_table,
@@ -27,7 +24,6 @@ from paritas.core.reporting.tables import (
 from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND
 from paritas.core.results.causes import group_causes
 from paritas.core.results.findings import Status, Verdict
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.core.results.items import Item
 from paritas.core.results.wording import headline as verdict_line
 
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paritas.core.results.findings import Coverage, Finding
-    from paritas.core.results.graph_reports import OperatorResult
 
 MOST_TOLD = 5
 MOST_LISTED = 20
@@ -74,16 +69,6 @@ def notebook_html(result: NotebookResult) -> str:
     )
 
 
-def result_html(result: Any) -> str:
-    """A result of core as a piece of HTML; questions show their own."""
-    match result:
-        case Verdict():
-            return notebook_html(verdict_summary(result))
-        case GraphReport():
-            return notebook_html(_graph(result))
-    raise TypeError(f"{type(result).__name__} has no table")
-
-
 def verdict_summary(verdict: Verdict) -> NotebookResult:
     """A verdict for a cell of a notebook."""
     status = verdict.status if verdict.enabled else Status.UNVERIFIED
@@ -99,24 +84,6 @@ def verdict_summary(verdict: Verdict) -> NotebookResult:
         more_failures=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
         table=page_table(FINDING_COLUMNS, ordered, MOST_IN_CELL),
         legend=". ".join(FINDING_LEGEND.split("\n")),
-    )
-
-
-def _graph(report: GraphReport) -> NotebookResult:
-    word = verdict_word(report)
-    outcome = VERDICTS[word]
-    ordered = sorted(report.operators, key=lambda one: ORDER.index(one.outcome))
-    counts = report.counts()
-    return NotebookResult(
-        mark=_mark_outcome(outcome),
-        title=f"{word}: {short_name(report)}",
-        words=verdict_words(report),
-        facts=[
-            *((one.value, f"{counts[one]:,}") for one in ORDER if counts[one]),
-            ("checked", size_words(report)),
-        ],
-        lists=[("Notes", report.notes, "note")],
-        table=page_table(_operator_columns(report), ordered, MOST_IN_CELL),
     )
 
 
@@ -141,29 +108,6 @@ def coverage_lists(
         ("Skipped", coverage.skipped, "skipped"),
         ("Not selected", coverage.not_selected, "skipped"),
         ("Unmatched", coverage.unmatched, "unmatched"),
-    ]
-
-
-def _mark_outcome(outcome: CallOutcome) -> Mark:
-    return Mark(outcome.value, css=f"o-{SLUGS[outcome]}", sign=OUTCOME_SIGNS[outcome])
-
-
-def _operator_columns(report: GraphReport) -> list[Column[OperatorResult]]:
-    def count_right(operator: OperatorResult) -> str:
-        right = sum(option.status.passes(strict=report.strict) for option in operator.options)
-        return f"{right} of {len(operator.options)}" if operator.options else ""
-
-    def reason(operator: OperatorResult) -> str:
-        return operator.reason or next((option.reason for option in operator.failures), "")
-
-    return [
-        Column("outcome", lambda operator: _mark_outcome(operator.outcome)),
-        Column("node", lambda operator: operator.sites[0].node),
-        Column("operator", lambda operator: operator.operator),
-        Column("source", lambda operator: operator.sites[0].source),
-        Column("calls", lambda operator: f"{len(operator.sites):,}"),
-        Column("splits right", count_right),
-        Column("reason", reason),
     ]
 
 

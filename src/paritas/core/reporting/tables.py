@@ -52,6 +52,15 @@ SIGNS = {
     Status.DEGRADED: "▼",
     Status.DIFFERENT: "≠",
 }
+# Backgrounds in Model Explorer.
+COLOURS = {
+    Status.IDENTICAL: "#dbe7df",
+    Status.EQUIVALENT: "#b9e4cb",
+    Status.UNSTABLE: "#f5dd9d",
+    Status.UNVERIFIED: "#d6c8f5",
+    Status.DEGRADED: "#f8c19c",
+    Status.DIFFERENT: "#f7a8ad",
+}
 STATUS_MARKS = {
     status: Mark(status.value, STYLES[status], f"s-{status.value}", SIGNS[status])
     for status in Status

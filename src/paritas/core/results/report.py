@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Data that can be written as JSON, read back, and shown in a notebook."""
+    """Data that can be written as JSON and read back."""
 
     # Its name in the error of `from_json`.
     _called: ClassVar[str]
@@ -38,9 +38,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise UsageError(
                 f"cannot read {cls._called} from JSON: {error}; the data starts with {data[:80]!r}"
             ) from None
-
-    def _repr_html_(self) -> str:
-        return results.html_of(self)
 
 
 class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +68,9 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def _repr_html_(self) -> str:
+        return results.html_of(self.verdict)
 
     def __str__(self) -> str:
         return str(self.verdict)

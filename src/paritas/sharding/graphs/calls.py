@@ -13,7 +13,7 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs
-from paritas.core.results.graph_reports import CallSite
+from paritas.sharding.graphs.rows import CallSite
 from paritas.sharding.operators import configuration as domains
 from paritas.sharding.operators.configuration import (
     TensorInfo,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.core.placement.placement import Place, Recipe
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.sharding.rows import Confirm
 
 
 # --- A graph as it was read -----------------------------------------------------------------------

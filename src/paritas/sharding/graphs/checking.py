@@ -13,12 +13,6 @@ import torch
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.placement.placement import OperatorCall, Recipe, first_split, moved
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, unverified
-from paritas.core.results.graph_reports import (
-    CallOutcome,
-    Confirmation,
-    OperatorResult,
-    OptionResult,
-)
 from paritas.core.results.items import ItemKind, Partial, harness
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.global_state import quietly
@@ -37,6 +31,7 @@ from paritas.sharding.graphs.operators import (
     predict_results,
     subject_of,
 )
+from paritas.sharding.graphs.rows import CallOutcome, Confirmation, OperatorResult, OptionResult
 from paritas.sharding.operators.annotation import Annotation, CannotSplitError, Option, expand
 from paritas.sharding.operators.library import annotation_for, annotation_of_call
 from paritas.sharding.operators.library.registry import is_registered
@@ -47,11 +42,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.results.graph_reports import RuleOrigin, RuleProof
     from paritas.sharding.graphs.calls import GraphCall, GraphSettings
     from paritas.sharding.graphs.operators import GraphSubject
+    from paritas.sharding.graphs.rows import RuleOrigin
     from paritas.sharding.operators.recipe_checks import ExaminedRecipe
     from paritas.sharding.operators.runner import OperatorRun
+    from paritas.sharding.rows import RuleProof
 
 
 # --- The ways to split a call: declared, known to the library, discovered -------------------------

@@ -67,10 +67,10 @@ if TYPE_CHECKING:
 
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.placement.placement import OperatorCall
-    from paritas.core.results.graph_reports import Confirm
     from paritas.sharding.operators.annotation import Annotation
     from paritas.sharding.operators.ranks.remote_runs import Team
     from paritas.sharding.operators.runner import OperatorRun
+    from paritas.sharding.rows import Confirm
 
 # The recipe and the number of ranks of each axis of a mesh.
 Levels = tuple[tuple[Recipe, int], ...]

@@ -35,8 +35,8 @@ from paritas.sharding.operators.runner import Streams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paritas.core.results.graph_reports import Confirm
     from paritas.sharding.operators.configuration import VerifyConfig
+    from paritas.sharding.rows import Confirm
 
 # The rule of a split comes from the annotation that the user gives, registers, or that the library
 # has; failing that, from running the operator. An option without a rule, or one that its rule

@@ -34,12 +34,12 @@ from paritas.core.errors import (
     first_line,
     in_one_line,
 )
-from paritas.core.results.graph_reports import Confirm as Backend
+from paritas.sharding.rows import Confirm as Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paritas.core.results.graph_reports import Confirm
+    from paritas.sharding.rows import Confirm
 
 
 # --- A process of a pool: join the group, then run one task after the other -----------------------

@@ -15,8 +15,8 @@ from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.commands.scripts import Ending
 from paritas.core.errors import ClusterLostError, ParitasError, UsageError
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
 from paritas.guarding.report import RankReport
+from paritas.sharding.graphs.rows import CallOutcome, CallSite, GraphReport, OperatorResult
 from paritas.sharding.operator_check import CheckedOperator
 
 CODES = {

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from paritas.comparison.report import comparison_account
-from paritas.core.reporting.annotations import MOST_LINES, github_lines, graph_account
+from paritas.core.reporting.annotations import MOST_LINES, github_lines
 from paritas.core.results.findings import Status
+from paritas.sharding.graphs.report import graph_account
 from unit.core.results import comparison_samples, graph_samples
 from unit.core.results.account_samples import HOSTILE, account, finding, traced
 

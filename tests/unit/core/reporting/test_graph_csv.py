@@ -9,10 +9,9 @@ import math
 import msgspec
 import pytest
 
-from paritas.core.reporting.exports import GRAPH_COLUMNS, graph_csv
-from paritas.core.reporting.graphs import loss_gap
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import Confirmation
+from paritas.sharding.graphs.report import GRAPH_COLUMNS, graph_csv, loss_gap
+from paritas.sharding.graphs.rows import Confirmation
 from unit.core.results.graph_samples import HOSTILE, empty, hostile, option, transformer
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.core.reporting.graphs import graph_report, graph_verdict_line
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, Confirmation
+from paritas.sharding.graphs.report import graph_report, graph_verdict_line
+from paritas.sharding.graphs.rows import CallOutcome, Confirmation
 from unit.core.results.graph_samples import (
     empty,
     hostile,

@@ -7,9 +7,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from paritas.comparison.report import comparison_account
-from paritas.core.reporting.annotations import graph_account, junit_document
+from paritas.core.reporting.annotations import junit_document
 from paritas.core.results.causes import group_causes
 from paritas.core.results.findings import Aspect, Status
+from paritas.sharding.graphs.report import graph_account
 from unit.core.results import comparison_samples, graph_samples
 from unit.core.results.account_samples import HOSTILE, account, finding, traced
 

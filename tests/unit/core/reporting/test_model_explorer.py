@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 from paritas.app.cli import main
 from paritas.comparison.model_explorer import comparison_graphs, error_data, status_data
-from paritas.core.reporting.exports import COLOURS, graph_report_data
+from paritas.core.reporting.tables import COLOURS
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
+from paritas.sharding.graphs.page import graph_report_data
+from paritas.sharding.graphs.rows import CallOutcome, CallSite, GraphReport, OperatorResult
 from unit.core.results.comparison_samples import score, transformer
 
 

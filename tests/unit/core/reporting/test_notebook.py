@@ -15,8 +15,8 @@ from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.reporting.notebook import MOST_TOLD
 from paritas.core.reporting.tables import MOST_IN_CELL
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.core.results.graph_reports import GraphReport
 from paritas.mutants.rows import FaultResult, PowerReport
+from paritas.sharding.graphs.rows import GraphReport
 from unit.core.results import comparison_samples, graph_samples
 
 EVIL = "</style></div><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from paritas.comparison.report import comparison_account
-from paritas.core.reporting.annotations import graph_account, sarif_document
+from paritas.core.reporting.annotations import sarif_document
 from paritas.core.results.causes import group_causes
 from paritas.core.results.findings import Status
+from paritas.sharding.graphs.report import graph_account
 from unit.core.results import comparison_samples, graph_samples
 from unit.core.results.account_samples import HOSTILE, account, finding, scaled, traced
 

@@ -10,7 +10,7 @@ import torch
 
 from paritas.core.numerics.metrics import pair_metrics
 from paritas.core.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
-from paritas.core.results.graph_reports import (
+from paritas.sharding.graphs.rows import (
     CallOutcome,
     CallSite,
     GraphReport,

@@ -21,7 +21,7 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
-from paritas.core.results.graph_reports import GraphReport
+from paritas.sharding.graphs.rows import GraphReport
 
 
 def said(text: str) -> str:

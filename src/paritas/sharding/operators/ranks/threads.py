@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from paritas.core.placement.placement import OperatorCall, Recipe
     from paritas.core.results.findings import Verdict
-    from paritas.core.results.graph_reports import Confirm
     from paritas.core.torch_private.ranks import ThreadOutcome
     from paritas.sharding.operators.ranks.remote_runs import Team
     from paritas.sharding.plans.rank_pool import RankAnswer
+    from paritas.sharding.rows import Confirm
 
 
 # --- Ranks that are processes ---------------------------------------------------------------------

@@ -13,19 +13,34 @@ from rich.console import Group
 from rich.segment import Segment
 from rich.text import Text
 
+from paritas.core.errors import plain
+from paritas.core.reporting.annotations import (
+    Account,
+    ItemAnnotation,
+    Level,
+    level_of,
+    locate_source,
+)
+from paritas.core.reporting.table_files import csv_table
 from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, Rest, terminal_table
 from paritas.core.reporting.terminal import indented, listed
 from paritas.core.results import wording
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome
-from paritas.core.results.wording import MOST_SHOWN, enumerated, near_path
+from paritas.core.results.wording import (
+    MOST_SHOWN,
+    enumerated,
+    near_path,
+)
+from paritas.sharding.graphs.rows import CallOutcome
+from paritas.sharding.rows import status_of_proof
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from paritas.core.results.graph_reports import GraphReport, OperatorResult, OptionResult
+    from paritas.core.reporting.tables import CellValue, ColumnKind
+    from paritas.sharding.graphs.rows import GraphReport, OperatorResult, OptionResult
 
 # Outcomes that need attention first.
 ORDER = (CallOutcome.FAILED, CallOutcome.UNSUPPORTED, CallOutcome.VERIFIED, CallOutcome.NOTHING)
@@ -422,3 +437,138 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
     for one in report.others:
         words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
         yield indented(words)
+
+
+# --- A table as CSV -------------------------------------------------------------------------------
+
+
+class SplitLine(NamedTuple):
+    """A split of an operator, or an operator without splits."""
+
+    graph: str
+    operator: OperatorResult
+    option: OptionResult | None
+
+
+def graph_csv(report: GraphReport) -> str:
+    """The whole table of `GRAPH_COLUMNS` without a final newline; this run's graph comes first."""
+    graphs = (report, *report.others)
+    lines = [
+        SplitLine(graph_label(graph, graphs), operator, option)
+        for graph in graphs
+        for operator in graph.operators
+        for option in operator.options or (None,)
+    ]
+    return csv_table(GRAPH_COLUMNS, lines)
+
+
+def _operator_column(
+    name: str, cell: Callable[[OperatorResult], CellValue], kind: ColumnKind = "text"
+) -> Column[SplitLine]:
+    return Column(name, lambda line: cell(line.operator), kind)
+
+
+def _option_column(
+    name: str, cell: Callable[[OptionResult], CellValue], kind: ColumnKind = "text"
+) -> Column[SplitLine]:
+    return Column(name, lambda line: None if line.option is None else cell(line.option), kind)
+
+
+GRAPH_COLUMNS: tuple[Column[SplitLine], ...] = (
+    Column("graph", lambda line: line.graph),
+    _operator_column("node", lambda operator: operator.sites[0].node),
+    _operator_column("operator", lambda operator: operator.operator),
+    _operator_column("signature", lambda operator: operator.signature),
+    _operator_column("calls", lambda operator: len(operator.sites), "count"),
+    _operator_column("source", lambda operator: operator.sites[0].source),
+    _operator_column("code", lambda operator: operator.sites[0].code),
+    _operator_column("module", lambda operator: operator.sites[0].module),
+    _operator_column("outcome", lambda operator: operator.outcome.value),
+    _option_column("option", option_words),
+    _option_column("rule", lambda option: option.rule),
+    _option_column("origin", lambda option: option.origin),
+    _option_column("ranks", lambda option: option.ranks, "count"),
+    _option_column("status", lambda option: option.status.value),
+    _option_column("confirmation", confirmation_words),
+    _option_column("proof", proof_words),
+    _option_column("loss_one_device", lambda option: option.loss_whole, "number"),
+    _option_column("loss_several_devices", lambda option: option.loss_split, "number"),
+    _option_column("loss_relative_difference", loss_gap, "number"),
+    _option_column("gradients", lambda option: option.gradients),
+    Column("reason", lambda line: (line.option or line.operator).reason),
+    Column("seconds", lambda line: (line.option or line.operator).seconds, "number"),
+    _operator_column("script", lambda operator: operator.script),
+    _operator_column("other_nodes", lambda operator: " ".join(s.node for s in operator.sites[1:])),
+)
+
+
+# --- For GitHub, SARIF and JUnit ------------------------------------------------------------------
+
+_LONGEST_REASON = 160
+
+
+def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Account:
+    """The result of `verify-graph`: an item for each split of each distinct operator."""
+    words = f"{verdict_word(report)}: {verdict_words(report)}"
+    return Account(
+        command="verify-graph",
+        subject=subject,
+        headline=words,
+        exit_code=report.exit_code,
+        items=(
+            *_annotate_proof(report),
+            *(one for op in report.operators for one in _annotate_operator(op, report)),
+        ),
+        file=file,
+    )
+
+
+def _annotate_proof(report: GraphReport) -> Iterator[ItemAnnotation]:
+    """The graph as a whole, if its placements are stated."""
+    if report.proof is not None:
+        status, item = status_of_proof(report.proof.status), "the graph under its placements"
+        yield ItemAnnotation(
+            level=level_of(status, strict=report.strict),
+            rule=status.value,
+            item=item,
+            title=f"{item}: {report.proof.status}",
+            message=plain(report.proof.words),
+        )
+
+
+def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[ItemAnnotation]:
+    site = one.sites[0]
+    path, outside, line = locate_source(site.source)
+    calls = len(one.sites)
+    where = f"{site.node}: {one.operator}"
+    same = f"the graph has {calls} calls like this one" if calls > 1 else ""
+
+    def annotation(level: Level, status: str, item: str, *words: str) -> ItemAnnotation:
+        text = [words for words in (*words, one.signature, same) if words]
+        return ItemAnnotation(
+            level=level,
+            rule=status,
+            item=plain(item),
+            title=plain(f"{item}: {status}"),
+            message=plain("\n".join(text)),
+            path=plain(path),
+            outside=plain(outside),
+            line=line,
+            code=plain(site.code),
+            place=plain(site.module),
+        )
+
+    for option in one.options:
+        item = f"{where}, {option_words(option)}, {option.ranks} ranks"
+        level = level_of(option.status, strict=report.strict)
+        script = f"reproduced by {one.script}" if one.script and level == "error" else ""
+        rule = f"rule ({option.origin}): {option.rule}"
+        proof = proof_words(option)
+        yield annotation(level, option.status.value, item, option.reason, proof, rule, script)
+    levels = {level_of(option.status, strict=report.strict) for option in one.options}
+    if one.outcome is CallOutcome.NOTHING:
+        yield annotation("note", "skipped", where, one.reason)
+    elif one.outcome is CallOutcome.VERIFIED and not one.options:
+        yield annotation("pass", Status.EQUIVALENT.value, where, one.reason)
+    elif one.outcome is not CallOutcome.VERIFIED and "error" not in levels:
+        yield annotation("error", Status.UNVERIFIED.value, where, one.reason[:_LONGEST_REASON])

@@ -1,4 +1,4 @@
-"""The HTML pages of a comparison and of a checked graph, and the data for their scripts."""
+"""The HTML page of a checked graph, the data for its scripts, a notebook, Model Explorer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,29 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from paritas.core.reporting.files import write_whole
-from paritas.core.reporting.graphs import (
+from paritas.core.reporting.notebook import NotebookResult
+from paritas.core.reporting.pages import (
+    PageLayout,
+    figure,
+    packed,
+    render_page,
+)
+from paritas.core.reporting.tables import (
+    COLOURS,
+    MOST_IN_CELL,
+    SIGNS,
+    Column,
+    Mark,
+    page_table,
+)
+from paritas.core.reporting.terminal import FINDING_COLUMNS
+from paritas.core.results.findings import Status
+from paritas.core.results.report import spell_nonfinite
+from paritas.core.results.wording import enumerated, finding_lines
+from paritas.sharding.graphs.report import (
     MEANINGS,
     ORDER,
     confirmation_words,
@@ -26,33 +47,14 @@ from paritas.core.reporting.graphs import (
     verdict_word,
     verdict_words,
 )
-from paritas.core.reporting.pages import (
-    PageLayout,
-    figure,
-    packed,
-    render_page,
-)
-from paritas.core.reporting.tables import SIGNS, page_table
-from paritas.core.reporting.terminal import FINDING_COLUMNS
-from paritas.core.results.graph_reports import CallOutcome
-from paritas.core.results.report import spell_nonfinite
-from paritas.core.results.wording import enumerated, finding_lines
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from paritas.core.results.findings import Finding, Status
-    from paritas.core.results.graph_reports import GraphReport, OperatorResult, OptionResult
-
-
-# --- A comparison: the calls around the first divergence ------------------------------------------
-
-
-# --- The comparison as columns --------------------------------------------------------------------
-
-
-# --- The page of a comparison ---------------------------------------------------------------------
+    from paritas.core.results.findings import Finding
+    from paritas.sharding.graphs.rows import GraphReport, OperatorResult, OptionResult
 
 
 # --- A graph: rules with the status of each split dimension ---------------------------------------
@@ -383,3 +385,92 @@ def _gap(option: OptionResult) -> str:
 def _link(script: str) -> str:
     """The link to a script beside the page; empty for a name that could lead elsewhere."""
     return script if re.fullmatch(r"(?:\w[\w.-]*/)*\w[\w.-]*", script, re.ASCII) else ""
+
+
+# --- A cell of a notebook -------------------------------------------------------------------------
+
+
+def notebook_summary(report: GraphReport) -> NotebookResult:
+    """The report for a cell of a notebook."""
+    word = verdict_word(report)
+    outcome = VERDICTS[word]
+    ordered = sorted(report.operators, key=lambda one: ORDER.index(one.outcome))
+    counts = report.counts()
+    return NotebookResult(
+        mark=_mark_outcome(outcome),
+        title=f"{word}: {short_name(report)}",
+        words=verdict_words(report),
+        facts=[
+            *((one.value, f"{counts[one]:,}") for one in ORDER if counts[one]),
+            ("checked", size_words(report)),
+        ],
+        lists=[("Notes", report.notes, "note")],
+        table=page_table(_operator_columns(report), ordered, MOST_IN_CELL),
+    )
+
+
+def _mark_outcome(outcome: CallOutcome) -> Mark:
+    return Mark(outcome.value, css=f"o-{SLUGS[outcome]}", sign=OUTCOME_SIGNS[outcome])
+
+
+def _operator_columns(report: GraphReport) -> list[Column[OperatorResult]]:
+    def count_right(operator: OperatorResult) -> str:
+        right = sum(option.status.passes(strict=report.strict) for option in operator.options)
+        return f"{right} of {len(operator.options)}" if operator.options else ""
+
+    def reason(operator: OperatorResult) -> str:
+        return operator.reason or next((option.reason for option in operator.failures), "")
+
+    return [
+        Column("outcome", lambda operator: _mark_outcome(operator.outcome)),
+        Column("node", lambda operator: operator.sites[0].node),
+        Column("operator", lambda operator: operator.operator),
+        Column("source", lambda operator: operator.sites[0].source),
+        Column("calls", lambda operator: f"{len(operator.sites):,}"),
+        Column("splits right", count_right),
+        Column("reason", reason),
+    ]
+
+
+# --- Model Explorer: data to colour the nodes of a checked `.pt2`, which it opens itself ----------
+
+_OUTCOMES = {
+    CallOutcome.VERIFIED: COLOURS[Status.EQUIVALENT],
+    CallOutcome.NOTHING: COLOURS[Status.IDENTICAL],
+    CallOutcome.UNSUPPORTED: COLOURS[Status.UNVERIFIED],
+    CallOutcome.FAILED: COLOURS[Status.DIFFERENT],
+}
+
+
+# Model Explorer's name for the graph of a .pt2.
+_EXPORTED = "graph"
+
+
+Json = dict[str, Any]
+
+
+def write_graph_report(path: Path, report: GraphReport) -> None:
+    """Write data to colour the nodes of a checked graph."""
+    write_whole(path, msgspec.json.encode(graph_report_data(report)))
+
+
+def graph_report_data(report: GraphReport) -> Json:
+    """The outcome of each call of a checked graph, for the nodes of its `.pt2`."""
+    results = {
+        site.node: {"value": _outcome_words(operator), "bgColor": _OUTCOMES[operator.outcome]}
+        for operator in report.operators
+        for site in operator.sites
+    }
+    return {
+        _EXPORTED: {
+            "name": "paritas: operators",
+            "results": results,
+            "showExpandedSummaryOnGroupNode": True,
+        }
+    }
+
+
+def _outcome_words(operator: OperatorResult) -> str:
+    """Short and without figures: Model Explorer counts equal values."""
+    failed = operator.failures
+    return f"{operator.outcome}: {failed[0].split}" if failed else str(operator.outcome)
