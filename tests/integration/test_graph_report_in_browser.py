@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from integration.chromium import ask_page
 from paritas.sharding.graphs.page import graph_page
-from unit.core.results.graph_samples import HOSTILE, empty, hostile, transformer
+from unit.sharding.graphs.graph_samples import HOSTILE, empty, hostile, transformer
 
 SELECTED = 'text("#selected .name")'
 

@@ -8,8 +8,8 @@ import pytest
 
 from integration.chromium import ask_page
 from paritas.comparison.page import html_report
-from unit.core.results.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
-from unit.core.results.comparison_samples import transformer
+from unit.comparison.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
+from unit.comparison.comparison_samples import transformer
 
 LOOK = """
 said.shown = text("#shown");

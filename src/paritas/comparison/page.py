@@ -379,7 +379,7 @@ _NUMBERS: tuple[PageColumn[float | None], ...] = (
     *(PageColumn(name, _of_figures(name)) for name in ("mean_rel", "kl_divergence")),
 )
 # The table: where a row is, its figures, then what else its texts say.
-_TABLE = (_NUMBERS[0], *_TEXTS[:3], *_NUMBERS[1:], *_TEXTS[3:])
+_TABLE: tuple[PageColumn[Any], ...] = (_NUMBERS[0], *_TEXTS[:3], *_NUMBERS[1:], *_TEXTS[3:])
 
 
 def _shown_columns(rows: tuple[ComparisonRow, ...]) -> list[dict[str, str | int]]:

@@ -13,7 +13,8 @@ from paritas.engines.rows import EngineReport
 from paritas.kernels.rows import CaseFamily, KernelReport, KernelRow
 from paritas.relations.rows import InvariantsReport
 from paritas.sweeping.rows import SweepReport
-from unit.core.results import comparison_samples, graph_samples
+from unit.comparison import comparison_samples
+from unit.sharding.graphs import graph_samples
 
 WRONG = Finding(item=output(), aspect=Aspect.VALUE, status=Status.DIFFERENT, reason="far off")
 VERDICT = Verdict(findings=(WRONG,), coverage=Coverage(compared=1))

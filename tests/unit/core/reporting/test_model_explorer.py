@@ -15,7 +15,7 @@ from paritas.core.reporting.tables import COLOURS
 from paritas.core.results.findings import Status
 from paritas.sharding.graphs.page import graph_report_data
 from paritas.sharding.graphs.rows import CallOutcome, CallSite, GraphReport, OperatorResult
-from unit.core.results.comparison_samples import score, transformer
+from unit.comparison.comparison_samples import score, transformer
 
 
 @pytest.fixture(scope="module")

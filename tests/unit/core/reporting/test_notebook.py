@@ -17,7 +17,8 @@ from paritas.core.reporting.tables import MOST_IN_CELL
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.mutants.rows import FaultResult, PowerReport
 from paritas.sharding.graphs.rows import GraphReport
-from unit.core.results import comparison_samples, graph_samples
+from unit.comparison import comparison_samples
+from unit.sharding.graphs import graph_samples
 
 EVIL = "</style></div><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 VOID = {"br", "img", "meta", "link", "input", "hr"}

@@ -11,7 +11,7 @@ from paritas.comparison import results_folder
 from paritas.comparison.results_folder import check_output, read_comparison, write_all
 from paritas.comparison.rows import Comparison
 from paritas.core.errors import UsageError
-from unit.core.results.comparison_samples import dump, transformer
+from unit.comparison.comparison_samples import dump, transformer
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from paritas.comparison.report import MOST_ROWS, comparison_report
 from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, DumpFacts
 from paritas.core.results.findings import Coverage, Status
 from paritas.core.results.wording import headline
-from unit.core.results.comparison_samples import (
+from unit.comparison.comparison_samples import (
     dump,
     figures,
     row,

@@ -22,7 +22,7 @@ from paritas.core.errors import UsageError
 from paritas.core.numerics.metrics import pair_metrics
 from paritas.core.results.findings import Coverage, Status
 from paritas.core.results.items import PairFigures
-from unit.core.results.comparison_samples import dump, figures, row, transformer
+from unit.comparison.comparison_samples import dump, figures, row, transformer
 
 MSIT = (
     "token_id,data_id,golden_data_path,golden_op_type,golden_dtype,golden_shape,golden_max_value,"

@@ -21,7 +21,7 @@ from paritas.sharding.graphs.page import (
     write_graph_page,
 )
 from paritas.sharding.graphs.rows import CallOutcome, GraphReport
-from unit.core.results.graph_samples import (
+from unit.sharding.graphs.graph_samples import (
     HOSTILE,
     empty,
     hostile,

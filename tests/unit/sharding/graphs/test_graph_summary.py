@@ -11,7 +11,7 @@ from rich.console import Console
 from paritas.core.results.findings import Status
 from paritas.sharding.graphs.report import graph_report, graph_verdict_line
 from paritas.sharding.graphs.rows import CallOutcome, Confirmation
-from unit.core.results.graph_samples import (
+from unit.sharding.graphs.graph_samples import (
     empty,
     hostile,
     interrupted,

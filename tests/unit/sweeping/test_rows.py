@@ -18,7 +18,7 @@ from paritas.sweeping.rows import (
     columns,
     trimmed,
 )
-from unit.core.results.sweep_samples import crashed, report, row
+from unit.sweeping.sweep_samples import crashed, report, row
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from paritas.comparison.page import (
 from paritas.comparison.rows import Comparison, Divergence
 from paritas.core.reporting.pages import number_column, text_column
 from paritas.core.results.findings import Status
-from unit.core.results.comparison_extremes import (
+from unit.comparison.comparison_extremes import (
     HOSTILE,
     empty,
     hostile,
@@ -32,7 +32,7 @@ from unit.core.results.comparison_extremes import (
     non_finite,
     wide,
 )
-from unit.core.results.comparison_samples import transformer
+from unit.comparison.comparison_samples import transformer
 
 ASSETS = resources.files("paritas.core.reporting") / "assets"
 

@@ -12,7 +12,7 @@ import pytest
 from paritas.core.results.findings import Status
 from paritas.sharding.graphs.report import GRAPH_COLUMNS, graph_csv, loss_gap
 from paritas.sharding.graphs.rows import Confirmation
-from unit.core.results.graph_samples import HOSTILE, empty, hostile, option, transformer
+from unit.sharding.graphs.graph_samples import HOSTILE, empty, hostile, option, transformer
 
 
 def lines_of(report):

@@ -12,7 +12,7 @@ from paritas.core.reporting.annotations import junit_document
 from paritas.core.results.findings import Status
 from paritas.sweeping.report import sweep_account, sweep_page, sweep_report
 from paritas.sweeping.rows import changes
-from unit.core.results.sweep_samples import crashed, report, row
+from unit.sweeping.sweep_samples import crashed, report, row
 
 ROWS = (
     row("pkg.models:fine", seconds=12.0),
