@@ -58,21 +58,13 @@ def write_certificates(folder: Path, certificates: Mapping[str, dict[str, Any]])
     Raises:
         UsageError: the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot create {str(folder)!r}: {error.strerror or error}") from error
+    create_folder(folder)
     for name, certificate in certificates.items():
         file = re.sub(r"\W+", "_", name).strip("_")[:_LONGEST_NAME]
         write_whole(folder / f"{file}.json", msgspec.json.encode(certificate))
 
 
 _LONGEST_NAME = 120
-
-
-# --- The folder of a comparison -------------------------------------------------------------------
-
-# `comparison.json` contains everything; the other files are made from it.
 
 
 def create_folder(folder: Path) -> None:

@@ -158,7 +158,7 @@ def packed(payload: Any) -> str:
     return base64.b64encode(gzip.compress(msgspec.json.encode(payload), 6, mtime=0)).decode()
 
 
-# --- A comparison in sentences --------------------------------------------------------------------
+# --- A story: what happened, in sentences and facts -----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
