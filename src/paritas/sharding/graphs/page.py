@@ -22,7 +22,6 @@ from paritas.core.reporting.tables import (
     MOST_IN_CELL,
     SIGNS,
     Column,
-    Mark,
     page_table,
 )
 from paritas.core.reporting.terminal import FINDING_COLUMNS
@@ -32,6 +31,7 @@ from paritas.core.results.wording import enumerated, finding_lines
 from paritas.sharding.graphs.report import (
     MEANINGS,
     ORDER,
+    OUTCOME_MARKS,
     confirmation_words,
     counted,
     duration,
@@ -187,12 +187,7 @@ def _draw_token(name: str, options: list[OptionResult]) -> RuleToken:
 # --- The operators as data ------------------------------------------------------------------------
 
 # Outcomes as names of classes in a style sheet.
-SLUGS = {
-    CallOutcome.VERIFIED: "verified",
-    CallOutcome.NOTHING: "nothing",
-    CallOutcome.UNSUPPORTED: "unsupported",
-    CallOutcome.FAILED: "failed",
-}
+SLUGS = {outcome: outcome.name.lower() for outcome in CallOutcome}
 
 
 def graph_payload(report: GraphReport) -> dict[str, Any]:
@@ -269,13 +264,6 @@ MOST_OPEN = 3
 # Operators named for one reason.
 MOST_NAMED = 8
 
-# Shown beside the colour for people who cannot see it.
-OUTCOME_SIGNS = {
-    CallOutcome.VERIFIED: "✓",
-    CallOutcome.NOTHING: "–",
-    CallOutcome.UNSUPPORTED: "?",
-    CallOutcome.FAILED: "≠",
-}
 VERDICTS = {
     "verified": CallOutcome.VERIFIED,
     "failed": CallOutcome.FAILED,
@@ -326,9 +314,9 @@ def graph_page(report: GraphReport) -> str:
         words=verdict_words(report),
         size=size_words(report),
         took=duration(report.seconds),
-        outcomes=[(o, SLUGS[o], OUTCOME_SIGNS[o], MEANINGS[o], counts[o]) for o in ORDER],
+        outcomes=[(o, SLUGS[o], OUTCOME_MARKS[o].sign, MEANINGS[o], counts[o]) for o in ORDER],
         slugs=SLUGS,
-        outcome_signs=OUTCOME_SIGNS,
+        outcome_signs={outcome: mark.sign for outcome, mark in OUTCOME_MARKS.items()},
         signs=SIGNS,
         missing=max(0, missing),
         stories=[
@@ -397,7 +385,7 @@ def notebook_summary(report: GraphReport) -> NotebookResult:
     ordered = sorted(report.operators, key=lambda one: ORDER.index(one.outcome))
     counts = report.counts()
     return NotebookResult(
-        mark=_mark_outcome(outcome),
+        mark=OUTCOME_MARKS[outcome],
         title=f"{word}: {short_name(report)}",
         words=verdict_words(report),
         facts=[
@@ -409,10 +397,6 @@ def notebook_summary(report: GraphReport) -> NotebookResult:
     )
 
 
-def _mark_outcome(outcome: CallOutcome) -> Mark:
-    return Mark(outcome.value, css=f"o-{SLUGS[outcome]}", sign=OUTCOME_SIGNS[outcome])
-
-
 def _operator_columns(report: GraphReport) -> list[Column[OperatorResult]]:
     def count_right(operator: OperatorResult) -> str:
         right = sum(option.status.passes(strict=report.strict) for option in operator.options)
@@ -422,7 +406,7 @@ def _operator_columns(report: GraphReport) -> list[Column[OperatorResult]]:
         return operator.reason or next((option.reason for option in operator.failures), "")
 
     return [
-        Column("outcome", lambda operator: _mark_outcome(operator.outcome)),
+        Column("outcome", lambda operator: OUTCOME_MARKS[operator.outcome]),
         Column("node", lambda operator: operator.sites[0].node),
         Column("operator", lambda operator: operator.operator),
         Column("source", lambda operator: operator.sites[0].source),

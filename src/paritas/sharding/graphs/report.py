@@ -257,11 +257,14 @@ def duration(seconds: float) -> str:
 # --- The report for a terminal --------------------------------------------------------------------
 
 MOST_ROWS = 24
-OUTCOME_STYLES = {
-    CallOutcome.VERIFIED: "green",
-    CallOutcome.NOTHING: "dim",
-    CallOutcome.UNSUPPORTED: "magenta",
-    CallOutcome.FAILED: "bold red",
+OUTCOME_MARKS = {
+    outcome: Mark(outcome.value, style, f"o-{outcome.name.lower()}", sign)
+    for outcome, style, sign in (
+        (CallOutcome.VERIFIED, "green", "✓"),
+        (CallOutcome.NOTHING, "dim", "–"),
+        (CallOutcome.UNSUPPORTED, "magenta", "?"),
+        (CallOutcome.FAILED, "bold red", "≠"),
+    )
 }
 # Control characters other than the newline.
 _CONTROLS = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
@@ -356,7 +359,7 @@ def _failure_table(failures: list[_Failure], width: int) -> RenderableType:
 def _mark_failure(failure: _Failure) -> Mark:
     operator, option = failure
     if option is None:
-        return Mark(operator.outcome.value, OUTCOME_STYLES[operator.outcome])
+        return OUTCOME_MARKS[operator.outcome]
     return STATUS_MARKS[option.status]
 
 
@@ -378,7 +381,9 @@ def _split_words(option: OptionResult) -> str:
 
 def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[RenderableType]:
     """One operator in words: what, which split, the figures, where, what to do."""
-    yield Text(f"{one.sites[0].node}: {one.operator}", style=OUTCOME_STYLES[CallOutcome.FAILED])
+    yield Text(
+        f"{one.sites[0].node}: {one.operator}", style=OUTCOME_MARKS[CallOutcome.FAILED].style
+    )
     yield indented(one.signature)
     options = failing_options(one, report)
     for option in options[:MOST_SHOWN]:
@@ -419,7 +424,7 @@ def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[
     if not found:
         return
     calls = sum(reason.calls for reason in found)
-    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_STYLES[outcome])
+    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
     for reason in found[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
         which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
