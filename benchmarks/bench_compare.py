@@ -24,10 +24,10 @@ from benchmarks.lab.timing import Spent, in_turns, measured
 import paritas
 from paritas.comparison.gathering import operands
 from paritas.comparison.pairing import match
+from paritas.comparison.results_folder import write_all
 from paritas.comparison.rules import Rules
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.numerics.pair_figures import pair_figures, quick_figures
-from paritas.core.reporting.files import write_all
 from paritas.formats.dumps.reading import Dump
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ import torch
 from benchmarks.kernels import opinfo, truth
 from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_server
 
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge
+from paritas.kernels.rows import CaseFamily
 
 # A case of another family has other shapes or strides: each costs a compilation.
 SAME_SHAPES = frozenset(

@@ -30,9 +30,9 @@ import torch
 from benchmarks.kernels.answers import asked_of_both, is_wrong, loaded, made
 from benchmarks.kernels.rows import add_row, forked, half, read_rows, share_out, usable_server
 
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels import PROMISES, KernelOptions
 from paritas.kernels.judge import KernelJudge
+from paritas.kernels.rows import CaseFamily
 
 PLAIN_MODULES = {"torch", "math", "typing", "functools", "collections", "itertools", "numpy"}
 ON_DEVICES = re.compile(r"cuda|triton|load_inline|cpp_extension|cupy|jit\.script|torch\.compile")

@@ -24,9 +24,9 @@ from benchmarks.kernels.rows import add_row, forked, half, read_rows
 
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.execution.observation import input_tensors
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import CaseMaker
 from paritas.kernels.references import TRIVIAL, JudgedCase, KernelTask, RefusedCase, rate_task
+from paritas.kernels.rows import CaseFamily
 from paritas.kernels.sides import load_side, parse_side
 from paritas.mutants.power import power
 

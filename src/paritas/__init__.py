@@ -57,25 +57,25 @@ __all__ = [
 _HOMES = {
     "AllCloseValueChecker": "paritas.core.numerics.checkers",
     "AutomaticValueChecker": "paritas.core.numerics.checkers",
-    "Comparison": "paritas.core.results.comparisons",
+    "Comparison": "paritas.comparison.rows",
     "Coverage": "paritas.core.results.findings",
     "EngineRecord": "paritas.engines.records",
-    "EngineReport": "paritas.core.results.model_reports",
+    "EngineReport": "paritas.engines.rows",
     "Finding": "paritas.core.results.findings",
     "FullValueChecker": "paritas.core.numerics.checkers",
-    "GraphReport": "paritas.core.results.graph_reports",
+    "GraphReport": "paritas.sharding.graphs.rows",
     "Inputs": "paritas.core.execution.subjects",
-    "InvariantsReport": "paritas.core.results.model_reports",
+    "InvariantsReport": "paritas.relations.rows",
     "KernelJudge": "paritas.kernels.judge",
     "KernelOptions": "paritas.kernels",
-    "KernelReport": "paritas.core.results.model_reports",
+    "KernelReport": "paritas.kernels.rows",
     "MismatchError": "paritas.core.errors",
     "Origin": "paritas.core.results.findings",
     "ParitasError": "paritas.core.errors",
     "ParityWarning": "paritas.core.errors",
-    "PowerReport": "paritas.core.results.power_reports",
+    "PowerReport": "paritas.mutants.rows",
     "Status": "paritas.core.results.findings",
-    "SweepReport": "paritas.core.results.sweeps",
+    "SweepReport": "paritas.sweeping.rows",
     "UsageError": "paritas.core.errors",
     "Verdict": "paritas.core.results.findings",
     "VerifyConfig": "paritas.core.execution.subjects",
@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from paritas.comparison.compare import compare
+    from paritas.comparison.rows import Comparison
     from paritas.core.compiled.guard import guard, guard_everywhere
     from paritas.core.errors import MismatchError, ParitasError, ParityWarning, UsageError
     from paritas.core.execution.subjects import Inputs, VerifyConfig
@@ -109,23 +110,24 @@ if TYPE_CHECKING:
         AutomaticValueChecker,
         FullValueChecker,
     )
-    from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Coverage, Finding, Origin, Status, Verdict
-    from paritas.core.results.graph_reports import GraphReport
-    from paritas.core.results.model_reports import EngineReport, InvariantsReport, KernelReport
-    from paritas.core.results.power_reports import PowerReport
-    from paritas.core.results.sweeps import SweepReport
     from paritas.engines.check import check_engine
     from paritas.engines.records import EngineRecord
+    from paritas.engines.rows import EngineReport
     from paritas.kernels import KernelOptions
     from paritas.kernels.judge import KernelJudge, judge_kernel
+    from paritas.kernels.rows import KernelReport
     from paritas.mutants.power import power
+    from paritas.mutants.rows import PowerReport
     from paritas.recording.capture import capture
     from paritas.recording.record import record
     from paritas.relations.checking import invariants
     from paritas.relations.relation import relation
+    from paritas.relations.rows import InvariantsReport
+    from paritas.sharding.graphs.rows import GraphReport
     from paritas.sharding.graphs.verify import verify_graph
     from paritas.sharding.plans.verify import verify_parallel
+    from paritas.sweeping.rows import SweepReport
     from paritas.sweeping.sweep import sweep
     from paritas.verification.verify import verify
 
@@ -142,10 +144,10 @@ else:
         return importlib.metadata.version("paritas")
 
 
-def _html_of(result: object) -> str:
-    import paritas.core.reporting.notebook
+def _html_of(verdict: Any) -> str:
+    import paritas.core.reporting.notebook as notebook_cells
 
-    return paritas.core.reporting.notebook.notebook_html(result)
+    return notebook_cells.notebook_html(notebook_cells.verdict_summary(verdict))
 
 
 def _shrink(verdict: Verdict, **options: Any) -> object:

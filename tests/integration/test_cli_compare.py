@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from integration.dump_making import Making, values
 from paritas.app.cli import main
 from paritas.comparison import compare as comparing
-from paritas.core.reporting.files import read_comparison
+from paritas.comparison.results_folder import read_comparison
 from paritas.core.results.findings import Status
-from unit.core.results.comparison_samples import transformer
+from unit.comparison.comparison_samples import transformer
 
 FILES = ["comparison.csv", "comparison.json", "report.html"]
 

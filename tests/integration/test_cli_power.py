@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from paritas.app.cli import main
 from paritas.core.results.findings import Status
-from paritas.core.results.power_reports import PowerReport
 from paritas.mutants import power as searching
+from paritas.mutants.rows import PowerReport
 
 NET = """
 import torch

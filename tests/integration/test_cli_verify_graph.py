@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import processes
 from paritas.app.cli import main
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from paritas.sharding.graphs.verify import verify_graph
 from paritas.sharding.operators.library.registry import unregister
 from paritas.sharding.proofs.graph_checker import GraphChecker

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from paritas.app.cli import main
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from paritas.sharding.graphs.verify import verify_graph
 from paritas.sharding.plans import rank_pool
 from unit.sharding.graphs.small_graphs import graph, linear, relu

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from integration.chromium import ask_page
-from paritas.core.reporting.result_pages import graph_page
-from unit.core.results.graph_samples import HOSTILE, empty, hostile, transformer
+from paritas.sharding.graphs.page import graph_page
+from unit.sharding.graphs.graph_samples import HOSTILE, empty, hostile, transformer
 
 SELECTED = 'text("#selected .name")'
 

@@ -14,11 +14,11 @@ from safetensors import safe_open
 from integration.dump_making import Making, values
 from integration.interrupting import endings
 from integration.once import made_once
-from paritas.core.reporting.files import read_comparison
+from paritas.comparison.results_folder import read_comparison
 from paritas.core.results.findings import Verdict
-from paritas.core.results.graph_reports import GraphReport
-from paritas.core.results.power_reports import PowerReport
 from paritas.formats.dumps.reading import Dump
+from paritas.mutants.rows import PowerReport
+from paritas.sharding.graphs.rows import GraphReport
 
 # The same calls each time. With the whole corpus more of them, and the commands that take long.
 SEED = 7

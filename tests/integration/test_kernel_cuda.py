@@ -16,9 +16,9 @@ import torch
 
 import quality
 from paritas.core.results.findings import Status
-from paritas.core.results.model_reports import CaseFamily, KernelReport
 from paritas.kernels import KernelOptions
 from paritas.kernels.judge import KernelJudge
+from paritas.kernels.rows import CaseFamily, KernelReport
 
 INTERPRETED = os.environ.get("PARITAS_TRITON_ON_CPU") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -14,9 +14,9 @@ from paritas.app.cli import main
 from paritas.core.errors import UsageError
 from paritas.core.placement.placement import OperatorCall, Recipe, on_device
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.core.results.items import Once, Partial, Shard
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from paritas.sharding.graphs.verify import verify_graph
 from paritas.sharding.operators.recipe_checks import check_recipe, confirmation
 from paritas.sharding.plans.rank_pool import close_pools

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from integration.chromium import ask_page
-from paritas.core.reporting.result_pages import html_report
-from unit.core.results.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
-from unit.core.results.comparison_samples import transformer
+from paritas.comparison.page import html_report
+from unit.comparison.comparison_extremes import HOSTILE, empty, hostile, non_finite, wide
+from unit.comparison.comparison_samples import transformer
 
 LOOK = """
 said.shown = text("#shown");

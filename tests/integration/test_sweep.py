@@ -11,7 +11,7 @@ import pytest
 
 import processes
 from docs.pages import DOCS, blocks
-from paritas.core.results.sweeps import SweepReport
+from paritas.sweeping.rows import SweepReport
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="elsewhere each run is a new interpreter"

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from paritas.app.cli import main
 from paritas.core.errors import ClusterLostError
 from paritas.core.execution.executors import executor_of, run_batches
-from paritas.core.results.sweeps import SweepReport
+from paritas.sweeping.rows import SweepReport
 from paritas.sweeping.sweep import sweep
 
 pytestmark = [

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.sharding.graphs.calls import GraphSettings
 from paritas.sharding.graphs.checking import check_call
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from quality.graph_faults import CNN, MISFITS, TRANSFORMER, Planted, call_of
 
 SPLITS = [*TRANSFORMER, *CNN]

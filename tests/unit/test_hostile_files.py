@@ -17,17 +17,17 @@ from click.testing import CliRunner
 
 from paritas.app.cli import main
 from paritas.app.pytest.parity import golden_of, read_golden, write_golden
+from paritas.comparison import results_folder as comparison_files
+from paritas.comparison.rows import Comparison
 from paritas.comparison.rules import Rules
 from paritas.core.errors import UsageError
-from paritas.core.reporting import files as comparison_files
-from paritas.core.results.comparisons import Comparison
 from paritas.core.results.findings import Verdict
-from paritas.core.results.graph_reports import GraphReport
-from paritas.core.results.power_reports import PowerReport
 from paritas.core.settings import find_file
 from paritas.formats.dumps.reading import Dump
 from paritas.formats.foreign.fusion_switch import load_switch
+from paritas.mutants.rows import PowerReport
 from paritas.sharding.graphs import results_folder
+from paritas.sharding.graphs.rows import GraphReport
 
 MARK = "was-run"
 

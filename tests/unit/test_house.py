@@ -252,12 +252,12 @@ FINDING_MAKERS = {
     "paritas/core/judging/pairs.py",  # of compared values: the judge
     "paritas/core/results/findings.py",  # of everything else: constructors with names
     "paritas/core/judging/comparer.py",  # of everything else: `CollectedFindings.add`
-    "paritas/core/results/comparisons.py",  # of a row, which has the status already
+    "paritas/comparison/rows.py",  # of a row, which has the status already
 }
 STATUS_CHANGERS = {
     "paritas/core/judging/pairs.py": 1,
     "paritas/comparison/table.py": 1,  # of a row of two dumps, by the rulings on its sources
-    "paritas/core/results/sweeps.py": 1,  # of a row, which has the status of its verdict
+    "paritas/sweeping/rows.py": 1,  # of a row, which has the status of its verdict
 }
 # What a file has that may be found below: to parse the others takes seconds.
 STATUS_WORDS = re.compile(r"\bFinding\(|\bstatus\s*=|\"status\"|Aspect\.VALUE")

@@ -1,4 +1,4 @@
-"""`paritas compare` and `paritas report`: two dumps, and the report of a comparison again."""
+"""`paritas compare`: the values of two dumps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paritas.core.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from paritas.core.results.comparisons import Comparison
+    from paritas.comparison.rows import Comparison
 
 
 RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
@@ -146,26 +146,26 @@ def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
 
 def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
     """Raise `UsageError` now if the results could not be written later."""
+    from paritas.comparison import results_folder
     from paritas.core.file_trees import is_url, names_at
-    from paritas.core.reporting import files
 
     if not is_url(output):
-        files.check_output(Path(output), overwrite=overwrite, parquet=parquet)
+        results_folder.check_output(Path(output), overwrite=overwrite, parquet=parquet)
         return
     with tempfile.TemporaryDirectory() as folder:
-        files.check_output(Path(folder), parquet=parquet)
-    files.check_names(output, names_at(output), overwrite=overwrite)
+        results_folder.check_output(Path(folder), parquet=parquet)
+    results_folder.check_names(output, names_at(output), overwrite=overwrite)
 
 
 def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) -> list[str]:
+    from paritas.comparison import results_folder
     from paritas.core.file_trees import is_url, write_to
-    from paritas.core.reporting import files
 
     with contextlib.ExitStack() as stack:
         folder = Path(output)
         if is_url(output):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        written = files.write_all(folder, comparison, parquet=parquet, html=html)
+        written = results_folder.write_all(folder, comparison, parquet=parquet, html=html)
         if is_url(output):
             write_to(output, folder)
     return [path.name for path in written]
@@ -174,69 +174,12 @@ def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) ->
 def _show_comparison(
     comparison: Comparison, remark: str, form: OutputFormat, *, quiet: bool
 ) -> None:
-    from paritas.comparison.report import comparison_report, comparison_verdict_line
-    from paritas.core.reporting.annotations import comparison_account
+    from paritas.comparison.report import (
+        comparison_account,
+        comparison_report,
+        comparison_verdict_line,
+    )
 
     shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
     subject = f"{comparison.my.path} {comparison.golden.path}"
     emit(form, lambda: comparison_account(comparison, subject=subject), shown, soft_wrap=quiet)
-
-
-# --- report: write the report of a comparison again, or for Model Explorer ------------------------
-
-
-@click.command(short_help="Write the HTML report of a comparison again.")
-@click.argument("comparison", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Where to write. Default: report.html beside comparison.json.",
-)
-@click.option(
-    "--model-explorer",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write JSON for Model Explorer instead: the graph, and data to colour its nodes.",
-)
-def report(*, comparison: Path, output: Path | None, model_explorer: Path | None) -> None:
-    """Write the HTML report of a comparison again, from its comparison.json.
-
-    OUT is the folder that paritas compare wrote, or the file comparison.json itself. With
-    --model-explorer it may also be the folder of paritas verify-graph.
-
-    Exit codes: 0 the report is written, whatever its verdict; 2 no comparison or wrong usage.
-    """
-    if model_explorer is not None:
-        _write_for_model_explorer(comparison, model_explorer)
-        return
-    from paritas.core.reporting import files
-    from paritas.core.results.wording import headline
-
-    folder = comparison if comparison.is_dir() else comparison.parent
-    target = output or folder / files.HTML
-    files.check_writable(target)
-    found = files.read_comparison(comparison)
-    files.write_html(target, found)
-    click.echo(headline(found.verdict))
-    click.echo(f"written: {target}")
-
-
-def _write_for_model_explorer(source: Path, target: Path) -> None:
-    from paritas.core.reporting import exports, files
-    from paritas.core.results.wording import headline
-
-    files.check_writable(target)
-    results = source / files.GRAPH_JSON if source.is_dir() else source
-    if results.name == files.GRAPH_JSON and results.is_file():
-        from paritas.core.results.graph_reports import GraphReport
-
-        graph = GraphReport.from_json(results.read_bytes())
-        exports.write_graph_report(target, graph)
-        click.echo(headline(graph.verdict))
-        click.echo(f"written: {target}, node data for {graph.graph}")
-        return
-    found = files.read_comparison(source)
-    written = exports.write_comparison(target, found)
-    click.echo(headline(found.verdict))
-    click.echo(f"written: {', '.join(map(str, written))}")

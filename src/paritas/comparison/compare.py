@@ -21,6 +21,7 @@ from paritas.comparison.gathering import operands
 from paritas.comparison.judgement import Measured, measure
 from paritas.comparison.operands import describe_side
 from paritas.comparison.pairing import RecordedSelection, match
+from paritas.comparison.rows import Comparison, Divergence, DumpFacts
 from paritas.comparison.rules import Rules, align_steps
 from paritas.comparison.table import Table, resolve
 from paritas.core.call_options import takes_options
@@ -34,7 +35,6 @@ from paritas.core.execution.executors import (
 )
 from paritas.core.file_trees import local_copy
 from paritas.core.numerics.mismatch_maps import mismatch_detail
-from paritas.core.results.comparisons import Comparison, Divergence, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Diagnosis, Status
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import counted
@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 
     from paritas.comparison.operands import Operand, Pair
     from paritas.comparison.pairing import Matches
+    from paritas.comparison.rows import ComparisonRow
     from paritas.core.numerics.requirements import Requirement
-    from paritas.core.results.comparisons import ComparisonRow, Detail
+    from paritas.core.results.details import Detail
     from paritas.formats.dumps.opening import ReadableDump
     from paritas.formats.files.records import Record, Site
 

@@ -21,6 +21,7 @@ from paritas.comparison.operands import (
     same_digest,
     with_extremes,
 )
+from paritas.comparison.rows import Basis
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
@@ -32,7 +33,6 @@ from paritas.core.numerics.pooling import populations
 from paritas.core.numerics.sketch import sketch, sketch_distance
 from paritas.core.numerics.statistics import summarize
 from paritas.core.placement.assembly import Assembly
-from paritas.core.results.comparisons import Basis
 from paritas.core.results.findings import Aspect, Score, Status
 from paritas.core.results.items import PairFigures
 from paritas.formats.files.records import Record
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
+    from paritas.comparison.rows import Attributed, Made, SideFacts
     from paritas.core.numerics.requirements import Requirement
     from paritas.core.numerics.statistics import Statistics
-    from paritas.core.results.comparisons import Attributed, Made, SideFacts
     from paritas.formats.dumps.opening import ReadableDump
 
 

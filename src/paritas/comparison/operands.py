@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 import torch
 
+from paritas.comparison.rows import SideFacts
 from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.sketch import add_sketches
 from paritas.core.numerics.statistics import Statistics
 from paritas.core.placement.assembly import Assembly, ReplicaDisagreement, ReplicasDisagreeError
-from paritas.core.results.comparisons import SideFacts
 from paritas.core.results.wording import counted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.results.comparisons import MatchedBy
+    from paritas.comparison.rows import MatchedBy
     from paritas.core.results.items import Extremes
     from paritas.formats.files.records import Record, Site
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from paritas.comparison.operands import Book, MatchItem
-    from paritas.core.results.comparisons import MatchedBy
+    from paritas.comparison.rows import MatchedBy
 
 _ATEN = re.compile(r"(?:aten|prims)\.")
 _COMPOSITE = "composite"

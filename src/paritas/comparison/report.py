@@ -11,19 +11,25 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from paritas.core.reporting.terminal import (
+from paritas.comparison.rows import beginnings, finding_of, losses_of
+from paritas.core.reporting.annotations import Account, verdict_account
+from paritas.core.reporting.tables import (
+    STATUS_MARKS,
     STYLES,
+    Column,
+    Rest,
+    terminal_table,
+)
+from paritas.core.reporting.terminal import (
+    FINDING_COLUMNS,
     details,
-    finding_cells,
     heading,
     indented,
     last_line,
     listed,
     paragraph,
     remarks,
-    small_table,
 )
-from paritas.core.results.comparisons import beginnings, finding_of, losses_of
 from paritas.core.results.findings import Aspect, Status
 from paritas.core.results.wording import finding_lines, near_path, ranges, size
 
@@ -33,19 +39,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from paritas.core.results.comparisons import (
-        Beginning,
-        Comparison,
-        ComparisonRow,
-        Divergence,
-        DumpFacts,
-    )
+    from paritas.comparison.rows import Beginning, Comparison, ComparisonRow, Divergence, DumpFacts
     from paritas.core.results.findings import Verdict
 
 MOST_ROWS = 24
 _NEAR_THEIR_LIMITS = 6  # rows to show if all pass
 _FOLLOWERS = 8  # rows to show that inherit their difference
-ROW_COLUMNS = ("status", "item", "off by", "own", "came in", "worst / allowed")
 ROW_LEGENDS = {
     "item": "item: without the common parts; the full name is in comparison.csv",
     "off by": "off by: norm of the difference / norm of the golden value, or a count of values",
@@ -149,16 +148,16 @@ def count_table(comparison: Comparison) -> Table:
     """The number of rows of each status, gravest first, by phase and level."""
     counts = Counter((row.status, row.phase, row.level) for row in comparison.rows)
     kinds = list(dict.fromkeys((row.phase, row.level) for row in comparison.rows))
-    table = small_table()
-    table.add_column("rows")
-    for phase, level in kinds:
-        table.add_column(f"{phase}\n{level}", justify="right")
-    for status in reversed(Status):
-        found = [counts[status, *kind] for kind in kinds]
-        if any(found):
-            style = STYLES[status]
-            table.add_row(Text(status.value, style=style), *(str(count or "") for count in found))
-    return table
+    statuses = [status for status in reversed(Status) if any(counts[status, *k] for k in kinds)]
+    columns: list[Column[Status]] = [Column("rows", lambda status: STATUS_MARKS[status])]
+
+    def count_column(phase: str, level: str) -> Column[Status]:
+        return Column(
+            f"{phase}\n{level}", lambda status: counts[status, phase, level] or None, "count"
+        )
+
+    columns += [count_column(*kind) for kind in kinds]
+    return terminal_table(columns, statuses)
 
 
 # --- the gravest rows -----------------------------------------------------------------------------
@@ -182,26 +181,34 @@ def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
     begin = {one.row.index for one in beginnings(comparison)}
     followers = [row for row in rows if row.made == "before" and row.index not in begin]
     shown = rows[: min(MOST_ROWS, len(rows) - len(followers) + _FOLLOWERS)]
-    shorten = _Shortening(comparison)
-    lines: list[tuple[Text, ...]] = []
-    for row in shown:
-        status, _, value, off_by, worst = finding_cells(finding_of(row))
-        item = Text("\n").join(filter(None, (Text(shorten(row)), value)))
-        lines.append(
-            (status, item, off_by, Text(_figure(row.own)), Text(_figure(row.inherited)), worst)
-        )
-    filled = [place for place in range(len(ROW_COLUMNS)) if any(line[place] for line in lines)]
-    table = small_table()
-    for place in filled:
-        table.add_column(ROW_COLUMNS[place], overflow="fold", no_wrap=ROW_COLUMNS[place] != "item")
-    for line in lines:
-        table.add_row(*(line[place] for place in filled))
     more = len(rows) - len(shown)
+    lines: list[ComparisonRow | Rest] = [*shown]
     if more:
         left = min(more, len(followers))  # they come last
-        words = f"{more} more" + (f", {left} of them inherit it" if left else "")
-        table.add_row("", words, *("" for _ in filled[2:]))
-    return table
+        lines.append(Rest(("", f"{more} more" + (f", {left} of them inherit it" if left else ""))))
+    return terminal_table(_row_columns(comparison), lines)
+
+
+def _row_columns(comparison: Comparison) -> list[Column[ComparisonRow]]:
+    shorten = _Shortening(comparison)
+    value, off_by, worst = (column.cell for column in FINDING_COLUMNS[2:])
+
+    def item(row: ComparisonRow) -> str:
+        return "\n".join(filter(None, (shorten(row), str(value(finding_of(row))))))
+
+    return [
+        Column("status", lambda row: STATUS_MARKS[row.status], is_fixed=True),
+        Column("item", item),
+        Column("off by", lambda row: off_by(finding_of(row)), is_fixed=True, is_optional=True),
+        Column("own", lambda row: row.own, show=_figure, is_fixed=True, is_optional=True),
+        Column("came in", lambda row: row.inherited, show=_figure, is_fixed=True, is_optional=True),
+        Column(
+            "worst / allowed",
+            lambda row: worst(finding_of(row)),
+            is_fixed=True,
+            is_optional=True,
+        ),
+    ]
 
 
 class _Shortening:
@@ -224,8 +231,8 @@ class _Shortening:
         return f"{name}{aspect}{step}{rank}"
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.1e}" if value else "0"
+def _figure(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 # --- where it begins ------------------------------------------------------------------------------
@@ -290,3 +297,17 @@ def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[Render
         and (row.status is Status.UNVERIFIED or not begin)
     ]
     yield from details(msgspec.structs.replace(verdict, findings=(*losses_of(comparison), *found)))
+
+
+# --- For GitHub, SARIF and JUnit ------------------------------------------------------------------
+
+
+def comparison_account(comparison: Comparison, *, subject: str) -> Account:
+    """The result of `compare`; rows that inherit their error come last."""
+    mine = comparison.my.path  # a folder, or an address
+    verdict = comparison.verdict
+    rows = len(comparison.rows)
+    pairs = zip(comparison.rows, verdict.findings[:rows], strict=True)
+    ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
+    verdict = msgspec.structs.replace(verdict, findings=(*ordered, *verdict.findings[rows:]))
+    return verdict_account(verdict, command="compare", subject=subject, file=mine)

@@ -8,10 +8,10 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from paritas.comparison.rows import Basis, ComparisonRow
 from paritas.core.judging.pairs import Ruling
 from paritas.core.numerics.automatic import BLIND_NOISE
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z
-from paritas.core.results.comparisons import Basis, ComparisonRow
 from paritas.core.results.findings import Aspect, Status
 from paritas.core.results.progress import Progress
 from paritas.formats.dumps.survey import RecordedCalls, is_result

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from paritas.core.results.model_reports import EngineCause
 from paritas.engines import changed_models
 from paritas.engines.changed_models import PRECISION
 from paritas.engines.changed_weights import loaded_weights, stored_weights
@@ -37,6 +36,7 @@ from paritas.engines.records import (
     fitted_truncation,
     readouts,
 )
+from paritas.engines.rows import EngineCause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,12 +17,6 @@ from paritas.core.errors import UsageError
 from paritas.core.execution.saved_state import RandomState
 from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.results.findings import Aspect, Finding, Status, mismatch, unverified
-from paritas.core.results.model_reports import (
-    EngineCause,
-    EngineReport,
-    EngineRow,
-    engine_headline,
-)
 from paritas.core.results.progress import shows_progress
 from paritas.core.results.wording import counted
 from paritas.engines.causes import Search
@@ -30,6 +24,7 @@ from paritas.engines.changed_models import PRECISION
 from paritas.engines.drawing import drawn_by_temperature
 from paritas.engines.judging import GROWTH, Bench, Clock, item_of
 from paritas.engines.records import TOKENS, Request, read_records
+from paritas.engines.rows import EngineCause, EngineReport, EngineRow
 
 if TYPE_CHECKING:
     import os
@@ -111,7 +106,7 @@ def check_engine(
         rows = _compare(bench, requests, clock, strict=strict, wholly=not options.explain)
         failing = _failing(requests, rows, strict=strict)
         if failing and options.on_result is not None:
-            options.on_result(engine_headline(EngineReport(rows=tuple(rows), strict=strict)))
+            options.on_result(EngineReport(rows=tuple(rows), strict=strict).headline)
         causes = search.explain(failing) if failing and options.explain else []
         others = requests[len(rows) :]
         more = _compare(bench, others, clock, strict=strict, wholly=True)

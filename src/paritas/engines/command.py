@@ -23,7 +23,7 @@ from paritas.core.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from paritas.core.results.model_reports import EngineReport
+    from paritas.engines.rows import EngineReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,12 @@ def engine(
     """
     options = EngineOptions(**given)
     report = _run_engine(target, records, options)
-    emit_model_report(report, "engine", target, form, json_path=json_path, html_path=html_path)
+    from paritas.engines.report import engine_report
+
+    shown = engine_report(report)
+    emit_model_report(
+        report, "engine", target, form, shown=shown, json_path=json_path, html_path=html_path
+    )
     ctx.exit(report.exit_code)
 
 

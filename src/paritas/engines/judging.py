@@ -29,11 +29,11 @@ from paritas.core.judging.pairs import Checks, Pair, Ruling, judge_pair
 from paritas.core.numerics import criterion
 from paritas.core.results.findings import Finding, Status
 from paritas.core.results.items import Item, ItemKind
-from paritas.core.results.model_reports import EngineRow
 from paritas.core.torch_private.dynamo import original_of
 from paritas.core.torch_private.global_state import quietly
 from paritas.engines.changes import Runner, vocabulary
 from paritas.engines.records import AS_RECORDED, CLAIMS, LIMITS, LOGPROBS, PROMPT, TOKENS, Readout
+from paritas.engines.rows import EngineRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

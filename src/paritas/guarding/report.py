@@ -18,7 +18,6 @@ from paritas.core.commands.ranks import HURRIED_SECONDS, WAIT_SECONDS, Meeting, 
 from paritas.core.compiled.guard_settings import NOTHING_COMPILED
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Coverage, Verdict, unverified
-from paritas.core.results.graph_reports import GraphCounts
 from paritas.core.results.report import Report
 from paritas.core.results.wording import headline
 
@@ -29,6 +28,18 @@ if TYPE_CHECKING:
 
     from paritas.core.commands.scripts import Ending, ScriptProgram, StopSignals
     from paritas.core.compiled.guarded_calls import GuardJournal
+
+
+class GraphCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One compiled graph; see `paritas.core.compiled.guarded_calls.GraphEntry`."""
+
+    label: str
+    source: str
+    calls: int
+    checked: int
+    failed: int
+    compared: int
+    unguarded: str
 
 
 class RankReport(Report, frozen=True):
@@ -239,7 +250,8 @@ def _print_report(report: RankReport, program: ScriptProgram, files: OutputFiles
     from rich.console import Console
 
     from paritas.core.reporting.annotations import verdict_account
-    from paritas.core.reporting.terminal import Printable, guard_report
+    from paritas.core.reporting.terminal import Printable
+    from paritas.guarding.summary import guard_report
 
     verdict, target = report.verdict, program.target
     if not program.is_module:

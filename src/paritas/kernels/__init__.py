@@ -10,7 +10,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from paritas.core.errors import UsageError
-from paritas.core.results.model_reports import CaseFamily
+from paritas.kernels.rows import CaseFamily
 
 if TYPE_CHECKING:
     from pathlib import Path

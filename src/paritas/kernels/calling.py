@@ -21,9 +21,9 @@ from paritas.core.execution.observation import OUTPUT, input_tensors
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.bits import INTEGERS
 from paritas.core.numerics.contents import contents
-from paritas.core.results.model_reports import KernelTiming
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.messages import Measure, Measured
+from paritas.kernels.rows import KernelTiming
 from paritas.kernels.wire import bytes_of, decode, encode
 
 if TYPE_CHECKING:

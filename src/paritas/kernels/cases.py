@@ -18,7 +18,7 @@ from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.similar_inputs import SimilarInputs
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.bits import dtype_name
-from paritas.core.results.model_reports import CaseFamily
+from paritas.kernels.rows import CaseFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from paritas.core.results.model_reports import KernelReport
+    from paritas.kernels.rows import KernelReport
 
 
 # Of the time limit, if importing torch takes all of it.
@@ -124,13 +124,16 @@ def kernel(
     """
 
     def show(report: KernelReport) -> None:
-        from paritas.core.reporting.model_reports import kernel_account, kernel_report
+        from paritas.core.reporting.annotations import verdict_account
+        from paritas.kernels.report import kernel_report
 
         write_json(json_path, report.to_json)
         file, line = subject_source(candidate)
         emit(
             form,
-            lambda: kernel_account(report, subject=candidate, file=file, line=line),
+            lambda: verdict_account(
+                report.verdict, command="kernel", subject=candidate, file=file, line=line
+            ),
             kernel_report(report),
         )
 

@@ -16,7 +16,6 @@ from paritas.core.execution.subjects import Inputs, usable_device
 from paritas.core.execution.time_limit import OutOfTime, TimeLimit
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.results.findings import Verdict, unverified
-from paritas.core.results.model_reports import CaseEnd, CaseFamily, KernelReport, KernelRow
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.torch_private.global_state import quietly
 from paritas.kernels import PROMISES, KernelOptions
@@ -30,6 +29,7 @@ from paritas.kernels.references import (
     RefusedCase,
     Rehearsal,
 )
+from paritas.kernels.rows import CaseEnd, CaseFamily, KernelReport, KernelRow
 from paritas.kernels.servers import shared_server
 from paritas.kernels.sides import load_side, parse_side, resolve_inputs
 from paritas.kernels.wire import WireError

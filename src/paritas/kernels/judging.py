@@ -15,14 +15,6 @@ from paritas.core.execution.time_limit import OutOfTime
 from paritas.core.judging.comparer import CollectedFindings
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, mismatch
 from paritas.core.results.items import Item, ItemKind, harness, output
-from paritas.core.results.model_reports import (
-    CaseEnd,
-    CaseFamily,
-    KernelReport,
-    KernelRow,
-    KernelTiming,
-    TaskRating,
-)
 from paritas.core.results.progress import Progress
 from paritas.core.results.wording import counted, enumerated
 from paritas.kernels import PROMISES
@@ -49,6 +41,14 @@ from paritas.kernels.messages import (
 )
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.references import JudgedCase, RefusedCase
+from paritas.kernels.rows import (
+    CaseEnd,
+    CaseFamily,
+    KernelReport,
+    KernelRow,
+    KernelTiming,
+    TaskRating,
+)
 from paritas.kernels.wire import WireError
 
 if TYPE_CHECKING:

@@ -26,14 +26,14 @@ from paritas.core.execution.time_limit import TimeLimit, TimeWatch
 from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.results.model_reports import CaseFamily, TaskRating, TrivialCandidate
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
 from paritas.kernels.comparing import encode_inputs, is_far_off
 from paritas.kernels.messages import Rehearse, RehearsedCall, SetState, StateSet
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
-from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side
+from paritas.kernels.rows import CaseFamily, TaskRating, TrivialCandidate
+from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, 
 from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from paritas.core.execution.observation import Observation, RunOptions
     from paritas.core.results.items import Item
-    from paritas.core.results.model_reports import KernelRow
     from paritas.core.workers.server import WorkerServer
     from paritas.kernels.cases import KernelCase
     from paritas.kernels.messages import SideName
+    from paritas.kernels.rows import KernelRow
 
 T = TypeVar("T")
 

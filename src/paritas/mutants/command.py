@@ -26,7 +26,7 @@ from paritas.core.commands.options import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paritas.core.results.power_reports import PowerReport
+    from paritas.mutants.rows import PowerReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def power(
     options = PowerOptions(**given)
     check_forms({"FACTORY": factory, "--inputs": options.inputs})
     report = _run_power(factory, options)
-    from paritas.core.reporting.terminal import power_report
+    from paritas.mutants.report import power_report
 
     write_json(json_path, report.to_json)
     print_report(power_report(report))

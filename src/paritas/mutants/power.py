@@ -25,7 +25,6 @@ from paritas.core.execution.subjects import input_sets
 from paritas.core.numerics.contents import leaves
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Item, ItemKind
-from paritas.core.results.power_reports import FaultResult, Grade, PowerReport, Reordering
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.wording import counted, enumerated
 from paritas.core.torch_private.global_state import quietly
@@ -39,6 +38,7 @@ from paritas.mutants.planting import (
     sites,
 )
 from paritas.mutants.programs import IDLE, ModelInPieces, Piece, trace_program
+from paritas.mutants.rows import FaultResult, Grade, PowerReport, Reordering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

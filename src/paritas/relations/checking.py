@@ -51,7 +51,6 @@ from paritas.core.results.findings import (
     unverified,
 )
 from paritas.core.results.items import CALL, Item, ItemKind
-from paritas.core.results.model_reports import InvariantsReport, Promise, RelationRow
 from paritas.core.results.progress import shows_progress
 from paritas.core.torch_private.dynamo import original_of, room_for_entries
 from paritas.relations.relation import (
@@ -60,6 +59,7 @@ from paritas.relations.relation import (
     RelationFamily,
     chosen,
 )
+from paritas.relations.rows import InvariantsReport, Promise, RelationRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -26,7 +26,7 @@ from paritas.core.commands.options import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from paritas.core.results.model_reports import InvariantsReport
+    from paritas.relations.rows import InvariantsReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,12 @@ def invariants(
     """
     options = InvariantsOptions(**given)
     report = _run_invariants(target, options)
-    emit_model_report(report, "invariants", target, form, json_path=json_path, html_path=html_path)
+    from paritas.relations.report import invariants_report
+
+    shown = invariants_report(report)
+    emit_model_report(
+        report, "invariants", target, form, shown=shown, json_path=json_path, html_path=html_path
+    )
     ctx.exit(report.exit_code)
 
 

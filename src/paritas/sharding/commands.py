@@ -38,8 +38,8 @@ from paritas.sharding.options import PartitionOptions
 if TYPE_CHECKING:
     from paritas.core.commands.ranks import Ranks
     from paritas.core.results.findings import Verdict
-    from paritas.core.results.graph_reports import GraphReport
     from paritas.core.results.progress import Progress
+    from paritas.sharding.graphs.rows import GraphReport
     from paritas.sharding.operator_check import CheckedOperator
 
 
@@ -383,8 +383,7 @@ def _show(report: GraphReport, graph: str, files: list[str] | None, form: Output
     """Print the report with its files; only the verdict line if `files` is None."""
     from rich.console import Console
 
-    from paritas.core.reporting.annotations import graph_account
-    from paritas.core.reporting.graphs import graph_report, graph_verdict_line
+    from paritas.sharding.graphs.report import graph_account, graph_report, graph_verdict_line
 
     emit(
         form,

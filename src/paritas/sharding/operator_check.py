@@ -18,13 +18,12 @@ from paritas.core.execution.subjects import usable_device
 from paritas.core.judging.failures import remember_failed
 from paritas.core.numerics.random_tensors import indices
 from paritas.core.placement.placement import Recipe, first_split, on_device
+from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, terminal_table
 from paritas.core.reporting.terminal import (
-    STYLES,
     details,
     last_line,
     listed,
     paragraph,
-    small_table,
 )
 from paritas.core.results.findings import Finding, Status, Verdict, unverified
 from paritas.core.results.items import ItemKind
@@ -43,13 +42,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
-    from rich.table import Table
 
     from paritas.core.judging.failures import FailedSplit
     from paritas.core.placement.placement import OperatorCall
-    from paritas.core.results.graph_reports import RuleProof
     from paritas.sharding.operators.discovery import Discovered
     from paritas.sharding.options import PartitionOptions
+    from paritas.sharding.rows import RuleProof
 
 
 # --- Arguments on the command line ----------------------------------------------------------------
@@ -347,8 +345,8 @@ def _prove(
     options: PartitionOptions,
 ) -> tuple[RuleProof, ...]:
     """Decide each split; without an annotation, the one that discovery found."""
-    from paritas.core.results.graph_reports import RuleProof
     from paritas.sharding.proofs.prove import Prover
+    from paritas.sharding.rows import RuleProof
 
     if annotation is None and len(rule) == 1:
         annotation = Annotation.parse(rule[0])
@@ -412,7 +410,6 @@ def _unverified(path: str, reason: str) -> Verdict:
 
 # --- The splits for a terminal --------------------------------------------------------------------
 
-SPLIT_COLUMNS = ("option", "split by", "forward", "backward", "status", "off by")
 SPLIT_LEGEND = (
     "option: argument, dimension\noff by: norm of the largest difference / norm of the reference"
 )
@@ -426,7 +423,11 @@ def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Gr
     parts += [Text(f"  {text}") for text in checked.rule]
     parts.append(Text())
     if checked.rows:
-        parts += [_split_table(checked.rows), Text(SPLIT_LEGEND, style="dim"), Text()]
+        parts += [
+            terminal_table(SPLIT_COLUMNS, checked.rows),
+            Text(SPLIT_LEGEND, style="dim"),
+            Text(),
+        ]
     coverage = verdict.coverage
     parts += [
         *paragraph(details(verdict)),
@@ -440,30 +441,20 @@ def partition_report(checked: CheckedOperator, script: Sequence[str] = ()) -> Gr
     return Group(*parts, last_line(verdict))
 
 
-def _split_table(rows: Iterable[CheckedSplit]) -> Table:
-    table = small_table()
-    for name in SPLIT_COLUMNS:
-        table.add_column(name, overflow="fold", no_wrap=name != "split by")
-    for row in rows:
-        backward = [one for one in row.verdict.findings if one.item.kind is ItemKind.GRADIENT]
-        forward = [one for one in row.verdict.findings if one not in backward]
-        table.add_row(
-            Text(row.option),
-            Text(row.split_by),
-            _gravest(forward),
-            _gravest(backward),
-            Text(row.verdict.status.value, style=STYLES[row.verdict.status]),
-            Text(_off_by(row.verdict.findings)),
-        )
-    return table
+def _forward(row: CheckedSplit) -> Mark:
+    return _gravest(f for f in row.verdict.findings if f.item.kind is not ItemKind.GRADIENT)
 
 
-def _gravest(findings: list[Finding]) -> Text:
+def _backward(row: CheckedSplit) -> Mark:
+    return _gravest(f for f in row.verdict.findings if f.item.kind is ItemKind.GRADIENT)
+
+
+def _gravest(findings: Iterable[Finding]) -> Mark:
     """The gravest status, or a dash if nothing was compared."""
-    if not findings:
-        return Text("-")
-    status = max((one.status for one in findings), key=lambda status: status.gravity)
-    return Text(status.value, style=STYLES[status])
+    statuses = [finding.status for finding in findings]
+    if not statuses:
+        return Mark("-")
+    return STATUS_MARKS[max(statuses, key=lambda status: status.gravity)]
 
 
 def _off_by(findings: tuple[Finding, ...]) -> str:
@@ -477,3 +468,13 @@ def _off_by(findings: tuple[Finding, ...]) -> str:
     if statuses <= {Status.IDENTICAL, Status.EQUIVALENT}:
         return "rounding" if Status.EQUIVALENT in statuses else "0"
     return "-"
+
+
+SPLIT_COLUMNS: tuple[Column[CheckedSplit], ...] = (
+    Column("option", lambda row: row.option, is_fixed=True),
+    Column("split by", lambda row: row.split_by),
+    Column("forward", _forward, is_fixed=True),
+    Column("backward", _backward, is_fixed=True),
+    Column("status", lambda row: STATUS_MARKS[row.verdict.status], is_fixed=True),
+    Column("off by", lambda row: _off_by(row.verdict.findings), is_fixed=True),
+)

@@ -239,9 +239,9 @@ def _shrink_folder(
     folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport:
     """Shrink the first failure in an output folder of `compare` or `verify-graph`."""
+    from paritas.comparison.results_folder import COMPARISON_JSON as COMPARISON
     from paritas.core.candidates.loading import find_graph
     from paritas.core.errors import UsageError
-    from paritas.core.reporting.files import COMPARISON_JSON as COMPARISON
     from paritas.sharding.graphs.results_folder import JSON as RESULTS
     from paritas.shrinking.comparisons import shrink_comparison
     from paritas.shrinking.partitions import shrink_graph_results

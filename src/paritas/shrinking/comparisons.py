@@ -12,13 +12,13 @@ import torch
 
 from paritas.comparison.compare import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
+from paritas.comparison.results_folder import read_comparison
 from paritas.core.errors import UsageError
 from paritas.core.execution.item_evidence import ItemEvidence
 from paritas.core.execution.program import VALUE
 from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.numerics.checkers import AutomaticValueChecker
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.reporting.files import read_comparison
 from paritas.core.reporting.scripts import Script, ScriptValues, literal, write
 from paritas.core.results.progress import Progress
 from paritas.formats.dumps.survey import RecordedCalls
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.replay import ReplayPlan, ReplayProgram, ReplayStep
-    from paritas.core.results.comparisons import Comparison, ComparisonRow, SideFacts
+    from paritas.comparison.rows import Comparison, ComparisonRow, SideFacts
     from paritas.formats.dumps.opening import ReadableDump
     from paritas.formats.files.records import Record
 

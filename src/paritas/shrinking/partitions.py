@@ -14,7 +14,6 @@ import torch
 from paritas.core.errors import UsageError
 from paritas.core.placement.placement import OperatorCall, Recipe
 from paritas.core.reporting.scripts import SHOWN, NoScriptError
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.core.results.progress import Progress
 from paritas.sharding.graphs.calls import (
     OPTION_SOURCES,
@@ -27,6 +26,7 @@ from paritas.sharding.graphs.calls import (
 from paritas.sharding.graphs.checking import option_of
 from paritas.sharding.graphs.opening import open_graph
 from paritas.sharding.graphs.results_folder import JSON
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from paritas.sharding.graphs.scripts import function_text, write_first_script
 from paritas.sharding.graphs.verify import OperatorWork, check_work, versions_here
 from paritas.sharding.operators.annotation import Annotation, Option
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paritas.core.judging.failures import FailedSplit
     from paritas.core.placement.placement import Place
     from paritas.core.results.findings import Aspect, Status
-    from paritas.core.results.graph_reports import OperatorResult, OptionResult
+    from paritas.sharding.graphs.rows import OperatorResult, OptionResult
 
 
 # --- The shapes to try, from small to large -------------------------------------------------------

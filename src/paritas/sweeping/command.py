@@ -19,7 +19,7 @@ from paritas.core.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from paritas.core.results.sweeps import SweepReport
+    from paritas.sweeping.rows import SweepReport
 
 
 @click.command(short_help="Verify many models under many settings; what changed since last time?")
@@ -87,7 +87,7 @@ def sweep(
     """
     report = _sweep(targets, output, **asked)
     write_json(json_path, report.to_json)
-    from paritas.core.reporting.model_reports import sweep_account, sweep_report
+    from paritas.sweeping.report import sweep_account, sweep_report
 
     remark = f"written to {output}: report.html, sweep.json, junit.xml"
     emit(form, lambda: sweep_account(report, subject=str(targets)), sweep_report(report, remark))

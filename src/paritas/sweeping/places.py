@@ -26,7 +26,7 @@ from paritas.sweeping.plan import INDUCTOR_MODES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from paritas.core.results.sweeps import SweepRun
+    from paritas.sweeping.rows import SweepRun
 
 # What travels is code. A large file is found by its name there, or its run says that it is missing.
 MOST_BYTES = 8_000_000

@@ -18,8 +18,8 @@ import msgspec
 
 from paritas.core.candidates.loading import NAMED
 from paritas.core.errors import UsageError, did_you_mean
-from paritas.core.results.sweeps import KernelSettings, SweepRun
 from paritas.kernels import PROMISES
+from paritas.sweeping.rows import KernelSettings, SweepRun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

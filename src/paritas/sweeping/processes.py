@@ -26,7 +26,6 @@ import msgspec
 from paritas.core import transformers_library
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.results.progress import clock_words
-from paritas.core.results.sweeps import RunEnd, SweepRow, trimmed, without_verdict
 from paritas.core.results.wording import size
 from paritas.core.workers.channel import ChannelClosedError, MessageError
 from paritas.core.workers.inside import Program
@@ -35,6 +34,7 @@ from paritas.core.workers.starting import environment_here, kill_group, signal_n
 from paritas.core.workers.worker import Worker
 from paritas.sweeping.places import RunPlace, WorkerPlace
 from paritas.sweeping.plan import RunTask
+from paritas.sweeping.rows import RunEnd, SweepRow, trimmed, without_verdict
 from paritas.sweeping.runs import RunMessage
 
 if TYPE_CHECKING:

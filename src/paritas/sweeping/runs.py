@@ -22,16 +22,16 @@ from paritas.core import transformers_library
 from paritas.core.candidates.loading import NAMED, CandidateOptions
 from paritas.core.errors import ParitasError, UsageError, in_one_line
 from paritas.core.results.findings import Verdict
-from paritas.core.results.sweeps import RunEnd, trimmed, without_verdict
 from paritas.core.workers.inside import CannotForkError
 from paritas.sweeping.places import RunPlace
 from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_function
+from paritas.sweeping.rows import RunEnd, trimmed, without_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from paritas.core.results.sweeps import KernelSettings, SweepRun
     from paritas.core.workers.channel import Channel
+    from paritas.sweeping.rows import KernelSettings, SweepRun
 
 LONGEST_REASON = 600
 # Compilers make millions of objects, of which few are garbage, and a run ends soon. Looking for

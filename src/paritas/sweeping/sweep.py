@@ -26,7 +26,12 @@ from paritas.core.execution.executors import (
 from paritas.core.reporting.files import check_writable, write_whole
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.report import json_of
-from paritas.core.results.sweeps import (
+from paritas.core.settings import own_version
+from paritas.formats.files.records import Lock
+from paritas.sweeping import places, processes
+from paritas.sweeping.plan import plan_tasks
+from paritas.sweeping.processes import RunOrder
+from paritas.sweeping.rows import (
     CLUSTER_LOST,
     INTERRUPT,
     SweepReport,
@@ -34,12 +39,7 @@ from paritas.core.results.sweeps import (
     SweepRun,
     changes,
 )
-from paritas.core.results.sweeps import FORMAT as REPORT_FORMAT
-from paritas.core.settings import own_version
-from paritas.formats.files.records import Lock
-from paritas.sweeping import places, processes
-from paritas.sweeping.plan import plan_tasks
-from paritas.sweeping.processes import RunOrder
+from paritas.sweeping.rows import FORMAT as REPORT_FORMAT
 from paritas.sweeping.runs import libraries_of
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def sweep(
 def write_report(folder: Path, report: SweepReport) -> None:
     """Write the files of a report, each one completely or not at all."""
     from paritas.core.reporting.annotations import junit_document
-    from paritas.core.reporting.model_reports import sweep_account, sweep_page
+    from paritas.sweeping.report import sweep_account, sweep_page
 
     write_whole(folder / REPORT_JSON, report.to_json())
     document = junit_document(sweep_account(report, subject=str(folder)))

@@ -9,10 +9,10 @@ import torch
 
 from paritas.comparison.judgement import Measured, noise_of, score
 from paritas.comparison.replay import Replayed
+from paritas.comparison.rows import SideFacts
 from paritas.comparison.table import Draft, resolve
 from paritas.core.numerics.automatic import Judgement
 from paritas.core.numerics.pair_figures import pair_figures
-from paritas.core.results.comparisons import SideFacts
 from paritas.core.results.findings import Status
 
 GOLDEN = torch.linspace(-1, 1, 64)

@@ -7,8 +7,8 @@ import math
 import torch
 
 from paritas.comparison.compare import first_divergence, first_non_finite
+from paritas.comparison.rows import ComparisonRow
 from paritas.core.numerics.pair_figures import pair_figures
-from paritas.core.results.comparisons import ComparisonRow
 from paritas.core.results.findings import Status
 
 

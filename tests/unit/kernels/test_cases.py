@@ -6,8 +6,8 @@ import torch
 
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.subjects import Inputs
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order, other_sizes
+from paritas.kernels.rows import CaseFamily
 
 
 def made(*args: torch.Tensor, **further: bool) -> dict[CaseFamily, list[KernelCase]]:

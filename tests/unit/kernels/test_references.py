@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paritas.core.execution.subjects import Inputs
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.messages import SideName
 from paritas.kernels.references import KernelTask, RefusedCase
+from paritas.kernels.rows import CaseFamily
 from paritas.kernels.sides import Side
 
 

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from paritas.core.errors import MismatchError
-from paritas.core.reporting.model_reports import kernel_report
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import output
-from paritas.core.results.model_reports import (
+from paritas.kernels.report import kernel_report
+from paritas.kernels.rows import (
     CaseFamily,
     KernelReport,
     KernelRow,

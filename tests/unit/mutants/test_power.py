@@ -11,15 +11,6 @@ from torch import nn
 import paritas
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Status
-from paritas.core.results.power_reports import (
-    FaultResult,
-    Grade,
-    PowerReport,
-    Reordering,
-    Share,
-    power_headline,
-    power_lines,
-)
 from paritas.mutants.planting import judge_mutant, plant, program_noise, sites
 from paritas.mutants.power import (
     SCALES,
@@ -32,6 +23,14 @@ from paritas.mutants.power import (
     turns,
 )
 from paritas.mutants.programs import trace_program
+from paritas.mutants.rows import (
+    FaultResult,
+    Grade,
+    PowerReport,
+    Reordering,
+    Share,
+    power_lines,
+)
 
 
 class Net(nn.Module):
@@ -296,7 +295,7 @@ def test_unseen_faults_are_grouped_by_kind_and_reason_with_the_largest_shown():
     told = "\n".join(lines(found))
     assert "dropped_addend (leaves it out): 2 of 3; it is small" in told
     assert "such as add (a, forward) near head, 20 times the noise" in told
-    assert power_headline(found) == (
+    assert found.headline == (
         "1 of 3 faults above 8 times the rounding noise are caught (at least 6.1 % with 95 % "
         "confidence), 100 % by the native run alone"
     )

@@ -11,8 +11,8 @@ from torch import nn
 
 import paritas
 from paritas.app.cli import main
-from paritas.core.results.model_reports import InvariantsReport
 from paritas.relations.relation import forget_relation
+from paritas.relations.rows import InvariantsReport
 from quality.relation_models import TOKENS, VOCABULARY, Decoder, Trained, plant, tokens
 
 

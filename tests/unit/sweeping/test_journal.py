@@ -7,7 +7,7 @@ import pytest
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Status
 from paritas.sweeping.sweep import JOURNAL, REPORT_JSON, SweepJournal, read_rows
-from unit.core.results.sweep_samples import crashed, report, row
+from unit.sweeping.sweep_samples import crashed, report, row
 
 ROWS = [row("a:a"), row("b:b", Status.DIFFERENT), crashed("c:c")]
 RUNS = [one.run for one in ROWS]

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paritas.core.results.sweeps import SweepRun
 from paritas.core.workers import starting
 from paritas.sweeping import places, processes
 from paritas.sweeping.places import RunPlace, WorkerPlace, new_place, pack_code
 from paritas.sweeping.plan import RunTask
 from paritas.sweeping.processes import RunOrder
+from paritas.sweeping.rows import SweepRun
 
 
 @pytest.fixture

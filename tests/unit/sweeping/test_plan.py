@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paritas.core.errors import UsageError
-from paritas.core.results.sweeps import SweepRun
 from paritas.sweeping.plan import plan_tasks
+from paritas.sweeping.rows import SweepRun
 
 ZOO = Path(__file__).parents[3] / "zoo"
 TOML = """

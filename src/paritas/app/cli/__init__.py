@@ -75,7 +75,7 @@ _HOMES = {
     "verify-graph": "paritas.sharding.commands:verify_graph",
     "verify-parallel": "paritas.sharding.commands:verify_parallel",
     "power": "paritas.mutants.command:power",
-    "report": "paritas.comparison.commands:report",
+    "report": "paritas.app.cli.results:report",
     "explain": "paritas.app.cli.results:explain",
     "shrink": "paritas.shrinking.command:shrink",
     "config": "paritas.app.cli.getting_started:config",

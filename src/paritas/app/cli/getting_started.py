@@ -97,7 +97,7 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from paritas.core.reporting.terminal import STYLES
+    from paritas.core.reporting.tables import STYLES
 
     yield Text(CHECKED, style="bold")
     yield Text()

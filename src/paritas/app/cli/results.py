@@ -1,4 +1,4 @@
-"""The command about saved results: `paritas explain`."""
+"""The commands about saved results: `paritas explain` and `paritas report`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from paritas.core.commands.options import html_option, print_report
+from paritas.core.errors import UsageError
 
 if TYPE_CHECKING:
     from paritas.core.results.report import Report
@@ -35,7 +36,7 @@ def explain(*, result: Path, finding: str, html_path: Path | None) -> None:
     Exit codes: 0 it is explained, whatever its verdict; 2 no verdict or wrong usage.
     """
     from paritas.core.reporting.explanations import explanation, next_steps
-    from paritas.core.reporting.files import read_report, write_whole
+    from paritas.core.reporting.files import write_whole
 
     report = read_report(result)
     verdict = report.verdict
@@ -56,9 +57,9 @@ def _link(result: Path, page: Path) -> str:
 
 def _script_of(report: Report, result: Path) -> tuple[str, str]:
     """A script that shows the failure, if one was written, and the command that writes one."""
-    from paritas.core.results.comparisons import Comparison
-    from paritas.core.results.graph_reports import GraphReport
-    from paritas.core.results.model_reports import KernelReport
+    from paritas.comparison.rows import Comparison
+    from paritas.kernels.rows import KernelReport
+    from paritas.sharding.graphs.rows import GraphReport
 
     if isinstance(report, KernelReport):
         return report.script, ""
@@ -66,3 +67,138 @@ def _script_of(report: Report, result: Path) -> tuple[str, str]:
         folder = result if result.is_dir() else result.parent
         return "", f"paritas shrink {folder}"
     return "", str(getattr(report, "shrink_command", ""))
+
+
+# --- report: write the report of a comparison again, or for Model Explorer ------------------------
+
+
+@click.command(short_help="Write the HTML report of a comparison again.")
+@click.argument("comparison", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Where to write. Default: report.html beside comparison.json.",
+)
+@click.option(
+    "--model-explorer",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write JSON for Model Explorer instead: the graph, and data to colour its nodes.",
+)
+def report(*, comparison: Path, output: Path | None, model_explorer: Path | None) -> None:
+    """Write the HTML report of a comparison again, from its comparison.json.
+
+    OUT is the folder that paritas compare wrote, or the file comparison.json itself. With
+    --model-explorer it may also be the folder of paritas verify-graph.
+
+    Exit codes: 0 the report is written, whatever its verdict; 2 no comparison or wrong usage.
+    """
+    if model_explorer is not None:
+        _write_for_model_explorer(comparison, model_explorer)
+        return
+    from paritas.comparison.results_folder import HTML, read_comparison, write_html
+    from paritas.core.reporting.files import check_writable
+    from paritas.core.results.wording import headline
+
+    folder = comparison if comparison.is_dir() else comparison.parent
+    target = output or folder / HTML
+    check_writable(target)
+    found = read_comparison(comparison)
+    write_html(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {target}")
+
+
+def _write_for_model_explorer(source: Path, target: Path) -> None:
+    from paritas.comparison.model_explorer import write_comparison
+    from paritas.comparison.results_folder import read_comparison
+    from paritas.core.reporting.files import GRAPH_JSON, check_writable
+    from paritas.core.results.wording import headline
+
+    check_writable(target)
+    results = source / GRAPH_JSON if source.is_dir() else source
+    if results.name == GRAPH_JSON and results.is_file():
+        from paritas.sharding.graphs.page import write_graph_report
+        from paritas.sharding.graphs.rows import GraphReport
+
+        graph = GraphReport.from_json(results.read_bytes())
+        write_graph_report(target, graph)
+        click.echo(headline(graph.verdict))
+        click.echo(f"written: {target}, node data for {graph.graph}")
+        return
+    found = read_comparison(source)
+    written = write_comparison(target, found)
+    click.echo(headline(found.verdict))
+    click.echo(f"written: {', '.join(map(str, written))}")
+
+
+# --- Reading any result ---------------------------------------------------------------------------
+
+# The JSON files that commands write into a folder of their choice.
+_IN_FOLDERS = ("comparison.json", "results.json", "sweep.json")
+
+
+def read_report(path: Path) -> Report:
+    """Read a result that a command wrote with `--json` or into its output folder.
+
+    Raises:
+        UsageError: it does not exist, is damaged, or is not a result with a verdict.
+    """
+    from paritas.comparison.results_folder import COMPARISON_JSON, read_comparison
+    from paritas.core.file_trees import open_plain
+
+    names = [path / name for name in _IN_FOLDERS] if path.is_dir() else [path]
+    file = next((name for name in names if name.is_file()), None)
+    if file is None:
+        missing = f"the folder {str(path)!r} has none of {', '.join(_IN_FOLDERS)}"
+        where = missing if path.is_dir() else f"{str(path)!r} does not exist"
+        raise UsageError(f"{where}: give a file that --json wrote")
+    if file.name == COMPARISON_JSON:
+        return read_comparison(file)
+    try:
+        with open_plain(file) as opened:
+            data = opened.read()
+    except OSError as error:
+        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
+    try:
+        return _kind_of_result(data).from_json(data)
+    except (UsageError, RecursionError) as error:
+        raise UsageError(f"{file} is damaged or from another version: {error}") from None
+
+
+def _kind_of_result(data: bytes) -> type[Report]:
+    """The class of a result, by a field that no other one has."""
+    import msgspec
+
+    from paritas.comparison.rows import Comparison
+    from paritas.core.results.findings import Verdict
+    from paritas.engines.rows import EngineReport
+    from paritas.kernels.rows import KernelReport
+    from paritas.relations.rows import InvariantsReport
+    from paritas.sharding.graphs.rows import GraphReport
+    from paritas.sweeping.rows import SweepReport
+
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"it is not a JSON object: {error}; it starts with {data[:60]!r}"
+        ) from None
+    kinds: dict[str, type[Report]] = {
+        "golden": Comparison,
+        "operators": GraphReport,
+        "rating": KernelReport,
+        "planned": SweepReport,
+        "tried": EngineReport,
+        "findings": Verdict,
+        "rows": InvariantsReport,
+    }
+    for field, kind in kinds.items():
+        if field in fields:
+            return kind
+    known = ", ".join(sorted(fields)[:5]) or "none"
+    raise UsageError(
+        f"it has no verdict (its fields: {known}); give a file that paritas verify, run, kernel, "
+        "compare, partition, verify-parallel, invariants or engine wrote"
+    )

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from paritas.app.pytest import PluginOptions
     from paritas.core.compiled.guard import Guard
     from paritas.core.judging.failures import FailedGraph
-    from paritas.core.results.model_reports import InvariantsReport
+    from paritas.relations.rows import InvariantsReport
 
 
 # --- `@pytest.mark.parity(...)` -------------------------------------------------------------------

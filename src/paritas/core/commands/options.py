@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paritas.core.reporting.annotations import Account
-    from paritas.core.reporting.model_reports import ModelReport
     from paritas.core.results.findings import Verdict
+    from paritas.core.results.report import Report
 
 # Besides 0 pass, 1 different or degraded, 2 wrong usage or bad input.
 UNVERIFIED, INTERRUPTED = 3, 130
@@ -423,27 +423,30 @@ def emit_verdict(
 
 
 def emit_model_report(
-    report: ModelReport,
+    report: Report,
     command: str,
     target: str,
     form: OutputFormat,
     *,
+    shown: RenderableType,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
     """Write and print a report about one model."""
+    from paritas.core.reporting.annotations import report_account
     from paritas.core.reporting.files import write_whole
-    from paritas.core.reporting.model_reports import model_account, model_page, model_report
+    from paritas.core.reporting.pages import verdict_page
 
     write_json(json_path, report.to_json)
     if html_path is not None:
         name = "" if json_path is None else json_path.name
-        write_whole(html_path, model_page(report, command, name).encode())
+        page = verdict_page(report.verdict, target or command, report.headline, name)
+        write_whole(html_path, page.encode())
     file, line = subject_source(target)
     emit(
         form,
-        lambda: model_account(report, command=command, subject=target, file=file, line=line),
-        model_report(report),
+        lambda: report_account(report, command=command, subject=target, file=file, line=line),
+        shown,
     )
 
 

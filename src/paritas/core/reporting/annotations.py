@@ -17,28 +17,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
-import msgspec
-
 from paritas.core.errors import plain
-from paritas.core.reporting import graphs
 from paritas.core.reporting.terminal import with_near_paths
 from paritas.core.results.causes import Cause, group_causes
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, status_of_proof
 from paritas.core.results.wording import MEANING, cause_lines, enumerated, headline, item_words
 from paritas.core.settings import own_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from paritas.core.results.comparisons import Comparison
     from paritas.core.results.findings import Finding, Verdict
-    from paritas.core.results.graph_reports import GraphReport, OperatorResult
+    from paritas.core.results.report import Report
 
 # Fails; passes with a warning; was not compared on purpose, or results from a failure; passes.
 Level = Literal["error", "warning", "note", "pass"]
 _SOURCE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?:, in .*)?", re.DOTALL)
-_LONGEST_REASON = 160
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,37 +161,20 @@ def verdict_account(
     )
 
 
-def comparison_account(comparison: Comparison, *, subject: str) -> Account:
-    """The result of `compare`; rows that inherit their error come last."""
-    mine = comparison.my.path  # a folder, or an address
-    verdict = comparison.verdict
-    rows = len(comparison.rows)
-    pairs = zip(comparison.rows, verdict.findings[:rows], strict=True)
-    ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
-    verdict = msgspec.structs.replace(verdict, findings=(*ordered, *verdict.findings[rows:]))
-    return verdict_account(verdict, command="compare", subject=subject, file=mine)
-
-
-def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Account:
-    """The result of `verify-graph`: an item for each split of each distinct operator."""
-    words = f"{graphs.verdict_word(report)}: {graphs.verdict_words(report)}"
-    return Account(
-        command="verify-graph",
-        subject=subject,
-        headline=words,
-        exit_code=report.exit_code,
-        items=(
-            *_annotate_proof(report),
-            *(one for op in report.operators for one in _annotate_operator(op, report)),
-        ),
-        file=file,
+def report_account(
+    report: Report, *, command: str, subject: str, file: str = "", line: int = 1
+) -> Account:
+    """The result of `invariants` and `engine`: their verdict, under their own headline."""
+    account = verdict_account(
+        report.verdict, command=command, subject=subject, file=file, line=line
     )
+    return dataclasses.replace(account, headline=report.headline)
 
 
 def _annotate_cause(cause: Cause, *, strict: bool) -> ItemAnnotation:
     finding = cause.start
     status, diagnosis = finding.status, finding.diagnosis
-    level = _level(status, strict=strict)
+    level = level_of(status, strict=strict)
     if level == "pass":  # there may be a hundred thousand of them, and nobody reads the details
         title = f"{finding.path}: {status.value}"
         return ItemAnnotation(
@@ -206,7 +183,7 @@ def _annotate_cause(cause: Cause, *, strict: bool) -> ItemAnnotation:
     pattern = diagnosis.best.kind if diagnosis is not None and diagnosis.best is not None else ""
     origin = finding.origin
     source = finding.source or (origin.source if origin is not None else "")
-    path, outside, line = _locate_source(source)
+    path, outside, line = locate_source(source)
     near = dataclasses.replace(cause, start=with_near_paths(finding))
     return ItemAnnotation(
         level=level,
@@ -229,7 +206,8 @@ def _annotate_result(finding: Finding, cause: Cause) -> ItemAnnotation:
     return ItemAnnotation(level="note", rule=rule, item=item, title=plain(words))
 
 
-def _level(status: Status, *, strict: bool) -> Level:
+def level_of(status: Status, *, strict: bool) -> Level:
+    """How a status counts."""
     if not status.passes(strict=strict):
         return "error"
     return "warning" if status is Status.UNSTABLE else "pass"
@@ -240,61 +218,10 @@ def _annotate_left_out(items: Sequence[str], why: str) -> Iterator[ItemAnnotatio
         yield ItemAnnotation(level="note", rule=why, item=text, title=f"{why}: {text}")
 
 
-def _annotate_proof(report: GraphReport) -> Iterator[ItemAnnotation]:
-    """The graph as a whole, if its placements are stated."""
-    if report.proof is not None:
-        status, item = status_of_proof(report.proof.status), "the graph under its placements"
-        yield ItemAnnotation(
-            level=_level(status, strict=report.strict),
-            rule=status.value,
-            item=item,
-            title=f"{item}: {report.proof.status}",
-            message=plain(report.proof.words),
-        )
-
-
-def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[ItemAnnotation]:
-    site = one.sites[0]
-    path, outside, line = _locate_source(site.source)
-    calls = len(one.sites)
-    where = f"{site.node}: {one.operator}"
-    same = f"the graph has {calls} calls like this one" if calls > 1 else ""
-
-    def annotation(level: Level, status: str, item: str, *words: str) -> ItemAnnotation:
-        text = [words for words in (*words, one.signature, same) if words]
-        return ItemAnnotation(
-            level=level,
-            rule=status,
-            item=plain(item),
-            title=plain(f"{item}: {status}"),
-            message=plain("\n".join(text)),
-            path=plain(path),
-            outside=plain(outside),
-            line=line,
-            code=plain(site.code),
-            place=plain(site.module),
-        )
-
-    for option in one.options:
-        item = f"{where}, {graphs.option_words(option)}, {option.ranks} ranks"
-        level = _level(option.status, strict=report.strict)
-        script = f"reproduced by {one.script}" if one.script and level == "error" else ""
-        rule = f"rule ({option.origin}): {option.rule}"
-        proof = graphs.proof_words(option)
-        yield annotation(level, option.status.value, item, option.reason, proof, rule, script)
-    levels = {_level(option.status, strict=report.strict) for option in one.options}
-    if one.outcome is CallOutcome.NOTHING:
-        yield annotation("note", "skipped", where, one.reason)
-    elif one.outcome is CallOutcome.VERIFIED and not one.options:
-        yield annotation("pass", Status.EQUIVALENT.value, where, one.reason)
-    elif one.outcome is not CallOutcome.VERIFIED and "error" not in levels:
-        yield annotation("error", Status.UNVERIFIED.value, where, one.reason[:_LONGEST_REASON])
-
-
 # --- source files in the repository ---------------------------------------------------------------
 
 
-def _locate_source(source: str) -> tuple[str, str, int]:
+def locate_source(source: str) -> tuple[str, str, int]:
     """The file of a source relative to the root or, if it is outside, as it is; and its line."""
     found = _SOURCE.fullmatch(source)
     if found is None:

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from paritas.core.errors import UsageError, did_you_mean
 from paritas.core.reporting.pictures import PictureDrawing
-from paritas.core.reporting.terminal import STYLES, indented, last_line, listed, with_near_paths
+from paritas.core.reporting.tables import STYLES
+from paritas.core.reporting.terminal import indented, last_line, listed, with_near_paths
 from paritas.core.results.causes import Cause, group_causes
 from paritas.core.results.findings import OriginKind
 from paritas.core.results.wording import (

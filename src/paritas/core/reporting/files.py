@@ -1,4 +1,4 @@
-"""Writing result files atomically; the folder of a comparison; reading any result."""
+"""Writing result files atomically."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paritas.core.errors import UsageError
-from paritas.core.file_trees import open_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from paritas.core.results.comparisons import Comparison
-    from paritas.core.results.report import Report
 
 
 def check_writable(path: Path) -> None:
@@ -62,89 +58,13 @@ def write_certificates(folder: Path, certificates: Mapping[str, dict[str, Any]])
     Raises:
         UsageError: the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot create {str(folder)!r}: {error.strerror or error}") from error
+    create_folder(folder)
     for name, certificate in certificates.items():
         file = re.sub(r"\W+", "_", name).strip("_")[:_LONGEST_NAME]
         write_whole(folder / f"{file}.json", msgspec.json.encode(certificate))
 
 
 _LONGEST_NAME = 120
-
-
-# --- The folder of a comparison -------------------------------------------------------------------
-
-# `comparison.json` contains everything; the other files are made from it.
-
-COMPARISON_JSON, CSV, PARQUET, HTML = (
-    "comparison.json",
-    "comparison.csv",
-    "comparison.parquet",
-    "report.html",
-)
-_ALL = (COMPARISON_JSON, CSV, PARQUET, HTML)
-
-
-def check_output(folder: Path, *, overwrite: bool = False, parquet: bool = False) -> None:
-    """Check before a long run whether its results can be written; nothing is created.
-
-    Raises:
-        UsageError: the folder is a file, is not writable or contains an earlier comparison, or
-            the package that writes Parquet is missing.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {str(folder)!r}: it is a file; give a folder")
-    there = {name for name in _ALL if os.path.lexists(folder / name)}
-    check_names(str(folder), there, overwrite=overwrite)
-    for name in _ALL:
-        if (folder / name).is_dir():
-            raise UsageError(f"cannot write {str(folder / name)!r}: it is a directory")
-    whole = folder.absolute()
-    existing = next(parent for parent in (whole, *whole.parents) if parent.exists())
-    check_writable(existing / f"{COMPARISON_JSON}.tried")
-    if parquet:
-        from paritas.core.reporting.exports import check_installed
-
-        check_installed()
-
-
-def check_names(folder: str, names: Collection[str], *, overwrite: bool) -> None:
-    """Raise `UsageError` if a folder contains an earlier comparison, unless it may be replaced."""
-    earlier = [name for name in _ALL if name in names]
-    if earlier and not overwrite:
-        raise UsageError(
-            f"{folder!r} contains an earlier comparison ({', '.join(earlier)}): give another "
-            "folder, or replace it with --overwrite"
-        )
-
-
-def write_all(
-    folder: Path, comparison: Comparison, *, parquet: bool = False, html: bool = True
-) -> tuple[Path, ...]:
-    """Write a comparison to a folder, which is created; return the files, the report first.
-
-    Everything is rendered before the first file is written. Files of an earlier comparison are
-    replaced, or deleted if this one does not write them.
-    """
-    from paritas.core.reporting.exports import comparison_csv
-
-    contents = {COMPARISON_JSON: _encode(comparison), CSV: comparison_csv(comparison).encode()}
-    if html:
-        contents[HTML] = _render(comparison)
-    create_folder(folder)
-    if parquet:
-        from paritas.core.reporting.exports import write_parquet
-
-        write_parquet(folder / PARQUET, comparison)
-    for name, content in contents.items():
-        write_whole(folder / name, content)
-    written = [name for name in reversed(_ALL) if name in contents or (parquet and name == PARQUET)]
-    for name in _ALL:
-        if name not in written:
-            (folder / name).unlink(missing_ok=True)
-    return tuple(folder / name for name in written)
 
 
 def create_folder(folder: Path) -> None:
@@ -155,129 +75,5 @@ def create_folder(folder: Path) -> None:
         raise UsageError(f"cannot create {str(folder)!r}: {error.strerror or error}") from error
 
 
-def _encode(comparison: Comparison) -> bytes:
-    try:
-        return comparison.to_json()
-    except UnicodeEncodeError:  # a file name that is not valid text
-        from paritas.core.results.report import spell_nonfinite
-
-        plain = spell_nonfinite(msgspec.to_builtins(comparison))
-        return msgspec.json.encode(_escape_surrogates(plain))
-
-
-def _escape_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
-    if isinstance(value, dict):
-        return {key: _escape_surrogates(item) for key, item in value.items()}
-    return [_escape_surrogates(item) for item in value] if isinstance(value, list) else value
-
-
-def _render(comparison: Comparison) -> bytes:
-    from paritas.core.reporting.result_pages import html_report
-
-    return html_report(comparison).encode(errors="backslashreplace").removesuffix(b"\n")
-
-
-def write_html(path: Path, comparison: Comparison) -> None:
-    """Write the HTML report of a comparison."""
-    write_whole(path, _render(comparison))
-
-
-def read_comparison(path: Path) -> Comparison:
-    """Read a comparison from its folder or its JSON file.
-
-    Raises:
-        UsageError: it does not exist or is damaged; the message says which.
-    """
-    from paritas.core.results.comparisons import FORMAT, Comparison
-
-    file = path / COMPARISON_JSON if path.is_dir() else path
-    try:
-        with open_plain(file) as opened:
-            comparison = Comparison.from_json(opened.read())
-    except FileNotFoundError:
-        where = f"{str(path)!r} does not exist"
-        if path.is_dir():
-            where = f"the folder {str(path)!r} has no {COMPARISON_JSON}"
-        raise UsageError(f"{where}: give an output folder of `paritas compare`") from None
-    except OSError as error:
-        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
-    except (UsageError, RecursionError) as error:
-        raise UsageError(f"{file} is damaged or from another version: {error}") from None
-    known = {row.index for row in comparison.rows}
-    for first in (comparison.first, comparison.first_non_finite):
-        if first is not None and first.row not in known:
-            raise UsageError(f"{file} is damaged: it refers to row {first.row}, which is missing")
-    if comparison.format != FORMAT:
-        raise UsageError(
-            f"{file} has format {comparison.format}, but this paritas reads format {FORMAT}: use "
-            f"paritas {comparison.paritas or 'in the version that wrote it'}"
-        )
-    return comparison
-
-
-# --- Any result -----------------------------------------------------------------------------------
-
-# The JSON files that commands write into a folder of their choice.
 # What `paritas verify-graph` writes.
 GRAPH_JSON = "results.json"
-_IN_FOLDERS = (COMPARISON_JSON, GRAPH_JSON, "sweep.json")
-
-
-def read_report(path: Path) -> Report:
-    """Read a result that a command wrote with `--json` or into its output folder.
-
-    Raises:
-        UsageError: it does not exist, is damaged, or is not a result with a verdict.
-    """
-    names = [path / name for name in _IN_FOLDERS] if path.is_dir() else [path]
-    file = next((name for name in names if name.is_file()), None)
-    if file is None:
-        missing = f"the folder {str(path)!r} has none of {', '.join(_IN_FOLDERS)}"
-        where = missing if path.is_dir() else f"{str(path)!r} does not exist"
-        raise UsageError(f"{where}: give a file that --json wrote")
-    if file.name == COMPARISON_JSON:
-        return read_comparison(file)
-    try:
-        with open_plain(file) as opened:
-            data = opened.read()
-    except OSError as error:
-        raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
-    try:
-        return _kind_of_result(data).from_json(data)
-    except (UsageError, RecursionError) as error:
-        raise UsageError(f"{file} is damaged or from another version: {error}") from None
-
-
-def _kind_of_result(data: bytes) -> type[Report]:
-    """The class of a result, by a field that no other one has."""
-    from paritas.core.results.comparisons import Comparison
-    from paritas.core.results.findings import Verdict
-    from paritas.core.results.graph_reports import GraphReport
-    from paritas.core.results.model_reports import EngineReport, InvariantsReport, KernelReport
-    from paritas.core.results.sweeps import SweepReport
-
-    try:
-        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys()
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"it is not a JSON object: {error}; it starts with {data[:60]!r}"
-        ) from None
-    kinds: dict[str, type[Report]] = {
-        "golden": Comparison,
-        "operators": GraphReport,
-        "rating": KernelReport,
-        "planned": SweepReport,
-        "tried": EngineReport,
-        "findings": Verdict,
-        "rows": InvariantsReport,
-    }
-    for field, kind in kinds.items():
-        if field in fields:
-            return kind
-    known = ", ".join(sorted(fields)[:5]) or "none"
-    raise UsageError(
-        f"it has no verdict (its fields: {known}); give a file that paritas verify, run, kernel, "
-        "compare, partition, verify-parallel, invariants or engine wrote"
-    )

@@ -20,19 +20,17 @@ import jinja2
 import msgspec
 
 from paritas.core.reporting.explanations import Fact, cause_facts
-from paritas.core.reporting.graphs import counted
 from paritas.core.reporting.pictures import SvgPicture, svg_picture
-from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND, finding_cells
+from paritas.core.reporting.tables import SIGNS, page_table
+from paritas.core.reporting.terminal import FINDING_COLUMNS, FINDING_LEGEND
 from paritas.core.results.causes import Cause, group_causes
-from paritas.core.results.comparisons import beginnings
 from paritas.core.results.findings import Status
-from paritas.core.results.wording import MEANING, cause_lines, results_words, size
+from paritas.core.results.wording import MEANING, cause_lines, results_words
 from paritas.core.results.wording import headline as verdict_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paritas.core.results.comparisons import Comparison, ComparisonRow, Divergence
     from paritas.core.results.findings import Finding, Verdict
 
 
@@ -160,36 +158,7 @@ def packed(payload: Any) -> str:
     return base64.b64encode(gzip.compress(msgspec.json.encode(payload), 6, mtime=0)).decode()
 
 
-# --- A comparison in sentences --------------------------------------------------------------------
-
-# Shown beside the colour for people who cannot see it.
-SIGNS = {
-    Status.IDENTICAL: "=",
-    Status.EQUIVALENT: "≈",
-    Status.UNSTABLE: "~",
-    Status.UNVERIFIED: "?",
-    Status.DEGRADED: "▼",
-    Status.DIFFERENT: "≠",
-}
-_TITLES = {
-    "values": "First divergence",
-    "both": "First divergence, and first NaN or Inf",
-    "non-finite": "First NaN or Inf",
-}
-_HOW_ATTRIBUTED = {
-    "replayed": "measured by running the operator again",
-    "estimated": "estimated from the errors of its inputs",
-}
-_NEXT = {
-    "made": "Look at that line. The row's panel below shows where in the tensor it is off.",
-    "given": "Look at where that value comes from: the programs got different inputs.",
-    "unclear": "Also record the inputs of this call on both sides, and compare again.",
-    "unmatched": "Map the names of the values before it with --rename, and compare again.",
-}
-_FUSED = (
-    "Record the candidate with fusion off and compare again: if it is right then, the fusion"
-    " causes the difference."
-)
+# --- A story: what happened, in sentences and facts -----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,114 +170,6 @@ class Story:
     facts: tuple[Fact, ...]
     place: int
     status: Status
-
-
-def comparison_headline(comparison: Comparison) -> str:
-    """The verdict as a sentence, without the status word."""
-    rows, compared = len(comparison.rows), comparison.coverage.compared
-    failing = sum(not row.status.passes(strict=comparison.strict) for row in comparison.rows)
-    if not compared:
-        return "Nothing was compared, so nothing is verified."
-    lost = len(comparison.my.losses) + len(comparison.golden.losses)
-    incomplete = f" The dumps are incomplete: {counted(lost, 'problem')}." if lost else ""
-    if failing:
-        verb = "does" if failing == 1 else "do"
-        return f"{failing:,} of {counted(rows, 'row')} {verb} not pass.{incomplete}"
-    few, unread = comparison.of_summaries, comparison.by_digest
-    weaker = (
-        f" For {counted(few, 'row')}, only statistics or sketches were compared." if few else ""
-    )
-    if unread:
-        weaker += f" For {counted(unread, 'row')}, only digests were compared, not the data."
-    same = "the same except for rounding"
-    if all(row.status is Status.IDENTICAL for row in comparison.rows):
-        same = "the same in everything recorded" if few or unread else "equal bit for bit"
-    subject = "The one row is" if rows == 1 else f"All {rows:,} rows are"
-    return f"{subject} {same}.{weaker}{incomplete}"
-
-
-def work_done(comparison: Comparison) -> str:
-    """How much was read, and how long it took; empty if neither is known."""
-    read = size(comparison.nbytes) if comparison.nbytes else ""
-    took = f"{comparison.seconds:.3g} s" if comparison.seconds else ""
-    return " in ".join(filter(None, (read, took)))
-
-
-def stories(comparison: Comparison) -> list[Story]:
-    """Where the two dumps begin to differ, in sentences."""
-    return [
-        Story(
-            title=_TITLES[of],
-            sentence=_divergence_sentence(row, divergence),
-            facts=tuple(_divergence_facts(row, divergence)),
-            place=place,
-            status=row.status,
-        )
-        for of, divergence, row, place in beginnings(comparison)
-    ]
-
-
-def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
-    operator = f" ({row.op})" if row.op else ""
-    module = f", module {row.module}" if row.module else ""
-    rank = "" if row.rank is None else f", rank {row.rank}"
-    where = f"step {row.step}{rank}{module}: {row.call or row.name}{operator}"
-    if divergence.kind == "made":
-        return f"It starts at {where}. The inputs of this call are right, its output is not."
-    if divergence.kind == "given":
-        return f"It first shows at {where}. This call did not cause it: it was in the inputs."
-    because = f": {divergence.reason}" if divergence.reason else ""
-    return f"The first failure is {where}. It is unknown whether this call caused it{because}."
-
-
-def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fact]:
-    if row.reason:
-        yield Fact("what is wrong", row.reason)
-    diagnosis = row.detail.diagnosis if row.detail else None
-    if diagnosis is not None and diagnosis.sentence:
-        yield Fact("what kind of wrong", diagnosis.sentence)
-    if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
-        yield Fact("why this one", divergence.reason)
-    if row.own is not None or row.inherited is not None:
-        yield Fact("error", _error_words(row))
-    worst = _worst_element(row)
-    if worst:
-        yield Fact("worst element", worst)
-    if row.judged_by:
-        yield Fact("judged by", row.judged_by)
-    if len(row.nodes) > 1:
-        by = f", compiled into {row.kernel}" if row.kernel else ""
-        yield Fact("fused", f"{len(row.nodes)} graph nodes{by}:", ", ".join(row.nodes))
-    if row.line:
-        yield Fact("source", row.line, row.code)
-    if row.limits:
-        yield Fact("limits", row.limits)
-    fused = f" {_FUSED}" if len(row.nodes) > 1 and divergence.kind == "made" else ""
-    yield Fact("what to do", row.advice or f"{_NEXT[divergence.kind]}{fused}")
-
-
-def _error_words(row: ComparisonRow) -> str:
-    own = "unknown" if row.own is None else figure(row.own)
-    inherited = "unknown" if row.inherited is None else figure(row.inherited)
-    how = f"; {_HOW_ATTRIBUTED[row.attributed]}" if row.attributed else ""
-    return f"own {own}, inherited {inherited}, relative to the golden norm{how}"
-
-
-def _worst_element(row: ComparisonRow) -> str:
-    if row.detail is not None and row.detail.worst:
-        worst = row.detail.worst[0]
-        index, mine, golden = worst.index, worst.my, worst.golden
-        steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
-    else:
-        metrics = row.figures.metrics if row.figures else None
-        if metrics is None or metrics.max_abs_index is None:
-            return ""
-        if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
-            return ""
-        index, steps = metrics.max_abs_index, ""  # `max_ulp` may belong to another element
-        mine, golden = metrics.max_abs_candidate, metrics.max_abs_reference
-    place = f"[{', '.join(map(str, index))}]"
-    return f"{place}: mine {figure(mine)}, golden {figure(golden)}{steps}"
 
 
 def figure(value: float) -> str:
@@ -365,8 +226,7 @@ def verdict_page(
         stories=[_explained_story(cause) for cause in causes[:MOST_TOLD]],
         more_stories=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),
         steps=steps,
-        rows=[finding_row(finding) for finding in ordered[:MOST_ROWS]],
-        more_rows=max(0, len(ordered) - MOST_ROWS),
+        table=page_table(FINDING_COLUMNS, ordered, MOST_ROWS),
         links=None,
     )
 
@@ -386,8 +246,7 @@ def index_page(links: Sequence[PageLink], *, verdicts: int) -> str:
         stories=[],
         more_stories=0,
         steps=(),
-        rows=[],
-        more_rows=0,
+        table=None,
         links=[(link, Status(link.status)) for link in ordered],
     )
 
@@ -397,7 +256,6 @@ def _render_verdicts(**values: object) -> str:
         _VERDICT_LAYOUT,
         {},
         signs=SIGNS,
-        columns=FINDING_COLUMNS,
         legend=". ".join(FINDING_LEGEND.split("\n")),
         **values,
     )
@@ -433,10 +291,3 @@ def _explained_story(cause: Cause) -> ExplainedStory:
 def cause_story(cause: Cause) -> tuple[Finding, str]:
     """Where a cause starts, and its lines, without the first, which repeats item and status."""
     return cause.start, "\n".join(line[4:] for line in cause_lines(cause)[1:])
-
-
-def finding_row(finding: Finding) -> tuple[str, str, str, list[str]]:
-    """One row of the table: CSS class, sign and name of its status, and the other cells."""
-    status = finding.status
-    cells = [cell.plain for cell in finding_cells(finding)[1:]]
-    return f"s-{status.value}", SIGNS[status], status.value, cells

@@ -7,11 +7,9 @@ wrapped, which helps scripts that look for it: print with `crop=False`.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich import box
 from rich.console import Group
 from rich.padding import Padding
 from rich.segment import Segment
@@ -19,16 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from paritas.core.errors import plain
+from paritas.core.reporting.tables import (
+    MOST_ROWS,
+    STATUS_MARKS,
+    STYLES,
+    Column,
+    Rest,
+    fold_rows,
+    terminal_table,
+)
 from paritas.core.results.causes import group_causes, is_located
 from paritas.core.results.findings import Status
-from paritas.core.results.power_reports import (
-    BANDS,
-    SIZES,
-    percent,
-    power_headline,
-    power_sections,
-    power_subject,
-)
 from paritas.core.results.wording import (
     MOST_SHOWN,
     cause_lines,
@@ -47,36 +46,16 @@ from paritas.core.results.wording import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
     from paritas.core.results.causes import Cause
     from paritas.core.results.findings import Finding, Verdict
-    from paritas.core.results.graph_reports import GraphCounts
-    from paritas.core.results.power_reports import PowerReport
 
-STYLES = {
-    Status.IDENTICAL: "green",
-    Status.EQUIVALENT: "green",
-    Status.UNSTABLE: "yellow",
-    Status.UNVERIFIED: "magenta",
-    Status.DEGRADED: "bold red",
-    Status.DIFFERENT: "bold red",
-}
-# Above this many rows of one status, the rest share a row that counts them.
-MOST_ROWS = {
-    Status.IDENTICAL: 3,
-    Status.EQUIVALENT: 12,
-    Status.UNSTABLE: 24,
-    Status.UNVERIFIED: 24,
-    Status.DEGRADED: 24,
-    Status.DIFFERENT: 24,
-}
 # So many rows for what results from a place that is known; the place says how many there are.
 MOST_RESULTS = 3
-FINDING_COLUMNS = ("status", "item", "value", "off by", "worst / allowed")
-FIXED_COLUMNS = 2  # the others are dropped if all their cells are empty
+WITHOUT_FIGURES = 3  # columns: status, item and value
 FINDING_LEGEND = (
     "off by: norm of the difference / norm of the reference, or a count of values\n"
     "worst / allowed: in multiples of the reference's own rounding noise"
@@ -100,7 +79,7 @@ def verdict_report(verdict: Verdict) -> Group:
     parts: list[RenderableType] = []
     if verdict.findings:
         table = findings_table(verdict)
-        has_figures = len(table.columns) > FIXED_COLUMNS + 1
+        has_figures = len(table.columns) > WITHOUT_FIGURES
         parts += [table, *([Text(FINDING_LEGEND, style="dim")] if has_figures else []), Text()]
     parts += [*paragraph(details(verdict)), *remarks(verdict), last_line(verdict)]
     return Group(*parts)
@@ -112,11 +91,15 @@ def paragraph(lines: Iterable[RenderableType]) -> list[RenderableType]:
     return [*found, Text()] if found else []
 
 
+def headline_text(words: str, status: Status) -> Text:
+    """A verdict in one line, which is never wrapped."""
+    return Text(words, style=STYLES[status], no_wrap=True, overflow="ignore")
+
+
 def last_line(verdict: Verdict, *remarks: str, identical: str = "") -> Text:
     """The verdict in one line; `identical` replaces the meaning of that status."""
-    style = STYLES[verdict.status] if verdict.enabled else STYLES[Status.UNVERIFIED]
     words = ", ".join((headline(verdict, identical=identical), *remarks))
-    return Text(words, style=style, no_wrap=True, overflow="ignore")
+    return headline_text(words, verdict.status if verdict.enabled else Status.UNVERIFIED)
 
 
 def findings_table(verdict: Verdict) -> Table:
@@ -124,70 +107,25 @@ def findings_table(verdict: Verdict) -> Table:
 
     The rest are counted.
     """
-    rows: list[tuple[Text, ...]] = []
+    rows: list[Finding | Rest] = []
     causes = [cause for cause in group_causes(verdict.failures) if cause.is_located]
     results = {id(finding) for cause in causes for finding in cause.results}
     for status in sorted(Status, key=lambda status: -status.gravity):
         found = [finding for finding in verdict.findings if finding.status is status]
         found.sort(key=lambda finding: (not is_located(finding), id(finding) in results))
         ends = [finding for finding in found if id(finding) in results]
-        shown, folded = _fold_findings(status, found[: len(found) - len(ends)])
-        rows += [finding_cells(finding) for finding in (*shown, *ends[:MOST_RESULTS])]
-        if folded:
-            more = f"{folded} more items" if shown else f"{folded} items"
-            rows.append((_status_text(status), Text(more), Text(), Text(), Text()))
-        if left := ends[MOST_RESULTS:]:
-            more = f"{counted(len(left), 'more item')}, as a result"
-            rows.append((_status_text(status), Text(more), Text(), Text(), Text()))
-    table = small_table()
-    filled = [
-        place
-        for place in range(len(FINDING_COLUMNS))
-        if place < FIXED_COLUMNS or any(row[place] for row in rows)
-    ]
-    for place in filled:
-        table.add_column(FINDING_COLUMNS[place], overflow="fold", no_wrap=place == 0)
-    for row in rows:
-        table.add_row(*(row[place] for place in filled))
-    return table
+        rows += [*_fold_findings(status, found[: len(found) - len(ends)]), *ends[:MOST_RESULTS]]
+        if more := len(ends[MOST_RESULTS:]):
+            rows.append(Rest((STATUS_MARKS[status], f"{counted(more, 'more item')}, as a result")))
+    return terminal_table(FINDING_COLUMNS, rows)
 
 
-def small_table(padding: int = 1) -> Table:
-    """A table without a frame."""
-    return Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, padding, 0, 0),
-        header_style="bold",
-    )
-
-
-def _fold_findings(status: Status, findings: list[Finding]) -> tuple[list[Finding], int]:
-    """The findings with a row of their own, and the number of the others."""
-    most = MOST_ROWS[status]
-    if len(findings) <= most:
-        return findings, 0
-    if status is Status.IDENTICAL:
-        return [], len(findings)
-    if status is Status.EQUIVALENT:  # show those nearest to their limits
-        findings = sorted(findings, key=lambda finding: -deciding_excess(finding))
-    return findings[:most], len(findings) - most
-
-
-def finding_cells(finding: Finding) -> tuple[Text, ...]:
-    """One row of `FINDING_COLUMNS`."""
-    return (
-        _status_text(finding.status),
-        Text(item_words(finding)),
-        Text(value_words(finding)),
-        Text(_off_by(finding)),
-        Text(_worst(finding)),
-    )
-
-
-def _status_text(status: Status) -> Text:
-    return Text(status.value, style=STYLES[status])
+def _fold_findings(status: Status, findings: list[Finding]) -> list[Finding | Rest]:
+    if status is Status.IDENTICAL and len(findings) > MOST_ROWS[status]:
+        return [Rest((STATUS_MARKS[status], f"{len(findings)} items"))]
+    # Show those nearest to their limits.
+    order = deciding_excess if status is Status.EQUIVALENT else None
+    return fold_rows(status, findings, "item", order)
 
 
 def _off_by(finding: Finding) -> str:
@@ -210,6 +148,15 @@ def _worst(finding: Finding) -> str:
     figures = f"{value:.2g} / {limit:.2g}"
     named = figures if name == "worst" else f"{name} {figures}"
     return f"{named} lifted" if run == "lifted" else named
+
+
+FINDING_COLUMNS: tuple[Column[Finding], ...] = (
+    Column("status", lambda finding: STATUS_MARKS[finding.status], is_fixed=True),
+    Column("item", item_words),
+    Column("value", value_words, is_optional=True),
+    Column("off by", _off_by, is_optional=True),
+    Column("worst / allowed", _worst, is_optional=True),
+)
 
 
 def details(verdict: Verdict) -> Iterator[RenderableType]:
@@ -267,106 +214,6 @@ def listed(label: str, items: Iterable[str], left: int = 2) -> Iterator[Renderab
 def indented(words: str, left: int = 2) -> RenderableType:
     """Text that keeps its indentation when it is wrapped."""
     return Padding(Text(words), (0, 0, 0, left), expand=False) if left else Text(words)
-
-
-# --- A guarded run --------------------------------------------------------------------------------
-
-# Above this many graphs, the rest share a row; graphs with a failure keep theirs.
-MOST_GRAPHS = 24
-GUARD_COLUMNS = ("graph", "calls", "checked", "failed", "items", "from")
-GUARD_NUMBERS = 4
-
-
-def guard_report(graphs: Sequence[GraphCounts], verdict: Verdict) -> Group:
-    """The whole report; print with `crop=False` to keep the last line in one piece."""
-    parts: list[RenderableType] = []
-    if graphs:
-        parts += [graph_table(graphs), Text()]
-    parts += [*paragraph(details(verdict)), *_count_statuses(verdict)]
-    parts += [*remarks(verdict), last_line(verdict)]
-    return Group(*parts)
-
-
-def graph_table(graphs: Sequence[GraphCounts]) -> Table:
-    """One row per graph, in the order of compilation."""
-    table = small_table()
-    for place, name in enumerate(GUARD_COLUMNS):
-        number = 0 < place <= GUARD_NUMBERS
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    shown, folded = _fold_graphs(graphs)
-    for graph in shown:
-        calls = "?" if graph.unguarded else str(graph.calls)
-        failed = Text(str(graph.failed), style=STYLES[Status.DIFFERENT] if graph.failed else "")
-        counts = (calls, str(graph.checked), failed, str(graph.compared))
-        table.add_row(Text(graph.label), *counts, Text(near_path(graph.source)))
-    if folded:
-        sums = [
-            sum(getattr(graph, name) for graph in folded)
-            for name in ("calls", "checked", "failed", "compared")
-        ]
-        table.add_row(f"{len(folded)} more", *map(str, sums), "")
-    return table
-
-
-def _fold_graphs(graphs: Sequence[GraphCounts]) -> tuple[list[GraphCounts], list[GraphCounts]]:
-    """The graphs with a row of their own, and the rest."""
-    if len(graphs) <= MOST_GRAPHS:
-        return list(graphs), []
-    ordered = sorted(graphs, key=lambda graph: not (graph.failed or graph.unguarded))
-    kept = {graph.label for graph in ordered[:MOST_GRAPHS]}
-    shown = [graph for graph in graphs if graph.label in kept]
-    return shown, [graph for graph in graphs if graph.label not in kept]
-
-
-def _count_statuses(verdict: Verdict) -> Iterator[RenderableType]:
-    """The number of findings of each status, gravest first."""
-    counts = Counter(finding.status for finding in verdict.findings)
-    words = [f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]]
-    if words:
-        yield Text(f"findings: {', '.join(words)}")
-
-
-# --- Detection power ------------------------------------------------------------------------------
-
-POWER_COLUMNS = ("fault / noise", "planted", "caught", "at least", "native alone", "at least")
-POWER_LEGEND = (
-    "fault / noise: its exact effect / the model's own rounding noise\n"
-    "at least: lower bound of the share, with 95 % confidence"
-)
-
-
-def power_report(report: PowerReport) -> Group:
-    """The whole report for a terminal; the last line is the answer."""
-    parts: list[RenderableType] = [Text(power_subject(report)), Text()]
-    if report.judged:
-        parts += [_power_table(report), Text(POWER_LEGEND, style="dim"), Text()]
-    for title, lines in power_sections(report):
-        parts.append(Text(title))
-        parts += [indented(line) for line in lines]
-    style = "green" if report.judged and not report.blind_spots() else "yellow"
-    parts += [Text(), Text(power_headline(report), style=style, no_wrap=True, overflow="ignore")]
-    return Group(*parts)
-
-
-def _power_table(report: PowerReport) -> Table:
-    table = small_table()
-    for place, name in enumerate(POWER_COLUMNS):
-        table.add_column(name, justify="left" if place == 0 else "right", no_wrap=place == 0)
-    for row in power_rows(report):
-        table.add_row(*row)
-    return table
-
-
-def power_rows(report: PowerReport) -> list[list[str]]:
-    """One row of `POWER_COLUMNS` per size of the fault."""
-    rows = []
-    for band in BANDS:
-        whole, native = report.share(band), report.share(band, native=True)
-        cells = [f"{SIZES[band]}", str(whole.of)]
-        for share in (whole, native):
-            cells += [percent(share.value), percent(share.least)] if share.of else ["", ""]
-        rows.append(cells)
-    return rows
 
 
 def heading(facts: Iterable[tuple[str, str]]) -> RenderableType:

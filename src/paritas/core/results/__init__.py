@@ -1,8 +1,8 @@
-"""What a check found, as data: findings, verdicts, the reports of each feature, and their wording.
+"""What a check found, as data: findings, verdicts and their wording. Questions have their own rows.
 
 Nothing here imports torch. `paritas.core.numerics` computes the numbers.
 
-Results must not import the upper layers, of which one makes HTML of a result and one shrinks a
+Results must not import the upper layers, of which one makes HTML of a verdict and one shrinks a
 failing program. `paritas` itself, above all layers, registers callbacks here, which import what
 they need on first use. `import paritas` imports this file, so it imports nothing itself.
 """
@@ -18,12 +18,12 @@ _upper: dict[str, Callable[..., Any]] = {}
 
 
 def show_by(maker: Callable[[object], str]) -> None:
-    """Register the function that makes HTML of a result."""
+    """Register the function that makes HTML of a verdict."""
     _upper["html"] = maker
 
 
 def html_of(result: object) -> str:
-    """A result as a piece of HTML, for `_repr_html_`."""
+    """A verdict as a piece of HTML, for `_repr_html_`."""
     made: str = _upper["html"](result)
     return made
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Data that can be written as JSON, read back, and shown in a notebook."""
+    """Data that can be written as JSON and read back."""
 
     # Its name in the error of `from_json`.
     _called: ClassVar[str]
@@ -39,9 +39,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"cannot read {cls._called} from JSON: {error}; the data starts with {data[:80]!r}"
             ) from None
 
-    def _repr_html_(self) -> str:
-        return results.html_of(self)
-
 
 class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A result that passes or fails. True in a boolean context only if it passed."""
@@ -51,6 +48,13 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def verdict(self) -> Any:
         """The roll-up of everything that was compared."""
         raise NotImplementedError
+
+    @property
+    def headline(self) -> str:
+        """The report in one line."""
+        from paritas.core.results.wording import headline
+
+        return headline(self.verdict)
 
     @property
     def exit_code(self) -> int:
@@ -64,6 +68,9 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __bool__(self) -> bool:
         return self.passed
+
+    def _repr_html_(self) -> str:
+        return results.html_of(self.verdict)
 
     def __str__(self) -> str:
         return str(self.verdict)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from paritas.core.reporting.tables import Column, Mark, Rest, terminal_table
 from paritas.core.reporting.terminal import (
     heading,
     indented,
     listed,
     paragraph,
-    small_table,
 )
 from paritas.core.results.wording import MOST_SHOWN, counted, near_path, ranges, size
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 # Above this many names, the rest share a row; names with a NaN or infinity keep theirs if possible.
 MOST_NAMES = 40
-NAME_COLUMNS = ("name", "records", "value", "min", "max", "NaN/Inf")
 WIDEST_NAME = 30  # a longer one is broken after its module
 NAME_LEGEND = (
     "value, min, max: of the outputs, or of the inputs if no output is recorded\n"
@@ -169,23 +168,12 @@ def _observation(summary: DumpSummary) -> str:
 
 def name_table(names: Sequence[NameFacts]) -> Table:
     """One row per name, in recording order."""
-    table = small_table(padding=0)
-    for column in NAME_COLUMNS:
-        table.add_column(
-            column,
-            justify="left" if column in {"name", "value"} else "right",
-            overflow="fold",
-            no_wrap=column in {"min", "max"},
-        )
     shown, folded = _fold_names(names)
-    for facts in shown:
-        bad = Text(str(facts.non_finite) if facts.non_finite else "", style="bold red")
-        ends = (number(facts.minimum), number(facts.maximum))
-        table.add_row(Text(_name_words(facts)), str(facts.records), Text(_kinds(facts)), *ends, bad)
+    rows: list[NameFacts | Rest] = [*shown]
     if folded:
-        more = f"{len(folded)} more; use --layer GLOB"
-        table.add_row(more, str(sum(facts.records for facts in folded)), "", "", "", "")
-    return table
+        records = sum(facts.records for facts in folded)
+        rows.append(Rest((f"{len(folded)} more; use --layer GLOB", str(records))))
+    return terminal_table(NAME_COLUMNS, rows, padding=(0, 0, 0, 0))
 
 
 def _fold_names(names: Sequence[NameFacts]) -> tuple[list[NameFacts], list[NameFacts]]:
@@ -213,6 +201,25 @@ def _kinds(facts: NameFacts) -> str:
         return ""
     more = f" +{len(facts.kinds) - 1}" if len(facts.kinds) > 1 else ""
     return f"{facts.kinds[0]}{more}"
+
+
+def _mark_non_finite(facts: NameFacts) -> Mark:
+    return Mark(str(facts.non_finite) if facts.non_finite else "", "bold red")
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash for None."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+NAME_COLUMNS: tuple[Column[NameFacts], ...] = (
+    Column("name", _name_words),
+    Column("records", lambda facts: facts.records, "count"),
+    Column("value", _kinds),
+    Column("min", lambda facts: number(facts.minimum), "number", is_fixed=True),
+    Column("max", lambda facts: number(facts.maximum), "number", is_fixed=True),
+    Column("NaN/Inf", _mark_non_finite, "count"),
+)
 
 
 # --- the first NaN --------------------------------------------------------------------------------
@@ -296,8 +303,3 @@ def _statistics(statistics: Statistics) -> Iterator[str]:
     found = ", ".join(f"{count} {name}" for name, count in counts if count)
     if found:
         yield found
-
-
-def number(value: float | None) -> str:
-    """Four digits, or a dash for None."""
-    return "-" if value is None else f"{value:.4g}"

@@ -14,7 +14,7 @@ import torch
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.random_tensors import indices, normal
-from paritas.core.results.graph_reports import CallSite
+from paritas.sharding.graphs.rows import CallSite
 from paritas.sharding.operators.configuration import (
     TensorInfo,
     WantedCall,

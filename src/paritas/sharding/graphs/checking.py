@@ -21,12 +21,6 @@ from paritas.core.results.findings import (
     mismatch,
     unverified,
 )
-from paritas.core.results.graph_reports import (
-    CallOutcome,
-    Confirmation,
-    OperatorResult,
-    OptionResult,
-)
 from paritas.core.results.items import ItemKind, Partial, harness
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.global_state import quietly
@@ -45,6 +39,7 @@ from paritas.sharding.graphs.operators import (
     predict_results,
     subject_of,
 )
+from paritas.sharding.graphs.rows import CallOutcome, Confirmation, OperatorResult, OptionResult
 from paritas.sharding.operators.annotation import Annotation, CannotSplitError, Option, expand
 from paritas.sharding.operators.library import annotation_for, annotation_of_call
 from paritas.sharding.operators.library.registry import is_registered
@@ -55,11 +50,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.results.graph_reports import RuleOrigin, RuleProof
     from paritas.sharding.graphs.calls import GraphCall, GraphSettings
     from paritas.sharding.graphs.operators import GraphSubject
+    from paritas.sharding.graphs.rows import RuleOrigin
     from paritas.sharding.operators.recipe_checks import ExaminedRecipe
     from paritas.sharding.operators.runner import OperatorRun
+    from paritas.sharding.rows import RuleProof
 
 
 # --- The ways to split a call: declared, known to the library, discovered -------------------------

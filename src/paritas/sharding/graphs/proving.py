@@ -17,7 +17,6 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.results.graph_reports import GraphProof, RuleProof
 from paritas.core.results.wording import enumerated
 from paritas.sharding.graphs.calls import (
     Graph,
@@ -40,6 +39,7 @@ from paritas.sharding.proofs.graphs import (
     decide_program,
 )
 from paritas.sharding.proofs.prove import Prover
+from paritas.sharding.rows import GraphProof, RuleProof
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,10 +11,10 @@ import msgspec
 
 from paritas.core.errors import UsageError
 from paritas.core.reporting.files import GRAPH_JSON, check_writable, replacing, write_whole
-from paritas.core.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.core.results.report import json_of
 from paritas.core.results.wording import counted
 from paritas.formats.files.records import Lock
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport, OperatorResult
 from paritas.sharding.graphs.scripts import SCRIPTS_FOLDER
 
 if TYPE_CHECKING:
@@ -343,12 +343,12 @@ def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tu
     Other graphs of the folder have a page each, named by their numbers. Returns the HTML page
     first.
     """
-    from paritas.core.reporting.exports import graph_csv
+    from paritas.sharding.graphs.report import graph_csv
 
     written = [folder / JSON, folder / CSV]
     write_whole(folder / JSON, report.to_json())
     write_whole(folder / CSV, graph_csv(report).encode(errors="backslashreplace").rstrip(b"\n"))
-    from paritas.core.reporting.result_pages import graph_page_name, write_graph_page
+    from paritas.sharding.graphs.page import graph_page_name, write_graph_page
 
     for number in range(1, len(report.others) + 2):  # pages of an earlier run are outdated
         (folder / graph_page_name(number)).unlink(missing_ok=True)

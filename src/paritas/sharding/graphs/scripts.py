@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from paritas.core.placement.placement import OperatorCall, Place, Recipe
-    from paritas.core.results.graph_reports import OperatorResult, OptionResult
     from paritas.core.results.items import Role
+    from paritas.sharding.graphs.rows import OperatorResult, OptionResult
     from paritas.sharding.graphs.verify import OperatorWork
 
 

@@ -20,7 +20,6 @@ from paritas.core.call_options import takes_options
 from paritas.core.errors import UsageError, in_one_line
 from paritas.core.execution.executors import Failed, executor_of, run_batches
 from paritas.core.execution.subjects import usable_device
-from paritas.core.results.graph_reports import CallOutcome, GraphReport, OperatorResult
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.results.report import json_of
 from paritas.core.settings import own_version
@@ -44,15 +43,16 @@ from paritas.sharding.graphs.results_folder import (
     prepare_folder,
     write_results,
 )
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport, OperatorResult
 from paritas.sharding.graphs.scripts import with_script
 from paritas.sharding.operators.recipe_checks import check_confirm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from paritas.core.results.graph_reports import GraphProof
     from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.graphs.calls import CallValues, GraphCall
+    from paritas.sharding.rows import GraphProof
 
 
 # --- Operators are checked by workers, or here one after the other --------------------------------

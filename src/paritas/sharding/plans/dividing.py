@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.placement.meshes import lines_along
-from paritas.core.results.findings import Aspect, Finding, Status
-from paritas.core.results.items import Replicate, harness
 from paritas.core.results.findings import Finding, unverified
 from paritas.core.results.items import Replicate
 

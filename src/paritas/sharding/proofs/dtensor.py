@@ -12,7 +12,6 @@ import torch
 from torch import fx
 
 from paritas.core.placement.placement import OperatorCall
-from paritas.core.results.graph_reports import Counterexample, RuleProof
 from paritas.sharding.plans.dtensor import DTensorClaim, argument_tensors, examine_dtensor
 from paritas.sharding.proofs.algebra import OutsideTheoryError
 from paritas.sharding.proofs.certificates import certificate_of
@@ -21,6 +20,7 @@ from paritas.sharding.proofs.definitions import Definition, define, tensors_by_n
 from paritas.sharding.proofs.graphs import subscript
 from paritas.sharding.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.sharding.proofs.validation import lifted, validate
+from paritas.sharding.rows import Counterexample, RuleProof
 
 if TYPE_CHECKING:
     import contextlib

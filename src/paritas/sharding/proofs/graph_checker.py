@@ -13,7 +13,6 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paritas.core.results.graph_reports import assuming
 from paritas.sharding.proofs.certificates import GRAPH_VERSION, describe_tensor
 from paritas.sharding.proofs.checker import (
     MALFORMED,
@@ -23,6 +22,7 @@ from paritas.sharding.proofs.checker import (
     check_files,
 )
 from paritas.sharding.proofs.kernel import Refused
+from paritas.sharding.rows import assuming
 
 if TYPE_CHECKING:
     from collections.abc import Callable

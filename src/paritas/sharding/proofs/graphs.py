@@ -24,7 +24,6 @@ from torch import Tensor, fx
 
 from paritas.core.errors import UsageError
 from paritas.core.placement.placement import OperatorCall, Recipe, tensors_in
-from paritas.core.results.graph_reports import GraphProof, ProofStatus, RuleProof
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.library import annotation_of_call
@@ -48,6 +47,7 @@ from paritas.sharding.proofs.validation import (
     run_part,
     validate,
 )
+from paritas.sharding.rows import GraphProof, ProofStatus, RuleProof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -14,7 +14,6 @@ import torch
 from paritas.core.errors import UsageError
 from paritas.core.numerics.random_tensors import between
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import Counterexample, RuleProof
 from paritas.sharding.operators.annotation import Annotation, Expansion, Option, expand
 from paritas.sharding.operators.configuration import make_call
 from paritas.sharding.operators.grammar import ANY_LENGTH, Bounds, Dim, Number
@@ -27,6 +26,7 @@ from paritas.sharding.proofs.claims import Claims
 from paritas.sharding.proofs.definitions import tensors_by_name
 from paritas.sharding.proofs.splits import Failure, find_proof
 from paritas.sharding.proofs.validation import DisagreementError, lifted, validate
+from paritas.sharding.rows import Counterexample, RuleProof
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

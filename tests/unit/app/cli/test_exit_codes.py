@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from paritas.app.cli import _HOMES, main
 from paritas.app.doctor.examination import Check
+from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.commands.scripts import Ending
 from paritas.core.errors import ClusterLostError, ParitasError, UsageError
-from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
 from paritas.core.results.items import Item, ItemKind
 from paritas.guarding.report import RankReport
+from paritas.sharding.graphs.rows import CallOutcome, CallSite, GraphReport, OperatorResult
 from paritas.sharding.operator_check import CheckedOperator
 
 CODES = {

@@ -6,18 +6,15 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.core.reporting.files import write_all
+from paritas.comparison.results_folder import write_all
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import output
-from paritas.core.results.model_reports import (
-    CaseFamily,
-    EngineReport,
-    InvariantsReport,
-    KernelReport,
-    KernelRow,
-)
-from paritas.core.results.sweeps import SweepReport
-from unit.core.results import comparison_samples, graph_samples
+from paritas.engines.rows import EngineReport
+from paritas.kernels.rows import CaseFamily, KernelReport, KernelRow
+from paritas.relations.rows import InvariantsReport
+from paritas.sweeping.rows import SweepReport
+from unit.comparison import comparison_samples
+from unit.sharding.graphs import graph_samples
 
 WRONG = Finding(item=output(), aspect=Aspect.VALUE, status=Status.DIFFERENT, reason="far off")
 VERDICT = Verdict(findings=(WRONG,), coverage=Coverage(compared=1))

@@ -19,9 +19,8 @@ from paritas.core.results.findings import (
     Verdict,
     unverified,
 )
-from paritas.core.results.graph_reports import GraphCounts
 from paritas.core.results.items import Item, ItemKind
-from paritas.guarding.report import RankReport, merge_ranks
+from paritas.guarding.report import GraphCounts, RankReport, merge_ranks
 
 HERE = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

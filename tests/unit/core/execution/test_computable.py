@@ -11,9 +11,9 @@ from torch import nn
 from paritas.core.execution.computable import as_computable, stored_as
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.subjects import Inputs
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import CaseMaker
 from paritas.kernels.comparing import relative_distance
+from paritas.kernels.rows import CaseFamily
 from paritas.kernels.smallest import smallest_failing
 from paritas.kernels.weights import redraw_weights
 

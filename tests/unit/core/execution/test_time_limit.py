@@ -13,10 +13,10 @@ import torch
 
 from paritas.core.execution import time_limit
 from paritas.core.execution.time_limit import OutOfTime, TimeLimit
-from paritas.core.results.model_reports import CaseFamily
 from paritas.kernels.cases import KernelCase
 from paritas.kernels.messages import SideName
 from paritas.kernels.references import KernelTask
+from paritas.kernels.rows import CaseFamily
 from paritas.kernels.sides import Side
 
 

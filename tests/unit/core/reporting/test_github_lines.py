@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paritas.core.reporting.annotations import (
-    MOST_LINES,
-    comparison_account,
-    github_lines,
-    graph_account,
-)
+from paritas.comparison.report import comparison_account
+from paritas.core.reporting.annotations import MOST_LINES, github_lines
 from paritas.core.results.findings import Status
-from unit.core.results import comparison_samples, graph_samples
+from paritas.sharding.graphs.report import graph_account
+from unit.comparison import comparison_samples
 from unit.core.results.account_samples import HOSTILE, account, finding, traced
+from unit.sharding.graphs import graph_samples
 
 LINE = re.compile(
     r"::(?P<level>error|warning) file=(?P<file>[^,:]+),line=(?P<line>\d+),"

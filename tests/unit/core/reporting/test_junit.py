@@ -6,11 +6,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from paritas.core.reporting.annotations import comparison_account, graph_account, junit_document
+from paritas.comparison.report import comparison_account
+from paritas.core.reporting.annotations import junit_document
 from paritas.core.results.causes import group_causes
 from paritas.core.results.findings import Aspect, Status
-from unit.core.results import comparison_samples, graph_samples
+from paritas.sharding.graphs.report import graph_account
+from unit.comparison import comparison_samples
 from unit.core.results.account_samples import HOSTILE, account, finding, traced
+from unit.sharding.graphs import graph_samples
 
 
 def read(text):

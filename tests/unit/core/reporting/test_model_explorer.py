@@ -10,16 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from paritas.app.cli import main
-from paritas.core.reporting.exports import (
-    COLOURS,
-    comparison_graphs,
-    error_data,
-    graph_report_data,
-    status_data,
-)
+from paritas.comparison.model_explorer import comparison_graphs, error_data, status_data
+from paritas.core.reporting.tables import COLOURS
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, CallSite, GraphReport, OperatorResult
-from unit.core.results.comparison_samples import score, transformer
+from paritas.sharding.graphs.page import graph_report_data
+from paritas.sharding.graphs.rows import CallOutcome, CallSite, GraphReport, OperatorResult
+from unit.comparison.comparison_samples import score, transformer
 
 
 @pytest.fixture(scope="module")

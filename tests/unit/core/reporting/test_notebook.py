@@ -11,13 +11,15 @@ import sys
 import msgspec
 import pytest
 
-from paritas.core.reporting.notebook import MOST_ROWS, MOST_TOLD, notebook_html
-from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
+from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
+from paritas.core.reporting.notebook import MOST_TOLD
+from paritas.core.reporting.tables import MOST_IN_CELL
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
-from paritas.core.results.graph_reports import GraphReport
 from paritas.core.results.items import Item
-from paritas.core.results.power_reports import FaultResult, PowerReport
-from unit.core.results import comparison_samples, graph_samples
+from paritas.mutants.rows import FaultResult, PowerReport
+from paritas.sharding.graphs.rows import GraphReport
+from unit.comparison import comparison_samples
+from unit.sharding.graphs import graph_samples
 
 EVIL = "</style></div><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
 VOID = {"br", "img", "meta", "link", "input", "hr"}
@@ -168,10 +170,10 @@ def test_names_stay_text(result):
 def test_a_cell_stays_small_whatever_it_shows():
     long = failing(1_000, path="x" * 2_000, reason="y" * 100_000)
     notes = tuple("z" * 10_000 for _ in range(1_000))
-    shown = notebook_html(msgspec.structs.replace(long, notes=notes))
+    shown = msgspec.structs.replace(long, notes=notes)._repr_html_()
     assert len(shown.encode()) < 100_000
     words = Tags(shown).words
-    assert f"and {1_000 - MOST_ROWS:,} more rows" in words
+    assert f"and {1_000 - MOST_IN_CELL:,} more rows" in words
     assert f"and {1_000 - MOST_TOLD:,} more" in words
     assert "and 980 more" in words
 

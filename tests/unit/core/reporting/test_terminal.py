@@ -9,7 +9,8 @@ import torch
 from rich.console import Console
 
 from paritas.core.numerics.metrics import pair_metrics
-from paritas.core.reporting.terminal import MOST_ROWS, STYLES, verdict_report
+from paritas.core.reporting.tables import MOST_ROWS, STYLES
+from paritas.core.reporting.terminal import verdict_report
 from paritas.core.results.findings import (
     Aspect,
     Coverage,

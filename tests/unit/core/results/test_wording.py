@@ -6,9 +6,9 @@ import textwrap
 import pytest
 import torch
 
+from paritas.comparison.rows import Comparison, ComparisonRow, DumpFacts
 from paritas.core.judging.judge import judge
 from paritas.core.numerics.metrics import pair_metrics
-from paritas.core.results.comparisons import Comparison, ComparisonRow, DumpFacts
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
@@ -21,9 +21,9 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
-from paritas.core.results.graph_reports import GraphReport
 from paritas.core.results.items import Item
 from paritas.core.results.wording import ranges, read_span
+from paritas.sharding.graphs.rows import GraphReport
 
 
 def said(text: str) -> str:

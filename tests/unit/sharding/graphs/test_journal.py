@@ -7,15 +7,15 @@ import pytest
 
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import (
+from paritas.formats.files.records import Lock
+from paritas.sharding.graphs.results_folder import JOURNAL_LOCK, JOURNAL_NAME, About, GraphJournal
+from paritas.sharding.graphs.rows import (
     CallOutcome,
     CallSite,
     GraphReport,
     OperatorResult,
     OptionResult,
 )
-from paritas.formats.files.records import Lock
-from paritas.sharding.graphs.results_folder import JOURNAL_LOCK, JOURNAL_NAME, About, GraphJournal
 
 ABOUT = About(graph="model.pt2", calls="abc", settings={"ranks": "2"}, versions={"torch": "2.13.0"})
 OTHER = msgspec.structs.replace(ABOUT, graph="other.pt2", calls="xyz")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paritas.core.results.graph_reports import CallOutcome
 from paritas.sharding.graphs.calls import GraphCall, GraphSettings, TensorValue
 from paritas.sharding.graphs.checking import check_call
+from paritas.sharding.graphs.rows import CallOutcome
 
 
 def value(name, *shape, dtype=torch.float32):

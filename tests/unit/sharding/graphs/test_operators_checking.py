@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome
 from paritas.sharding.graphs.calls import CallValues, GraphCall, GraphSettings, TensorValue
 from paritas.sharding.graphs.checking import check_call
+from paritas.sharding.graphs.rows import CallOutcome
 
 X = TensorValue("x", (4, 8), torch.float32)
 W = TensorValue("w", (8, 8), torch.float32)

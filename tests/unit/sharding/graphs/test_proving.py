@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from paritas.core.errors import UsageError
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.sharding.graphs.calls import GraphSettings
 from paritas.sharding.graphs.opening import open_graph
 from paritas.sharding.graphs.proving import prove_placed
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from paritas.sharding.graphs.verify import verify_graph
 from paritas.sharding.operators.library import unregister
 from paritas.sharding.operators.library.registry import register

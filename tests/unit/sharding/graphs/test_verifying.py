@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
 from paritas.sharding.graphs import verify
 from paritas.sharding.graphs.checkpoints import read_checkpoint
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
 from paritas.sharding.graphs.verify import verify_graph
 from paritas.sharding.operators.library import register, unregister
 from unit.sharding.graphs.ckp_files import NORMS

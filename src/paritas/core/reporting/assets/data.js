@@ -17,11 +17,3 @@ function decode(raw) {
 function statusWord(data, row) {
   return data.statuses[data.status[row]];
 }
-
-// Mine and golden, as one where they agree.
-function bothSides(data, what, row) {
-  const mine = data.text[`my_${what}`](row);
-  const golden = data.text[`golden_${what}`](row);
-  if (mine === golden || !golden) return mine;
-  return mine ? `${mine} / ${golden}` : golden;
-}

@@ -6,27 +6,12 @@ function makeTable(data, filters, select) {
   class Line { constructor(row) { this.row = row; } }
   const field = (name, get) => Object.defineProperty(Line.prototype, name, { get() { return get(this.row); }, set() {}, enumerable: true }); // it writes back what it read
   field("status", (row) => data.status[row]);
-  for (const name of ["op", "judged_by", "matched_by", "line", "rank", "name"]) field(name, text[name]);
-  for (const name of ["dtype", "shape"]) field(name, (row) => bothSides(data, name, row));
-  for (const name of ["rel_l2", "max_abs", "own", "inherited", "score", "step"]) field(name, (row) => numbers[name][row]);
+  for (const { key } of data.table) field(key, numbers[key] ? (row) => numbers[key][row] : text[key]);
 
   const columns = [
     { title: "status", field: "status", width: 122, formatter: (cell) => badge(data.statuses[cell.getValue()]), sorter: "number", headerSortStartingDir: "desc", frozen: true },
-    { title: "name", field: "name", width: 300, minWidth: 160, formatter: nameCell(data), sorter: byText },
-    { title: "operator", field: "op", width: 176, formatter: textCell, sorter: byText },
-    figureColumn("rel. L2", "rel_l2", "norm of the difference / norm of the golden value"),
-    figureColumn("max abs", "max_abs", "largest absolute difference"),
-    figureColumn("own", "own", "error added here, relative to the golden norm"),
-    figureColumn("inherited", "inherited", "error from the inputs, relative to the golden norm", exponential, 102),
-    figureColumn("× allowed", "score", "the worst error / the allowed error; more than 1 fails", figure, 104),
-    { title: "dtype", field: "dtype", width: 100, formatter: textCell, sorter: byText, headerTooltip: "mine / golden if they differ" },
-    { title: "shape", field: "shape", width: 120, formatter: textCell, sorter: byText, headerTooltip: "mine / golden if they differ" },
-    { title: "judged by", field: "judged_by", width: 150, formatter: textCell, sorter: byText },
-    { title: "matched", field: "matched_by", width: 88, formatter: textCell, sorter: byText },
-    { title: "line", field: "line", width: 220, formatter: textCell, sorter: byText },
+    ...data.table.map((column) => tableColumn(data, column)),
   ];
-  const runs = [["step", "step", "number"], ["rank", "rank", byNumber]].filter(([name]) => (name === "step" ? unique(numbers.step) : data.columns.rank.texts).length > 1);
-  columns.splice(1, 0, ...runs.map(([title, name, sorter]) => ({ title, field: name, width: 66, hozAlign: "right", formatter: textCell, sorter })));
 
   const host = document.getElementById("table");
   const lines = Array.from({ length: data.count }, (_, row) => new Line(row));
@@ -78,6 +63,15 @@ function makeTable(data, filters, select) {
   host.addEventListener("keydown", sortByKey);
 
   return { built, apply, go, selected: () => selected, count: () => table.getDataCount("active") };
+}
+
+// A column as the report describes it.
+function tableColumn(data, { key, title, look, width, meaning }) {
+  const column = { title, field: key, width, formatter: textCell, sorter: byText };
+  if (look === "name") return { ...column, minWidth: 160, formatter: nameCell(data) };
+  if (look === "run") return { ...column, hozAlign: "right", sorter: byNumber };
+  if (look === "text") return meaning ? { ...column, headerTooltip: meaning } : column;
+  return figureColumn(title, key, meaning, look === "figure" ? figure : exponential, width);
 }
 
 // Without what is the same for all: the forward phase, and the graph where there is but one.

@@ -7,18 +7,18 @@ import sys
 import msgspec
 import pytest
 
+from paritas.comparison import results_folder
+from paritas.comparison.results_folder import check_output, read_comparison, write_all
+from paritas.comparison.rows import Comparison
 from paritas.core.errors import UsageError
-from paritas.core.reporting import files
-from paritas.core.reporting.files import check_output, read_comparison, write_all
-from paritas.core.results.comparisons import Comparison
-from unit.core.results.comparison_samples import dump, transformer
+from unit.comparison.comparison_samples import dump, transformer
 
 
 @pytest.fixture(autouse=True)
 def plain_page(monkeypatch):
     """What the page looks like is asked elsewhere."""
     monkeypatch.setattr(
-        "paritas.core.reporting.result_pages.html_report", lambda found: f"page of {found.status}"
+        "paritas.comparison.page.html_report", lambda found: f"page of {found.status}"
     )
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_written_where_a_part_cannot_be_rendered(tmp_path, monkeypatc
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paritas.core.reporting.result_pages.html_report", interrupted)
+    monkeypatch.setattr("paritas.comparison.page.html_report", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_all(tmp_path / "out", transformer(), parquet=True)
     assert names(tmp_path) == []
@@ -151,6 +151,6 @@ def test_another_format_is_told_with_the_version_that_reads_it(tmp_path):
 
 
 def test_reading_needs_no_rights_to_write(tmp_path):
-    files.write_all(tmp_path, transformer(), html=False)
+    results_folder.write_all(tmp_path, transformer(), html=False)
     (tmp_path / "comparison.json").chmod(0o400)
     assert read_comparison(tmp_path).rows

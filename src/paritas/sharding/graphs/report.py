@@ -13,19 +13,34 @@ from rich.console import Group
 from rich.segment import Segment
 from rich.text import Text
 
-from paritas.core.reporting.terminal import STYLES as STATUS_STYLES
-from paritas.core.reporting.terminal import indented, listed, small_table
+from paritas.core.errors import plain
+from paritas.core.reporting.annotations import (
+    Account,
+    ItemAnnotation,
+    Level,
+    level_of,
+    locate_source,
+)
+from paritas.core.reporting.table_files import csv_table
+from paritas.core.reporting.tables import STATUS_MARKS, Column, Mark, Rest, terminal_table
+from paritas.core.reporting.terminal import indented, listed
 from paritas.core.results import wording
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome
-from paritas.core.results.wording import MOST_SHOWN, enumerated, near_path
+from paritas.core.results.wording import (
+    MOST_SHOWN,
+    enumerated,
+    near_path,
+)
+from paritas.sharding.graphs.rows import CallOutcome
+from paritas.sharding.rows import status_of_proof
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from paritas.core.results.graph_reports import GraphReport, OperatorResult, OptionResult
+    from paritas.core.reporting.tables import CellValue, ColumnKind
+    from paritas.sharding.graphs.rows import GraphReport, OperatorResult, OptionResult
 
 # Outcomes that need attention first.
 ORDER = (CallOutcome.FAILED, CallOutcome.UNSUPPORTED, CallOutcome.VERIFIED, CallOutcome.NOTHING)
@@ -242,11 +257,14 @@ def duration(seconds: float) -> str:
 # --- The report for a terminal --------------------------------------------------------------------
 
 MOST_ROWS = 24
-OUTCOME_STYLES = {
-    CallOutcome.VERIFIED: "green",
-    CallOutcome.NOTHING: "dim",
-    CallOutcome.UNSUPPORTED: "magenta",
-    CallOutcome.FAILED: "bold red",
+OUTCOME_MARKS = {
+    outcome: Mark(outcome.value, style, f"o-{outcome.name.lower()}", sign)
+    for outcome, style, sign in (
+        (CallOutcome.VERIFIED, "green", "✓"),
+        (CallOutcome.NOTHING, "dim", "–"),
+        (CallOutcome.UNSUPPORTED, "magenta", "?"),
+        (CallOutcome.FAILED, "bold red", "≠"),
+    )
 }
 # Control characters other than the newline.
 _CONTROLS = dict.fromkeys((*range(0x0A), *range(0x0B, 0x20), *range(0x7F, 0xA0)), "\ufffd")
@@ -309,7 +327,7 @@ def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[Rendera
     found = failing(report)
     if not found:
         return
-    pairs: list[tuple[OperatorResult, OptionResult | None]] = []
+    pairs: list[_Failure] = []
     for one in found:
         options = failing_options(one, report)
         pairs += [(one, option) for option in options] or [(one, None)]
@@ -321,31 +339,40 @@ def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[Rendera
         yield Text(f"and {len(found) - MOST_SHOWN} more operators are wrong")
 
 
-def _failure_table(
-    pairs: list[tuple[OperatorResult, OptionResult | None]], width: int
-) -> RenderableType:
+# A wrong split, or an operator that fails without one.
+_Failure = tuple["OperatorResult", "OptionResult | None"]
+
+
+def _failure_table(failures: list[_Failure], width: int) -> RenderableType:
     """A row for each wrong split: the call, the split, and the user's source line."""
-    table = small_table()
-    table.add_column("status", no_wrap=True)
-    table.add_column("call and split", overflow="fold", max_width=width // 2)
-    table.add_column("source line", overflow="fold")
-    for one, option in pairs[:MOST_ROWS]:
-        site = one.sites[0]
-        count = f" ({len(one.sites)} calls)" if len(one.sites) > 1 else ""
-        table.add_row(
-            _status(one, option),
-            Text(f"{site.node}{count}\n{_split_words(option) if option else one.reason}"),
-            Text("\n".join(filter(None, (near_path(site.source), site.code))) or "not known"),
-        )
-    if len(pairs) > MOST_ROWS:
-        table.add_row("", f"{len(pairs) - MOST_ROWS} more", "")
-    return table
+    columns: list[Column[_Failure]] = [
+        Column("status", _mark_failure, is_fixed=True),
+        Column("call and split", _call_words, width=width // 2),
+        Column("source line", _source_words),
+    ]
+    rows: list[_Failure | Rest] = [*failures[:MOST_ROWS]]
+    if len(failures) > MOST_ROWS:
+        rows.append(Rest(("", f"{len(failures) - MOST_ROWS} more")))
+    return terminal_table(columns, rows)
 
 
-def _status(one: OperatorResult, option: OptionResult | None) -> Text:
+def _mark_failure(failure: _Failure) -> Mark:
+    operator, option = failure
     if option is None:
-        return Text(one.outcome.value, style=OUTCOME_STYLES[one.outcome])
-    return Text(option.status.value, style=STATUS_STYLES[option.status])
+        return OUTCOME_MARKS[operator.outcome]
+    return STATUS_MARKS[option.status]
+
+
+def _call_words(failure: _Failure) -> str:
+    operator, option = failure
+    calls = f" ({len(operator.sites)} calls)" if len(operator.sites) > 1 else ""
+    split = _split_words(option) if option else operator.reason
+    return f"{operator.sites[0].node}{calls}\n{split}"
+
+
+def _source_words(failure: _Failure) -> str:
+    site = failure[0].sites[0]
+    return "\n".join(filter(None, (near_path(site.source), site.code))) or "not known"
 
 
 def _split_words(option: OptionResult) -> str:
@@ -354,7 +381,9 @@ def _split_words(option: OptionResult) -> str:
 
 def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[RenderableType]:
     """One operator in words: what, which split, the figures, where, what to do."""
-    yield Text(f"{one.sites[0].node}: {one.operator}", style=OUTCOME_STYLES[CallOutcome.FAILED])
+    yield Text(
+        f"{one.sites[0].node}: {one.operator}", style=OUTCOME_MARKS[CallOutcome.FAILED].style
+    )
     yield indented(one.signature)
     options = failing_options(one, report)
     for option in options[:MOST_SHOWN]:
@@ -395,7 +424,7 @@ def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[
     if not found:
         return
     calls = sum(reason.calls for reason in found)
-    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_STYLES[outcome])
+    yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
     for reason in found[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
         which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
@@ -413,3 +442,138 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
     for one in report.others:
         words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
         yield indented(words)
+
+
+# --- A table as CSV -------------------------------------------------------------------------------
+
+
+class SplitLine(NamedTuple):
+    """A split of an operator, or an operator without splits."""
+
+    graph: str
+    operator: OperatorResult
+    option: OptionResult | None
+
+
+def graph_csv(report: GraphReport) -> str:
+    """The whole table of `GRAPH_COLUMNS` without a final newline; this run's graph comes first."""
+    graphs = (report, *report.others)
+    lines = [
+        SplitLine(graph_label(graph, graphs), operator, option)
+        for graph in graphs
+        for operator in graph.operators
+        for option in operator.options or (None,)
+    ]
+    return csv_table(GRAPH_COLUMNS, lines)
+
+
+def _operator_column(
+    name: str, cell: Callable[[OperatorResult], CellValue], kind: ColumnKind = "text"
+) -> Column[SplitLine]:
+    return Column(name, lambda line: cell(line.operator), kind)
+
+
+def _option_column(
+    name: str, cell: Callable[[OptionResult], CellValue], kind: ColumnKind = "text"
+) -> Column[SplitLine]:
+    return Column(name, lambda line: None if line.option is None else cell(line.option), kind)
+
+
+GRAPH_COLUMNS: tuple[Column[SplitLine], ...] = (
+    Column("graph", lambda line: line.graph),
+    _operator_column("node", lambda operator: operator.sites[0].node),
+    _operator_column("operator", lambda operator: operator.operator),
+    _operator_column("signature", lambda operator: operator.signature),
+    _operator_column("calls", lambda operator: len(operator.sites), "count"),
+    _operator_column("source", lambda operator: operator.sites[0].source),
+    _operator_column("code", lambda operator: operator.sites[0].code),
+    _operator_column("module", lambda operator: operator.sites[0].module),
+    _operator_column("outcome", lambda operator: operator.outcome.value),
+    _option_column("option", option_words),
+    _option_column("rule", lambda option: option.rule),
+    _option_column("origin", lambda option: option.origin),
+    _option_column("ranks", lambda option: option.ranks, "count"),
+    _option_column("status", lambda option: option.status.value),
+    _option_column("confirmation", confirmation_words),
+    _option_column("proof", proof_words),
+    _option_column("loss_one_device", lambda option: option.loss_whole, "number"),
+    _option_column("loss_several_devices", lambda option: option.loss_split, "number"),
+    _option_column("loss_relative_difference", loss_gap, "number"),
+    _option_column("gradients", lambda option: option.gradients),
+    Column("reason", lambda line: (line.option or line.operator).reason),
+    Column("seconds", lambda line: (line.option or line.operator).seconds, "number"),
+    _operator_column("script", lambda operator: operator.script),
+    _operator_column("other_nodes", lambda operator: " ".join(s.node for s in operator.sites[1:])),
+)
+
+
+# --- For GitHub, SARIF and JUnit ------------------------------------------------------------------
+
+_LONGEST_REASON = 160
+
+
+def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Account:
+    """The result of `verify-graph`: an item for each split of each distinct operator."""
+    words = f"{verdict_word(report)}: {verdict_words(report)}"
+    return Account(
+        command="verify-graph",
+        subject=subject,
+        headline=words,
+        exit_code=report.exit_code,
+        items=(
+            *_annotate_proof(report),
+            *(one for op in report.operators for one in _annotate_operator(op, report)),
+        ),
+        file=file,
+    )
+
+
+def _annotate_proof(report: GraphReport) -> Iterator[ItemAnnotation]:
+    """The graph as a whole, if its placements are stated."""
+    if report.proof is not None:
+        status, item = status_of_proof(report.proof.status), "the graph under its placements"
+        yield ItemAnnotation(
+            level=level_of(status, strict=report.strict),
+            rule=status.value,
+            item=item,
+            title=f"{item}: {report.proof.status}",
+            message=plain(report.proof.words),
+        )
+
+
+def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[ItemAnnotation]:
+    site = one.sites[0]
+    path, outside, line = locate_source(site.source)
+    calls = len(one.sites)
+    where = f"{site.node}: {one.operator}"
+    same = f"the graph has {calls} calls like this one" if calls > 1 else ""
+
+    def annotation(level: Level, status: str, item: str, *words: str) -> ItemAnnotation:
+        text = [words for words in (*words, one.signature, same) if words]
+        return ItemAnnotation(
+            level=level,
+            rule=status,
+            item=plain(item),
+            title=plain(f"{item}: {status}"),
+            message=plain("\n".join(text)),
+            path=plain(path),
+            outside=plain(outside),
+            line=line,
+            code=plain(site.code),
+            place=plain(site.module),
+        )
+
+    for option in one.options:
+        item = f"{where}, {option_words(option)}, {option.ranks} ranks"
+        level = level_of(option.status, strict=report.strict)
+        script = f"reproduced by {one.script}" if one.script and level == "error" else ""
+        rule = f"rule ({option.origin}): {option.rule}"
+        proof = proof_words(option)
+        yield annotation(level, option.status.value, item, option.reason, proof, rule, script)
+    levels = {level_of(option.status, strict=report.strict) for option in one.options}
+    if one.outcome is CallOutcome.NOTHING:
+        yield annotation("note", "skipped", where, one.reason)
+    elif one.outcome is CallOutcome.VERIFIED and not one.options:
+        yield annotation("pass", Status.EQUIVALENT.value, where, one.reason)
+    elif one.outcome is not CallOutcome.VERIFIED and "error" not in levels:
+        yield annotation("error", Status.UNVERIFIED.value, where, one.reason[:_LONGEST_REASON])

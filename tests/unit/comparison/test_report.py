@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from paritas.comparison.report import MOST_ROWS, comparison_report
-from paritas.core.results.comparisons import Comparison, ComparisonRow, Divergence, DumpFacts
+from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, DumpFacts
 from paritas.core.results.findings import Coverage, Status
 from paritas.core.results.wording import headline
-from unit.core.results.comparison_samples import (
+from unit.comparison.comparison_samples import (
     dump,
     figures,
     row,

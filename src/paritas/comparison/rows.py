@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from paritas.core.results.details import Detail
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
-    Diagnosis,
     Finding,
     Origin,
     OriginKind,
@@ -75,49 +75,6 @@ class SideFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     minimum: float | None = None
     maximum: float | None = None
     mean: float | None = None
-
-
-class WorstElement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An element that is far off; complex values are given by their modulus."""
-
-    index: tuple[int, ...]
-    my: float
-    golden: float
-    ulps: float | None = None
-
-
-class HeatMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where in a tensor the mismatches are, over its two most informative axes.
-
-    Attributes:
-        axes: the vertical and the horizontal axis; a single one if the tensor has only one.
-        extents: their lengths.
-        cells: row by row, the largest |my - golden| in each cell, over the largest of all.
-        counts: row by row, the number of elements that differ in each cell.
-    """
-
-    axes: tuple[int, ...]
-    extents: tuple[int, ...]
-    cells: tuple[tuple[float, ...], ...]
-    counts: tuple[tuple[int, ...], ...]
-
-
-class Detail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A closer look at one pair.
-
-    Attributes:
-        ulps: pairs (k, number of elements that differ by 2^k to 2^(k+1) ulp), ascending; k = -1 for
-            equal elements. Empty if the dtypes have no common ulp.
-        worst: the elements with the largest errors, worst first.
-        region: the smallest box of indices that holds all mismatches, as begin and end per axis.
-        diagnosis: what kind of wrong it is, for a pair that fails.
-    """
-
-    heat: HeatMap | None = None
-    ulps: tuple[tuple[int, int], ...] = ()
-    worst: tuple[WorstElement, ...] = ()
-    region: tuple[tuple[int, int], ...] = ()
-    diagnosis: Diagnosis | None = None
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -297,6 +254,12 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def by_digest(self) -> int:
         """Number of rows compared by digests instead of values."""
         return sum(row.is_by_digest for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        from paritas.comparison.page import notebook_summary
+        from paritas.core.reporting.notebook import notebook_html
+
+        return notebook_html(notebook_summary(self))
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` returns an equal comparison."""

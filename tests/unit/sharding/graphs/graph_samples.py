@@ -10,7 +10,8 @@ import torch
 
 from paritas.core.numerics.metrics import pair_metrics
 from paritas.core.results.findings import Aspect, Coverage, Finding, Score, Status, Verdict
-from paritas.core.results.graph_reports import (
+from paritas.core.results.items import Item
+from paritas.sharding.graphs.rows import (
     CallOutcome,
     CallSite,
     GraphReport,
@@ -18,7 +19,6 @@ from paritas.core.results.graph_reports import (
     OptionResult,
     RuleOrigin,
 )
-from paritas.core.results.items import Item
 
 if TYPE_CHECKING:
     from paritas.core.results.items import Metrics

@@ -12,13 +12,17 @@ import msgspec
 import pytest
 import torch
 
+from paritas.comparison.columns import (
+    comparison_columns,
+    comparison_csv,
+    write_comparison_parquet,
+)
+from paritas.comparison.rows import Comparison, SideFacts
 from paritas.core.errors import UsageError
 from paritas.core.numerics.metrics import pair_metrics
-from paritas.core.reporting.exports import COMPARISON_COLUMNS, comparison_csv, write_parquet
-from paritas.core.results.comparisons import Comparison, SideFacts
 from paritas.core.results.findings import Coverage, Status
 from paritas.core.results.items import PairFigures
-from unit.core.results.comparison_samples import dump, figures, row, transformer
+from unit.comparison.comparison_samples import dump, figures, row, transformer
 
 MSIT = (
     "token_id,data_id,golden_data_path,golden_op_type,golden_dtype,golden_shape,golden_max_value,"
@@ -137,9 +141,9 @@ def test_a_name_that_is_no_text_is_spelled_out():
 
 
 def test_parquet_has_the_same_columns_with_types(tmp_path):
-    write_parquet(tmp_path / "out.parquet", transformer())
+    write_comparison_parquet(tmp_path / "out.parquet", transformer())
     described = duckdb.sql(f"DESCRIBE SELECT * FROM '{tmp_path}/out.parquet'").fetchall()
-    assert [name for name, *_ in described] == [column.name for column in COMPARISON_COLUMNS]
+    assert [name for name, *_ in described] == [column.name for column in comparison_columns()]
     types = {name: kind for name, kind, *_ in described}
     assert types["token_id"] == types["mismatched"] == "BIGINT"
     assert types["golden_shape"] == "BIGINT[]"
@@ -154,7 +158,7 @@ def test_parquet_keeps_values_order_and_what_json_has_no_number_for(tmp_path):
         msgspec.structs.replace(one_row(name=odd, own=own), index=place)
         for place, own in enumerate([1 / 3, math.inf, -math.inf, math.nan, None])
     ]
-    write_parquet(tmp_path / "it's [here].parquet", made_of(*rows))
+    write_comparison_parquet(tmp_path / "it's [here].parquet", made_of(*rows))
     connection = duckdb.connect()
     table = connection.read_parquet([str(tmp_path / "it's ?here?.parquet")])
     found = table.project("data_id, name, own_error, golden_shape, advice").fetchall()
@@ -170,5 +174,5 @@ def test_parquet_keeps_values_order_and_what_json_has_no_number_for(tmp_path):
 def test_without_duckdb_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(UsageError, match=r"pip install 'paritas\[table\]'"):
-        write_parquet(tmp_path / "out.parquet", transformer())
+        write_comparison_parquet(tmp_path / "out.parquet", transformer())
     assert not list(tmp_path.iterdir())

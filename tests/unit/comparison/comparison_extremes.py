@@ -7,9 +7,10 @@ import math
 
 import msgspec
 
-from paritas.core.results.comparisons import Comparison, ComparisonRow, Divergence, WorstElement
+from paritas.comparison.rows import Comparison, ComparisonRow, Divergence
+from paritas.core.results.details import WorstElement
 from paritas.core.results.findings import Coverage, Status
-from unit.core.results.comparison_samples import (
+from unit.comparison.comparison_samples import (
     detail,
     dump,
     figures,

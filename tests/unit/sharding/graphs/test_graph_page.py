@@ -12,16 +12,16 @@ import re
 import msgspec
 import pytest
 
-from paritas.core.reporting.result_pages import (
+from paritas.core.results.findings import Status
+from paritas.sharding.graphs.page import (
     RuleToken,
     drawn_rules,
     graph_page,
     overview,
     write_graph_page,
 )
-from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, GraphReport
-from unit.core.results.graph_samples import (
+from paritas.sharding.graphs.rows import CallOutcome, GraphReport
+from unit.sharding.graphs.graph_samples import (
     HOSTILE,
     empty,
     hostile,

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from paritas.core.reporting.graphs import graph_report, graph_verdict_line
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import CallOutcome, Confirmation
-from unit.core.results.graph_samples import (
+from paritas.sharding.graphs.report import graph_report, graph_verdict_line
+from paritas.sharding.graphs.rows import CallOutcome, Confirmation
+from unit.sharding.graphs.graph_samples import (
     empty,
     hostile,
     interrupted,

@@ -9,17 +9,16 @@ import pytest
 
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import output
-from paritas.core.results.sweeps import (
+from paritas.sweeping.rows import (
     MOST_FAILING,
     MOST_PASSING,
     SweepReport,
     changes,
     column_name,
     columns,
-    sweep_headline,
     trimmed,
 )
-from unit.core.results.sweep_samples import crashed, report, row
+from unit.sweeping.sweep_samples import crashed, report, row
 
 
 @pytest.mark.parametrize(
@@ -42,20 +41,20 @@ from unit.core.results.sweep_samples import crashed, report, row
 )
 def test_the_gravest_row_decides(rows, code, line):
     found = report(*rows)
-    assert (found.exit_code, sweep_headline(found), bool(found)) == (code, line, code == 0)
+    assert (found.exit_code, found.headline, bool(found)) == (code, line, code == 0)
     assert found.verdict.exit_code == code
 
 
 def test_unstable_fails_under_strict():
     found = report(row("a:a", Status.UNSTABLE), strict=True)
     assert (found.exit_code, found.verdict.exit_code) == (1, 1)
-    assert sweep_headline(found) == "unstable: 1 run; 1 of 1 fail (1 unstable)"
+    assert found.headline == "unstable: 1 run; 1 of 1 fail (1 unstable)"
 
 
 def test_a_sweep_that_was_stopped_is_no_pass():
     found = report(row("a:a"), planned=3, stopped="interrupt")
     assert found.exit_code == found.verdict.exit_code == 3
-    assert sweep_headline(found) == "unverified: interrupted after 1 of 3 runs; all pass"
+    assert found.headline == "unverified: interrupted after 1 of 3 runs; all pass"
 
 
 def test_the_findings_of_all_rows_say_which_run_they_are_of():
@@ -174,7 +173,7 @@ def test_unstable_is_newly_wrong_under_strict():
 def test_against_an_earlier_sweep_what_is_newly_wrong_decides(rows, code, line):
     earlier = [row("a:a"), row("b:b", Status.DIFFERENT)]
     found = report(*rows, against="before", changes=changes(rows, earlier, strict=False))
-    assert (found.exit_code, sweep_headline(found)) == (code, line)
+    assert (found.exit_code, found.headline) == (code, line)
 
 
 def test_against_an_earlier_sweep_one_that_was_stopped_is_no_pass():

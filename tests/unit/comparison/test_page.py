@@ -13,11 +13,17 @@ from importlib import resources
 import msgspec
 import pytest
 
-from paritas.core.reporting.pages import comparison_headline, number_column, stories, text_column
-from paritas.core.reporting.result_pages import MOST_NODES, html_report, neighbourhood
-from paritas.core.results.comparisons import Comparison, Divergence
+from paritas.comparison.page import (
+    MOST_NODES,
+    comparison_headline,
+    html_report,
+    neighbourhood,
+    stories,
+)
+from paritas.comparison.rows import Comparison, Divergence
+from paritas.core.reporting.pages import number_column, text_column
 from paritas.core.results.findings import Status
-from unit.core.results.comparison_extremes import (
+from unit.comparison.comparison_extremes import (
     HOSTILE,
     empty,
     hostile,
@@ -26,7 +32,7 @@ from unit.core.results.comparison_extremes import (
     non_finite,
     wide,
 )
-from unit.core.results.comparison_samples import transformer
+from unit.comparison.comparison_samples import transformer
 
 ASSETS = resources.files("paritas.core.reporting") / "assets"
 

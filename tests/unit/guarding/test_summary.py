@@ -7,7 +7,6 @@ import io
 import pytest
 from rich.console import Console
 
-from paritas.core.reporting.terminal import MOST_GRAPHS, guard_report
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
@@ -17,9 +16,10 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
 )
-from paritas.core.results.graph_reports import GraphCounts
 from paritas.core.results.items import Item
 from paritas.core.results.wording import headline
+from paritas.guarding.report import GraphCounts
+from paritas.guarding.summary import MOST_GRAPHS, guard_report
 
 
 def printed(graphs, verdict, width=80):

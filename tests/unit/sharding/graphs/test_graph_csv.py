@@ -9,11 +9,10 @@ import math
 import msgspec
 import pytest
 
-from paritas.core.reporting.exports import GRAPH_COLUMNS, graph_csv
-from paritas.core.reporting.graphs import loss_gap
 from paritas.core.results.findings import Status
-from paritas.core.results.graph_reports import Confirmation
-from unit.core.results.graph_samples import HOSTILE, empty, hostile, option, transformer
+from paritas.sharding.graphs.report import GRAPH_COLUMNS, graph_csv, loss_gap
+from paritas.sharding.graphs.rows import Confirmation
+from unit.sharding.graphs.graph_samples import HOSTILE, empty, hostile, option, transformer
 
 
 def lines_of(report):
@@ -50,7 +49,7 @@ def test_what_real_ranks_said_of_a_split_is_in_its_line():
 
 def test_a_wrong_split_is_told_with_its_place_its_losses_and_its_script():
     [wrong] = [line for line in lines_of(transformer()) if line["status"] == "different"]
-    assert list(wrong) == list(GRAPH_COLUMNS)
+    assert list(wrong) == [column.name for column in GRAPH_COLUMNS]
     assert wrong == {
         "graph": "runs/graphs/transformer_block.ckp",
         "node": "linear_down_0",
@@ -129,4 +128,4 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text(start):
 
 
 def test_a_graph_without_calls_has_only_the_header():
-    assert graph_csv(empty()) == ",".join(GRAPH_COLUMNS)
+    assert graph_csv(empty()) == ",".join(column.name for column in GRAPH_COLUMNS)

@@ -9,10 +9,10 @@ from xml.etree import ElementTree as ET
 from rich.console import Console
 
 from paritas.core.reporting.annotations import junit_document
-from paritas.core.reporting.model_reports import sweep_account, sweep_page, sweep_report
 from paritas.core.results.findings import Status
-from paritas.core.results.sweeps import changes
-from unit.core.results.sweep_samples import crashed, report, row
+from paritas.sweeping.report import sweep_account, sweep_page, sweep_report
+from paritas.sweeping.rows import changes
+from unit.sweeping.sweep_samples import crashed, report, row
 
 ROWS = (
     row("pkg.models:fine", seconds=12.0),

@@ -11,16 +11,8 @@ import random
 
 import msgspec
 
-from paritas.core.results.comparisons import (
-    Comparison,
-    ComparisonRow,
-    Detail,
-    Divergence,
-    DumpFacts,
-    HeatMap,
-    SideFacts,
-    WorstElement,
-)
+from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, DumpFacts, SideFacts
+from paritas.core.results.details import Detail, HeatMap, WorstElement
 from paritas.core.results.findings import Aspect, Coverage, Score, Status
 from paritas.core.results.items import Extremes, Metrics, PairFigures
 

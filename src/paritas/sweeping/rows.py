@@ -140,6 +140,12 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
         # Stored for readers of the JSON, who cannot derive it; never believed.
         msgspec.structs.force_setattr(self, "status", self.verdict.status)
 
+    def _repr_html_(self) -> str:
+        from paritas.core.reporting.notebook import notebook_html
+        from paritas.sweeping.report import row_summary
+
+        return notebook_html(row_summary(self))
+
     def passes(self, *, strict: bool = False) -> bool:
         """Whether the candidate computes what the target computes."""
         return self.verdict.enabled and self.status.passes(strict=strict)
@@ -319,6 +325,34 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         codes = {one.now.exit_code(strict=self.strict) for one in self.newly_wrong if one.now}
         return 1 if 1 in codes else max(codes, default=0)
 
+    @property
+    def headline(self) -> str:
+        """The sweep in one line."""
+        rows, failing = len(self.rows), self.failures
+        done = counted(rows, "run")
+        if self.stopped:
+            how = "interrupted" if self.stopped == INTERRUPT else f"stopped ({self.stopped})"
+            done = f"{how} after {rows} of {counted(self.planned, 'run')}"
+        if not rows:
+            return f"unverified: {done}; nothing was compared"
+        if self.against and not self.stopped:
+            return f"{_changes_headline(self)}; {done}, {len(failing)} failing"
+        if not failing:
+            unsure = sum(row.status is Status.UNSTABLE for row in self.rows)
+            warning = f", {unsure} of them unstable (a warning, not a failure)" if unsure else ""
+            word = self.status.value
+            same = "unverified" if self.stopped else word
+            return f"{same}: {done}; all pass{warning}"
+        counts = Counter(row.status for row in failing)
+        words = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
+        return f"{self.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(words)})"
+
+    def _repr_html_(self) -> str:
+        from paritas.core.reporting.notebook import notebook_html
+        from paritas.sweeping.report import notebook_summary
+
+        return notebook_html(notebook_summary(self))
+
     def __str__(self) -> str:
         return "\n".join(sweep_lines(self))
 
@@ -336,32 +370,10 @@ def _label_findings(row: SweepRow) -> Verdict:
 
 def sweep_lines(report: SweepReport) -> list[str]:
     """The headline, then the failing runs, then the changes."""
-    lines = [sweep_headline(report)]
+    lines = [report.headline]
     lines += [f"  {row.run}: {row.status.value}; {row_words(row)}" for row in report.failures]
     lines += [f"  {one.kind.value}: {one.run}{change_words(one)}" for one in report.changes]
     return lines
-
-
-def sweep_headline(report: SweepReport) -> str:
-    """The sweep in one line."""
-    rows, failing = len(report.rows), report.failures
-    done = counted(rows, "run")
-    if report.stopped:
-        how = "interrupted" if report.stopped == INTERRUPT else f"stopped ({report.stopped})"
-        done = f"{how} after {rows} of {counted(report.planned, 'run')}"
-    if not rows:
-        return f"unverified: {done}; nothing was compared"
-    if report.against and not report.stopped:
-        return f"{_changes_headline(report)}; {done}, {len(failing)} failing"
-    if not failing:
-        unsure = sum(row.status is Status.UNSTABLE for row in report.rows)
-        warning = f", {unsure} of them unstable (a warning, not a failure)" if unsure else ""
-        word = report.status.value
-        same = "unverified" if report.stopped else word
-        return f"{same}: {done}; all pass{warning}"
-    counts = Counter(row.status for row in failing)
-    words = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
-    return f"{report.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(words)})"
 
 
 def _changes_headline(report: SweepReport) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict
 from paritas.core.results.items import output
-from paritas.core.results.sweeps import RunEnd, SweepReport, SweepRow, SweepRun, without_verdict
+from paritas.sweeping.rows import RunEnd, SweepReport, SweepRow, SweepRun, without_verdict
 
 VERSIONS = {"torch": "2.13.0", "python": "3.11.7", "platform": "Linux"}
 

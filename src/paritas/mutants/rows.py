@@ -262,6 +262,26 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return 3
         return 0 if clear.value >= at_least else 1
 
+    @property
+    def headline(self) -> str:
+        """The answer in one line: the share of caught faults that stand out."""
+        clear = self.share("clear")
+        if not self.judged:
+            return "no result: no planted fault changed a result and could be compared"
+        if not clear.of:
+            return "no planted fault stands out from the model's own rounding noise"
+        native = self.share("clear", native=True)
+        return (
+            f"{_share(clear)} faults above 8 times the rounding noise are caught "
+            f"({_confidence(clear)}), {percent(native.value)} by the native run alone"
+        )
+
+    def _repr_html_(self) -> str:
+        from paritas.core.reporting.notebook import notebook_html
+        from paritas.mutants.report import notebook_summary
+
+        return notebook_html(notebook_summary(self))
+
     def __str__(self) -> str:
         return "\n".join(power_lines(self))
 
@@ -277,7 +297,7 @@ SIZES = {
 
 def power_lines(report: PowerReport) -> list[str]:
     """The report as plain lines, the answer first."""
-    lines = [power_headline(report), f"  {power_subject(report)}"]
+    lines = [report.headline, f"  {power_subject(report)}"]
     for band in BANDS:
         whole, native = report.share(band), report.share(band, native=True)
         if whole.of:
@@ -289,20 +309,6 @@ def power_lines(report: PowerReport) -> list[str]:
         lines.append(f"  {title}")
         lines += [f"    {line}" for line in below]
     return lines
-
-
-def power_headline(report: PowerReport) -> str:
-    """The answer in one line: the share of caught faults that stand out."""
-    clear = report.share("clear")
-    if not report.judged:
-        return "no result: no planted fault changed a result and could be compared"
-    if not clear.of:
-        return "no planted fault stands out from the model's own rounding noise"
-    native = report.share("clear", native=True)
-    return (
-        f"{_share(clear)} faults above 8 times the rounding noise are caught "
-        f"({_confidence(clear)}), {percent(native.value)} by the native run alone"
-    )
 
 
 def power_subject(report: PowerReport) -> str:

@@ -1,0 +1,624 @@
+"""The HTML page of a comparison, the data for its scripts, and what a notebook shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from paritas.comparison.rows import Comparison, beginnings
+from paritas.core.reporting.explanations import Fact
+from paritas.core.reporting.notebook import NotebookResult, count_facts, coverage_lists
+from paritas.core.reporting.pages import (
+    DIGITS,
+    PageLayout,
+    Story,
+    figure,
+    number_column,
+    packed,
+    render_page,
+    text_column,
+)
+from paritas.core.reporting.tables import (
+    MOST_IN_CELL,
+    SIGNS,
+    STATUS_MARKS,
+    Column,
+    page_table,
+)
+from paritas.core.results.findings import Status
+from paritas.core.results.items import Metrics
+from paritas.core.results.report import spell_nonfinite
+from paritas.core.results.wording import MEANING, counted, ranges, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, SideFacts
+
+
+# On paper, and without scripts, the table shows this many failing rows.
+MOST_PRINTED = 200
+
+
+_COMPARISON_LAYOUT = PageLayout(
+    template="report.html.jinja",
+    styles=(
+        "vendor/uPlot.min.css",
+        "vendor/tabulator_simple.min.css",
+        "basics.css",
+        "report.css",
+    ),
+    vendored=("vendor/uPlot.iife.min.js", "vendor/tabulator.min.js", "vendor/dagre.min.js"),
+    own=(
+        "shell.js",
+        "figures.js",
+        "data.js",
+        "drawing.js",
+        "filters.js",
+        "columns.js",
+        "table.js",
+        "chart.js",
+        "tree.js",
+        "graph.js",
+        "tensor.js",
+        "main.js",
+    ),
+)
+
+
+def html_report(comparison: Comparison) -> str:
+    """The whole comparison as one self-contained HTML file."""
+    rows = comparison.rows
+    counts = Counter(row.status for row in rows)
+    failing = [
+        (place, row)
+        for place, row in enumerate(rows)
+        if not row.status.passes(strict=comparison.strict)
+    ]
+    return render_page(
+        _COMPARISON_LAYOUT,
+        {"ranges": ranges, "figure": small_figure, "place": step_and_rank},
+        comparison=comparison,
+        statuses=[(status, SIGNS[status], MEANING[status], counts[status]) for status in Status],
+        signs=SIGNS,
+        headline=comparison_headline(comparison),
+        work=work_done(comparison),
+        stories=stories(comparison),
+        failing=failing[:MOST_PRINTED],
+        failures=len(failing),
+        data=packed(comparison_payload(comparison)),
+    )
+
+
+def small_figure(value: float | None) -> str:
+    """A number in scientific notation: columns of these are read by magnitude."""
+    return "" if value is None else figure(value) if not value else f"{value:.2e}"
+
+
+def step_and_rank(row: ComparisonRow) -> str:
+    """The step and rank of a row, for a cell."""
+    return f"{row.step}/{JOINED if row.rank is None else row.rank}"
+
+
+# --- The calls around the first divergence --------------------------------------------------------
+
+MOST_NODES = 150
+
+
+# If the data flow is unknown: how many calls before and after are shown.
+_IN_ORDER = 8
+
+
+CallKey = tuple[int, int | None, str]
+
+
+def call_key(row: ComparisonRow) -> CallKey:
+    """Identify the call that a row belongs to."""
+    return (row.step, row.rank, row.call or row.name)
+
+
+def group_calls(rows: Sequence[ComparisonRow]) -> dict[CallKey, list[ComparisonRow]]:
+    """The inputs and outputs of each call, in the order of the program."""
+    calls: dict[CallKey, list[ComparisonRow]] = defaultdict(list)
+    for row in rows:
+        calls[call_key(row)].append(row)
+    return calls
+
+
+def call_sources(calls: dict[CallKey, list[ComparisonRow]]) -> dict[CallKey, list[CallKey]]:
+    """For each call, the calls that computed its inputs, in the same step and rank."""
+    homes = {row.index: call for call, rows in calls.items() for row in rows}
+    found = {}
+    for call, rows in calls.items():
+        sources = (homes.get(index, call) for row in rows for index in row.sources)
+        found[call] = [one for one in dict.fromkeys(sources) if one != call and one[:2] == call[:2]]
+    return found
+
+
+def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
+    """The graph around the first divergence, the nearest nodes first; None without a divergence.
+
+    A node is a call with all its inputs and outputs.
+    """
+    begins = beginnings(comparison)
+    if not begins:
+        return None
+    start = begins[0]
+    centre = call_key(start.row)
+    members = {
+        call: rows for call, rows in group_calls(comparison.rows).items() if call[:2] == centre[:2]
+    }
+    edges = [(a, b) for b, sources in call_sources(members).items() for a in sources]
+    flows = any(centre in edge for edge in edges)
+    if not flows:
+        calls = list(members)
+        place = calls.index(centre)
+        edges = list(itertools.pairwise(calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]))
+    chosen = _nearest(centre, edges)
+    numbers = {call: place for place, call in enumerate(chosen)}
+    places = {row.index: place for place, row in enumerate(comparison.rows)}
+    return {
+        "flows": flows,
+        "calls": len(members),
+        "nodes": [_graph_node(members[call], start.row, places) for call in chosen],
+        "edges": [[numbers[a], numbers[b]] for a, b in edges if a in numbers and b in numbers],
+    }
+
+
+def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[CallKey]:
+    beside: dict[CallKey, list[CallKey]] = defaultdict(list)
+    for a, b in edges:
+        beside[a].append(b)
+        beside[b].append(a)
+    found, waiting = {centre: None}, deque([centre])
+    while waiting and len(found) < MOST_NODES:
+        for call in beside[waiting.popleft()]:
+            if call not in found and len(found) < MOST_NODES:
+                found[call] = None
+                waiting.append(call)
+    return list(found)
+
+
+def _graph_node(
+    rows: list[ComparisonRow], start: ComparisonRow, places: dict[int, int]
+) -> dict[str, Any]:
+    """A call with its gravest status, and the row to link to: its gravest output."""
+    outputs = [row for row in rows if row.side == "output"] or rows
+    row = start if start in rows else max(outputs, key=lambda row: row.status.gravity)
+    return {
+        "row": places[row.index],
+        "status": max(row.status.gravity for row in rows),
+        "op": row.op,
+        "label": row.module or row.call or row.name,
+        "fused": len(row.nodes) if len(row.nodes) > 1 else 0,
+        "made": row.made,
+    }
+
+
+# --- The comparison as columns --------------------------------------------------------------------
+
+# Instead of a rank, for values that were assembled from several.
+JOINED = "joined"
+
+
+_NO_NUMBERS = {"max_abs_index"}
+
+
+# Only their distance from 1 matters: four digits would round 0.99996 to 1.
+_NEAR_ONE = {"cosine": 10, "pcc": 10}
+
+
+def _of_score(name: str) -> Callable[[ComparisonRow], float | None]:
+    return lambda row: None if row.score is None else getattr(row.score, name)
+
+
+def _of_figures(name: str) -> Callable[[ComparisonRow], float | None]:
+    return lambda row: None if row.figures is None else getattr(row.figures, name)
+
+
+def _extreme(
+    side: SideFacts | None, row: ComparisonRow, measured_as: str, name: str
+) -> float | None:
+    """The statistic in the dump, or else the measured one."""
+    stored: float | None = None if side is None else getattr(side, name)
+    if stored is not None or row.figures is None:
+        return stored
+    found: float | None = getattr(getattr(row.figures, measured_as), name)
+    return found
+
+
+def _worst_index(row: ComparisonRow) -> str:
+    metrics = row.figures.metrics if row.figures else None
+    if metrics is None or metrics.max_abs_index is None:
+        return ""
+    return _index_words(metrics.max_abs_index)
+
+
+def _slice_words(row: ComparisonRow) -> str:
+    score = row.score
+    if score is None or score.slice_axis is None or score.slice_z is None:
+        return ""
+    allowed = "" if score.slice_limit is None else f", {score.slice_limit:.4g} allowed"
+    place = f"index {score.slice_index} of axis {score.slice_axis}"
+    return f"{place}: {score.slice_z:.4g}{allowed}"
+
+
+def _index_words(values: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, values))}]"
+
+
+def _diagnosis_words(row: ComparisonRow) -> str:
+    found = row.detail.diagnosis if row.detail else None
+    return found.sentence if found is not None else ""
+
+
+_Value = TypeVar("_Value", str, float | None)
+
+
+@dataclasses.dataclass(frozen=True)
+class PageColumn(Generic[_Value]):
+    """Cells of the page's data, and a column of its table if it has a title.
+
+    Attributes:
+        key: of the cells in the data.
+        cell: reads a text or a number from a row.
+        title: the heading in the table; the table is in the order of these columns.
+        look: `name`; `run`, left out if all rows are of one; `text`; `exponential` or `figure` for
+            numbers.
+        width: in the table, in pixels.
+        meaning: what the heading's tooltip says.
+    """
+
+    key: str
+    cell: Callable[[ComparisonRow], _Value]
+    title: str = ""
+    look: Literal["name", "run", "text", "exponential", "figure"] = "text"
+    width: int = 0
+    meaning: str = ""
+
+
+def _rank_words(row: ComparisonRow) -> str:
+    return JOINED if row.rank is None else str(row.rank)
+
+
+def _both_sides(name: str) -> Callable[[ComparisonRow], str]:
+    """Mine and golden, as one where they agree."""
+    get = _SIDE_TEXTS[name]
+
+    def cell(row: ComparisonRow) -> str:
+        words = ["" if side is None else get(side, row) for side in (row.my, row.golden)]
+        return " / ".join(dict.fromkeys(filter(None, words)))
+
+    return cell
+
+
+_SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
+    "path": lambda side, _: side.path,
+    "id": lambda side, row: "" if side.id == row.name else side.id,
+    "op": lambda side, row: "" if side.op == row.op else side.op,
+    "dtype": lambda side, _: side.dtype,
+    "shape": lambda side, _: "" if side.shape is None else _index_words(side.shape),
+    "value": lambda side, _: side.value or "",
+    "step": lambda side, _: str(side.step),
+    "ranks": lambda side, _: ranges(side.ranks),
+    "made_of": lambda side, _: side.made_of,
+}
+
+
+_BOTH = "mine / golden if they differ"
+_TEXTS: tuple[PageColumn[str], ...] = (
+    PageColumn("rank", _rank_words, "rank", "run", 66),
+    PageColumn("name", attrgetter("name"), "name", "name", 300),
+    PageColumn("op", attrgetter("op"), "operator", width=176),
+    PageColumn("dtype", _both_sides("dtype"), "dtype", width=100, meaning=_BOTH),
+    PageColumn("shape", _both_sides("shape"), "shape", width=120, meaning=_BOTH),
+    PageColumn("judged_by", attrgetter("judged_by"), "judged by", width=150),
+    PageColumn("matched_by", attrgetter("matched_by"), "matched", width=88),
+    PageColumn("line", attrgetter("line"), "line", width=220),
+    *(
+        PageColumn(name, attrgetter(name))
+        for name in ("level", "phase", "side", "module", "code", "graph", "kernel", "reason")
+    ),
+    *(PageColumn(name, attrgetter(name)) for name in ("advice", "limits", "attributed", "made")),
+    PageColumn("nodes", lambda row: ", ".join(row.nodes)),
+    PageColumn("aspect", attrgetter("aspect.value")),
+    PageColumn("diagnosis", _diagnosis_words),
+    PageColumn("worst_index", _worst_index),
+    PageColumn("slice", _slice_words),
+)
+_NUMBERS: tuple[PageColumn[float | None], ...] = (
+    PageColumn("step", attrgetter("step"), "step", "run", 66),
+    PageColumn(
+        "rel_l2",
+        attrgetter("rel_l2"),
+        "rel. L2",
+        "exponential",
+        90,
+        "norm of the difference / norm of the golden value",
+    ),
+    PageColumn(
+        "max_abs",
+        _of_figures("max_abs"),
+        "max abs",
+        "exponential",
+        90,
+        "largest absolute difference",
+    ),
+    PageColumn(
+        "own",
+        attrgetter("own"),
+        "own",
+        "exponential",
+        90,
+        "error added here, relative to the golden norm",
+    ),
+    PageColumn(
+        "inherited",
+        attrgetter("inherited"),
+        "inherited",
+        "exponential",
+        102,
+        "error from the inputs, relative to the golden norm",
+    ),
+    PageColumn(
+        "score",
+        _of_score("excess"),
+        "× allowed",
+        "figure",
+        104,
+        "the worst error / the allowed error; more than 1 fails",
+    ),
+    *(PageColumn(name, _of_score(name)) for name in ("max_z", "max_limit", "rms_z", "rms_limit")),
+    *(PageColumn(name, _of_figures(name)) for name in ("mean_rel", "kl_divergence")),
+)
+# The table: where a row is, its figures, then what else its texts say.
+_TABLE: tuple[PageColumn[Any], ...] = (_NUMBERS[0], *_TEXTS[:3], *_NUMBERS[1:], *_TEXTS[3:])
+
+
+def _shown_columns(rows: tuple[ComparisonRow, ...]) -> list[dict[str, str | int]]:
+    return [
+        {
+            "key": column.key,
+            "title": column.title,
+            "look": column.look,
+            "width": column.width,
+            "meaning": column.meaning,
+        }
+        for column in _TABLE
+        if column.title and (column.look != "run" or len(set(map(column.cell, rows))) > 1)
+    ]
+
+
+def comparison_payload(comparison: Comparison) -> dict[str, Any]:
+    """The whole table, details of some rows, and the graph around the first divergence."""
+    rows = comparison.rows
+    places = {row.index: place for place, row in enumerate(rows)}
+    first, non_finite = comparison.first, comparison.first_non_finite
+    return {
+        "count": len(rows),
+        "statuses": [status.value for status in Status],
+        "failing": [not status.passes(strict=comparison.strict) for status in Status],
+        "status": [row.status.gravity for row in rows],
+        "table": _shown_columns(rows),
+        "texts": _texts(rows),
+        "numbers": _numbers(rows),
+        "details": {
+            place: spell_nonfinite(msgspec.to_builtins(row.detail))
+            for place, row in enumerate(rows)
+            if row.detail is not None
+        },
+        "first": None if first is None else places.get(first.row),
+        "first_non_finite": None if non_finite is None else places.get(non_finite.row),
+        "graph": neighbourhood(comparison),
+    }
+
+
+def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
+    texts = {column.key: text_column(map(column.cell, rows)) for column in _TEXTS}
+    for which in ("my", "golden"):
+        sides = [getattr(row, which) for row in rows]
+        texts[f"{which}_there"] = text_column("yes" if side else "" for side in sides)
+        for name, get in _SIDE_TEXTS.items():
+            texts[f"{which}_{name}"] = text_column(
+                get(side, row) if side else "" for side, row in zip(sides, rows, strict=True)
+            )
+    return texts
+
+
+def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
+    numbers = {column.key: number_column(map(column.cell, rows)) for column in _NUMBERS}
+    measured = [row.figures.metrics if row.figures else None for row in rows]
+    for name in Metrics.__struct_fields__:
+        if name not in _NO_NUMBERS and name not in numbers:
+            found = (None if metrics is None else getattr(metrics, name) for metrics in measured)
+            numbers[name] = number_column(found, _NEAR_ONE.get(name, DIGITS))
+    for which, measured_as in (("my", "candidate"), ("golden", "reference")):
+        for name in ("minimum", "maximum", "mean"):
+            numbers[f"{which}_{name}"] = number_column(
+                _extreme(getattr(row, which), row, measured_as, name) for row in rows
+            )
+    return numbers
+
+
+# --- In sentences ---------------------------------------------------------------------------------
+
+_TITLES = {
+    "values": "First divergence",
+    "both": "First divergence, and first NaN or Inf",
+    "non-finite": "First NaN or Inf",
+}
+
+
+_HOW_ATTRIBUTED = {
+    "replayed": "measured by running the operator again",
+    "estimated": "estimated from the errors of its inputs",
+}
+
+
+_NEXT = {
+    "made": "Look at that line. The row's panel below shows where in the tensor it is off.",
+    "given": "Look at where that value comes from: the programs got different inputs.",
+    "unclear": "Also record the inputs of this call on both sides, and compare again.",
+    "unmatched": "Map the names of the values before it with --rename, and compare again.",
+}
+
+
+_FUSED = (
+    "Record the candidate with fusion off and compare again: if it is right then, the fusion"
+    " causes the difference."
+)
+
+
+# `1 row`, `12,000 rows`.
+_counted = functools.partial(counted, thousands=",")
+
+
+def comparison_headline(comparison: Comparison) -> str:
+    """The verdict as a sentence, without the status word."""
+    rows, compared = len(comparison.rows), comparison.coverage.compared
+    failing = sum(not row.status.passes(strict=comparison.strict) for row in comparison.rows)
+    if not compared:
+        return "Nothing was compared, so nothing is verified."
+    lost = len(comparison.my.losses) + len(comparison.golden.losses)
+    incomplete = f" The dumps are incomplete: {_counted(lost, 'problem')}." if lost else ""
+    if failing:
+        verb = "does" if failing == 1 else "do"
+        return f"{failing:,} of {_counted(rows, 'row')} {verb} not pass.{incomplete}"
+    few, unread = comparison.of_summaries, comparison.by_digest
+    weaker = (
+        f" For {_counted(few, 'row')}, only statistics or sketches were compared." if few else ""
+    )
+    if unread:
+        weaker += f" For {_counted(unread, 'row')}, only digests were compared, not the data."
+    same = "the same except for rounding"
+    if all(row.status is Status.IDENTICAL for row in comparison.rows):
+        same = "the same in everything recorded" if few or unread else "equal bit for bit"
+    subject = "The one row is" if rows == 1 else f"All {rows:,} rows are"
+    return f"{subject} {same}.{weaker}{incomplete}"
+
+
+def work_done(comparison: Comparison) -> str:
+    """How much was read, and how long it took; empty if neither is known."""
+    read = size(comparison.nbytes) if comparison.nbytes else ""
+    took = f"{comparison.seconds:.3g} s" if comparison.seconds else ""
+    return " in ".join(filter(None, (read, took)))
+
+
+def stories(comparison: Comparison) -> list[Story]:
+    """Where the two dumps begin to differ, in sentences."""
+    return [
+        Story(
+            title=_TITLES[of],
+            sentence=_divergence_sentence(row, divergence),
+            facts=tuple(_divergence_facts(row, divergence)),
+            place=place,
+            status=row.status,
+        )
+        for of, divergence, row, place in beginnings(comparison)
+    ]
+
+
+def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
+    operator = f" ({row.op})" if row.op else ""
+    module = f", module {row.module}" if row.module else ""
+    rank = "" if row.rank is None else f", rank {row.rank}"
+    where = f"step {row.step}{rank}{module}: {row.call or row.name}{operator}"
+    if divergence.kind == "made":
+        return f"It starts at {where}. The inputs of this call are right, its output is not."
+    if divergence.kind == "given":
+        return f"It first shows at {where}. This call did not cause it: it was in the inputs."
+    because = f": {divergence.reason}" if divergence.reason else ""
+    return f"The first failure is {where}. It is unknown whether this call caused it{because}."
+
+
+def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fact]:
+    if row.reason:
+        yield Fact("what is wrong", row.reason)
+    diagnosis = row.detail.diagnosis if row.detail else None
+    if diagnosis is not None and diagnosis.sentence:
+        yield Fact("what kind of wrong", diagnosis.sentence)
+    if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
+        yield Fact("why this one", divergence.reason)
+    if row.own is not None or row.inherited is not None:
+        yield Fact("error", _error_words(row))
+    worst = _worst_element(row)
+    if worst:
+        yield Fact("worst element", worst)
+    if row.judged_by:
+        yield Fact("judged by", row.judged_by)
+    if len(row.nodes) > 1:
+        by = f", compiled into {row.kernel}" if row.kernel else ""
+        yield Fact("fused", f"{len(row.nodes)} graph nodes{by}:", ", ".join(row.nodes))
+    if row.line:
+        yield Fact("source", row.line, row.code)
+    if row.limits:
+        yield Fact("limits", row.limits)
+    fused = f" {_FUSED}" if len(row.nodes) > 1 and divergence.kind == "made" else ""
+    yield Fact("what to do", row.advice or f"{_NEXT[divergence.kind]}{fused}")
+
+
+def _error_words(row: ComparisonRow) -> str:
+    own = "unknown" if row.own is None else figure(row.own)
+    inherited = "unknown" if row.inherited is None else figure(row.inherited)
+    how = f"; {_HOW_ATTRIBUTED[row.attributed]}" if row.attributed else ""
+    return f"own {own}, inherited {inherited}, relative to the golden norm{how}"
+
+
+def _worst_element(row: ComparisonRow) -> str:
+    if row.detail is not None and row.detail.worst:
+        worst = row.detail.worst[0]
+        index, mine, golden = worst.index, worst.my, worst.golden
+        steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
+    else:
+        metrics = row.figures.metrics if row.figures else None
+        if metrics is None or metrics.max_abs_index is None:
+            return ""
+        if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
+            return ""
+        index, steps = metrics.max_abs_index, ""  # `max_ulp` may belong to another element
+        mine, golden = metrics.max_abs_candidate, metrics.max_abs_reference
+    place = f"[{', '.join(map(str, index))}]"
+    return f"{place}: mine {figure(mine)}, golden {figure(golden)}{steps}"
+
+
+# --- A cell of a notebook -------------------------------------------------------------------------
+
+ROW_COLUMNS: tuple[Column[ComparisonRow], ...] = (
+    Column("status", lambda row: STATUS_MARKS[row.status]),
+    Column("name", lambda row: row.name),
+    Column("step/rank", step_and_rank),
+    Column("operator", lambda row: row.op),
+    Column("rel. L2", lambda row: row.rel_l2, "number", small_figure),
+    Column("own", lambda row: row.own, "number", small_figure),
+    Column("inherited", lambda row: row.inherited, "number", small_figure),
+    Column("reason", lambda row: row.reason),
+)
+
+
+def notebook_summary(comparison: Comparison) -> NotebookResult:
+    """The comparison for a cell of a notebook."""
+    status = comparison.status
+    # Failing rows first, otherwise in the order of the program.
+    ordered = sorted(comparison.rows, key=lambda row: row.status.passes(strict=comparison.strict))
+    work = work_done(comparison)
+    facts = count_facts(Counter(row.status for row in comparison.rows), comparison.coverage)
+    facts += [("mine", comparison.my.path), ("golden", comparison.golden.path)]
+    problems = [("Problems with mine", comparison.my.problems, "problem")]
+    problems += [("Problems with golden", comparison.golden.problems, "problem")]
+    return NotebookResult(
+        mark=STATUS_MARKS[status],
+        title=status.value,
+        words=comparison_headline(comparison),
+        facts=[*facts, *([("read", work)] if work else [])],
+        lists=[*problems, *coverage_lists(comparison.coverage, comparison.notes)],
+        stories=stories(comparison),
+        table=page_table(ROW_COLUMNS, ordered, MOST_IN_CELL),
+        legend="rel. L2, own, inherited: norm of the error / norm of the golden value",
+    )
