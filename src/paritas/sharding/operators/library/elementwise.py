@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paritas.core.operators.calls import Bound, broadcast, letters, named, positive_dims
 from paritas.sharding.operators.library.registry import (
     AVERAGE,
     MAXIMUM,
     MINIMUM,
     PRODUCT,
     SUM,
-    Bound,
     RuleClaim,
-    broadcast,
-    everywhere,
-    functional,
-    letters,
-    named,
-    positive_dims,
     rule,
     unary,
 )
@@ -48,67 +42,33 @@ def broadcasting(bound: Bound, operands: Iterable[str] = _OPERANDS) -> RuleClaim
 
 
 rule(
-    "x",
-    everywhere(
-        "abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt",
-        "reciprocal square sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid",
-        "erf erfc erfinv ceil floor trunc frac sign sgn lgamma digamma i0 sinc deg2rad rad2deg",
-        "isnan isinf isfinite isposinf isneginf signbit logical_not bitwise_not relu",
-        "arcsin arccos arctan detach",
-    ),
-    functional("sigmoid tanh softsign tanhshrink logsigmoid"),
-    "torch.Tensor.float torch.Tensor.double torch.Tensor.half torch.Tensor.bfloat16",
-    "torch.Tensor.int torch.Tensor.long torch.Tensor.bool torch.special.expit",
-    "torch.selu aten.selu torch.special.erf torch.special.log1p torch.special.ndtr",
-    "aten.silu aten.mish aten.hardswish aten.hardsigmoid aten.alias",
+    "abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt",
+    "reciprocal square sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid",
+    "erf erfc erfinv ceil floor trunc frac sign sgn lgamma digamma i0 sinc deg2rad rad2deg",
+    "isnan isinf isfinite isposinf isneginf signbit logical_not bitwise_not relu arcsin",
+    "arccos arctan detach softsign tanhshrink logsigmoid float double half bfloat16 int",
+    "long bool expit selu ndtr silu mish hardswish hardsigmoid alias round logit",
+    "nan_to_num clone contiguous relu6 gelu elu celu leaky_relu softplus hardshrink",
+    "softshrink hardtanh threshold zeros_like ones_like _to_copy type to dropout dropout1d",
+    "dropout2d dropout3d",
 )(same)
-rule("x decimals", everywhere("round"))(same)
-rule("x eps", everywhere("logit"))(same)
-rule("x nan posinf neginf", everywhere("nan_to_num"))(same)
-rule("x memory_format", everywhere("clone"), "torch.Tensor.contiguous")(same)
-rule("x inplace", functional("relu relu6 selu silu mish hardswish hardsigmoid"))(same)
-rule("x approximate", functional("gelu"), "aten.gelu")(same)
-rule("x alpha inplace", functional("elu celu"), "torch.celu aten.celu")(same)
-rule("x alpha scale input_scale", "aten.elu")(same)
-rule("x negative_slope inplace", functional("leaky_relu"), "aten.leaky_relu")(same)
-rule("x beta threshold", functional("softplus"), "aten.softplus")(same)
-rule("x lambd", functional("hardshrink softshrink"), "aten.hardshrink aten.softshrink")(same)
-rule("x min_val max_val inplace", functional("hardtanh"), "aten.hardtanh")(same)
-rule("x threshold value inplace", functional("threshold"), "torch.threshold aten.threshold")(same)
-rule(
-    "x dtype layout device pin_memory memory_format requires_grad",
-    "torch.zeros_like torch.ones_like aten.zeros_like aten.ones_like",
-)(same)
-rule("x dtype layout device pin_memory non_blocking memory_format", "aten._to_copy")(same)
-rule("x dtype", "torch.Tensor.type")(same)
-rule("x dtype non_blocking copy memory_format", "torch.Tensor.to")(same)
 
 rule(
-    "x other",
-    everywhere(
-        "maximum minimum fmax fmin atan2 arctan2 remainder fmod hypot eq ne lt le gt ge greater",
-        "greater_equal less less_equal not_equal logical_and logical_or logical_xor bitwise_and",
-        "bitwise_or bitwise_xor copysign logaddexp logaddexp2 xlogy floor_divide ldexp",
-        "float_power multiply true_divide",
-    ),
-    "torch.mul torch.Tensor.mul aten.mul",
+    "maximum minimum fmax fmin atan2 arctan2 remainder fmod hypot eq ne lt le gt ge",
+    "greater greater_equal less less_equal not_equal logical_and logical_or logical_xor",
+    "bitwise_and bitwise_or bitwise_xor copysign logaddexp logaddexp2 xlogy floor_divide",
+    "ldexp float_power multiply true_divide mul add sub subtract rsub div divide lerp",
+    "addcmul addcdiv clamp clip masked_fill isclose",
 )(broadcasting)
-rule("x other alpha", everywhere("add sub subtract"), "torch.rsub aten.rsub")(broadcasting)
-rule("x other rounding_mode", everywhere("div divide"))(broadcasting)
-rule("x end weight", everywhere("lerp"))(broadcasting)
-rule("x tensor1 tensor2 value", everywhere("addcmul addcdiv"))(broadcasting)
-rule("x min max", everywhere("clamp clip"))(broadcasting)
-rule("x mask value", everywhere("masked_fill"))(broadcasting)
-rule("x other rtol atol equal_nan", everywhere("isclose"))(broadcasting)
 
 
-@rule("x exponent", everywhere("pow"))
+@rule("pow")
 def _power(bound: Bound) -> RuleClaim | None:
     """Either the base or the exponent may be a number."""
     return broadcasting(bound, ("x", "exponent"))
 
 
-@rule("condition x other", "torch.where aten.where")
+@rule("where")
 def _where(bound: Bound) -> RuleClaim | None:
     """A condition alone asks for positions, and their number depends on the values."""
     if "other" not in bound.values or not bound.has("condition"):
@@ -116,7 +76,7 @@ def _where(bound: Bound) -> RuleClaim | None:
     return broadcasting(bound, ("condition", "x", "other"))
 
 
-@rule("x other", "torch.Tensor.type_as torch.Tensor.expand_as")
+@rule("type_as expand_as")
 def _like(bound: Bound) -> RuleClaim | None:
     """The result has the shape or dtype of the other tensor, whose values do not matter."""
     shape, outside = bound.shape(), bound.dims("other")
@@ -128,11 +88,9 @@ def _like(bound: Bound) -> RuleClaim | None:
 
 # A split of dropout is right if each rank draws its part of the numbers of the whole. The check
 # arranges that; real ranks have to do so themselves.
-rule("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))(same)
-rule("x p train", "torch.dropout aten.dropout")(same)
 
 
-@rule("x weight", functional("prelu"), "torch.prelu torch.Tensor.prelu aten.prelu")
+@rule("prelu")
 def _prelu(bound: Bound) -> RuleClaim | None:
     """One weight for each channel (the second dimension), or one for all."""
     dims, weight = bound.dims(), bound.shape("weight")
@@ -145,7 +103,7 @@ def _prelu(bound: Bound) -> RuleClaim | None:
     return RuleClaim({"x": dims, "weight": dims[1:2]}, (dims,))
 
 
-@rule("x dim", functional("glu"), "aten.glu")
+@rule("glu")
 def _glu(bound: Bound) -> RuleClaim | None:
     """The halves of a dimension gate each other, so it is not split."""
     dims = bound.dims()
@@ -186,24 +144,22 @@ def reduction(mark: str, outputs: int = 1, dim: int | None = None) -> Rule:
 _WHOLE = reduction("^")
 _WHOLE_PAIR = reduction("^", 2)
 
-rule("x dim keepdim dtype", everywhere("sum nansum"))(reduction(SUM))
-rule("x dim", everywhere("count_nonzero"))(reduction(SUM))
-rule("x dim keepdim dtype", everywhere("mean"))(reduction(AVERAGE))
-rule("x dim keepdim", everywhere("amax any"))(reduction(MAXIMUM))
-rule("x dim keepdim", everywhere("amin all"))(reduction(MINIMUM))
-rule("x dim keepdim dtype", everywhere("prod"))(reduction(PRODUCT))
-rule("x dim keepdim", everywhere("logsumexp argmax argmin"))(_WHOLE)
+rule("sum nansum count_nonzero")(reduction(SUM))
+rule("mean")(reduction(AVERAGE))
+rule("amax any")(reduction(MAXIMUM))
+rule("amin all")(reduction(MINIMUM))
+rule("prod")(reduction(PRODUCT))
+rule("logsumexp argmax argmin")(_WHOLE)
 # A value and its index.
-rule("x dim keepdim", everywhere("mode"))(reduction("^", 2, -1))
-rule("x k dim keepdim", everywhere("kthvalue"))(reduction("^", 2, -1))
+rule("mode kthvalue")(reduction("^", 2, -1))
 
 
-@rule("x dim keepdim", everywhere("max"))
+@rule("max")
 def _max(bound: Bound) -> RuleClaim | None:
     return _extremum(bound, MAXIMUM)
 
 
-@rule("x dim keepdim", everywhere("min"))
+@rule("min")
 def _min(bound: Bound) -> RuleClaim | None:
     return _extremum(bound, MINIMUM)
 
@@ -215,30 +171,30 @@ def _extremum(bound: Bound, mark: str) -> RuleClaim | None:
     return reduction(mark)(bound) if "dim" not in bound.values else _WHOLE_PAIR(bound)
 
 
-@rule("x dim keepdim", everywhere("median nanmedian"))
+@rule("median nanmedian")
 def _median(bound: Bound) -> RuleClaim | None:
     """With a dimension, the result includes the index."""
     return _WHOLE_PAIR(bound) if "dim" in bound.values else _WHOLE(bound)
 
 
-@rule("x dim unbiased keepdim correction", "torch.var torch.Tensor.var torch.std torch.Tensor.std")
+@rule("torch.var Tensor.var torch.std Tensor.std")
 def _spread(bound: Bound) -> RuleClaim | None:
     """The variances of parts do not give the variance of the whole."""
     return None if isinstance(bound.get("dim"), bool) else _WHOLE(bound)
 
 
-@rule("x dim correction keepdim", "aten.var aten.std")
+@rule("aten.var aten.std")
 def _spread_of_dims(bound: Bound) -> RuleClaim | None:
     """A number instead of the list would be the correction of another overload."""
     return _WHOLE(bound) if isinstance(bound.get("dim"), list | tuple) else None
 
 
-@rule("x dim unbiased keepdim correction", "torch.var_mean torch.std_mean")
+@rule("var_mean std_mean")
 def _spread_and_mean(bound: Bound) -> RuleClaim | None:
     return None if isinstance(bound.get("dim"), bool) else _WHOLE_PAIR(bound)
 
 
-@rule("x dim keepdim", "torch.aminmax torch.Tensor.aminmax aten.aminmax")
+@rule("aminmax")
 def _extrema(bound: Bound) -> RuleClaim | None:
     """The same dimension leaves minima in one result and maxima in the other."""
     claim, shape = reduction(MINIMUM)(bound), bound.shape()
@@ -250,8 +206,7 @@ def _extrema(bound: Bound) -> RuleClaim | None:
     return RuleClaim(claim.inputs, (kept, [*kept, ":", *own] if own else kept))
 
 
-@rule("x ord dim keepdim dtype", "torch.linalg.vector_norm aten.linalg_vector_norm")
-@rule("x p dim keepdim dtype", everywhere("norm") + " torch.functional.norm")
+@rule("vector_norm linalg_vector_norm norm")
 def _norm(bound: Bound) -> RuleClaim | None:
     """Some norms are a sum or an extremum over the elements."""
     order = bound.get("ord", bound.get("p", 2))
@@ -263,9 +218,7 @@ def _norm(bound: Bound) -> RuleClaim | None:
     return reduction(marks.get(order, "^"))(bound)
 
 
-@rule("x k dim largest sorted", everywhere("topk"))
-@rule("x dim descending stable", everywhere("sort"))
-@rule("x dim", everywhere("cummax cummin"))
+@rule("topk sort cummax cummin")
 def _ordered(bound: Bound) -> RuleClaim | None:
     """Indices refer to the whole dimension, which may have another length in the result."""
     dims, whole = bound.dims(), positive_dims(bound.get("dim", -1), bound.shape())
@@ -275,13 +228,13 @@ def _ordered(bound: Bound) -> RuleClaim | None:
     return unary(text, text, text)
 
 
-@rule("x dim descending stable", everywhere("argsort"))
+@rule("argsort")
 def _order(bound: Bound) -> RuleClaim | None:
     claim = _ordered(bound)
     return None if claim is None else RuleClaim(claim.inputs, claim.outputs[:1])
 
 
-@rule("tensor num_classes", functional("one_hot"))
+@rule("one_hot")
 def _one_hot(bound: Bound) -> RuleClaim | None:
     """Without a number of classes, it would depend on the largest index of each rank."""
     dims, classes = bound.dims("tensor"), bound.get("num_classes", -1)

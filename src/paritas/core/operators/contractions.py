@@ -6,23 +6,22 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.definitions import (
+from paritas.core.operators import indices
+from paritas.core.operators.calls import letters
+from paritas.core.operators.definitions import (
     Array,
     Layout,
     SymbolicCall,
     aligned,
     by_slices,
-    defines,
-    letters,
-    number_term,
+    everywhere,
+    functional,
+    operator,
     operator_word,
-    plus,
-    times,
 )
-from paritas.sharding.proofs.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
-from paritas.sharding.proofs.operators.elementwise import broadcast_sizes
+from paritas.core.operators.elementwise import broadcast_sizes
+from paritas.core.operators.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
+from paritas.core.operators.terms import OutsideTheoryError, Term, number_term, plus, times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,7 +63,11 @@ def _broadcast(places: Sequence[Poly], array: Array) -> list[Poly]:
     return [ZERO if size == ONE else at for size, at in zip(array.shape, own, strict=True)]
 
 
-@defines("matmul __matmul__ mm bmm mv dot vdot")
+@operator("x other", everywhere("matmul"), "torch.linalg.matmul torch.Tensor.__matmul__")
+@operator("x mat2", everywhere("mm bmm"))
+@operator("x vec", everywhere("mv"))
+@operator("x tensor", "torch.dot aten.dot torch.vdot")
+@operator("x other", "torch.Tensor.dot")
 def _matmul(call: SymbolicCall) -> Array:
     second = next(n for n in ("other", "mat2", "vec", "tensor") if call.bound.has(n))
     return _product(call, call.given("x"), call.given(second))
@@ -81,14 +84,16 @@ def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
     )
 
 
-@defines("addmm baddbmm addmv")
+@operator("x mat1 mat2 beta alpha", everywhere("addmm"))
+@operator("x batch1 batch2 beta alpha", everywhere("baddbmm"))
+@operator("x mat vec beta alpha", everywhere("addmv"))
 def _add_product(call: SymbolicCall) -> Array:
     names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
     first, second = (call.given(name) for name in names if call.bound.has(name))
     return _added(call, _product(call, first, second), call.given("x"))
 
 
-@defines("addbmm")
+@operator("x batch1 batch2 beta alpha", everywhere("addbmm"))
 def _add_sum_of_products(call: SymbolicCall) -> Array:
     products = _product(call, call.given("batch1"), call.given("batch2"))
     total = Array(
@@ -98,20 +103,20 @@ def _add_sum_of_products(call: SymbolicCall) -> Array:
     return _added(call, total, call.given("x"))
 
 
-@defines("outer ger")
+@operator("x vec2", "torch.outer torch.Tensor.outer aten.outer torch.ger torch.Tensor.ger")
 def _outer(call: SymbolicCall) -> Array:
     first, second = call.given("x"), call.given("vec2")
     return Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
 
 
-@defines("addr")
+@operator("x vec1 vec2 beta alpha", everywhere("addr"))
 def _add_outer(call: SymbolicCall) -> Array:
     first, second = call.given("vec1"), call.given("vec2")
     result = Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
     return _added(call, result, call.given("x"))
 
 
-@defines("inner")
+@operator("x other", "torch.inner torch.Tensor.inner")
 def _inner(call: SymbolicCall) -> Array:
     first, second = call.given("x"), call.given("other")
     call.same(first.shape[-1], second.shape[-1])
@@ -127,7 +132,7 @@ def _inner(call: SymbolicCall) -> Array:
     return Array((*first.shape[:-1], *second.shape[:-1]), element)
 
 
-@defines("linear")
+@operator("x weight bias", functional("linear"), "aten.linear")
 def _linear(call: SymbolicCall) -> Array:
     x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
     call.same(x.shape[-1], weight.shape[-1])
@@ -143,7 +148,7 @@ def _linear(call: SymbolicCall) -> Array:
     return Array((*x.shape[:-1], weight.shape[0]), element)
 
 
-@defines("bilinear")
+@operator("input1 input2 weight bias", functional("bilinear"), "torch.bilinear aten.bilinear")
 def _bilinear(call: SymbolicCall) -> Array:
     first, second = call.given("input1"), call.given("input2")
     weight, bias = call.given("weight"), call.tensor("bias")
@@ -207,7 +212,7 @@ def _contract(
     return Array(tuple(lengths[letter] for letter in outside), element)
 
 
-@defines("einsum")
+@operator("equation *operands", "torch.einsum torch.functional.einsum")
 def _einsum(call: SymbolicCall) -> Array:
     inside, arrow, outside = call.get("equation").replace(" ", "").partition("->")
     arrays = [array for array in call.tensors("operands") if array is not None]
@@ -235,7 +240,7 @@ def _einsum_dims(text: str, most: int, count: int) -> list[str]:
     return [*before, *(rest if ellipsis else ()), *after]
 
 
-@defines("tensordot")
+@operator("a b dims", "torch.tensordot torch.functional.tensordot")
 def _tensordot(call: SymbolicCall) -> Array:
     first, second, dims = call.given("a"), call.given("b"), call.get("dims", 2)
     if isinstance(dims, int):
@@ -248,7 +253,7 @@ def _tensordot(call: SymbolicCall) -> Array:
     return _contract(call, [first, second], [left, right], outside)
 
 
-@defines("cdist")
+@operator("x1 x2 p compute_mode", "torch.cdist aten.cdist")
 def _distances(call: SymbolicCall) -> Array | list[Array]:
     """The 1-norm is a sum over the elements of the rows; other norms are not written out."""
     first, second = call.given("x1"), call.given("x2")
@@ -285,7 +290,11 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
 # --- Attention: each query row and each column of values ------------------------------------------
 
 
-@defines("scaled_dot_product_attention")
+@operator(
+    "query key value attn_mask dropout_p is_causal scale enable_gqa",
+    functional("scaled_dot_product_attention"),
+    "aten.scaled_dot_product_attention",
+)
 def _attention(call: SymbolicCall) -> list[Array]:
     query, key, value = (call.given(name) for name in ("query", "key", "value"))
     if call.get("dropout_p", 0.0) != 0:
@@ -322,7 +331,21 @@ def _shared_heads(query: Array, own: Array) -> Array:
 # --- Convolutions: a sum over channels of convolutions of planes ----------------------------------
 
 
-@defines("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution")
+@operator(
+    "x weight bias stride padding dilation groups",
+    functional("conv1d conv2d conv3d"),
+    "torch.conv1d torch.conv2d torch.conv3d aten.conv1d aten.conv2d aten.conv3d",
+)
+@operator(
+    "x weight bias stride padding output_padding groups dilation",
+    functional("conv_transpose1d conv_transpose2d conv_transpose3d"),
+    "torch.conv_transpose1d torch.conv_transpose2d torch.conv_transpose3d",
+    "aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d",
+)
+@operator(
+    "x weight bias stride padding dilation transposed output_padding groups",
+    "torch.convolution aten.convolution",
+)
 def _convolution(call: SymbolicCall) -> Array:
     x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
     word = operator_word(call.call)
@@ -412,7 +435,7 @@ def _planes(call: SymbolicCall, space: int, outputs: int = 1) -> list[Array]:
 def _pooling(call: SymbolicCall) -> Array | list[Array]:
     word = operator_word(call.call)
     space = int(next(letter for letter in word if letter.isdigit()))
-    outputs = len(call.result)
+    outputs = 2 if call.get("return_indices") else 1
     kernel = _each(call.get("kernel_size"), space)
     stride = _each(call.get("stride"), space, kernel)
     padding = _each(call.get("padding"), space, 0)
@@ -455,30 +478,51 @@ def _windows_apart(call: SymbolicCall, kernel: tuple[int, ...]) -> Array:
     return Array((*x.shape[:front], *sizes), element)
 
 
-for _count in (1, 2, 3):
-    for _kind in ("max_pool", "avg_pool", "lp_pool"):
-        defines(f"{_kind}{_count}d")(_pooling)
+_MAXIMUM = "x kernel_size stride padding dilation ceil_mode return_indices"
+_AVERAGE = "x kernel_size stride padding ceil_mode count_include_pad divisor_override"
+
+for _space in (1, 2, 3):
+    _end = f"{_space}d"
+    operator(_MAXIMUM, functional(f"max_pool{_end}"), f"torch.max_pool{_end} aten.max_pool{_end}")(
+        _pooling
+    )
+    operator(_AVERAGE, functional(f"avg_pool{_end}"), f"aten.avg_pool{_end}")(_pooling)
+    operator("x norm_type kernel_size stride ceil_mode", functional(f"lp_pool{_end}"))(_pooling)
+operator(_AVERAGE, "torch.avg_pool1d")(_pooling)
 
 
-@defines("max_pool2d_with_indices")
+@operator("x kernel_size stride padding dilation ceil_mode", "aten.max_pool2d_with_indices")
 def _pool_with_indices(call: SymbolicCall) -> list[Array]:
     return _planes(call, 2, 2)
 
 
-@defines("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
-@defines("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d")
+@operator(
+    "x output_size",
+    functional("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+)
+@operator(
+    "x output_size return_indices",
+    functional("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
+)
 def _adaptive(call: SymbolicCall) -> list[Array]:
     space = int(operator_word(call.call)[-2])
-    return _planes(call, space, len(call.result))
+    return _planes(call, space, 2 if call.get("return_indices") else 1)
 
 
-@defines("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d")
-@defines("upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d")
+@operator(
+    "x *how",
+    "aten.upsample_nearest1d aten.upsample_nearest2d aten.upsample_nearest3d",
+    "aten.upsample_linear1d aten.upsample_bilinear2d aten.upsample_bicubic2d",
+    "aten.upsample_trilinear3d",
+)
 def _upsample(call: SymbolicCall) -> list[Array]:
     return _planes(call, call.given("x").dim - 2)
 
 
-@defines("interpolate")
+@operator(
+    "x size scale_factor mode align_corners recompute_scale_factor antialias",
+    functional("interpolate"),
+)
 def _interpolate(call: SymbolicCall) -> Array | list[Array]:
     x = call.given("x")
     space = x.dim - 2
@@ -496,7 +540,7 @@ def _interpolate(call: SymbolicCall) -> Array | list[Array]:
     return Array((*x.shape[:2], *sizes), element)
 
 
-@defines("grid_sample")
+@operator("x grid mode padding_mode align_corners", functional("grid_sample"))
 def _grid_sample(call: SymbolicCall) -> list[Array]:
     x, grid = call.given("x"), call.given("grid")
     points = [f"p{at}" for at in range(grid.dim - 2)]
@@ -507,7 +551,7 @@ def _grid_sample(call: SymbolicCall) -> list[Array]:
     return by_slices(call, layouts, [["b", "c", *points]])
 
 
-@defines("functional.unfold")
+@operator("x kernel_size dilation padding stride", functional("unfold"))
 def _unfold(call: SymbolicCall) -> Array:
     """The elements of the windows of a channel are adjacent."""
     x = call.given("x")
@@ -533,7 +577,7 @@ def _unfold(call: SymbolicCall) -> Array:
     )
 
 
-@defines("functional.fold")
+@operator("x output_size kernel_size dilation padding stride", functional("fold"))
 def _fold(call: SymbolicCall) -> Array:
     x = call.given("x")
     front, width = x.dim - 1, math.prod(_each(call.get("kernel_size"), 2))
