@@ -155,7 +155,14 @@ def symbolic_outputs(operator: DefinedOperator, call: SymbolicCall) -> tuple[Def
         arrays = [defined] if isinstance(defined, Array) else list(defined)
         outputs = [_output(array, None) for array in arrays]
         outputs += [_output(array, name) for name, array in call.writes.items()]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+    ) as error:
         raise OutsideTheoryError(
             f"a call of {call.call.name} that its definition does not cover: "
             f"{in_one_line(error, 80)}"

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 # --- Products -------------------------------------------------------------------------------------
 
 
-def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
+def _product(call: SymbolicCall, *factors: str) -> Array:
     """A matrix product with torch's rules for vectors and batches of matrices."""
+    first, second = map(call.given, factors)
     inner = second.shape[-2] if second.dim > 1 else second.shape[0]
     call.same(first.shape[-1], inner)
     rows = first.shape[-2:-1]
@@ -40,6 +41,9 @@ def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
     left, right = Array(first.shape[:-2], _nothing), Array(second.shape[:-2], _nothing)
     stack = broadcast_sizes(call, left, right)
     count = len(stack)
+    row_names, column_names = ["m"][: len(rows)], ["n"][: len(columns)]
+    call.names[factors[0]] = [*aligned(left, count), *row_names, "k"]
+    call.names[factors[1]] = [*aligned(right, count), "k", *column_names]
 
     def element(*at: Poly) -> Term:
         row, column = at[count : count + len(rows)], at[count + len(rows) :]
@@ -51,7 +55,8 @@ def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
 
         return call.reduce("sum", first.shape[-1], term)
 
-    return Array((*stack, *rows, *columns), element)
+    names = [*letters(count), *row_names, *column_names]
+    return Array((*stack, *rows, *columns), element, names)
 
 
 def _nothing(*_: Poly) -> Term:
@@ -70,11 +75,13 @@ def _broadcast(places: Sequence[Poly], array: Array) -> list[Poly]:
 @operator("x other", "torch.Tensor.dot")
 def _matmul(call: SymbolicCall) -> Array:
     second = next(n for n in ("other", "mat2", "vec", "tensor") if call.bound.has(n))
-    return _product(call, call.given("x"), call.given(second))
+    return _product(call, "x", second)
 
 
-def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
+def _added(call: SymbolicCall, result: Array) -> Array:
     """Beta times a tensor that broadcasts, plus alpha times the result."""
+    added = call.given("x")
+    call.names["x"] = result.names[result.dim - added.dim :]
     beta, alpha = number_term(call.get("beta", 1)), number_term(call.get("alpha", 1))
     for size, whole in zip(reversed(added.shape), reversed(result.shape), strict=False):
         if size != ONE:
@@ -89,31 +96,42 @@ def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
 @operator("x mat vec beta alpha", everywhere("addmv"))
 def _add_product(call: SymbolicCall) -> Array:
     names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
-    first, second = (call.given(name) for name in names if call.bound.has(name))
-    return _added(call, _product(call, first, second), call.given("x"))
+    product = _product(call, *(name for name in names if call.bound.has(name)))
+    return _added(call, product)
 
 
 @operator("x batch1 batch2 beta alpha", everywhere("addbmm"))
 def _add_sum_of_products(call: SymbolicCall) -> Array:
-    products = _product(call, call.given("batch1"), call.given("batch2"))
+    products = _product(call, "batch1", "batch2")
+    call.names |= {"batch1": ["b", "m", "k"], "batch2": ["b", "k", "n"]}
     total = Array(
         products.shape[1:],
         lambda *at: call.reduce("sum", products.shape[0], lambda b: products[(b, *at)]),
+        products.names[1:],
     )
-    return _added(call, total, call.given("x"))
+    return _added(call, total)
 
 
 @operator("x vec2", "torch.outer torch.Tensor.outer aten.outer torch.ger torch.Tensor.ger")
 def _outer(call: SymbolicCall) -> Array:
-    first, second = call.given("x"), call.given("vec2")
-    return Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
+    return _outer_product(call, "x", "vec2")
+
+
+def _outer_product(call: SymbolicCall, *factors: str) -> Array:
+    first, second = map(call.given, factors)
+    call.names |= {factors[0]: ["m"], factors[1]: ["n"]}
+    return Array(
+        (*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]), ["m", "n"]
+    )
 
 
 @operator("x vec1 vec2 beta alpha", everywhere("addr"))
 def _add_outer(call: SymbolicCall) -> Array:
-    first, second = call.given("vec1"), call.given("vec2")
-    result = Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
-    return _added(call, result, call.given("x"))
+    return _added(call, _outer_product(call, "vec1", "vec2"))
+
+
+def _numbered(letter: str, count: int) -> list[str]:
+    return [f"{letter}{at}" for at in range(count)]
 
 
 @operator("x other", "torch.inner torch.Tensor.inner")
@@ -121,6 +139,8 @@ def _inner(call: SymbolicCall) -> Array:
     first, second = call.given("x"), call.given("other")
     call.same(first.shape[-1], second.shape[-1])
     rows = first.dim - 1
+    call.names["x"] = [*_numbered("m", rows), "k"]
+    call.names["other"] = [*_numbered("n", second.dim - 1), "k"]
 
     def element(*at: Poly) -> Term:
         return call.reduce(
@@ -136,6 +156,7 @@ def _inner(call: SymbolicCall) -> Array:
 def _linear(call: SymbolicCall) -> Array:
     x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
     call.same(x.shape[-1], weight.shape[-1])
+    call.names |= {"x": [*_numbered("m", x.dim - 1), "k"], "weight": ["n", "k"], "bias": ["n"]}
     if bias is not None:
         call.same(bias.shape[-1], weight.shape[0])
 
@@ -156,6 +177,9 @@ def _bilinear(call: SymbolicCall) -> Array:
     call.same(second.shape[-1], weight.shape[2])
     for one, other in zip(first.shape[:-1], second.shape[:-1], strict=True):
         call.same(one, other)
+    rows = _numbered("m", first.dim - 1)
+    call.names |= {"input1": [*rows, "i"], "input2": [*rows, "j"]}
+    call.names |= {"weight": ["n", "i", "j"], "bias": ["n"]}
 
     def element(*at: Poly) -> Term:
         def term(i: Poly, j: Poly) -> Term:
@@ -249,6 +273,7 @@ def _tensordot(call: SymbolicCall) -> Array:
     right = [f"n{at}" for at in range(second.dim)]
     for at, (i, j) in enumerate(zip(*dims, strict=True)):
         left[i % first.dim] = right[j % second.dim] = f"k{at}"
+    call.names |= {"a": left, "b": right}
     outside = [name for name in left + right if not name.startswith("k")]
     return _contract(call, [first, second], [left, right], outside)
 
@@ -262,10 +287,11 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
     stack = letters(first.dim - 2)
     if call.get("p", 2.0) != 1:
         layouts: dict[str, tuple[Array, Layout]] = {
-            "x1": (first, [*stack, "m", None]),
-            "x2": (second, [*stack, "n", None]),
+            "x1": (first, [*stack, "m", "k^"]),
+            "x2": (second, [*stack, "n", "k^"]),
         }
         return by_slices(call, layouts, [[*stack, "m", "n"]])
+    call.names |= {"x1": [*stack, "m", "k"], "x2": [*stack, "n", "k"]}
     call.same(first.shape[-1], second.shape[-1])
     for one, other in zip(first.shape[:-2], second.shape[:-2], strict=True):
         if ONE not in (one, other):
@@ -304,14 +330,14 @@ def _attention(call: SymbolicCall) -> list[Array]:
         key, value = (_shared_heads(query, one) for one in (key, value))
     count = max(query.dim, key.dim, value.dim)
     names = letters(count)
-    rows = None if call.get("is_causal") else "q"
+    rows = "q^" if call.get("is_causal") else "q"
     layouts: dict[str, tuple[Array, Layout]] = {
-        "query": (query, [*aligned(query, count)[:-2], rows, None]),
-        "key": (key, [*aligned(key, count)[:-2], None, None]),
-        "value": (value, [*aligned(value, count)[:-2], None, "v"]),
+        "query": (query, [*aligned(query, count)[:-2], rows, "e^"]),
+        "key": (key, [*aligned(key, count)[:-2], "s^", "e^"]),
+        "value": (value, [*aligned(value, count)[:-2], "s^", "v"]),
     }
     if mask is not None:
-        own: list[str | None] = [*aligned(mask, count)[:-2], rows, None]
+        own: list[str | None] = [*aligned(mask, count)[:-2], rows, "s^"]
         layouts["attn_mask"] = (mask, own[-mask.dim :])
     return by_slices(call, layouts, [[*names[:-2], rows, "v"]])
 
@@ -428,7 +454,7 @@ def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
 def _planes(call: SymbolicCall, space: int, outputs: int = 1) -> list[Array]:
     """An operator that works on each plane alone."""
     x = call.given("x")
-    layout: list[str | None] = [*letters(x.dim - space), *[None] * space]
+    layout: list[str | None] = [*["b", "c"][space - x.dim :], *[None] * space]
     return by_slices(call, {"x": (x, layout)}, [layout] * outputs)
 
 
@@ -516,7 +542,9 @@ def _adaptive(call: SymbolicCall) -> list[Array]:
     "aten.upsample_trilinear3d",
 )
 def _upsample(call: SymbolicCall) -> list[Array]:
-    return _planes(call, call.given("x").dim - 2)
+    x = call.given("x")
+    layout = [*letters(2), *[None] * (x.dim - 2)]
+    return by_slices(call, {"x": (x, layout)}, [layout])
 
 
 @operator(

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 # The dimensions of a tensor: names of those in which the operator works on each index alone; those
-# that it needs as a whole are `b^`, or None if they may have another length elsewhere.
+# that it needs as a whole are `b^`, `1` in a result, or None if they have another length elsewhere.
 Layout = Sequence["str | None"]
 
 
 def is_whole(dim: str | None) -> bool:
     """Whether a dimension of a layout is needed as a whole."""
-    return dim is None or dim.endswith("^")
+    return dim is None or dim == "1" or dim.endswith("^")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +187,21 @@ class SymbolicCall:
         """All tensor arguments by parameter, without those in lists."""
         named = {name: self.tensor(name) for name in self.bound.values}
         return {name: array for name, array in named.items() if array is not None}
+
+    def tensors_in_terms(self) -> dict[str, tuple[str, torch.Tensor]]:
+        """All tensors by their names in terms, with their parameters; items of lists as `x[0]`."""
+        tensors: dict[str, tuple[str, torch.Tensor]] = {}
+        for parameter, value in self.bound.values.items():
+            places = self.places(parameter)
+            if isinstance(value, torch.Tensor):
+                tensors[str(places[0])] = parameter, value
+                continue
+            for at, item in enumerate(value if isinstance(value, list | tuple) else ()):
+                if isinstance(item, torch.Tensor):
+                    spread = self.bound.spread(parameter)
+                    name = str(places[at]) if spread else f"{places[0]}[{at}]"
+                    tensors[name] = f"{parameter}[{at}]", item
+        return tensors
 
     def floats(self) -> bool:
         """Whether all tensors are floating."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -89,6 +89,8 @@ if TYPE_CHECKING:
 def elementwise(call: SymbolicCall) -> Array:
     """The operator as an unknown function of elements that broadcast."""
     arrays = call.all_tensors()
+    if "condition" in arrays and "other" not in call.bound.values:
+        raise OutsideTheoryError("the places where a condition holds: how many depends on values")
     count = max((array.dim for array in arrays.values()), default=0)
     layouts = {name: (array, aligned(array, count)) for name, array in arrays.items()}
     return by_slices(call, layouts, [letters(count)])[0]
@@ -114,14 +116,17 @@ def _linear_in_both(call: SymbolicCall, combine: Callable[[Term, Term], Term]) -
         value = call.get(name)
         array = call.tensor(name)
         if array is None:
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not isinstance(value, int | float):
                 raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
-            if not math.isfinite(value):
+            if isinstance(value, bool) or not math.isfinite(value):
                 return elementwise(call)
             array = Array((), _constant(number_term(value)))
         sides.append(array)
     first, second = sides
     shape = broadcast_sizes(call, first, second)
+    call.names |= {
+        name: aligned(side, len(shape)) for name, side in zip(("x", "other"), sides, strict=True)
+    }
     return Array(shape, lambda *at: combine(first.at(at), second.at(at)))
 
 
@@ -215,7 +220,7 @@ def _dropout(call: SymbolicCall) -> Array | list[Array]:
     if word != "native_dropout":
         return result
     call.draws["mask"] = lambda: draw()[1]
-    return [result, Array(x.shape, lambda *at: ("draw", "mask", shape, at))]
+    return [result, Array(x.shape, lambda *at: ("draw", "mask", shape, at), letters(x.dim))]
 
 
 @operator("x weight", functional("prelu"), "torch.prelu torch.Tensor.prelu aten.prelu")
@@ -223,20 +228,37 @@ def _prelu(call: SymbolicCall) -> Array:
     """One weight for each channel, the second dimension."""
     x, weight = call.given("x"), call.given("weight")
     names = letters(x.dim)
-    channel = names[1] if x.dim > 1 else names[0]
+    channel = names[1] if x.dim > 1 else "b"
     return by_slices(call, {"x": (x, names), "weight": (weight, [channel])}, [names])[0]
 
 
 @operator("x dim", functional("glu"), "aten.glu")
 def _glu(call: SymbolicCall) -> Array:
-    return along(call, [call.get("dim", -1)])[0]
+    x, at = call.given("x"), call.get("dim", -1)
+    names = letters(x.dim)
+    halves = list(names)
+    names[at], halves[at] = f"{names[at]}^", "half^"
+    return by_slices(call, {"x": (x, names)}, [halves])[0]
 
 
-def along(call: SymbolicCall, dims: Sequence[int], outputs: int = 1) -> list[Array]:
+def along(call: SymbolicCall, dims: Any, outputs: int = 1) -> list[Array]:
     """An operator that works along dimensions of `x`, which keep their places."""
+    return _along(call, dims, outputs, keeps_length=False)
+
+
+def accumulate_along(call: SymbolicCall, dims: Any) -> list[Array]:
+    """An operator that works along dimensions of `x`, which keep their lengths too."""
+    return _along(call, dims, 1, keeps_length=True)
+
+
+def _along(call: SymbolicCall, dims: Any, outputs: int, *, keeps_length: bool) -> list[Array]:
     x = call.given("x")
-    inside = {dim % x.dim for dim in dims}
-    layout = [None if at in inside else name for at, name in enumerate(letters(x.dim))]
+    inside = positive_dims(dims, tuple(call.get("x").shape))
+    if inside is None:
+        raise OutsideTheoryError(f"dimensions {dims!r:.40}")
+    layout: list[str | None] = list(letters(x.dim))
+    for at in inside:
+        layout[at] = f"{layout[at]}^" if keeps_length else None
     return by_slices(call, {"x": (x, layout)}, [layout] * outputs)
 
 
@@ -326,23 +348,28 @@ operator("x dim keepdim dtype", everywhere("prod"))(_reduction("prod"))
 def whole_along(call: SymbolicCall, outputs: int = 1, default: int | None = None) -> list[Array]:
     """A reduction that is not written out."""
     x, dims = call.given("x"), reduced_dims(call, default)
-    names: list[str | None] = [None if at in dims else n for at, n in enumerate(letters(x.dim))]
-    left = names if call.get("keepdim") else [n for n in names if n is not None]
+    names = [f"{name}^" if at in dims else name for at, name in enumerate(letters(x.dim))]
+    ones = ["1"] if call.get("keepdim") else []
+    left = [each for at, name in enumerate(names) for each in (ones if at in dims else [name])]
     return by_slices(call, {"x": (x, names)}, [left] * outputs)
+
+
+@operator("x dim keepdim", everywhere("logsumexp argmax argmin"))
+def _whole(call: SymbolicCall) -> list[Array]:
+    return whole_along(call)
 
 
 @operator(
     "x dim unbiased keepdim correction", "torch.var torch.Tensor.var torch.std torch.Tensor.std"
 )
 @operator("x dim correction keepdim", "aten.var aten.std")
-@operator("x dim keepdim", everywhere("logsumexp argmax argmin"))
-def _whole(call: SymbolicCall) -> list[Array]:
-    return whole_along(call)
-
-
 @operator("x dim unbiased keepdim correction", "torch.var_mean torch.std_mean")
-def _whole_pair(call: SymbolicCall) -> list[Array]:
-    return whole_along(call, 2)
+def _spread(call: SymbolicCall) -> list[Array]:
+    """Where a number or a switch is instead of the dimensions, it belongs to another overload."""
+    dim, of_dims = call.get("dim"), call.call.name.startswith("aten.")
+    if isinstance(dim, bool) or (of_dims and not isinstance(dim, list | tuple)):
+        raise OutsideTheoryError("a variance without dimensions")
+    return whole_along(call, 2 if operator_word(call.call).endswith("_mean") else 1)
 
 
 @operator("x dim keepdim", everywhere("mode"))
@@ -376,6 +403,8 @@ def _extrema(call: SymbolicCall) -> list[Array]:
 @operator("x p dim keepdim dtype", everywhere("norm") + " torch.functional.norm")
 def _norm(call: SymbolicCall) -> Array | list[Array]:
     order = call.get("ord", call.get("p", 2))
+    if not isinstance(order, int | float) and order != "fro":
+        raise OutsideTheoryError(f"a norm of order {order!r:.40}")
     kinds = {0: "sum", 1: "sum", math.inf: "max", -math.inf: "min"}
     if order not in kinds:
         return whole_along(call)

@@ -19,7 +19,7 @@ from paritas.core.operators.definitions import (
     operator,
     operator_word,
 )
-from paritas.core.operators.elementwise import along
+from paritas.core.operators.elementwise import accumulate_along
 from paritas.core.operators.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
 from paritas.core.operators.terms import OutsideTheoryError, Term, plus, size_term, times
 
@@ -39,18 +39,18 @@ def _along_dim(call: SymbolicCall) -> list[Array]:
     dim = call.get("dim")
     if not isinstance(dim, int):
         raise OutsideTheoryError("a call without dim")
-    return along(call, [dim])
+    return accumulate_along(call, [dim])
 
 
 @operator("x p dim eps", functional("normalize"))
 def _normalize(call: SymbolicCall) -> list[Array]:
     dim = call.get("dim", 1)
-    return along(call, [dim] if isinstance(dim, int) else dim)
+    return accumulate_along(call, dim)
 
 
 @operator("x size alpha beta k", functional("local_response_norm"))
 def _response(call: SymbolicCall) -> list[Array]:
-    return along(call, [1])
+    return accumulate_along(call, [1])
 
 
 @operator("x normalized_shape weight bias eps", functional("layer_norm"))
@@ -61,8 +61,8 @@ def _response(call: SymbolicCall) -> list[Array]:
 def _last(call: SymbolicCall) -> list[Array]:
     """Each vector of the last dimensions alone."""
     x, count = call.given("x"), len(call.get("normalized_shape"))
-    outer = letters(x.dim)[: x.dim - count]
-    inner: list[str | None] = [None] * count
+    names = letters(x.dim)
+    outer, inner = names[: x.dim - count], [f"{name}^" for name in names[x.dim - count :]]
     layouts: dict[str, tuple[Array, Layout]] = {"x": (x, [*outer, *inner])}
     for name in ("weight", "bias"):
         array = call.tensor(name)
@@ -70,8 +70,10 @@ def _last(call: SymbolicCall) -> list[Array]:
             layouts[name] = (array, inner)
     for size in x.shape[x.dim - count :]:
         call.keep(size)
-    count = 3 if operator_word(call.call) == "native_layer_norm" else 1
-    return by_slices(call, layouts, [[*outer, *inner]] * count)
+    outputs = [[*outer, *inner]]
+    if operator_word(call.call) == "native_layer_norm":
+        outputs += [[*outer, *["1"] * count]] * 2
+    return by_slices(call, layouts, outputs)
 
 
 @operator("x num_groups weight bias eps", functional("group_norm"))
@@ -134,7 +136,7 @@ _VECTORS = ("running_mean", "running_var", "weight", "bias")
 def _channels(call: SymbolicCall, whole: tuple[int, ...], *, writes: bool) -> list[Array]:
     """Each channel alone; `whole` are the dimensions that are needed as a whole."""
     x = call.given("x")
-    names: list[str | None] = [None if at in whole else n for at, n in enumerate(letters(x.dim))]
+    names = [f"{name}^" if at in whole else name for at, name in enumerate(letters(x.dim))]
     layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names)}
     for name in _VECTORS:
         array = call.tensor(name)
@@ -233,10 +235,10 @@ def _paired(call: SymbolicCall) -> list[Array]:
     if first.dim != second.dim or call.get("keepdim"):
         raise OutsideTheoryError("vectors that broadcast")
     dim = call.get("dim", 1) if "cosine" in call.call.name else -1
-    names: list[str | None] = list(letters(first.dim))
-    names[dim] = None
+    names = letters(first.dim)
+    names[dim] = f"{names[dim]}^"
     layouts: dict[str, tuple[Array, Layout]] = {"x1": (first, names), "x2": (second, names)}
-    return by_slices(call, layouts, [[name for name in names if name is not None]])
+    return by_slices(call, layouts, [[name for name in names if not name.endswith("^")]])
 
 
 # --- Losses ---------------------------------------------------------------------------------------
@@ -335,7 +337,7 @@ def _by_sample(call: SymbolicCall) -> Array:
     """One loss for each vector; class weights apply within a sample."""
     layouts: dict[str, tuple[Array, Layout]] = {}
     for name, array in call.all_tensors().items():
-        own: Layout = [None] if name == "weight" else ["b", None][: array.dim]
+        own: Layout = ["c^"] if name == "weight" else ["b", "c^"][: array.dim]
         layouts[name] = (array, own)
     return _losses(call, layouts, ["b"])
 

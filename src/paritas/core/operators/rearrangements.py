@@ -125,8 +125,8 @@ def _transpose(call: SymbolicCall) -> Array:
 @operator("x", "torch.adjoint torch.Tensor.adjoint")
 def _matrix_transpose(call: SymbolicCall) -> Array:
     x = call.given("x")
-    if x.dim < 2 or call.get("x").is_complex():  # noqa: PLR2004 - a matrix
-        raise OutsideTheoryError("the adjoint of complex matrices")
+    if x.dim < 2:  # noqa: PLR2004 - a matrix
+        raise OutsideTheoryError("the transpose of what is no matrix")
     return _permuted(x, [*range(x.dim - 2), x.dim - 1, x.dim - 2])
 
 
@@ -292,8 +292,8 @@ def _cut(call: SymbolicCall) -> list[Array]:
 
 
 def _count_pieces(call: SymbolicCall, size: int) -> int:
-    how = next(call.get(name) for name in call.bound.values if name not in ("x", "dim"))
-    if isinstance(how, torch.Tensor):
+    how = next((call.get(name) for name in call.bound.values if name not in ("x", "dim")), None)
+    if how is None or isinstance(how, torch.Tensor):
         raise OutsideTheoryError("pieces whose sizes are a tensor")
     if "indices_or_sections" in call.bound.values:
         return how if isinstance(how, int) else len(how) + 1
@@ -604,6 +604,8 @@ def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
 def _index_select(call: SymbolicCall) -> Array:
     x, index = call.given("x"), call.given("index")
     (dim,) = _dims(call, call.get("dim"))
+    call.names["x"] = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
+    call.names["index"] = ["i"]
 
     def element(*at: Poly) -> Term:
         return _looked_up(
@@ -618,6 +620,8 @@ def _index_select(call: SymbolicCall) -> Array:
 def _index_add(call: SymbolicCall) -> Array:
     x, index, source = call.given("x"), call.given("index"), call.given("source")
     (dim,) = _dims(call, call.get("dim"))
+    names = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
+    call.names |= {"x": names, "index": ["i"], "source": [name or "i" for name in names]}
     alpha, equal = number_term(call.get("alpha", 1)), _is(call)
     for at, (own, size) in enumerate(zip(source.shape, x.shape, strict=True)):
         call.same(own, index.shape[0] if at == dim else size)
@@ -638,10 +642,10 @@ def _index_copy(call: SymbolicCall) -> list[Array]:
     x, index = call.given("x"), call.given("index")
     (dim,) = _dims(call, call.get("dim"))
     names = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
-    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names), "index": (index, [None])}
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names), "index": (index, ["i^"])}
     source = call.tensor("source")
     if source is not None:
-        layouts["source"] = (source, names)
+        layouts["source"] = (source, [name or "i^" for name in names])
     return by_slices(call, layouts, [names])
 
 

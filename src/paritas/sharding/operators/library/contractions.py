@@ -1,4 +1,8 @@
-"""Matrix products, attention, convolutions and other windows."""
+"""Rules of attention, convolutions and other windows, and of sums that are written as text.
+
+They are not derived: heads, groups and windows are lengths within a dimension (`(g c^)`), and a
+definition covers more equations and shapes than a rule should promise.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from collections import Counter
 from typing import Any
 
 from paritas.core.operators.calls import Bound, broadcast, dim_of, letters, named
-from paritas.sharding.operators.library.registry import SUM, RuleClaim, once, rule, unary
+from paritas.sharding.operators.library.claims import SUM, RuleClaim, once, unary
+from paritas.sharding.operators.library.registry import rule
 
 # --- Matrix products: contracted dimensions give terms of a sum, all others are split as they are -
 
@@ -23,102 +28,6 @@ def _matrices(
     rows = named(first[-2:-1], ["m"])
     columns = [] if len(second) == 1 else named(second[-1:], ["n"])
     return [*left, *rows, k], [*right, k, *columns], [*stack, *rows, *columns]
-
-
-@rule("matmul __matmul__ mm bmm mv dot vdot")
-def _matmul(bound: Bound) -> RuleClaim | None:
-    second = next((n for n in ("other", "mat2", "vec", "tensor") if bound.has(n)), "")
-    dims = _matrices(bound.shape(), bound.shape(second))
-    return dims and RuleClaim({"x": dims[0], second: dims[1]}, (dims[2],))
-
-
-@rule("addmm baddbmm addmv")
-def _add_product(bound: Bound) -> RuleClaim | None:
-    """The tensor that is added to the product is added once."""
-    names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
-    factors = [name for name in names if name in bound.values]
-    added = bound.shape()
-    if len(factors) != 2 or added is None:  # noqa: PLR2004 - two factors
-        return None
-    first, second = factors
-    dims = _matrices(bound.shape(first), bound.shape(second))
-    if dims is None:
-        return None
-    inputs = {"x": once(named(added, dims[2]), dims[0][-1]), first: dims[0], second: dims[1]}
-    return RuleClaim(inputs, (dims[2],))
-
-
-@rule("addbmm")
-def _add_sum_of_products(bound: Bound) -> RuleClaim | None:
-    """The matrices of a batch are terms of the sum too."""
-    added, first, second = bound.shape(), bound.shape("batch1"), bound.shape("batch2")
-    if added is None or first is None or second is None:
-        return None
-    b, m, k = named(first, [f"b{SUM}", "m", f"k{SUM}"])
-    n = dim_of(second[2], "n")
-    inputs = {"x": once(named(added, [m, n]), b, k), "batch1": [b, m, k], "batch2": [b, k, n]}
-    return RuleClaim(inputs, ([m, n],))
-
-
-@rule("outer ger")
-def _outer(bound: Bound) -> RuleClaim | None:
-    first, second = bound.shape(), bound.shape("vec2")
-    if first is None or second is None:
-        return None
-    m, n = named(first, ["m"]), named(second, ["n"])
-    return RuleClaim({"x": m, "vec2": n}, ([*m, *n],))
-
-
-@rule("addr")
-def _add_outer(bound: Bound) -> RuleClaim | None:
-    added, first, second = bound.shape(), bound.shape("vec1"), bound.shape("vec2")
-    if added is None or first is None or second is None:
-        return None
-    m, n = named(first, ["m"]), named(second, ["n"])
-    return RuleClaim({"x": named(added, [*m, *n]), "vec1": m, "vec2": n}, ([*m, *n],))
-
-
-def _rows(shape: tuple[int, ...], letter: str = "m") -> list[str]:
-    """All dimensions but the last."""
-    return named(shape[:-1], [f"{letter}{i}" for i in range(len(shape) - 1)])
-
-
-@rule("inner")
-def _inner(bound: Bound) -> RuleClaim | None:
-    """All dimensions of both tensors but the last."""
-    first, second = bound.shape(), bound.shape("other")
-    if not first or not second:
-        return None
-    rows, columns = _rows(first), _rows(second, "n")
-    k = dim_of(first[-1], f"k{SUM}")
-    return RuleClaim({"x": [*rows, k], "other": [*columns, k]}, ([*rows, *columns],))
-
-
-@rule("linear")
-def _linear(bound: Bound) -> RuleClaim | None:
-    """If the contracted dimension is split, the bias is added once."""
-    shape, weight = bound.shape(), bound.shape("weight")
-    if not shape or weight is None or len(weight) != 2:  # noqa: PLR2004 - a matrix
-        return None
-    rows = _rows(shape)
-    n, k = named(weight, ["n", f"k{SUM}"])
-    inputs = {"x": [*rows, k], "weight": [n, k]}
-    if bound.has("bias"):
-        inputs["bias"] = [*once([n], k)]
-    return RuleClaim(inputs, ([*rows, n],))
-
-
-@rule("bilinear")
-def _bilinear(bound: Bound) -> RuleClaim | None:
-    first, weight = bound.shape("input1"), bound.shape("weight")
-    if not first or weight is None or not bound.has("input2"):
-        return None
-    rows = _rows(first)
-    n, i, j = named(weight, ["n", f"i{SUM}", f"j{SUM}"])
-    inputs = {"input1": [*rows, i], "input2": [*rows, j], "weight": [n, i, j]}
-    if bound.has("bias"):
-        inputs["bias"] = [*once([n], i, j)]
-    return RuleClaim(inputs, ([*rows, n],))
 
 
 @rule("einsum")
@@ -160,29 +69,6 @@ def _distances(bound: Bound) -> RuleClaim | None:
     left, right = ([k if dim.startswith("k") else dim for dim in side] for side in dims[:2])
     right[-1], right[-2] = right[-2], right[-1]
     return RuleClaim({"x1": left, "x2": right}, (dims[2],))
-
-
-@rule("tensordot")
-def _tensordot(bound: Bound) -> RuleClaim | None:
-    """Pairs of dimensions are contracted; the result has the others in order."""
-    first, second, dims = bound.shape("a"), bound.shape("b"), bound.get("dims", 2)
-    if first is None or second is None:
-        return None
-    if isinstance(dims, int):
-        dims = (list(range(len(first) - dims, len(first))), list(range(dims)))
-    if not isinstance(dims, list | tuple) or len(dims) != 2:  # noqa: PLR2004 - a pair of lists
-        return None
-    left = [dim % len(first) for dim in dims[0]]
-    right = [dim % len(second) for dim in dims[1]]
-    if any(first[i] != second[j] for i, j in zip(left, right, strict=True)):
-        return None
-    inside = named(first, [f"m{i}" for i in range(len(first))])
-    outside = named(second, [f"n{i}" for i in range(len(second))])
-    rows = [dim for i, dim in enumerate(inside) if i not in left]
-    columns = [dim for i, dim in enumerate(outside) if i not in right]
-    for count, (i, j) in enumerate(zip(left, right, strict=True)):
-        inside[i] = outside[j] = dim_of(first[i], f"k{count}{SUM}")
-    return RuleClaim({"a": inside, "b": outside}, ([*rows, *columns],))
 
 
 # --- Attention ------------------------------------------------------------------------------------
@@ -344,21 +230,12 @@ def _register_pooling(spatial: int) -> None:
     def average(bound: Bound) -> RuleClaim | None:
         return _pooled(bound, spatial, windows=True)
 
-    def adaptive(bound: Bound) -> RuleClaim | None:
-        return _pooled(bound, spatial, indices=bool(bound.get("return_indices")))
-
     rule(f"max_pool{end}")(maximum)
     rule(f"avg_pool{end} lp_pool{end}")(average)
-    rule(f"adaptive_avg_pool{end} adaptive_max_pool{end}")(adaptive)
 
 
 for _count in (1, 2, 3):
     _register_pooling(_count)
-
-
-@rule("max_pool2d_with_indices")
-def _with_indices(bound: Bound) -> RuleClaim | None:
-    return _pooled(bound, 2, indices=True)
 
 
 @rule("interpolate")

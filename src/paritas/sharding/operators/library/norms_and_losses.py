@@ -1,4 +1,8 @@
-"""Normalisations and losses, also under the names of lowered graphs and of nnScaler."""
+"""Rules of losses and of some operators of lowered graphs and of nnScaler.
+
+They are not derived: a loss is claimed for equal shapes only, or by the values of its targets; the
+others divide a number, or tell ranks to exchange data.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.operators.calls import Bound, broadcast, dim_of, letters, named, positive_dims
-from paritas.sharding.operators.library.elementwise import same
-from paritas.sharding.operators.library.rearrangements import index_select
-from paritas.sharding.operators.library.registry import AVERAGE, SUM, RuleClaim, frozen, rule, unary
+from paritas.core.operators.calls import Bound, dim_of, letters, named
+from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, unary
+from paritas.sharding.operators.library.registry import rule
 
 if TYPE_CHECKING:
     from paritas.sharding.operators.library.registry import Rule
 
 # --- Normalisations: what is normalised together is not split -------------------------------------
-
-
-@rule("softmax log_softmax softmin _softmax _log_softmax cumsum cumprod logcumsumexp")
-def _along(bound: Bound) -> RuleClaim | None:
-    """One dimension is needed as a whole; the shape stays the same."""
-    return _whole_along(bound, bound.get("dim")) if isinstance(bound.get("dim"), int) else None
-
-
-@rule("normalize")
-def _normalize(bound: Bound) -> RuleClaim | None:
-    return _whole_along(bound, bound.get("dim", 1))
-
-
-def _whole_along(bound: Bound, dim: object) -> RuleClaim | None:
-    dims, whole = bound.dims(), positive_dims(dim, bound.shape())
-    return None if dims is None or whole is None else unary(frozen(dims, whole))
-
-
-@rule("layer_norm rms_norm")
-def _last(bound: Bound) -> RuleClaim | None:
-    dims, normalized = bound.dims(), bound.get("normalized_shape")
-    if dims is None or not isinstance(normalized, list | tuple):
-        return None
-    start = len(dims) - len(normalized)
-    dims = frozen(dims, range(start, len(dims)))
-    inputs = {"x": dims, "weight": dims[start:], "bias": dims[start:]}
-    return RuleClaim({n: d for n, d in inputs.items() if bound.has(n)}, (dims,))
-
-
-@rule("native_layer_norm")
-def _last_with_statistics(bound: Bound) -> RuleClaim | None:
-    """The mean and the inverse deviation are results too."""
-    claim = _last(bound)
-    if claim is None:
-        return None
-    count = len(bound.get("normalized_shape"))
-    statistics = [*claim.inputs["x"][:-count], *["1"] * count]
-    return RuleClaim(claim.inputs, (*claim.outputs, statistics, statistics))
 
 
 @rule("group_norm")
@@ -83,53 +48,6 @@ def _channelwise(
     dims = frozen(dims, whole)
     inputs = {"x": dims} | {name: dims[1:2] for name in vectors if bound.has(name)}
     return RuleClaim(inputs, (dims,))
-
-
-@rule("batch_norm")
-def _batch(bound: Bound) -> RuleClaim | None:
-    """With statistics of the batch, only channels can be split; with given ones, everything."""
-    shape = bound.shape() or ()
-    return _channelwise(bound, (0, *range(2, len(shape))) if bound.get("training", False) else ())
-
-
-@rule("instance_norm")
-def _instance(bound: Bound) -> RuleClaim | None:
-    """Samples are independent, except for running statistics, which all of them update."""
-    if not bound.get("use_input_stats", True):
-        return _channelwise(bound, ())
-    space = tuple(range(2, len(bound.shape() or ())))
-    samples = (0,) if bound.has("running_mean") or bound.has("running_var") else ()
-    return _channelwise(bound, samples + space)
-
-
-@rule("local_response_norm")
-def _response(bound: Bound) -> RuleClaim | None:
-    """Each channel depends on its neighbours."""
-    return _channelwise(bound, (1,), ())
-
-
-@rule("cosine_similarity")
-def _cosine(bound: Bound) -> RuleClaim | None:
-    return _paired(bound, bound.get("dim", 1))
-
-
-@rule("pairwise_distance")
-def _pairwise(bound: Bound) -> RuleClaim | None:
-    return None if bound.get("keepdim") else _paired(bound, -1)
-
-
-def _paired(bound: Bound, dim: int) -> RuleClaim | None:
-    """Two tensors that broadcast, reduced over one dimension."""
-    first, second = bound.shape("x1"), bound.shape("x2")
-    if first is None or second is None or len(first) != len(second):
-        return None
-    found = broadcast((first, second))
-    whole = positive_dims(dim, first)
-    if found is None or whole is None:
-        return None
-    (left, right), outside = found
-    kept = [d for i, d in enumerate(outside) if i != whole[0]]
-    return RuleClaim({"x1": frozen(left, whole), "x2": frozen(right, whole)}, (kept,))
 
 
 # --- Losses: samples are split as the reduction says; a mean only if every element counts ---------
@@ -172,7 +90,6 @@ def _elementwise_loss(*names: str) -> Rule:
 _OF_TARGET = _elementwise_loss("x", "target")
 
 rule("gaussian_nll_loss")(_elementwise_loss("x", "target", "var"))
-rule("margin_ranking_loss")(_elementwise_loss("input1", "input2", "target"))
 
 
 @rule(
@@ -182,20 +99,6 @@ rule("margin_ranking_loss")(_elementwise_loss("input1", "input2", "target"))
 )
 def _by_element(bound: Bound) -> RuleClaim | None:
     return None if bound.has("weight") else _OF_TARGET(bound)
-
-
-@rule("binary_cross_entropy binary_cross_entropy_with_logits")
-def _binary(bound: Bound) -> RuleClaim | None:
-    """The mean is over all elements, whatever their weights, which broadcast."""
-    claim = _OF_TARGET(bound)
-    if claim is None:
-        return None
-    dims = claim.inputs["x"]
-    weights = {n: s for n in ("weight", "pos_weight") if (s := bound.shape(n)) is not None}
-    if any(len(shape) > len(dims) for shape in weights.values()):
-        return None
-    own = {name: named(shape, dims) for name, shape in weights.items()}
-    return RuleClaim({**claim.inputs, **own}, claim.outputs)
 
 
 @rule("kl_div")
@@ -212,8 +115,7 @@ def _divergence(bound: Bound) -> RuleClaim | None:
 
 
 @rule(
-    "cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
+    "cosine_embedding_loss triplet_margin_loss multilabel_margin_loss multilabel_soft_margin_loss"
 )
 def _samples(bound: Bound) -> RuleClaim | None:
     """One loss for each vector; class weights apply within a sample."""
@@ -257,29 +159,6 @@ def _by_class(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, (left,))
 
 
-@rule("ctc_loss")
-def _sequences(bound: Bound) -> RuleClaim | None:
-    """Sequences are independent; the mean is over sequences, each divided by its own length.
-
-    Concatenated targets cannot be split by sample, and lengths must be tensors to be split.
-    """
-    scores, targets = bound.shape("log_probs"), bound.shape("targets")
-    lengths = (bound.shape("input_lengths"), bound.shape("target_lengths"))
-    reduction = _reduction(bound)
-    if scores is None or targets is None or reduction is None or len(scores) != 3:  # noqa: PLR2004
-        return None
-    if len(targets) != 2 or any(length != (scores[1],) for length in lengths):  # noqa: PLR2004
-        return None
-    (sample,), left = _reduced(named(scores[1:2], ["b"]), reduction)
-    inputs = {
-        "log_probs": ["_", sample, "_"],
-        "targets": [sample, "_"],
-        "input_lengths": [sample],
-        "target_lengths": [sample],
-    }
-    return RuleClaim(inputs, (left,))
-
-
 def _all_alike(bound: Bound) -> bool:
     """Whether every target has the same weight in a mean."""
     target = bound.get("target")
@@ -314,20 +193,6 @@ def _elements(bound: Bound) -> RuleClaim | None:
     return _by_element(_in_words(bound))
 
 
-@rule("native_dropout")
-def _dropout(bound: Bound) -> RuleClaim | None:
-    """The result and the mask."""
-    dims = bound.dims()
-    return None if dims is None else unary(dims, dims, dims)
-
-
-@rule("_native_batch_norm_legit_no_training")
-def _batch_norm(bound: Bound) -> RuleClaim | None:
-    """With given statistics everything can be split; those of the batch are empty."""
-    claim = _channelwise(bound, ())
-    return None if claim is None else RuleClaim(claim.inputs, (*claim.outputs, "_", "_"))
-
-
 @rule("native_group_norm")
 def _group_norm(bound: Bound) -> RuleClaim | None:
     """Only samples are split, and their number is divided."""
@@ -339,18 +204,6 @@ def _group_norm(bound: Bound) -> RuleClaim | None:
     inputs = {"x": dims} | {name: ["_"] for name in ("weight", "bias") if bound.has(name)}
     numbers = () if shape[0] == 1 else (("N", None, "b"),)
     return RuleClaim(inputs, (dims, [samples, "_"], [samples, "_"]), numbers)
-
-
-@rule(
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d",
-    "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d",
-)
-def _upsample(bound: Bound) -> RuleClaim | None:
-    """Samples and channels are independent."""
-    dims = bound.dims()
-    if dims is None or len(dims) < _IMAGES:
-        return None
-    return unary([*dims[:2], *["_"] * (len(dims) - 2)])
 
 
 @rule("index")
@@ -378,9 +231,6 @@ def _index(bound: Bound) -> RuleClaim | None:
 # --- Functions of nnScaler, under the names in its users' configurations --------------------------
 
 _RUNNING = ("running_mean", "running_var")
-
-rule("identity nndropout")(same)
-rule("function.index_select")(index_select)
 
 
 @rule("function.embedding")

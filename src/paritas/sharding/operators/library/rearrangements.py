@@ -1,4 +1,8 @@
-"""Operators that move elements without computing anything: views, slices, look-ups."""
+"""Rules of operators that move elements, of which a part is named or merged with another length.
+
+A derived rule has one name for each dimension: it has no `(a 4)`, no number that is divided with a
+length, and no length that another tensor decides.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,8 @@ from typing import Any
 import torch
 
 from paritas.core.operators.calls import Bound, dim_of, letters, named, positive_dims
-from paritas.sharding.operators.library.registry import (
-    AVERAGE,
-    SUM,
-    RuleClaim,
-    frozen,
-    once,
-    rule,
-    unary,
-)
+from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, once, unary
+from paritas.sharding.operators.library.registry import rule
 
 # --- Views and permutations -----------------------------------------------------------------------
 
@@ -107,62 +104,7 @@ def _unflatten(bound: Bound) -> RuleClaim | None:
     return _view(bound, (*shape[: at[0]], *full, *shape[at[0] + 1 :]), "sizes", at[0])
 
 
-def _permuted(bound: Bound, order: tuple[int, ...]) -> RuleClaim | None:
-    dims = bound.dims()
-    if dims is None or sorted(order) != list(range(len(dims))):
-        return None
-    return unary(dims, [dims[i] for i in order])
-
-
-@rule("permute")
-def _permute(bound: Bound) -> RuleClaim | None:
-    order = positive_dims(bound.get("dims"), bound.shape())
-    return None if order is None else _permuted(bound, order)
-
-
-@rule("transpose swapdims swapaxes")
-def _transpose(bound: Bound) -> RuleClaim | None:
-    pair = [value for name, value in bound.values.items() if name != "x"]
-    shape = bound.shape()
-    dims = positive_dims(pair, shape)
-    if shape is None or dims is None or len(pair) != 2:  # noqa: PLR2004 - a pair
-        return None
-    order = list(range(len(shape)))
-    order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
-    return _permuted(bound, tuple(order))
-
-
-@rule("t adjoint")
-def _matrix_transpose(bound: Bound) -> RuleClaim | None:
-    count = len(bound.shape() or ())
-    if count < 2:  # noqa: PLR2004 - a matrix
-        return None
-    return _permuted(bound, (*range(count - 2), count - 1, count - 2))
-
-
-@rule("movedim moveaxis")
-def _move(bound: Bound) -> RuleClaim | None:
-    shape = bound.shape()
-    source = positive_dims(bound.get("source"), shape)
-    destination = positive_dims(bound.get("destination"), shape)
-    if shape is None or source is None or destination is None or len(source) != len(destination):
-        return None
-    place = dict(zip(destination, source, strict=True))
-    others = iter([i for i in range(len(shape)) if i not in source])
-    order = tuple(place[i] if i in place else next(others) for i in range(len(shape)))
-    return _permuted(bound, order)
-
-
 # --- Dimensions of length 1, and repetition -------------------------------------------------------
-
-
-@rule("unsqueeze")
-def _unsqueeze(bound: Bound) -> RuleClaim | None:
-    dims, dim = bound.dims(), bound.get("dim")
-    if dims is None or not isinstance(dim, int):
-        return None
-    at = dim % (len(dims) + 1)
-    return unary(dims, [*dims[:at], "1", *dims[at:]])
 
 
 @rule("squeeze")
@@ -190,6 +132,16 @@ def _expand(bound: Bound) -> RuleClaim | None:
         ("size", i, dim) for i, dim in enumerate(outside) if not dim.isdecimal() and sizes[i] != -1
     )
     return RuleClaim({"x": dims}, (outside,), numbers)
+
+
+@rule("type_as expand_as")
+def _like(bound: Bound) -> RuleClaim | None:
+    """The result has the shape or dtype of the other tensor, whose values do not matter."""
+    shape, outside = bound.shape(), bound.dims("other")
+    if shape is None or outside is None or len(shape) > len(outside):
+        return None
+    inside = named(shape, letters(len(outside)))
+    return RuleClaim({"x": inside, "other": outside}, (outside,))
 
 
 @rule("repeat tile")
@@ -241,17 +193,6 @@ def _pixels(bound: Bound, factor: Any) -> tuple[list[str], list[str]] | None:
     return deep, [*stack, "c", f"(h {factor})", f"(w {factor})"]
 
 
-# --- Joining, cutting, padding and moving along a dimension, which is not split -------------------
-
-
-def _whole_along(bound: Bound, dim: Any, parameter: str = "x") -> list[str] | None:
-    """The dimensions of a tensor, with `_` for those that an operator works along."""
-    dims, whole = bound.dims(parameter), positive_dims(dim, bound.shape(parameter))
-    if dims is None or whole is None:
-        return None
-    return ["_" if i in whole else d for i, d in enumerate(dims)]
-
-
 def _common_dims(tensors: Any, dim: Any, *, new: bool) -> tuple[list[str], int] | None:
     """The dimensions that the tensors of a list have in common, and the one they are joined at."""
     if not isinstance(tensors, list | tuple) or not tensors or not isinstance(dim, int):
@@ -264,28 +205,6 @@ def _common_dims(tensors: Any, dim: Any, *, new: bool) -> tuple[list[str], int] 
     return named(shape, letters(len(shape))), dim % (len(shape) + new)
 
 
-@rule("cat concat concatenate")
-def _cat(bound: Bound) -> RuleClaim | None:
-    return _concatenated(bound.get("tensors"), bound.get("dim", 0))
-
-
-@rule("hstack")
-def _hstack(bound: Bound) -> RuleClaim | None:
-    tensors = bound.get("tensors")
-    first = tensors[0] if isinstance(tensors, list | tuple) and tensors else None
-    is_vector = isinstance(first, torch.Tensor) and first.dim() == 1
-    return _concatenated(tensors, 0 if is_vector else 1)
-
-
-def _concatenated(tensors: Any, dim: Any) -> RuleClaim | None:
-    found = _common_dims(tensors, dim, new=False)
-    if found is None:
-        return None
-    dims, at = found
-    dims[at] = "_"
-    return RuleClaim({"tensors": dims}, (dims,))
-
-
 @rule("stack")
 def _stack(bound: Bound) -> RuleClaim | None:
     found = _common_dims(bound.get("tensors"), bound.get("dim", 0), new=True)
@@ -294,127 +213,6 @@ def _stack(bound: Bound) -> RuleClaim | None:
     dims, at = found
     outside = [*dims[:at], str(len(bound.get("tensors"))), *dims[at:]]
     return RuleClaim({"tensors": dims}, (outside,))
-
-
-@rule("chunk split split_with_sizes tensor_split")
-def _cut(bound: Bound) -> RuleClaim | None:
-    """The dimension is not split, so the number of results stays the same."""
-    shape = bound.shape()
-    at = positive_dims(bound.get("dim", 0), shape)
-    dims = _whole_along(bound, bound.get("dim", 0))
-    how = next((value for name, value in bound.values.items() if name not in ("x", "dim")), None)
-    if shape is None or at is None or dims is None or how is None or isinstance(how, torch.Tensor):
-        return None
-    return RuleClaim({"x": dims}, (dims,) * _pieces(bound, shape[at[0]], how))
-
-
-def _pieces(bound: Bound, size: int, how: Any) -> int:
-    if "indices_or_sections" in bound.values:
-        return how if isinstance(how, int) else len(how) + 1
-    if not isinstance(how, int):
-        return len(how)
-    width = -(-size // how) if "chunks" in bound.values else how
-    return max(1, -(-size // width)) if width else 1
-
-
-@rule("unbind")
-def _unbind(bound: Bound) -> RuleClaim | None:
-    shape = bound.shape()
-    at = positive_dims(bound.get("dim", 0), shape)
-    dims = _whole_along(bound, bound.get("dim", 0))
-    if shape is None or at is None or dims is None:
-        return None
-    outside = [*dims[: at[0]], *dims[at[0] + 1 :]]
-    return RuleClaim({"x": dims}, (outside,) * shape[at[0]])
-
-
-@rule("select")
-def _select(bound: Bound) -> RuleClaim | None:
-    at = positive_dims(bound.get("dim"), bound.shape())
-    dims = _whole_along(bound, bound.get("dim"))
-    if at is None or dims is None or bound.has("index"):
-        return None
-    return unary(dims, [*dims[: at[0]], *dims[at[0] + 1 :]])
-
-
-@rule("narrow diff")
-def _shorter(bound: Bound) -> RuleClaim | None:
-    return None if bound.has("start") else unary(_whole_along(bound, bound.get("dim", -1)))
-
-
-@rule("Tensor.unfold aten.unfold")
-def _unfold(bound: Bound) -> RuleClaim | None:
-    """The windows are a new last dimension."""
-    dims = _whole_along(bound, bound.get("dimension", -1))
-    return None if dims is None else unary(dims, [*dims, "_"])
-
-
-@rule("slice")
-def _slice(bound: Bound) -> RuleClaim | None:
-    return unary(_whole_along(bound, bound.get("dim", 0)))
-
-
-@rule("flip roll rot90")
-def _moved(bound: Bound) -> RuleClaim | None:
-    """Elements move within the dimensions."""
-    rotates = "k" in bound.values
-    given = bound.get("dims", (0, 1) if rotates else None)
-    at = positive_dims(given, bound.shape())
-    if at is None or (rotates and len(at) != 2):  # noqa: PLR2004 - a plane
-        return None
-    return unary(_whole_along(bound, given))
-
-
-@rule("triu tril")
-def _triangle(bound: Bound) -> RuleClaim | None:
-    return unary(_whole_along(bound, (-2, -1)))
-
-
-@rule("diagonal")
-def _diagonal(bound: Bound) -> RuleClaim | None:
-    plane = (bound.get("dim1", 0), bound.get("dim2", 1))
-    at, dims = positive_dims(plane, bound.shape()), _whole_along(bound, plane)
-    if at is None or dims is None:
-        return None
-    return unary(dims, [*(d for i, d in enumerate(dims) if i not in at), "_"])
-
-
-@rule("pad constant_pad_nd")
-def _pad(bound: Bound) -> RuleClaim | None:
-    """Pairs start at the last dimension; a dimension without padding can be split."""
-    dims, pad = bound.dims(), bound.get("pad")
-    if not dims or not isinstance(pad, list | tuple):
-        return None
-    pairs = [tuple(pad[2 * i : 2 * i + 2]) for i in range(len(pad) // 2)]
-    padded = [len(dims) - 1 - i for i, pair in enumerate(pairs) if pair != (0, 0)]
-    return unary(["_" if i in padded else d for i, d in enumerate(dims)])
-
-
-@rule("fft ifft rfft irfft hfft")
-def _fourier(bound: Bound) -> RuleClaim | None:
-    return unary(_whole_along(bound, bound.get("dim", -1)))
-
-
-@rule("cross")
-def _cross(bound: Bound) -> RuleClaim | None:
-    dims = _whole_along(bound, bound.get("dim", -1))
-    if dims is None or bound.shape() != bound.shape("other"):
-        return None
-    return RuleClaim({"x": dims, "other": dims}, (dims,))
-
-
-@rule("inv inverse cholesky matrix_exp")
-def _of_matrices(bound: Bound) -> RuleClaim | None:
-    """One matrix for each matrix of a batch."""
-    dims = _whole_along(bound, (-2, -1), "A")
-    return None if dims is None else RuleClaim({"A": dims}, (dims,))
-
-
-@rule("det logdet")
-def _determinant(bound: Bound) -> RuleClaim | None:
-    """One number for each matrix of a batch."""
-    dims = _whole_along(bound, (-2, -1), "A")
-    return None if dims is None else RuleClaim({"A": dims}, (dims[:-2],))
 
 
 # --- Look-ups by index ----------------------------------------------------------------------------
@@ -521,65 +319,10 @@ def _scattered(bound: Bound, mark: str) -> RuleClaim | None:
     return RuleClaim({"x": once(table, ids[at]), "index": ids, "src": ids}, (table,))
 
 
-@rule("torch.index_select Tensor.index_select aten.index_select")
-def index_select(bound: Bound) -> RuleClaim | None:
-    """Rows in the order of the index, which can be split with the result."""
-    found = _row_dims(bound, "i")
-    if found is None:
+@rule("one_hot")
+def _one_hot(bound: Bound) -> RuleClaim | None:
+    """Without a number of classes, it would depend on the largest index of each rank."""
+    dims, classes = bound.dims("tensor"), bound.get("num_classes", -1)
+    if dims is None or classes < 1:
         return None
-    table, rows, ids = found
-    return RuleClaim({"x": table, "index": [ids]}, (rows,))
-
-
-@rule("index_add")
-def _index_add(bound: Bound) -> RuleClaim | None:
-    return _indexed(bound, f"i{SUM}")
-
-
-@rule("index_copy index_fill")
-def _index_copy(bound: Bound) -> RuleClaim | None:
-    return _indexed(bound, "i^")
-
-
-def _indexed(bound: Bound, mark: str) -> RuleClaim | None:
-    """Writing to the rows that an index names."""
-    found = _row_dims(bound, mark)
-    if found is None:
-        return None
-    table, rows, ids = found
-    source = {"source": rows} if bound.has("source") else {}
-    return RuleClaim({"x": once(table, ids), "index": [ids], **source}, (table,))
-
-
-def _row_dims(bound: Bound, mark: str) -> tuple[list[str], list[str], str] | None:
-    """The dimensions of a table, of the rows that an index selects, and of the index."""
-    dims, index = bound.dims(), bound.shape("index")
-    at = positive_dims(bound.get("dim"), bound.shape())
-    if dims is None or index is None or at is None or len(index) != 1:
-        return None
-    ids = dim_of(index[0], mark)
-    table = ["_" if i in at else d for i, d in enumerate(dims)]
-    return table, [ids if i in at else d for i, d in enumerate(dims)], ids
-
-
-@rule("take bucketize isin")
-def _looked_up(bound: Bound) -> RuleClaim | None:
-    """Each element of one tensor is looked up in the whole other tensor."""
-    asked = {"index": "x", "boundaries": "boundaries", "test_elements": "test_elements"}
-    name = next((name for name in asked if bound.has(name)), "")
-    table = asked.get(name, "")
-    elements = name if name == "index" else next(iter(bound.values))
-    dims, whole = bound.dims(elements), bound.shape(table)
-    if dims is None or whole is None:
-        return None
-    return RuleClaim({elements: dims, table: ["_"] * len(whole)}, (dims,))
-
-
-@rule("searchsorted")
-def _search(bound: Bound) -> RuleClaim | None:
-    """One sequence for all, or one for each row."""
-    sequence, dims = bound.shape("sorted_sequence"), bound.dims()
-    if not sequence or not dims:
-        return None
-    rows = dims[:-1] if len(sequence) > 1 else []
-    return RuleClaim({"sorted_sequence": [*rows, "_"], "x": dims}, (dims,))
+    return RuleClaim({"tensor": dims}, ([*dims, str(classes)],))
