@@ -33,7 +33,7 @@ from paritas.kernels.comparing import encode_inputs, is_far_off
 from paritas.kernels.messages import Rehearse, RehearsedCall, SetState, StateSet
 from paritas.kernels.processes import CandidateEnded, CandidateProcess
 from paritas.kernels.rows import CaseFamily, TaskRating, TrivialCandidate
-from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side, 
+from paritas.kernels.sides import INIT_INPUTS, INPUTS, Side
 from paritas.kernels.weights import redraw_weights
 from paritas.kernels.wire import encode
 

@@ -17,8 +17,7 @@ from paritas.core.numerics.bits import (
 )
 from paritas.core.numerics.flat_blocks import blocks
 from paritas.core.numerics.pair_sums import WIDE_INTEGERS, unravel
-from paritas.core.results.comparisons import Detail
-from paritas.core.results.details import HeatMap, WorstElement
+from paritas.core.results.details import Detail, HeatMap, WorstElement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

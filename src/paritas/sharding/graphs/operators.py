@@ -15,6 +15,7 @@ import torch
 from paritas.core.errors import UsageError
 from paritas.core.importing import ImportFailedError, import_module
 from paritas.core.numerics.contents import leaves
+from paritas.core.operators.catalogue import operator_names
 from paritas.core.placement.placement import OperatorCall
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.named_operators import operator_named
@@ -29,7 +30,7 @@ from paritas.sharding.graphs.calls import (
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.annotation import expand
 from paritas.sharding.operators.library import known
-from paritas.sharding.operators.library.registry import name_of, shipped
+from paritas.sharding.operators.library.registry import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -301,7 +302,7 @@ def _is_harmless(home: str, last: str) -> bool:
 @functools.cache
 def _own_names() -> frozenset[str]:
     """The library's names without user registrations, which must not allow new functions."""
-    return frozenset(name for name in shipped() if name.startswith("torch."))
+    return frozenset(name for name in operator_names() if name.startswith("torch."))
 
 
 def _is_of_aten(name: str) -> bool:

@@ -29,9 +29,10 @@ from paritas.core.numerics.random_tensors import (
     sorted_values,
     whole_numbers,
 )
+from paritas.core.operators.definitions import NNSCALER
 from paritas.core.placement.placement import OperatorCall, Place
 from paritas.sharding.operators.annotation import Option
-from paritas.sharding.operators.nnscaler_functions import NAMESPACE, RUNTIME
+from paritas.sharding.operators.nnscaler_functions import NAMESPACE
 
 # --- The configuration ----------------------------------------------------------------------------
 
@@ -404,7 +405,7 @@ _TABLE: list[tuple[str, _Arguments]] = [
 _RULES = {name: arguments for names, arguments in _TABLE for name in names.split()}
 # Operators whose short name is ambiguous.
 _FULL_NAMES: dict[str, _Arguments] = {
-    f"{RUNTIME}index_select": {(1, "index"): _indices_along(2)},
+    f"{NNSCALER}index_select": {(1, "index"): _indices_along(2)},
     "torch.batch_norm": {(4, "running_var"): _POSITIVE},
     "torch.instance_norm": {(4, "running_var"): _POSITIVE},
     "torch.embedding": {(1, "indices"): _table_rows},

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from paritas.core.errors import UsageError
 from paritas.core.importing import import_module
+from paritas.core.operators.definitions import NNSCALER, NNSCALER_WRAPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,12 +47,10 @@ __all__ = [
 
 # What the names of nnScaler's functions begin with; graphs also write the first with its file.
 NAMESPACE = "nnscaler."
-RUNTIME = "nnscaler.runtime.function."
-WRAPPED = "nnscaler.graph.function.wrapnn."
-_IN_FILE = f"{RUNTIME}function."
-_PREFIXES = (_IN_FILE, RUNTIME, WRAPPED)
+_IN_FILE = f"{NNSCALER}function."
+_PREFIXES = (_IN_FILE, NNSCALER, NNSCALER_WRAPPED)
 # Rules about `x[a, b]` are about this function, which takes x, a, b.
-SUBSCRIPT = f"{RUNTIME}fullslice"
+SUBSCRIPT = f"{NNSCALER}fullslice"
 # nnScaler's batch norm communicates only on CUDA, in groups that nnScaler has made; ours in any
 # group.
 _ALWAYS_OURS = ("wrap_batchnorm2d_func",)
@@ -68,7 +67,7 @@ _IMAGE = 3  # c h w
 
 def is_nnscaler_function(name: str) -> bool:
     """Whether nnScaler has functions with names like this one."""
-    return name.startswith((RUNTIME, WRAPPED))
+    return name.startswith((NNSCALER, NNSCALER_WRAPPED))
 
 
 def find_function(name: str, what: str) -> Any:
@@ -100,7 +99,7 @@ def our_function(name: str) -> Callable[..., Any] | None:
 
 def name_in_library(name: str) -> str:
     """The name under which the library has rules for a function of nnScaler."""
-    return RUNTIME + name.removeprefix(_IN_FILE) if name.startswith(_IN_FILE) else name
+    return NNSCALER + name.removeprefix(_IN_FILE) if name.startswith(_IN_FILE) else name
 
 
 def as_fullslice(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,17 +1,6 @@
 """Terms of real numbers with reductions over indices, and their normal form.
 
-A term is written as nested tuples, so that it is also JSON:
-
-==================================  ================================================================
-`("read", x, [i, j])`               an element of an argument
-`("draw", n, shape, [i, j])`        an element of the n-th random tensor that the operator draws
-`("num", "1/2")`, `("int", size)`   a number; an index or a size as a number
-`("add", [..])`, `("mul", [..])`    sum and product; `("inv", t)` is one over t
-`("fn", f, [..])`                   a function of numbers of which nothing is known
-`("sum", k, size, t)`               the sum of t over 0 <= k < size; also max, min, prod
-`("fun", f, [[[[k, size]], t]], [i])`  an element of a function of whole arrays, of which nothing is
-                                    known; each array is a term over its own indices
-==================================  ================================================================
+`core.operators.terms` says how a term is written.
 
 The normal form is a sum of products, each under the sums over its indices. It is unique up to what
 the laws of addition, multiplication and of the reductions say; functions are equal if their
@@ -26,13 +15,13 @@ import itertools
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.indices import LENGTH, ONE, ZERO, Atom, Poly, Ranges, order, symbol
+from paritas.core.operators import indices
+from paritas.core.operators.indices import LENGTH, ONE, ZERO, Atom, Poly, Ranges, order, symbol
+from paritas.core.operators.terms import OutsideTheoryError, Term
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Term = tuple[Any, ...]
 # An index of a reduction, and its size.
 Binder = tuple[str, Poly]
 # Factors and their powers.
@@ -43,10 +32,6 @@ Normal = tuple[tuple[Monomial, Fraction], ...]
 
 RANKS = "R"
 _MOST_BINDERS = 6
-
-
-class OutsideTheoryError(Exception):
-    """A construct that the theory does not have; the message names it."""
 
 
 # --- Normal forms ---------------------------------------------------------------------------------

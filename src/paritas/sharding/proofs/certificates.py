@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas.core.operators import indices
+from paritas.core.operators.catalogue import Definition, define, operator_called
+from paritas.core.operators.terms import OutsideTheoryError
 from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.operators.annotation import Annotation
-from paritas.sharding.operators.library.registry import parameters_of
 from paritas.sharding.operators.resolving import resolve_operator
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError
 from paritas.sharding.proofs.claims import Claims, placed_claim
-from paritas.sharding.proofs.definitions import Definition, define
 
 if TYPE_CHECKING:
     from paritas.sharding.proofs.splits import Claim, RoleWords
@@ -126,13 +125,13 @@ def _derive(data: Any, call: OperatorCall) -> tuple[dict[str, Any], list[torch.T
         definition, claim = claims.definition, claims.claim(asked[0])
         rule, split_by = annotation.text, asked[0].identifier
     derived = certificate_of(definition, claim, data["parts"], rule, split_by)
-    return derived, definition.call.result
+    return derived, definition.results
 
 
 def read_call(data: Any, device: str) -> OperatorCall:
     """The call of a certificate, with tensors of ones, or without values on the device `meta`."""
     name, given = data["operator"], data["call"]
-    if not isinstance(name, str) or parameters_of(name) is None:  # nothing else is imported
+    if not isinstance(name, str) or operator_called(name) is None:  # nothing else is imported
         raise OutsideTheoryError(f"no definition of {name!r:.80}")
     function = resolve_operator(f"torch.ops.{name}" if name.startswith("aten.") else name)
     args = tuple(_read(value, device) for value in given["args"])

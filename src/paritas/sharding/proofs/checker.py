@@ -14,9 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.errors import UsageError, in_one_line
-from paritas.sharding.proofs.algebra import OutsideTheoryError
+from paritas.core.operators.indices import LENGTH
+from paritas.core.operators.terms import OutsideTheoryError
 from paritas.sharding.proofs.certificates import derive_certificate
-from paritas.sharding.proofs.indices import LENGTH
 from paritas.sharding.proofs.kernel import Kernel, Refused
 from paritas.sharding.proofs.splits import shown_index
 from paritas.sharding.rows import assuming

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paritas.core.operators import indices
+from paritas.core.operators.catalogue import Definition, define
+from paritas.core.operators.definitions import number_name
+from paritas.core.operators.indices import LENGTH, ONE, Poly, constant, symbol
+from paritas.core.operators.terms import OutsideTheoryError
 from paritas.core.placement.placement import Divided, Group, OperatorCall, Place, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
 from paritas.sharding.operators.annotation import Annotation, Expansion, expand
 from paritas.sharding.operators.grammar import ANY_LENGTH, Bounds, Dim, Number
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError
-from paritas.sharding.proofs.definitions import Definition, define, number_name
-from paritas.sharding.proofs.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.sharding.proofs.splits import Claim, RoleWords
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import msgspec
 import torch
 from torch import fx
 
+from paritas.core.operators.catalogue import Definition, define, tensors_by_name
+from paritas.core.operators.terms import OutsideTheoryError
 from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.plans.dtensor import DTensorClaim, argument_tensors, examine_dtensor
-from paritas.sharding.proofs.algebra import OutsideTheoryError
 from paritas.sharding.proofs.certificates import certificate_of
 from paritas.sharding.proofs.claims import placed_claim
-from paritas.sharding.proofs.definitions import Definition, define, tensors_by_name
 from paritas.sharding.proofs.graphs import subscript
 from paritas.sharding.proofs.splits import Claim, Failure, RoleWords, find_proof
 from paritas.sharding.proofs.validation import lifted, validate

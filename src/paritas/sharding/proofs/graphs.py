@@ -23,18 +23,18 @@ import torch
 from torch import Tensor, fx
 
 from paritas.core.errors import UsageError
+from paritas.core.operators.catalogue import define
+from paritas.core.operators.terms import OutsideTheoryError
 from paritas.core.placement.placement import OperatorCall, Recipe, tensors_in
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.library import annotation_of_call
-from paritas.sharding.proofs.algebra import OutsideTheoryError
 from paritas.sharding.proofs.certificates import (
     GRAPH_VERSION,
     certificate_of,
     describe_tensor,
 )
 from paritas.sharding.proofs.claims import placed_claim
-from paritas.sharding.proofs.definitions import define
 from paritas.sharding.proofs.prove import Prover
 from paritas.sharding.proofs.splits import Failure, RoleWords, find_proof
 from paritas.sharding.proofs.validation import (

@@ -13,6 +13,8 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.numerics.random_tensors import between
+from paritas.core.operators.catalogue import tensors_by_name
+from paritas.core.operators.terms import OutsideTheoryError
 from paritas.core.results.findings import Status
 from paritas.sharding.operators.annotation import Annotation, Expansion, Option, expand
 from paritas.sharding.operators.configuration import make_call
@@ -20,10 +22,8 @@ from paritas.sharding.operators.grammar import ANY_LENGTH, Bounds, Dim, Number
 from paritas.sharding.operators.library import annotation_of_call
 from paritas.sharding.operators.recipe_checks import check_recipe
 from paritas.sharding.operators.resolving import resolve_operator
-from paritas.sharding.proofs.algebra import OutsideTheoryError
 from paritas.sharding.proofs.certificates import certificate_of
 from paritas.sharding.proofs.claims import Claims
-from paritas.sharding.proofs.definitions import tensors_by_name
 from paritas.sharding.proofs.splits import Failure, find_proof
 from paritas.sharding.proofs.validation import DisagreementError, lifted, validate
 from paritas.sharding.rows import Counterexample, RuleProof

@@ -12,21 +12,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from paritas.sharding.proofs import algebra, indices
-from paritas.sharding.proofs.algebra import (
-    RANKS,
-    Binder,
-    Normal,
-    Normaliser,
-    OutsideTheoryError,
-    Side,
-    Term,
-)
-from paritas.sharding.proofs.indices import LENGTH, OFFSET, ONE, PART, ZERO, Atom, Poly, symbol
+from paritas.core.operators import indices
+from paritas.core.operators.indices import LENGTH, OFFSET, PART, ZERO, Atom, Poly, symbol
+from paritas.core.operators.terms import OutsideTheoryError
+from paritas.sharding.proofs import algebra
+from paritas.sharding.proofs.algebra import RANKS, Binder, Normal, Normaliser, Side
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from fractions import Fraction
+
+    from paritas.core.operators.catalogue import DefinedOutput
 
 # The rank of which a result is compared.
 RANK = "%r"
@@ -34,22 +30,6 @@ RANK = "%r"
 # What a rank receives of a tensor, and what its result is: ("shard", dim), ("replicate",),
 # ("once",), ("partial", reduction).
 RoleWords = tuple[Any, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class DefinedOutput:
-    """A result of an operator as index algebra.
-
-    Attributes:
-        index: the names of its indices.
-        term: its element there.
-        written: the argument that it is written to; None for a result.
-    """
-
-    shape: tuple[Poly, ...]
-    index: tuple[str, ...]
-    term: Term
-    written: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,6 +344,3 @@ def _shown_symbol(one: Atom) -> str:
     if one[0] == "size":
         return f"size({one[1]})"
     return f"{_SHORT[one[0]]}({one[1]})"
-
-
-__all__ = ["ONE", "Claim", "DefinedOutput", "Failure", "find_proof", "shown", "shown_index"]

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from paritas.core.errors import UsageError, in_one_line
+from paritas.core.operators.catalogue import Definition, tensors_by_name
+from paritas.core.operators.definitions import flat, number_name
+from paritas.core.operators.indices import atoms
+from paritas.core.operators.terms import OutsideTheoryError, Term
 from paritas.core.placement.placement import OperatorCall, Recipe, Terms, split_values
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.definitions import Definition, flat, number_name, tensors_by_name
-from paritas.sharding.proofs.indices import atoms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from paritas.core.operators.catalogue import DefinedOutput
+    from paritas.core.operators.indices import Atom, Poly
     from paritas.sharding.operators.annotation import Annotation
-    from paritas.sharding.proofs.indices import Atom, Poly
-    from paritas.sharding.proofs.splits import DefinedOutput
 
 
 # --- A definition compared with torch: its terms are evaluated, and so are their gradients --------
@@ -289,8 +290,8 @@ class _Evaluation:
         if kind == "int":
             return torch.tensor(self.index(term[1], env))
         if kind in ("read", "draw"):
-            tensors = self._tensors if kind == "read" else self._draws
-            return tensors[term[1]][tuple(self.index(p, env) for p in term[-1])]
+            tensor = self._tensors[term[1]] if kind == "read" else self._draws[term[1]]()
+            return tensor[tuple(self.index(p, env) for p in term[-1])]
         if kind in ("add", "mul"):
             values = [self.number(one, env) for one in term[1]]
             total = values[0]

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.indices import ONE, add, constant, multiply, subtract, symbol
+from paritas.core.operators import indices
+from paritas.core.operators.indices import ONE, add, constant, multiply, subtract, symbol
 
 SIZES = ("a", "b", "c")
 INDICES = {"%i": symbol("a"), "%j": multiply(symbol("b"), constant(2)), "%k": symbol("c")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,20 +15,25 @@ from click.testing import CliRunner
 
 from paritas.app.cli import main
 from paritas.core.errors import UsageError
+from paritas.core.operators.definitions import OPERATORS, Array, by_slices
 from paritas.core.placement.placement import OperatorCall
 from paritas.core.results.findings import Aspect, Finding, Status, Verdict
 from paritas.core.results.items import output
 from paritas.partition import TensorInfo, VerifyConfig, prove
 from paritas.sharding.operators.annotation import Annotation
-from paritas.sharding.proofs import checker, definitions, kernel
+from paritas.sharding.proofs import checker, kernel
 from paritas.sharding.proofs import prove as proving
-from paritas.sharding.proofs.definitions import Array, by_slices
 from paritas.sharding.proofs.dtensor import prove_dtensor
 
 
 def config(operator, *shapes, options=(), **kwargs):
     args = [TensorInfo("shape", s) if isinstance(s, tuple) else s for s in shapes]
     return VerifyConfig(operator, args, kwargs, 1, list(options))
+
+
+def define_as(monkeypatch, name, definition):
+    operator = dataclasses.replace(OPERATORS[name], define=definition)
+    monkeypatch.setitem(OPERATORS, name, operator)
 
 
 LINEAR = ("torch.nn.functional.linear", (4, 6), (8, 6), (8,))
@@ -104,7 +110,7 @@ def test_a_definition_that_disagrees_with_torch_proves_nothing(monkeypatch):
         x = call.given("x")
         return Array(x.shape, lambda *at: ("mul", (("num", "2"), x[at])))
 
-    monkeypatch.setitem(definitions._DEFINITIONS, "relu", wrong)
+    define_as(monkeypatch, "torch.relu", wrong)
     proofs = prove(config("torch.relu", (4, 6)))
 
     assert {proof.status for proof in proofs} == {"not decided"}
@@ -117,7 +123,7 @@ def test_a_definition_with_another_gradient_proves_nothing(monkeypatch):
         name = call.known_function("detached", lambda one: one[0].detach().exp())
         return Array(x.shape, lambda *at: ("fn", name, (x[at],)))
 
-    monkeypatch.setitem(definitions._DEFINITIONS, "exp", detached)
+    define_as(monkeypatch, "torch.exp", detached)
     (proof, _) = prove(config("torch.exp", (4, 6)))
 
     assert proof.status == "not decided"
@@ -238,7 +244,7 @@ def test_a_definition_that_does_not_read_an_argument_proves_nothing(monkeypatch)
         x = call.given("x")
         return by_slices(call, {"x": (x, ["a", "b"])}, [["a", "b"]])
 
-    monkeypatch.setitem(definitions._DEFINITIONS, "fmod", of_first)
+    define_as(monkeypatch, "torch.fmod", of_first)
     proofs = decide(torch.fmod, (drawn(4, 6), torch.tensor(0.7)), "a b, ? -> a b")
 
     assert proofs["a"].reason == "a call of torch.fmod with argument 1, which it does not read"

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.operators.definitions import flat
 from paritas.core.placement.placement import OperatorCall
 from paritas.core.results.findings import Status
 from paritas.sharding.operators.annotation import Annotation, Option, expand
 from paritas.sharding.operators.recipe_checks import check_recipe
 from paritas.sharding.operators.resolving import resolve_operator
 from paritas.sharding.proofs.checker import Checker
-from paritas.sharding.proofs.definitions import flat
 from paritas.sharding.proofs.prove import Prover, resized
 
 if TYPE_CHECKING:

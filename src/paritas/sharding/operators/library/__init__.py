@@ -1,14 +1,14 @@
 """Annotations of the common torch operators, and those that users register.
 
-Each module holds the rules of one family of operators. A rule claims what is true for the shapes
-and keywords of a call; `tests/quality/test_partition_library.py` checks every claim.
+A rule claims what is true for the shapes and keywords of a call. It is derived from the operator's
+definition (`derivation`), except where a module of this folder has a rule of its own, and says why.
+`tests/quality/test_partition_library.py` checks every claim.
 """
 
 from __future__ import annotations
 
 from paritas.sharding.operators.library import (
     contractions,
-    elementwise,
     norms_and_losses,
     rearrangements,
 )
@@ -32,5 +32,5 @@ __all__ = [
     "unregister",
 ]
 
-# Importing a family registers its rules.
-FAMILIES = (contractions, elementwise, norms_and_losses, rearrangements)
+# Importing a family registers its exceptions.
+FAMILIES = (contractions, norms_and_losses, rearrangements)

@@ -1,24 +1,17 @@
-"""Matrix products, attention, convolutions and other windows."""
+"""Rules of attention, convolutions and other windows, and of sums that are written as text.
+
+They are not derived: heads, groups and windows are lengths within a dimension (`(g c^)`), and a
+definition covers more equations and shapes than a rule should promise.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-from paritas.sharding.operators.library.registry import (
-    SUM,
-    Bound,
-    RuleClaim,
-    broadcast,
-    dim_of,
-    everywhere,
-    functional,
-    letters,
-    named,
-    once,
-    rule,
-    unary,
-)
+from paritas.core.operators.calls import Bound, broadcast, dim_of, letters, named
+from paritas.sharding.operators.library.claims import SUM, RuleClaim, once, unary
+from paritas.sharding.operators.library.registry import rule
 
 # --- Matrix products: contracted dimensions give terms of a sum, all others are split as they are -
 
@@ -37,109 +30,7 @@ def _matrices(
     return [*left, *rows, k], [*right, k, *columns], [*stack, *rows, *columns]
 
 
-@rule("x other", everywhere("matmul"), "torch.linalg.matmul torch.Tensor.__matmul__")
-@rule("x mat2", everywhere("mm bmm"))
-@rule("x vec", everywhere("mv"))
-@rule("x tensor", "torch.dot aten.dot torch.vdot")
-@rule("x other", "torch.Tensor.dot")
-def _matmul(bound: Bound) -> RuleClaim | None:
-    second = next((n for n in ("other", "mat2", "vec", "tensor") if bound.has(n)), "")
-    dims = _matrices(bound.shape(), bound.shape(second))
-    return dims and RuleClaim({"x": dims[0], second: dims[1]}, (dims[2],))
-
-
-@rule("x mat1 mat2 beta alpha", everywhere("addmm"))
-@rule("x batch1 batch2 beta alpha", everywhere("baddbmm"))
-@rule("x mat vec beta alpha", everywhere("addmv"))
-def _add_product(bound: Bound) -> RuleClaim | None:
-    """The tensor that is added to the product is added once."""
-    names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
-    factors = [name for name in names if name in bound.values]
-    added = bound.shape()
-    if len(factors) != 2 or added is None:  # noqa: PLR2004 - two factors
-        return None
-    first, second = factors
-    dims = _matrices(bound.shape(first), bound.shape(second))
-    if dims is None:
-        return None
-    inputs = {"x": once(named(added, dims[2]), dims[0][-1]), first: dims[0], second: dims[1]}
-    return RuleClaim(inputs, (dims[2],))
-
-
-@rule("x batch1 batch2 beta alpha", everywhere("addbmm"))
-def _add_sum_of_products(bound: Bound) -> RuleClaim | None:
-    """The matrices of a batch are terms of the sum too."""
-    added, first, second = bound.shape(), bound.shape("batch1"), bound.shape("batch2")
-    if added is None or first is None or second is None:
-        return None
-    b, m, k = named(first, [f"b{SUM}", "m", f"k{SUM}"])
-    n = dim_of(second[2], "n")
-    inputs = {"x": once(named(added, [m, n]), b, k), "batch1": [b, m, k], "batch2": [b, k, n]}
-    return RuleClaim(inputs, ([m, n],))
-
-
-@rule("x vec2", "torch.outer torch.Tensor.outer aten.outer torch.ger torch.Tensor.ger")
-def _outer(bound: Bound) -> RuleClaim | None:
-    first, second = bound.shape(), bound.shape("vec2")
-    if first is None or second is None:
-        return None
-    m, n = named(first, ["m"]), named(second, ["n"])
-    return RuleClaim({"x": m, "vec2": n}, ([*m, *n],))
-
-
-@rule("x vec1 vec2 beta alpha", everywhere("addr"))
-def _add_outer(bound: Bound) -> RuleClaim | None:
-    added, first, second = bound.shape(), bound.shape("vec1"), bound.shape("vec2")
-    if added is None or first is None or second is None:
-        return None
-    m, n = named(first, ["m"]), named(second, ["n"])
-    return RuleClaim({"x": named(added, [*m, *n]), "vec1": m, "vec2": n}, ([*m, *n],))
-
-
-def _rows(shape: tuple[int, ...], letter: str = "m") -> list[str]:
-    """All dimensions but the last."""
-    return named(shape[:-1], [f"{letter}{i}" for i in range(len(shape) - 1)])
-
-
-@rule("x other", "torch.inner torch.Tensor.inner")
-def _inner(bound: Bound) -> RuleClaim | None:
-    """All dimensions of both tensors but the last."""
-    first, second = bound.shape(), bound.shape("other")
-    if not first or not second:
-        return None
-    rows, columns = _rows(first), _rows(second, "n")
-    k = dim_of(first[-1], f"k{SUM}")
-    return RuleClaim({"x": [*rows, k], "other": [*columns, k]}, ([*rows, *columns],))
-
-
-@rule("x weight bias", functional("linear"), "aten.linear")
-def _linear(bound: Bound) -> RuleClaim | None:
-    """If the contracted dimension is split, the bias is added once."""
-    shape, weight = bound.shape(), bound.shape("weight")
-    if not shape or weight is None or len(weight) != 2:  # noqa: PLR2004 - a matrix
-        return None
-    rows = _rows(shape)
-    n, k = named(weight, ["n", f"k{SUM}"])
-    inputs = {"x": [*rows, k], "weight": [n, k]}
-    if bound.has("bias"):
-        inputs["bias"] = [*once([n], k)]
-    return RuleClaim(inputs, ([*rows, n],))
-
-
-@rule("input1 input2 weight bias", functional("bilinear"), "torch.bilinear aten.bilinear")
-def _bilinear(bound: Bound) -> RuleClaim | None:
-    first, weight = bound.shape("input1"), bound.shape("weight")
-    if not first or weight is None or not bound.has("input2"):
-        return None
-    rows = _rows(first)
-    n, i, j = named(weight, ["n", f"i{SUM}", f"j{SUM}"])
-    inputs = {"input1": [*rows, i], "input2": [*rows, j], "weight": [n, i, j]}
-    if bound.has("bias"):
-        inputs["bias"] = [*once([n], i, j)]
-    return RuleClaim(inputs, ([*rows, n],))
-
-
-@rule("equation *operands", "torch.einsum torch.functional.einsum")
+@rule("einsum")
 def _einsum(bound: Bound) -> RuleClaim | None:
     """A letter that is not in the result is summed over."""
     equation, operands = bound.get("equation"), bound.get("operands", ())
@@ -165,7 +56,7 @@ def _einsum(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, ([dim_of(lengths[letter], letter) for letter in outside],))
 
 
-@rule("x1 x2 p compute_mode", "torch.cdist aten.cdist")
+@rule("cdist")
 def _distances(bound: Bound) -> RuleClaim | None:
     """Each row of one tensor with each row of the other; only the 1-norm is a sum of terms."""
     first, second = bound.shape("x1"), bound.shape("x2")
@@ -180,37 +71,10 @@ def _distances(bound: Bound) -> RuleClaim | None:
     return RuleClaim({"x1": left, "x2": right}, (dims[2],))
 
 
-@rule("a b dims", "torch.tensordot torch.functional.tensordot")
-def _tensordot(bound: Bound) -> RuleClaim | None:
-    """Pairs of dimensions are contracted; the result has the others in order."""
-    first, second, dims = bound.shape("a"), bound.shape("b"), bound.get("dims", 2)
-    if first is None or second is None:
-        return None
-    if isinstance(dims, int):
-        dims = (list(range(len(first) - dims, len(first))), list(range(dims)))
-    if not isinstance(dims, list | tuple) or len(dims) != 2:  # noqa: PLR2004 - a pair of lists
-        return None
-    left = [dim % len(first) for dim in dims[0]]
-    right = [dim % len(second) for dim in dims[1]]
-    if any(first[i] != second[j] for i, j in zip(left, right, strict=True)):
-        return None
-    inside = named(first, [f"m{i}" for i in range(len(first))])
-    outside = named(second, [f"n{i}" for i in range(len(second))])
-    rows = [dim for i, dim in enumerate(inside) if i not in left]
-    columns = [dim for i, dim in enumerate(outside) if i not in right]
-    for count, (i, j) in enumerate(zip(left, right, strict=True)):
-        inside[i] = outside[j] = dim_of(first[i], f"k{count}{SUM}")
-    return RuleClaim({"a": inside, "b": outside}, ([*rows, *columns],))
-
-
 # --- Attention ------------------------------------------------------------------------------------
 
 
-@rule(
-    "query key value attn_mask dropout_p is_causal scale enable_gqa",
-    functional("scaled_dot_product_attention"),
-    "aten.scaled_dot_product_attention",
-)
+@rule("scaled_dot_product_attention")
 def _attention(bound: Bound) -> RuleClaim | None:
     """The softmax needs all keys, so they are not split.
 
@@ -295,29 +159,17 @@ def _convolve(bound: Bound, *, transposed: bool) -> RuleClaim | None:
     return RuleClaim(inputs, ([*samples, outside, *(f"{s}o^" for s in space)],), numbers)
 
 
-@rule(
-    "x weight bias stride padding dilation groups",
-    functional("conv1d conv2d conv3d"),
-    "torch.conv1d torch.conv2d torch.conv3d aten.conv1d aten.conv2d aten.conv3d",
-)
+@rule("conv1d conv2d conv3d")
 def _convolution(bound: Bound) -> RuleClaim | None:
     return _convolve(bound, transposed=False)
 
 
-@rule(
-    "x weight bias stride padding output_padding groups dilation",
-    functional("conv_transpose1d conv_transpose2d conv_transpose3d"),
-    "torch.conv_transpose1d torch.conv_transpose2d torch.conv_transpose3d",
-    "aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d",
-)
+@rule("conv_transpose1d conv_transpose2d conv_transpose3d")
 def _transposed(bound: Bound) -> RuleClaim | None:
     return _convolve(bound, transposed=True)
 
 
-@rule(
-    "x weight bias stride padding dilation transposed output_padding groups",
-    "torch.convolution aten.convolution",
-)
+@rule("convolution")
 def _general(bound: Bound) -> RuleClaim | None:
     return _convolve(bound, transposed=bool(bound.get("transposed")))
 
@@ -367,10 +219,6 @@ def _pooled(
     return unary([*front, *inside], *[result] * (1 + indices))
 
 
-_MAX = "x kernel_size stride padding dilation ceil_mode return_indices"
-_AVG = "x kernel_size stride padding ceil_mode count_include_pad divisor_override"
-
-
 def _register_pooling(spatial: int) -> None:
     """Register the pooling operators with this number of spatial dimensions."""
     end = f"{spatial}d"
@@ -382,30 +230,15 @@ def _register_pooling(spatial: int) -> None:
     def average(bound: Bound) -> RuleClaim | None:
         return _pooled(bound, spatial, windows=True)
 
-    def adaptive(bound: Bound) -> RuleClaim | None:
-        return _pooled(bound, spatial, indices=bool(bound.get("return_indices")))
-
-    rule(_MAX, functional(f"max_pool{end}"), f"torch.max_pool{end} aten.max_pool{end}")(maximum)
-    average_names = "torch.avg_pool1d aten.avg_pool1d" if spatial == 1 else f"aten.avg_pool{end}"
-    rule(_AVG, functional(f"avg_pool{end}"), average_names)(average)
-    rule("x norm_type kernel_size stride ceil_mode", functional(f"lp_pool{end}"))(average)
-    rule("x output_size", functional(f"adaptive_avg_pool{end}"))(adaptive)
-    rule("x output_size return_indices", functional(f"adaptive_max_pool{end}"))(adaptive)
+    rule(f"max_pool{end}")(maximum)
+    rule(f"avg_pool{end} lp_pool{end}")(average)
 
 
 for _count in (1, 2, 3):
     _register_pooling(_count)
 
 
-@rule("x kernel_size stride padding dilation ceil_mode", "aten.max_pool2d_with_indices")
-def _with_indices(bound: Bound) -> RuleClaim | None:
-    return _pooled(bound, 2, indices=True)
-
-
-@rule(
-    "x size scale_factor mode align_corners recompute_scale_factor antialias",
-    functional("interpolate"),
-)
+@rule("interpolate")
 def _interpolate(bound: Bound) -> RuleClaim | None:
     """Space can be split if pixels are copied; other modes need the neighbours."""
     shape = bound.shape()
@@ -423,7 +256,7 @@ def _interpolate(bound: Bound) -> RuleClaim | None:
     return unary([*front, *inside], [*front, *outside])
 
 
-@rule("x grid mode padding_mode align_corners", functional("grid_sample"))
+@rule("grid_sample")
 def _grid_sample(bound: Bound) -> RuleClaim | None:
     """Each point of the grid is looked up in the whole picture."""
     shape, grid = bound.shape(), bound.shape("grid")
@@ -436,7 +269,7 @@ def _grid_sample(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, ([*front, *points],))
 
 
-@rule("x kernel_size dilation padding stride", functional("unfold"))
+@rule("functional.unfold")
 def _windows(bound: Bound) -> RuleClaim | None:
     """One column for each window; the elements of a channel are contiguous in it."""
     front = _front(bound.shape(), 2)
@@ -447,7 +280,7 @@ def _windows(bound: Bound) -> RuleClaim | None:
     return unary([*front, "_", "_"], [*front[:-1], channels, "_"])
 
 
-@rule("x output_size kernel_size dilation padding stride", functional("fold"))
+@rule("fold")
 def _fold(bound: Bound) -> RuleClaim | None:
     shape = bound.shape()
     front = _front(shape, 1)

@@ -1,4 +1,8 @@
-"""Normalisations and losses, also under the names of lowered graphs and of nnScaler."""
+"""Rules of losses and of some operators of lowered graphs and of nnScaler.
+
+They are not derived: a loss is claimed for equal shapes only, or by the values of its targets; the
+others divide a number, or tell ranks to exchange data.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.sharding.operators.library.elementwise import same
-from paritas.sharding.operators.library.rearrangements import index_select
-from paritas.sharding.operators.library.registry import (
-    AVERAGE,
-    SUM,
-    Bound,
-    RuleClaim,
-    broadcast,
-    dim_of,
-    everywhere,
-    frozen,
-    functional,
-    letters,
-    named,
-    positive_dims,
-    rule,
-    unary,
-)
-from paritas.sharding.operators.nnscaler_functions import RUNTIME, WRAPPED
+from paritas.core.operators.calls import Bound, dim_of, letters, named
+from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, unary
+from paritas.sharding.operators.library.registry import rule
 
 if TYPE_CHECKING:
     from paritas.sharding.operators.library.registry import Rule
@@ -33,54 +21,7 @@ if TYPE_CHECKING:
 # --- Normalisations: what is normalised together is not split -------------------------------------
 
 
-@rule("x dim _stacklevel dtype", functional("softmax log_softmax softmin"))
-@rule("x dim dtype", everywhere("softmax log_softmax"))
-@rule("x dim dtype", "torch.special.softmax torch.special.log_softmax")
-@rule("x dim half_to_float", "aten._softmax aten._log_softmax")
-@rule("x dim dtype", everywhere("cumsum cumprod"))
-@rule("x dim", everywhere("logcumsumexp"))
-def _along(bound: Bound) -> RuleClaim | None:
-    """One dimension is needed as a whole; the shape stays the same."""
-    return _whole_along(bound, bound.get("dim")) if isinstance(bound.get("dim"), int) else None
-
-
-@rule("x p dim eps", functional("normalize"))
-def _normalize(bound: Bound) -> RuleClaim | None:
-    return _whole_along(bound, bound.get("dim", 1))
-
-
-def _whole_along(bound: Bound, dim: object) -> RuleClaim | None:
-    dims, whole = bound.dims(), positive_dims(dim, bound.shape())
-    return None if dims is None or whole is None else unary(frozen(dims, whole))
-
-
-@rule("x normalized_shape weight bias eps", functional("layer_norm"))
-@rule("x normalized_shape weight bias eps cudnn_enable", "torch.layer_norm aten.layer_norm")
-@rule("x normalized_shape weight eps", functional("rms_norm"), "torch.rms_norm aten.rms_norm")
-@rule("x weight bias normalized_shape eps", f"{RUNTIME}layer_norm")
-def _last(bound: Bound) -> RuleClaim | None:
-    dims, normalized = bound.dims(), bound.get("normalized_shape")
-    if dims is None or not isinstance(normalized, list | tuple):
-        return None
-    start = len(dims) - len(normalized)
-    dims = frozen(dims, range(start, len(dims)))
-    inputs = {"x": dims, "weight": dims[start:], "bias": dims[start:]}
-    return RuleClaim({n: d for n, d in inputs.items() if bound.has(n)}, (dims,))
-
-
-@rule("x normalized_shape weight bias eps", "aten.native_layer_norm torch.native_layer_norm")
-def _last_with_statistics(bound: Bound) -> RuleClaim | None:
-    """The mean and the inverse deviation are results too."""
-    claim = _last(bound)
-    if claim is None:
-        return None
-    count = len(bound.get("normalized_shape"))
-    statistics = [*claim.inputs["x"][:-count], *["1"] * count]
-    return RuleClaim(claim.inputs, (*claim.outputs, statistics, statistics))
-
-
-@rule("x num_groups weight bias eps", functional("group_norm"))
-@rule("x num_groups weight bias eps cudnn_enabled", "torch.group_norm aten.group_norm")
+@rule("group_norm")
 def _groups(bound: Bound) -> RuleClaim | None:
     """Samples can be split, and groups, whose number is divided."""
     shape = bound.shape()
@@ -107,61 +48,6 @@ def _channelwise(
     dims = frozen(dims, whole)
     inputs = {"x": dims} | {name: dims[1:2] for name in vectors if bound.has(name)}
     return RuleClaim(inputs, (dims,))
-
-
-@rule("x running_mean running_var weight bias training momentum eps", functional("batch_norm"))
-@rule(
-    "x weight bias running_mean running_var training momentum eps cudnn_enabled",
-    "torch.batch_norm aten.batch_norm",
-)
-def _batch(bound: Bound) -> RuleClaim | None:
-    """With statistics of the batch, only channels can be split; with given ones, everything."""
-    shape = bound.shape() or ()
-    return _channelwise(bound, (0, *range(2, len(shape))) if bound.get("training", False) else ())
-
-
-@rule(
-    "x running_mean running_var weight bias use_input_stats momentum eps",
-    functional("instance_norm"),
-)
-def _instance(bound: Bound) -> RuleClaim | None:
-    """Samples are independent, except for running statistics, which all of them update."""
-    if not bound.get("use_input_stats", True):
-        return _channelwise(bound, ())
-    space = tuple(range(2, len(bound.shape() or ())))
-    samples = (0,) if bound.has("running_mean") or bound.has("running_var") else ()
-    return _channelwise(bound, samples + space)
-
-
-@rule("x size alpha beta k", functional("local_response_norm"))
-def _response(bound: Bound) -> RuleClaim | None:
-    """Each channel depends on its neighbours."""
-    return _channelwise(bound, (1,), ())
-
-
-@rule("x1 x2 dim eps", functional("cosine_similarity"), "torch.cosine_similarity")
-@rule("x1 x2 dim eps", "aten.cosine_similarity")
-def _cosine(bound: Bound) -> RuleClaim | None:
-    return _paired(bound, bound.get("dim", 1))
-
-
-@rule("x1 x2 p eps keepdim", functional("pairwise_distance"), "torch.pairwise_distance")
-def _pairwise(bound: Bound) -> RuleClaim | None:
-    return None if bound.get("keepdim") else _paired(bound, -1)
-
-
-def _paired(bound: Bound, dim: int) -> RuleClaim | None:
-    """Two tensors that broadcast, reduced over one dimension."""
-    first, second = bound.shape("x1"), bound.shape("x2")
-    if first is None or second is None or len(first) != len(second):
-        return None
-    found = broadcast((first, second))
-    whole = positive_dims(dim, first)
-    if found is None or whole is None:
-        return None
-    (left, right), outside = found
-    kept = [d for i, d in enumerate(outside) if i != whole[0]]
-    return RuleClaim({"x1": frozen(left, whole), "x2": frozen(right, whole)}, (kept,))
 
 
 # --- Losses: samples are split as the reduction says; a mean only if every element counts ---------
@@ -203,43 +89,19 @@ def _elementwise_loss(*names: str) -> Rule:
 
 _OF_TARGET = _elementwise_loss("x", "target")
 
-rule("x target var full eps reduction", functional("gaussian_nll_loss"))(
-    _elementwise_loss("x", "target", "var")
+rule("gaussian_nll_loss")(_elementwise_loss("x", "target", "var"))
+
+
+@rule(
+    "functional.mse_loss functional.l1_loss functional.smooth_l1_loss",
+    "functional.huber_loss functional.soft_margin_loss poisson_nll_loss",
+    "hinge_embedding_loss",
 )
-rule(
-    "input1 input2 target margin size_average reduce reduction", functional("margin_ranking_loss")
-)(_elementwise_loss("input1", "input2", "target"))
-
-
-@rule("x target size_average reduce reduction weight", functional("mse_loss l1_loss"))
-@rule("x target size_average reduce reduction beta", functional("smooth_l1_loss"))
-@rule("x target reduction delta weight", functional("huber_loss"))
-@rule("x target size_average reduce reduction", functional("soft_margin_loss"))
-@rule("x target log_input full size_average eps reduce reduction", functional("poisson_nll_loss"))
-@rule("x target margin size_average reduce reduction", functional("hinge_embedding_loss"))
 def _by_element(bound: Bound) -> RuleClaim | None:
     return None if bound.has("weight") else _OF_TARGET(bound)
 
 
-@rule("x target weight size_average reduce reduction", functional("binary_cross_entropy"))
-@rule(
-    "x target weight size_average reduce reduction pos_weight",
-    functional("binary_cross_entropy_with_logits"),
-)
-def _binary(bound: Bound) -> RuleClaim | None:
-    """The mean is over all elements, whatever their weights, which broadcast."""
-    claim = _OF_TARGET(bound)
-    if claim is None:
-        return None
-    dims = claim.inputs["x"]
-    weights = {n: s for n in ("weight", "pos_weight") if (s := bound.shape(n)) is not None}
-    if any(len(shape) > len(dims) for shape in weights.values()):
-        return None
-    own = {name: named(shape, dims) for name, shape in weights.items()}
-    return RuleClaim({**claim.inputs, **own}, claim.outputs)
-
-
-@rule("x target size_average reduce reduction log_target", functional("kl_div"))
+@rule("kl_div")
 def _divergence(bound: Bound) -> RuleClaim | None:
     """`batchmean` averages over samples and sums over everything else."""
     dims = bound.dims()
@@ -253,16 +115,8 @@ def _divergence(bound: Bound) -> RuleClaim | None:
 
 
 @rule(
-    "input1 input2 target margin size_average reduce reduction",
-    functional("cosine_embedding_loss"),
+    "cosine_embedding_loss triplet_margin_loss multilabel_margin_loss multilabel_soft_margin_loss"
 )
-@rule(
-    "anchor positive negative margin p eps swap size_average reduce reduction",
-    functional("triplet_margin_loss"),
-)
-@rule("x target p margin weight size_average reduce reduction", functional("multi_margin_loss"))
-@rule("x target size_average reduce reduction", functional("multilabel_margin_loss"))
-@rule("x target weight size_average reduce reduction", functional("multilabel_soft_margin_loss"))
 def _samples(bound: Bound) -> RuleClaim | None:
     """One loss for each vector; class weights apply within a sample."""
     reduction = _reduction(bound)
@@ -283,11 +137,7 @@ def _samples(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, (left,))
 
 
-@rule(
-    "x target weight size_average ignore_index reduce reduction label_smoothing",
-    functional("cross_entropy"),
-)
-@rule("x target weight size_average ignore_index reduce reduction", functional("nll_loss"))
+@rule("cross_entropy nll_loss")
 def _by_class(bound: Bound) -> RuleClaim | None:
     """Classes are not split; samples and positions are averaged only if each counts as one."""
     shape, target = bound.shape(), bound.shape("target")
@@ -306,32 +156,6 @@ def _by_class(bound: Bound) -> RuleClaim | None:
         return None
     if bound.has("weight"):
         inputs["weight"] = [classes]
-    return RuleClaim(inputs, (left,))
-
-
-@rule(
-    "log_probs targets input_lengths target_lengths blank reduction zero_infinity",
-    functional("ctc_loss"),
-)
-def _sequences(bound: Bound) -> RuleClaim | None:
-    """Sequences are independent; the mean is over sequences, each divided by its own length.
-
-    Concatenated targets cannot be split by sample, and lengths must be tensors to be split.
-    """
-    scores, targets = bound.shape("log_probs"), bound.shape("targets")
-    lengths = (bound.shape("input_lengths"), bound.shape("target_lengths"))
-    reduction = _reduction(bound)
-    if scores is None or targets is None or reduction is None or len(scores) != 3:  # noqa: PLR2004
-        return None
-    if len(targets) != 2 or any(length != (scores[1],) for length in lengths):  # noqa: PLR2004
-        return None
-    (sample,), left = _reduced(named(scores[1:2], ["b"]), reduction)
-    inputs = {
-        "log_probs": ["_", sample, "_"],
-        "targets": [sample, "_"],
-        "input_lengths": [sample],
-        "target_lengths": [sample],
-    }
     return RuleClaim(inputs, (left,))
 
 
@@ -359,35 +183,17 @@ def _in_words(bound: Bound) -> Bound:
     return dataclasses.replace(bound, values={**bound.values, "reduction": words})
 
 
-@rule("x target weight reduction ignore_index label_smoothing", "aten.cross_entropy_loss")
+@rule("cross_entropy_loss")
 def _cross_entropy(bound: Bound) -> RuleClaim | None:
     return _by_class(_in_words(bound))
 
 
-@rule("x target reduction", "aten.mse_loss aten.l1_loss aten.soft_margin_loss")
-@rule("x target reduction beta", "aten.smooth_l1_loss aten.huber_loss")
+@rule("aten.mse_loss aten.l1_loss aten.soft_margin_loss aten.smooth_l1_loss aten.huber_loss")
 def _elements(bound: Bound) -> RuleClaim | None:
     return _by_element(_in_words(bound))
 
 
-@rule("x p train", "aten.native_dropout")
-def _dropout(bound: Bound) -> RuleClaim | None:
-    """The result and the mask."""
-    dims = bound.dims()
-    return None if dims is None else unary(dims, dims, dims)
-
-
-@rule(
-    "x weight bias running_mean running_var momentum eps",
-    "aten._native_batch_norm_legit_no_training",
-)
-def _batch_norm(bound: Bound) -> RuleClaim | None:
-    """With given statistics everything can be split; those of the batch are empty."""
-    claim = _channelwise(bound, ())
-    return None if claim is None else RuleClaim(claim.inputs, (*claim.outputs, "_", "_"))
-
-
-@rule("x weight bias N C HxW group eps", "aten.native_group_norm")
+@rule("native_group_norm")
 def _group_norm(bound: Bound) -> RuleClaim | None:
     """Only samples are split, and their number is divided."""
     shape = bound.shape()
@@ -400,21 +206,7 @@ def _group_norm(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, (dims, [samples, "_"], [samples, "_"]), numbers)
 
 
-@rule(
-    "x *how",
-    "aten.upsample_nearest1d aten.upsample_nearest2d aten.upsample_nearest3d",
-    "aten.upsample_linear1d aten.upsample_bilinear2d aten.upsample_bicubic2d",
-    "aten.upsample_trilinear3d",
-)
-def _upsample(bound: Bound) -> RuleClaim | None:
-    """Samples and channels are independent."""
-    dims = bound.dims()
-    if dims is None or len(dims) < _IMAGES:
-        return None
-    return unary([*dims[:2], *["_"] * (len(dims) - 2)])
-
-
-@rule("x indices", "aten.index")
+@rule("index")
 def _index(bound: Bound) -> RuleClaim | None:
     """Dimensions with an index cannot be split, all others can.
 
@@ -440,12 +232,8 @@ def _index(bound: Bound) -> RuleClaim | None:
 
 _RUNNING = ("running_mean", "running_var")
 
-rule("x", f"{RUNTIME}identity")(same)
-rule("x p inplace", f"{RUNTIME}nndropout")(same)
-rule("x index dim", f"{RUNTIME}index_select")(index_select)
 
-
-@rule("x weight padding_idx start stop", f"{RUNTIME}embedding")
+@rule("function.embedding")
 def _embedding(bound: Bound) -> RuleClaim | None:
     """A rank with a part of the vocabulary returns zeros for all other ids."""
     dims = bound.dims()
@@ -455,7 +243,7 @@ def _embedding(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, ([*dims, "w"],), bounds=("start", "stop", "v"))
 
 
-@rule("x *slicers", f"{RUNTIME}fullslice")
+@rule("fullslice")
 def _slice(bound: Bound) -> RuleClaim | None:
     """A dimension with a full slice can be split; one with a cut or an index cannot."""
     dims, slicers = bound.dims(), bound.get("slicers", ())
@@ -476,11 +264,7 @@ def _slice(bound: Bound) -> RuleClaim | None:
     return unary([*inside, *left], [*outside, *left])
 
 
-@rule(
-    "x weight bias running_mean running_var num_batches_tracked momentum training "
-    "track_running_stats eps process_group",
-    f"{WRAPPED}wrap_batchnorm2d_func",
-)
+@rule("wrap_batchnorm2d_func")
 def _wrapped_batch_norm(bound: Bound) -> RuleClaim | None:
     """In training, ranks with different samples share the statistics of the batch.
 
@@ -496,11 +280,7 @@ def _wrapped_batch_norm(bound: Bound) -> RuleClaim | None:
     return dataclasses.replace(claim, group=group)
 
 
-@rule(
-    "x weight bias running_mean running_var momentum eps training track_running_stats num_features "
-    "affine",
-    f"{WRAPPED}wrap_instancenorm2d_func",
-)
+@rule("wrap_instancenorm2d_func")
 def _instance_norm(bound: Bound) -> RuleClaim | None:
     """Samples are independent, but each rank's running statistics are of its own samples.
 

@@ -1,4 +1,8 @@
-"""Operators that move elements without computing anything: views, slices, look-ups."""
+"""Rules of operators that move elements, of which a part is named or merged with another length.
+
+A derived rule has one name for each dimension: it has no `(a 4)`, no number that is divided with a
+length, and no length that another tensor decides.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,9 @@ from typing import Any
 
 import torch
 
-from paritas.sharding.operators.library.registry import (
-    AVERAGE,
-    SUM,
-    Bound,
-    RuleClaim,
-    dim_of,
-    everywhere,
-    frozen,
-    functional,
-    letters,
-    named,
-    once,
-    positive_dims,
-    rule,
-    unary,
-)
+from paritas.core.operators.calls import Bound, dim_of, letters, named, positive_dims
+from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, once, unary
+from paritas.sharding.operators.library.registry import rule
 
 # --- Views and permutations -----------------------------------------------------------------------
 
@@ -84,16 +75,14 @@ def _view(bound: Bound, sizes: Any, parameter: str, first: int = 0) -> RuleClaim
     return RuleClaim({"x": dims[0]}, (dims[1],), numbers)
 
 
-@rule("x *size", "torch.Tensor.view aten.view aten._unsafe_view aten.view_copy")
-@rule("x *shape", everywhere("reshape"))
+@rule("view _unsafe_view view_copy reshape")
 def _as_sizes(bound: Bound) -> RuleClaim | None:
     parameter = "shape" if "shape" in bound.values else "size"
     sizes = bound.get(parameter)
     return _view(bound, sizes, parameter) if isinstance(sizes, list | tuple) else None
 
 
-@rule("x start_dim end_dim", everywhere("flatten"))
-@rule("x", everywhere("ravel"))
+@rule("flatten ravel")
 def _flatten(bound: Bound) -> RuleClaim | None:
     shape = bound.shape()
     if not shape:
@@ -104,7 +93,7 @@ def _flatten(bound: Bound) -> RuleClaim | None:
     return dims and unary(*dims)
 
 
-@rule("x dim sizes", everywhere("unflatten"))
+@rule("unflatten")
 def _unflatten(bound: Bound) -> RuleClaim | None:
     shape, sizes = bound.shape(), bound.get("sizes")
     at = positive_dims(bound.get("dim"), shape)
@@ -115,68 +104,10 @@ def _unflatten(bound: Bound) -> RuleClaim | None:
     return _view(bound, (*shape[: at[0]], *full, *shape[at[0] + 1 :]), "sizes", at[0])
 
 
-def _permuted(bound: Bound, order: tuple[int, ...]) -> RuleClaim | None:
-    dims = bound.dims()
-    if dims is None or sorted(order) != list(range(len(dims))):
-        return None
-    return unary(dims, [dims[i] for i in order])
-
-
-@rule("x *dims", everywhere("permute"))
-def _permute(bound: Bound) -> RuleClaim | None:
-    order = positive_dims(bound.get("dims"), bound.shape())
-    return None if order is None else _permuted(bound, order)
-
-
-@rule("x dim0 dim1", everywhere("transpose"))
-@rule("x dim0 dim1", "torch.swapdims torch.Tensor.swapdims")
-@rule("x axis0 axis1", "torch.swapaxes torch.Tensor.swapaxes")
-def _transpose(bound: Bound) -> RuleClaim | None:
-    pair = [value for name, value in bound.values.items() if name != "x"]
-    shape = bound.shape()
-    dims = positive_dims(pair, shape)
-    if shape is None or dims is None or len(pair) != 2:  # noqa: PLR2004 - a pair
-        return None
-    order = list(range(len(shape)))
-    order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
-    return _permuted(bound, tuple(order))
-
-
-@rule("x", everywhere("t"))
-@rule("x", "torch.adjoint torch.Tensor.adjoint")
-def _matrix_transpose(bound: Bound) -> RuleClaim | None:
-    count = len(bound.shape() or ())
-    if count < 2:  # noqa: PLR2004 - a matrix
-        return None
-    return _permuted(bound, (*range(count - 2), count - 1, count - 2))
-
-
-@rule("x source destination", everywhere("movedim moveaxis"))
-def _move(bound: Bound) -> RuleClaim | None:
-    shape = bound.shape()
-    source = positive_dims(bound.get("source"), shape)
-    destination = positive_dims(bound.get("destination"), shape)
-    if shape is None or source is None or destination is None or len(source) != len(destination):
-        return None
-    place = dict(zip(destination, source, strict=True))
-    others = iter([i for i in range(len(shape)) if i not in source])
-    order = tuple(place[i] if i in place else next(others) for i in range(len(shape)))
-    return _permuted(bound, order)
-
-
 # --- Dimensions of length 1, and repetition -------------------------------------------------------
 
 
-@rule("x dim", everywhere("unsqueeze"))
-def _unsqueeze(bound: Bound) -> RuleClaim | None:
-    dims, dim = bound.dims(), bound.get("dim")
-    if dims is None or not isinstance(dim, int):
-        return None
-    at = dim % (len(dims) + 1)
-    return unary(dims, [*dims[:at], "1", *dims[at:]])
-
-
-@rule("x dim", everywhere("squeeze"))
+@rule("squeeze")
 def _squeeze(bound: Bound) -> RuleClaim | None:
     """A part of length 1 would be removed too, so squeezed dimensions are not split."""
     dims, asked = bound.dims(), positive_dims(bound.get("dim"), bound.shape())
@@ -186,7 +117,7 @@ def _squeeze(bound: Bound) -> RuleClaim | None:
     return unary(dims, [d for i, d in enumerate(dims) if not (i in asked and d == "1")])
 
 
-@rule("x *size", "torch.Tensor.expand aten.expand torch.broadcast_to torch.Tensor.broadcast_to")
+@rule("expand broadcast_to")
 def _expand(bound: Bound) -> RuleClaim | None:
     """New lengths are the same on all ranks; existing ones may be repeated in the call."""
     dims, sizes = bound.dims(), bound.get("size")
@@ -203,8 +134,17 @@ def _expand(bound: Bound) -> RuleClaim | None:
     return RuleClaim({"x": dims}, (outside,), numbers)
 
 
-@rule("x *repeats", "torch.Tensor.repeat aten.repeat")
-@rule("x dims", "torch.tile torch.Tensor.tile")
+@rule("type_as expand_as")
+def _like(bound: Bound) -> RuleClaim | None:
+    """The result has the shape or dtype of the other tensor, whose values do not matter."""
+    shape, outside = bound.shape(), bound.dims("other")
+    if shape is None or outside is None or len(shape) > len(outside):
+        return None
+    inside = named(shape, letters(len(outside)))
+    return RuleClaim({"x": inside, "other": outside}, (outside,))
+
+
+@rule("repeat tile")
 def _repeat(bound: Bound) -> RuleClaim | None:
     """A repeated dimension is not split."""
     dims, times = bound.dims(), bound.get("repeats", bound.get("dims"))
@@ -216,7 +156,7 @@ def _repeat(bound: Bound) -> RuleClaim | None:
     return unary(inside, outside)
 
 
-@rule("x repeats dim output_size", everywhere("repeat_interleave"))
+@rule("repeat_interleave")
 def _interleave(bound: Bound) -> RuleClaim | None:
     """The copies of an element are adjacent."""
     dims, times = bound.dims(), bound.get("repeats")
@@ -231,13 +171,13 @@ def _interleave(bound: Bound) -> RuleClaim | None:
     return unary(dims, outside)
 
 
-@rule("x upscale_factor", functional("pixel_shuffle"), "torch.pixel_shuffle aten.pixel_shuffle")
+@rule("pixel_shuffle")
 def _pixel_shuffle(bound: Bound) -> RuleClaim | None:
     dims = _pixels(bound, bound.get("upscale_factor"))
     return dims and unary(*dims)
 
 
-@rule("x downscale_factor", functional("pixel_unshuffle"), "torch.pixel_unshuffle")
+@rule("pixel_unshuffle")
 def _pixel_unshuffle(bound: Bound) -> RuleClaim | None:
     dims = _pixels(bound, bound.get("downscale_factor"))
     return dims and unary(dims[1], dims[0])
@@ -253,17 +193,6 @@ def _pixels(bound: Bound, factor: Any) -> tuple[list[str], list[str]] | None:
     return deep, [*stack, "c", f"(h {factor})", f"(w {factor})"]
 
 
-# --- Joining, cutting, padding and moving along a dimension, which is not split -------------------
-
-
-def _whole_along(bound: Bound, dim: Any, parameter: str = "x") -> list[str] | None:
-    """The dimensions of a tensor, with `_` for those that an operator works along."""
-    dims, whole = bound.dims(parameter), positive_dims(dim, bound.shape(parameter))
-    if dims is None or whole is None:
-        return None
-    return ["_" if i in whole else d for i, d in enumerate(dims)]
-
-
 def _common_dims(tensors: Any, dim: Any, *, new: bool) -> tuple[list[str], int] | None:
     """The dimensions that the tensors of a list have in common, and the one they are joined at."""
     if not isinstance(tensors, list | tuple) or not tensors or not isinstance(dim, int):
@@ -276,29 +205,7 @@ def _common_dims(tensors: Any, dim: Any, *, new: bool) -> tuple[list[str], int] 
     return named(shape, letters(len(shape))), dim % (len(shape) + new)
 
 
-@rule("tensors dim", "torch.cat torch.concat torch.concatenate aten.cat")
-def _cat(bound: Bound) -> RuleClaim | None:
-    return _concatenated(bound.get("tensors"), bound.get("dim", 0))
-
-
-@rule("tensors", "torch.hstack")
-def _hstack(bound: Bound) -> RuleClaim | None:
-    tensors = bound.get("tensors")
-    first = tensors[0] if isinstance(tensors, list | tuple) and tensors else None
-    is_vector = isinstance(first, torch.Tensor) and first.dim() == 1
-    return _concatenated(tensors, 0 if is_vector else 1)
-
-
-def _concatenated(tensors: Any, dim: Any) -> RuleClaim | None:
-    found = _common_dims(tensors, dim, new=False)
-    if found is None:
-        return None
-    dims, at = found
-    dims[at] = "_"
-    return RuleClaim({"tensors": dims}, (dims,))
-
-
-@rule("tensors dim", "torch.stack aten.stack")
+@rule("stack")
 def _stack(bound: Bound) -> RuleClaim | None:
     found = _common_dims(bound.get("tensors"), bound.get("dim", 0), new=True)
     if found is None:
@@ -306,135 +213,6 @@ def _stack(bound: Bound) -> RuleClaim | None:
     dims, at = found
     outside = [*dims[:at], str(len(bound.get("tensors"))), *dims[at:]]
     return RuleClaim({"tensors": dims}, (outside,))
-
-
-@rule("x chunks dim", everywhere("chunk"))
-@rule("x split_size dim", "torch.Tensor.split torch.functional.split aten.split")
-@rule("x split_sizes dim", "torch.split_with_sizes aten.split_with_sizes")
-@rule("x split_size_or_sections dim", "torch.split")
-@rule("x indices_or_sections dim", everywhere("tensor_split"))
-def _cut(bound: Bound) -> RuleClaim | None:
-    """The dimension is not split, so the number of results stays the same."""
-    shape = bound.shape()
-    at = positive_dims(bound.get("dim", 0), shape)
-    dims = _whole_along(bound, bound.get("dim", 0))
-    how = next((value for name, value in bound.values.items() if name not in ("x", "dim")), None)
-    if shape is None or at is None or dims is None or how is None or isinstance(how, torch.Tensor):
-        return None
-    return RuleClaim({"x": dims}, (dims,) * _pieces(bound, shape[at[0]], how))
-
-
-def _pieces(bound: Bound, size: int, how: Any) -> int:
-    if "indices_or_sections" in bound.values:
-        return how if isinstance(how, int) else len(how) + 1
-    if not isinstance(how, int):
-        return len(how)
-    width = -(-size // how) if "chunks" in bound.values else how
-    return max(1, -(-size // width)) if width else 1
-
-
-@rule("x dim", everywhere("unbind"))
-def _unbind(bound: Bound) -> RuleClaim | None:
-    shape = bound.shape()
-    at = positive_dims(bound.get("dim", 0), shape)
-    dims = _whole_along(bound, bound.get("dim", 0))
-    if shape is None or at is None or dims is None:
-        return None
-    outside = [*dims[: at[0]], *dims[at[0] + 1 :]]
-    return RuleClaim({"x": dims}, (outside,) * shape[at[0]])
-
-
-@rule("x dim index", everywhere("select"))
-def _select(bound: Bound) -> RuleClaim | None:
-    at = positive_dims(bound.get("dim"), bound.shape())
-    dims = _whole_along(bound, bound.get("dim"))
-    if at is None or dims is None or bound.has("index"):
-        return None
-    return unary(dims, [*dims[: at[0]], *dims[at[0] + 1 :]])
-
-
-@rule("x dim start length", everywhere("narrow"))
-@rule("x n dim", everywhere("diff"))
-def _shorter(bound: Bound) -> RuleClaim | None:
-    return None if bound.has("start") else unary(_whole_along(bound, bound.get("dim", -1)))
-
-
-@rule("x dimension size step", "torch.Tensor.unfold aten.unfold")
-def _unfold(bound: Bound) -> RuleClaim | None:
-    """The windows are a new last dimension."""
-    dims = _whole_along(bound, bound.get("dimension", -1))
-    return None if dims is None else unary(dims, [*dims, "_"])
-
-
-@rule("x dim start end step", "aten.slice")
-def _slice(bound: Bound) -> RuleClaim | None:
-    return unary(_whole_along(bound, bound.get("dim", 0)))
-
-
-@rule("x *dims", everywhere("flip"))
-@rule("x shifts dims", everywhere("roll"))
-@rule("x k dims", everywhere("rot90"))
-def _moved(bound: Bound) -> RuleClaim | None:
-    """Elements move within the dimensions."""
-    rotates = "k" in bound.values
-    given = bound.get("dims", (0, 1) if rotates else None)
-    at = positive_dims(given, bound.shape())
-    if at is None or (rotates and len(at) != 2):  # noqa: PLR2004 - a plane
-        return None
-    return unary(_whole_along(bound, given))
-
-
-@rule("x diagonal", everywhere("triu tril"))
-def _triangle(bound: Bound) -> RuleClaim | None:
-    return unary(_whole_along(bound, (-2, -1)))
-
-
-@rule("x offset dim1 dim2", everywhere("diagonal"))
-def _diagonal(bound: Bound) -> RuleClaim | None:
-    plane = (bound.get("dim1", 0), bound.get("dim2", 1))
-    at, dims = positive_dims(plane, bound.shape()), _whole_along(bound, plane)
-    if at is None or dims is None:
-        return None
-    return unary(dims, [*(d for i, d in enumerate(dims) if i not in at), "_"])
-
-
-@rule("x pad mode value", functional("pad"))
-@rule("x pad value", "torch.constant_pad_nd aten.constant_pad_nd")
-def _pad(bound: Bound) -> RuleClaim | None:
-    """Pairs start at the last dimension; a dimension without padding can be split."""
-    dims, pad = bound.dims(), bound.get("pad")
-    if not dims or not isinstance(pad, list | tuple):
-        return None
-    pairs = [tuple(pad[2 * i : 2 * i + 2]) for i in range(len(pad) // 2)]
-    padded = [len(dims) - 1 - i for i, pair in enumerate(pairs) if pair != (0, 0)]
-    return unary(["_" if i in padded else d for i, d in enumerate(dims)])
-
-
-@rule("x n dim norm", "torch.fft.fft torch.fft.ifft torch.fft.rfft torch.fft.irfft torch.fft.hfft")
-def _fourier(bound: Bound) -> RuleClaim | None:
-    return unary(_whole_along(bound, bound.get("dim", -1)))
-
-
-@rule("x other dim", "torch.linalg.cross")
-def _cross(bound: Bound) -> RuleClaim | None:
-    dims = _whole_along(bound, bound.get("dim", -1))
-    if dims is None or bound.shape() != bound.shape("other"):
-        return None
-    return RuleClaim({"x": dims, "other": dims}, (dims,))
-
-
-@rule("A", "torch.linalg.inv torch.inverse torch.linalg.cholesky torch.linalg.matrix_exp")
-def _of_matrices(bound: Bound) -> RuleClaim | None:
-    """One matrix for each matrix of a batch."""
-    dims = _whole_along(bound, (-2, -1), "A")
-    return None if dims is None else RuleClaim({"A": dims}, (dims,))
-
-
-@rule("A", "torch.linalg.det torch.det torch.logdet")
-def _determinant(bound: Bound) -> RuleClaim | None:
-    """One number for each matrix of a batch."""
-    dims = _whole_along(bound, (-2, -1), "A")
-    return None if dims is None else RuleClaim({"A": dims}, (dims[:-2],))
 
 
 # --- Look-ups by index ----------------------------------------------------------------------------
@@ -451,7 +229,7 @@ def _rows(bound: Bound, index: str) -> RuleClaim | None:
     return RuleClaim({index: dims, "weight": ["v^", width]}, ([*dims, width],))
 
 
-@rule("x weight padding_idx max_norm norm_type scale_grad_by_freq sparse", functional("embedding"))
+@rule("functional.embedding")
 def _embedding(bound: Bound) -> RuleClaim | None:
     """With `max_norm` the table is modified, so there is no claim."""
     if bound.get("max_norm") is not None or bound.get("sparse"):
@@ -459,18 +237,12 @@ def _embedding(bound: Bound) -> RuleClaim | None:
     return _rows(bound, "x")
 
 
-@rule("weight indices padding_idx scale_grad_by_freq sparse", "aten.embedding torch.embedding")
+@rule("aten.embedding torch.embedding")
 def _table_first(bound: Bound) -> RuleClaim | None:
     return None if bound.get("sparse") else _rows(bound, "indices")
 
 
-_BAG = (
-    "x weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights "
-    "include_last_offset padding_idx"
-)
-
-
-@rule(_BAG, functional("embedding_bag"))
+@rule("embedding_bag")
 def _bags(bound: Bound) -> RuleClaim | None:
     """Bags of equal size; the items of a bag are terms, unless some of them do not count."""
     ids, table = bound.shape(), bound.shape("weight")
@@ -509,13 +281,13 @@ def _along_index(
     return table, ids, at[0]
 
 
-@rule("x dim index sparse_grad", everywhere("gather"))
+@rule("gather")
 def _gather(bound: Bound) -> RuleClaim | None:
     found = _along_index(bound, "i")
     return found and RuleClaim({"x": found[0], "index": found[1]}, (found[1],))
 
 
-@rule("x indices dim", everywhere("take_along_dim"))
+@rule("take_along_dim")
 def _take_along(bound: Bound) -> RuleClaim | None:
     """Like gather, but without a claim for shapes that broadcast."""
     found = _along_index(bound, "i", "indices")
@@ -527,13 +299,13 @@ def _take_along(bound: Bound) -> RuleClaim | None:
     return RuleClaim({"x": table, "indices": ids}, (ids,))
 
 
-@rule("x dim index src reduce", everywhere("scatter"))
+@rule("scatter")
 def _scatter(bound: Bound) -> RuleClaim | None:
     """The last of equal indices wins, so indices are not split."""
     return None if bound.get("reduce") is not None else _scattered(bound, "i^")
 
 
-@rule("x dim index src", everywhere("scatter_add"))
+@rule("scatter_add")
 def _scatter_add(bound: Bound) -> RuleClaim | None:
     """The added values are terms of a sum, and so is the tensor that they are added to."""
     return _scattered(bound, f"i{SUM}")
@@ -547,68 +319,10 @@ def _scattered(bound: Bound, mark: str) -> RuleClaim | None:
     return RuleClaim({"x": once(table, ids[at]), "index": ids, "src": ids}, (table,))
 
 
-@rule("x dim index", everywhere("index_select"))
-def index_select(bound: Bound) -> RuleClaim | None:
-    """Rows in the order of the index, which can be split with the result."""
-    found = _row_dims(bound, "i")
-    if found is None:
+@rule("one_hot")
+def _one_hot(bound: Bound) -> RuleClaim | None:
+    """Without a number of classes, it would depend on the largest index of each rank."""
+    dims, classes = bound.dims("tensor"), bound.get("num_classes", -1)
+    if dims is None or classes < 1:
         return None
-    table, rows, ids = found
-    return RuleClaim({"x": table, "index": [ids]}, (rows,))
-
-
-@rule("x dim index source alpha", everywhere("index_add"))
-def _index_add(bound: Bound) -> RuleClaim | None:
-    return _indexed(bound, f"i{SUM}")
-
-
-@rule("x dim index source", everywhere("index_copy"))
-@rule("x dim index value", everywhere("index_fill"))
-def _index_copy(bound: Bound) -> RuleClaim | None:
-    return _indexed(bound, "i^")
-
-
-def _indexed(bound: Bound, mark: str) -> RuleClaim | None:
-    """Writing to the rows that an index names."""
-    found = _row_dims(bound, mark)
-    if found is None:
-        return None
-    table, rows, ids = found
-    source = {"source": rows} if bound.has("source") else {}
-    return RuleClaim({"x": once(table, ids), "index": [ids], **source}, (table,))
-
-
-def _row_dims(bound: Bound, mark: str) -> tuple[list[str], list[str], str] | None:
-    """The dimensions of a table, of the rows that an index selects, and of the index."""
-    dims, index = bound.dims(), bound.shape("index")
-    at = positive_dims(bound.get("dim"), bound.shape())
-    if dims is None or index is None or at is None or len(index) != 1:
-        return None
-    ids = dim_of(index[0], mark)
-    table = ["_" if i in at else d for i, d in enumerate(dims)]
-    return table, [ids if i in at else d for i, d in enumerate(dims)], ids
-
-
-@rule("x index", everywhere("take"))
-@rule("x boundaries out_int32 right", "torch.bucketize aten.bucketize")
-@rule("elements test_elements assume_unique invert", "torch.isin")
-def _looked_up(bound: Bound) -> RuleClaim | None:
-    """Each element of one tensor is looked up in the whole other tensor."""
-    asked = {"index": "x", "boundaries": "boundaries", "test_elements": "test_elements"}
-    name = next((name for name in asked if bound.has(name)), "")
-    table = asked.get(name, "")
-    elements = name if name == "index" else next(iter(bound.values))
-    dims, whole = bound.dims(elements), bound.shape(table)
-    if dims is None or whole is None:
-        return None
-    return RuleClaim({elements: dims, table: ["_"] * len(whole)}, (dims,))
-
-
-@rule("sorted_sequence x out_int32 right", "torch.searchsorted aten.searchsorted")
-def _search(bound: Bound) -> RuleClaim | None:
-    """One sequence for all, or one for each row."""
-    sequence, dims = bound.shape("sorted_sequence"), bound.dims()
-    if not sequence or not dims:
-        return None
-    rows = dims[:-1] if len(sequence) > 1 else []
-    return RuleClaim({"sorted_sequence": [*rows, "_"], "x": dims}, (dims,))
+    return RuleClaim({"tensor": dims}, ([*dims, str(classes)],))

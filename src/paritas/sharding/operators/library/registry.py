@@ -2,222 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import torch
-
 from paritas.core.errors import UsageError
+from paritas.core.operators.calls import Bound, bind
+from paritas.core.operators.catalogue import (
+    full_name,
+    name_in_module,
+    operator_called,
+    operator_names,
+)
 from paritas.sharding.operators.annotation import Annotation
+from paritas.sharding.operators.library.claims import RuleClaim, claim_text
+from paritas.sharding.operators.library.derivation import derive_claim
 
 if TYPE_CHECKING:
     from paritas.core.placement.placement import OperatorCall
-
-# --- What a rule gets and returns: a call whose arguments have names, and a claim -----------------
-
-# Rules know parameters by name, annotations know arguments by position. `bind` and `claim_text`
-# translate, so that a rule does not depend on how its operator is called.
-
-# The suffix of a dimension that the result does not have: how its parts are reduced.
-SUM, AVERAGE, MAXIMUM, MINIMUM, PRODUCT = "+", "+avg", "+max", "+min", "+prod"
-_ALPHABET = "abcdefgh"
-# The namespaces of torch have different names for the first parameter of an operator.
-_FIRST = ("input", "self")
-
-# The dimensions of a tensor: one string each, or all in one string.
-Dims = Sequence[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Bound:
-    """A call whose arguments have names.
-
-    Attributes:
-        values: the arguments that were passed, by parameter.
-        positions: the parameter of each positional argument.
-        keywords: the parameter of each keyword argument, by keyword.
-        starred: parameters whose items were passed one by one.
-    """
-
-    values: Mapping[str, Any]
-    positions: tuple[str, ...]
-    keywords: Mapping[str, str]
-    starred: frozenset[str] = frozenset()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The argument of a parameter."""
-        return self.values.get(name, default)
-
-    def shape(self, name: str = "x") -> tuple[int, ...] | None:
-        """The shape of a tensor argument; None if it is not a tensor."""
-        value = self.values.get(name)
-        return tuple(value.shape) if isinstance(value, torch.Tensor) else None
-
-    def dims(self, name: str = "x") -> list[str] | None:
-        """An identifier for each dimension of a tensor argument; None if it is not a tensor."""
-        shape = self.shape(name)
-        return None if shape is None else named(shape, letters(len(shape)))
-
-    def has(self, name: str) -> bool:
-        """Whether the argument is a tensor."""
-        return isinstance(self.values.get(name), torch.Tensor)
-
-    def spread(self, name: str) -> bool:
-        """Whether the items of a sequence were passed one by one, as in `x.view(2, 3)`."""
-        return name in self.starred
-
-
-@dataclasses.dataclass(frozen=True)
-class RuleClaim:
-    """What a rule claims about a call.
-
-    Attributes:
-        inputs: the dimensions of parameters; parameters not listed are not split.
-        outputs: the dimensions of each result.
-        numbers: parameters that are the length of a dimension and are divided with it: the
-            parameter, the item if it is a sequence, and the dimension.
-        bounds: the parameters for the start and end of a rank's part, and the dimension.
-        group: the parameter for the process group of the ranks, which the call may omit, and the
-            dimension whose split needs it.
-    """
-
-    inputs: Mapping[str, Dims]
-    outputs: tuple[Dims, ...]
-    numbers: tuple[tuple[str, int | None, str], ...] = ()
-    bounds: tuple[str, str, str] | None = None
-    group: tuple[str, str] | None = None
-
-
-def unary(inside: Dims | None, *outside: Dims) -> RuleClaim | None:
-    """A claim about `x` alone; by default the result has the same dimensions."""
-    return None if inside is None else RuleClaim({"x": inside}, outside or (inside,))
-
-
-def bind(parameters: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound | None:
-    """Assign arguments to parameters.
-
-    Args:
-        parameters: names in order; a last one with a star takes all remaining arguments.
-
-    Returns:
-        None if the rule does not know an argument, and so cannot claim anything.
-    """
-    names = parameters.split()
-    rest = names.pop()[1:] if names[-1].startswith("*") else None
-    if len(args) > len(names) and rest is None:
-        return None
-    positions = names[: len(args)]
-    values = dict(zip(positions, args, strict=False))
-    starred: frozenset[str] = frozenset()
-    if rest is not None and len(args) > len(names):
-        left = tuple(args[len(names) :])
-        one_sequence = len(left) == 1 and isinstance(left[0], list | tuple | torch.Size)
-        values[rest] = tuple(left[0]) if one_sequence else left
-        starred = frozenset() if one_sequence else frozenset([rest])
-        positions += [rest] * len(left)
-    keywords = {}
-    for keyword, value in kwargs.items():
-        name = names[0] if keyword in _FIRST and keyword not in names else keyword
-        if name in values or name not in (*names, rest):
-            return None
-        values[name] = value
-        keywords[keyword] = name
-    return Bound(values, tuple(positions), keywords, starred)
-
-
-def claim_text(claim: RuleClaim, bound: Bound) -> str:
-    """A claim as an annotation of this call: positional arguments, then keyword tensors."""
-    starred = Counter[str]()
-    inputs = []
-    for name in bound.positions:
-        item = f"{name}[{starred[name]}]"
-        starred[name] += 1
-        inputs.append(_spell(claim.inputs.get(name) or claim.inputs.get(item) or "?"))
-    for keyword, name in bound.keywords.items():
-        if claim.inputs.get(name):
-            inputs.append(f"{keyword}={_spell(claim.inputs[name])}")
-    outputs = [_spell(dims or "1") for dims in claim.outputs]
-    numbers = [f"{_number_place(bound, name, item)}={dim}" for name, item, dim in claim.numbers]
-    if claim.bounds is not None:
-        begin, end, dim = claim.bounds
-        numbers.append(f"{_number_place(bound, begin)}:{_number_place(bound, end)}={dim}")
-    if claim.group is not None:
-        name, dim = claim.group
-        place = _number_place(bound, name) if name in bound.values else name
-        numbers.append(f"{place}=ranks({dim})")
-    text = f"{', '.join(inputs)} -> {', '.join(outputs)}"
-    return text + (f" ; {', '.join(numbers)}" if numbers else "")
-
-
-def _spell(dims: Dims) -> str:
-    return dims if isinstance(dims, str) else " ".join(dims)
-
-
-def _number_place(bound: Bound, name: str, item: int | None = None) -> str:
-    """The position or keyword of a number, or of the sequence of which it is an item."""
-    position = bound.positions.index(name) if name in bound.positions else None
-    if position is None:
-        place = next(keyword for keyword, given in bound.keywords.items() if given == name)
-    else:
-        place = str(position)
-    if item is None:
-        return place
-    if position is not None and bound.spread(name):
-        return str(position + item)
-    return f"{place}[{item}]"
-
-
-def letters(count: int, start: int = 0) -> list[str]:
-    """Identifiers for a number of dimensions."""
-    return [_ALPHABET[i] if i < len(_ALPHABET) else f"a{i}" for i in range(start, start + count)]
-
-
-def dim_of(size: int, name: str) -> str:
-    """A dimension by name; a length of 1 is never split."""
-    return "1" if size == 1 else name
-
-
-def named(shape: Sequence[int], names: Sequence[str]) -> list[str]:
-    """The dimensions of a shape; the names are aligned to the right."""
-    offset = len(names) - len(shape)
-    return [dim_of(size, names[offset + i]) for i, size in enumerate(shape)]
-
-
-def frozen(dims: Sequence[str], whole: Iterable[int]) -> list[str]:
-    """The dimensions, with those at the given positions never split."""
-    stay = set(whole)
-    return [f"{dim}^" if i in stay and dim != "1" else dim for i, dim in enumerate(dims)]
-
-
-def once(dims: Sequence[str], *summed: str) -> Dims:
-    """A tensor that is one term of the sums over these dimensions: only one rank adds it."""
-    marks = [f"!{dim.removesuffix(SUM)}" for dim in summed if dim.endswith(SUM)]
-    return [*dims, ":", *marks] if dims and marks else dims
-
-
-def positive_dims(dim: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Dimensions counted from the front; None and an empty list mean all of them."""
-    if not shape:
-        return None
-    given = (dim,) if isinstance(dim, int) else tuple(dim or range(len(shape)))
-    if any(not isinstance(d, int) or not -len(shape) <= d < len(shape) for d in given):
-        return None
-    return tuple(d % len(shape) for d in given)
-
-
-def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[list[list[str]], list[str]] | None:
-    """The dimensions of tensors that broadcast with each other, and those of the result."""
-    shapes = list(shapes)
-    try:
-        whole = torch.broadcast_shapes(*shapes)
-    except RuntimeError:
-        return None
-    names = letters(len(whole))
-    return [named(shape, names) for shape in shapes], named(whole, names)
-
 
 # --- The registry ---------------------------------------------------------------------------------
 
@@ -231,106 +32,41 @@ Rule = Callable[[Bound], RuleClaim | None]
 Registered = str | Callable[..., "str | None"]
 
 
-@dataclasses.dataclass(frozen=True)
-class _LibraryRule:
-    """A rule of the library, and the parameters of its operators."""
-
-    rule: Rule
-    parameters: str
-
-
-_RULES: dict[str, _LibraryRule] = {}
+_RULES: dict[str, Rule] = {}
 _REGISTERED: dict[str, Registered] = {}
 
 
 def name_of(operator: str | Callable[..., Any]) -> str:
-    """The name under which an operator is registered.
-
-    `torch.ops.aten.add.Tensor`, `aten::add.Tensor` and `aten.add` have the same name.
-    """
-    if not isinstance(operator, str):
-        return _name_of_function(operator)
-    name = operator.strip().replace("::", ".").removeprefix("torch.ops.")
-    if name.startswith("aten."):
-        return ".".join(name.split(".")[:2])
-    return name
-
-
-def _name_of_function(function: Callable[..., Any]) -> str:
-    """The name of a function; some of torch's functions do not know their public name."""
-    text = str(function)
-    if text.startswith("aten."):
-        return name_of(text)
-    module = getattr(function, "__module__", None) or ""
-    own = f"{module}.{getattr(function, '__qualname__', type(function).__name__)}"
-    return own if own in _REGISTERED else _torch_names().get(id(function), own)
-
-
-@functools.cache
-def _torch_names() -> dict[int, str]:
-    """The names of the library's rules, by the id of the function with that name."""
-    found: dict[int, str] = {}
-    for name in _RULES:
-        place: Any = torch
-        for part in name.split(".")[1:] if name.startswith("torch.") else ():
-            place = getattr(place, part, None)
-        if place is not torch and place is not None:
-            found.setdefault(id(place), name)
-    return found
+    """The name under which an operator is registered, or defined."""
+    own = "" if isinstance(operator, str) else name_in_module(operator)
+    return own if own in _REGISTERED else full_name(operator)
 
 
 # --- The library ----------------------------------------------------------------------------------
 
 
-def rule(parameters: str, *names: str) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of operators.
-
-    Args:
-        parameters: of the operators, in order; see `bind`.
-        names: full names (`torch.add`), several in one string.
-    """
+def rule(*endings: str) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of operators, by the ends of their names."""
 
     def add(function: Rule) -> Rule:
-        for name in " ".join(names).split():
-            if name in _RULES:
-                raise ValueError(f"{name} has two rules in the library")
-            _RULES[name] = _LibraryRule(function, parameters)
+        for ending in " ".join(endings).split():
+            if ending in _RULES:
+                raise ValueError(f"{ending} has two rules in the library")
+            _RULES[ending] = function
         return function
 
     return add
 
 
-def everywhere(*short: str) -> str:
-    """Full names of operators that are torch functions, tensor methods and aten operators."""
-    words = " ".join(short).split()
-    return " ".join(f"torch.{word} torch.Tensor.{word} aten.{word}" for word in words)
-
-
-def functional(*short: str) -> str:
-    """Full names of operators in `torch.nn.functional`."""
-    return " ".join(f"torch.nn.functional.{word}" for word in " ".join(short).split())
-
-
-def shipped() -> list[str]:
-    """The sorted names of the operators in the library."""
-    return sorted(_RULES)
+def _rule_of(name: str) -> Rule | None:
+    parts = name.split(".")
+    endings = (".".join(parts[begin:]) for begin in range(len(parts)))
+    return next((_RULES[ending] for ending in endings if ending in _RULES), None)
 
 
 def known() -> list[str]:
     """The sorted names of all operators with an annotation."""
-    return sorted({*_RULES, *_REGISTERED})
-
-
-def parameters_of(name: str) -> str | None:
-    """The parameters of an operator of the library, as `bind` reads them."""
-    entry = _RULES.get(name)
-    return None if entry is None else entry.parameters
-
-
-def rule_of(name: str) -> Rule | None:
-    """The library's rule of an operator."""
-    entry = _RULES.get(name)
-    return None if entry is None else entry.rule
+    return sorted({*operator_names(), *_REGISTERED})
 
 
 def is_registered(operator: str | Callable[..., Any]) -> bool:
@@ -357,11 +93,12 @@ def annotation_for(
         text = _REGISTERED[key]
         said = text if isinstance(text, str) else text(*args, **keywords)
         return None if said is None else Annotation.parse(said)
-    entry = _RULES.get(key)
-    bound = bind(entry.parameters, args, keywords) if entry else None
-    if entry is None or bound is None:
+    operator = operator_called(key)
+    bound = bind(operator.parameters, args, keywords) if operator else None
+    if operator is None or bound is None:
         return None
-    claim = entry.rule(bound)
+    exception = _rule_of(key)
+    claim = exception(bound) if exception else derive_claim(key, operator, bound)
     return None if claim is None else Annotation.parse(claim_text(claim, bound))
 
 
@@ -389,7 +126,7 @@ def register(
         overwrite: whether to replace an existing annotation.
     """
     key = name_of(name)
-    if not overwrite and (key in _REGISTERED or key in _RULES):
+    if not overwrite and (key in _REGISTERED or operator_called(key)):
         raise UsageError(
             f"{key} already has an annotation; register(..., overwrite=True) replaces it"
         )

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.sharding.operators.library.elementwise import broadcasting, same
-from paritas.sharding.operators.library.registry import positive_dims, rule_of, shipped
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.definitions import (
+from paritas.core.operators.calls import letters, positive_dims
+from paritas.core.operators.definitions import (
+    NNSCALER,
     Array,
     Define,
     SymbolicCall,
     aligned,
     by_slices,
-    defines,
-    defines_unless,
-    letters,
-    number_term,
+    everywhere,
+    functional,
+    operator,
     operator_word,
+)
+from paritas.core.operators.indices import ONE, Poly, symbol
+from paritas.core.operators.terms import (
+    OutsideTheoryError,
+    Term,
+    number_term,
     plus,
     size_term,
     times,
 )
-from paritas.sharding.proofs.indices import ONE, Poly, symbol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +37,60 @@ if TYPE_CHECKING:
 # --- Elementwise: each element of the result is a function of one element of each argument --------
 
 
+@operator(
+    "x",
+    everywhere(
+        "abs absolute exp exp2 expm1 log log2 log10 log1p sqrt rsqrt",
+        "reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid",
+        "erf erfc erfinv ceil floor trunc frac sign sgn lgamma digamma i0 sinc deg2rad rad2deg",
+        "isnan isinf isfinite isposinf isneginf signbit logical_not bitwise_not relu",
+        "arcsin arccos arctan detach",
+    ),
+    functional("sigmoid tanh softsign tanhshrink logsigmoid"),
+    "torch.Tensor.float torch.Tensor.double torch.Tensor.half torch.Tensor.bfloat16",
+    "torch.Tensor.int torch.Tensor.long torch.Tensor.bool torch.special.expit",
+    "torch.selu aten.selu torch.special.erf torch.special.log1p torch.special.ndtr",
+    "aten.silu aten.mish aten.hardswish aten.hardsigmoid",
+)
+@operator("x decimals", everywhere("round"))
+@operator("x eps", everywhere("logit"))
+@operator("x nan posinf neginf", everywhere("nan_to_num"))
+@operator("x inplace", functional("relu relu6 selu silu mish hardswish hardsigmoid"))
+@operator("x approximate", functional("gelu"), "aten.gelu")
+@operator("x alpha inplace", functional("elu celu"), "torch.celu aten.celu")
+@operator("x alpha scale input_scale", "aten.elu")
+@operator("x negative_slope inplace", functional("leaky_relu"), "aten.leaky_relu")
+@operator("x beta threshold", functional("softplus"), "aten.softplus")
+@operator("x lambd", functional("hardshrink softshrink"), "aten.hardshrink aten.softshrink")
+@operator("x min_val max_val inplace", functional("hardtanh"), "aten.hardtanh")
+@operator("x threshold value inplace", functional("threshold"), "torch.threshold aten.threshold")
+@operator(
+    "x dtype layout device pin_memory memory_format requires_grad",
+    "torch.zeros_like torch.ones_like aten.zeros_like aten.ones_like",
+)
+@operator("x dtype layout device pin_memory non_blocking memory_format", "aten._to_copy")
+@operator("x dtype", "torch.Tensor.type")
+@operator("x dtype non_blocking copy memory_format", "torch.Tensor.to")
+@operator(
+    "x other",
+    everywhere(
+        "maximum minimum fmax fmin atan2 arctan2 remainder fmod hypot eq ne lt le gt ge greater",
+        "greater_equal less less_equal not_equal logical_and logical_or logical_xor bitwise_and",
+        "bitwise_or bitwise_xor copysign logaddexp logaddexp2 xlogy floor_divide ldexp float_power",
+    ),
+)
+@operator("x end weight", everywhere("lerp"))
+@operator("x tensor1 tensor2 value", everywhere("addcmul addcdiv"))
+@operator("x min max", everywhere("clamp clip"))
+@operator("x mask value", everywhere("masked_fill"))
+@operator("x other rtol atol equal_nan", everywhere("isclose"))
+@operator("x exponent", everywhere("pow"))
+@operator("condition x other", "torch.where aten.where")
 def elementwise(call: SymbolicCall) -> Array:
     """The operator as an unknown function of elements that broadcast."""
     arrays = call.all_tensors()
+    if "condition" in arrays and "other" not in call.bound.values:
+        raise OutsideTheoryError("the places where a condition holds: how many depends on values")
     count = max((array.dim for array in arrays.values()), default=0)
     layouts = {name: (array, aligned(array, count)) for name, array in arrays.items()}
     return by_slices(call, layouts, [letters(count)])[0]
@@ -61,14 +116,17 @@ def _linear_in_both(call: SymbolicCall, combine: Callable[[Term, Term], Term]) -
         value = call.get(name)
         array = call.tensor(name)
         if array is None:
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not isinstance(value, int | float):
                 raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
-            if not math.isfinite(value):
+            if isinstance(value, bool) or not math.isfinite(value):
                 return elementwise(call)
             array = Array((), _constant(number_term(value)))
         sides.append(array)
     first, second = sides
     shape = broadcast_sizes(call, first, second)
+    call.names |= {
+        name: aligned(side, len(shape)) for name, side in zip(("x", "other"), sides, strict=True)
+    }
     return Array(shape, lambda *at: combine(first.at(at), second.at(at)))
 
 
@@ -76,7 +134,9 @@ def _constant(term: Term) -> Callable[..., Term]:
     return lambda *_: term
 
 
-@defines("add sub subtract rsub mul multiply div divide true_divide")
+@operator("x other alpha", everywhere("add sub subtract"), "torch.rsub aten.rsub")
+@operator("x other rounding_mode", everywhere("div divide"))
+@operator("x other", everywhere("mul multiply true_divide"))
 def _arithmetic(call: SymbolicCall) -> Array:
     alpha = call.get("alpha", 1)
     plain = call.floats() and call.get("rounding_mode") is None and math.isfinite(alpha)
@@ -93,24 +153,26 @@ def _arithmetic(call: SymbolicCall) -> Array:
     return _linear_in_both(call, lambda a, b: plus(a, times(scale, b)))
 
 
-@defines("neg negative")
+@operator("x", everywhere("neg negative"))
 def _negative(call: SymbolicCall) -> Array:
     x = call.given("x")
     return Array(x.shape, lambda *at: times(number_term(-1), x[at]))
 
 
-@defines("positive clone contiguous alias identity")
+@operator("x memory_format", everywhere("clone"), "torch.Tensor.contiguous")
+@operator("x", f"{NNSCALER}identity")
+@operator("x", everywhere("positive"), "aten.alias")
 def _unchanged(call: SymbolicCall) -> Array:
     return call.given("x")
 
 
-@defines("square")
+@operator("x", everywhere("square"))
 def _square(call: SymbolicCall) -> Array:
     x = call.given("x")
     return Array(x.shape, lambda *at: times(x[at], x[at]))
 
 
-@defines("type_as expand_as")
+@operator("x other", "torch.Tensor.type_as torch.Tensor.expand_as")
 def _like(call: SymbolicCall) -> Array:
     """The other tensor gives its shape or its dtype."""
     x, other = call.given("x"), call.given("other")
@@ -127,7 +189,10 @@ def x_at(x: Array) -> Callable[..., Term]:
 # --- Dropout: each rank draws its part of the numbers of the whole --------------------------------
 
 
-@defines("dropout dropout1d dropout2d dropout3d nndropout native_dropout")
+@operator("x p training inplace", functional("dropout dropout1d dropout2d dropout3d"))
+@operator("x p train", "torch.dropout aten.dropout")
+@operator("x p train", "aten.native_dropout")
+@operator("x p inplace", f"{NNSCALER}nndropout")
 def _dropout(call: SymbolicCall) -> Array | list[Array]:
     """What is drawn multiplies the elements; a channel draws one number."""
     x, word = call.given("x"), operator_word(call.call)
@@ -136,43 +201,64 @@ def _dropout(call: SymbolicCall) -> Array | list[Array]:
         layout = letters(x.dim)
         outputs = [layout, layout] if word == "native_dropout" else [layout]
         return by_slices(call, {"x": (x, layout)}, outputs)
-    value = call.get("x")
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(call.call.seed)
-        drawn = call.run({"x": torch.ones_like(value)})
     channels = {"dropout1d": 1, "dropout2d": 2, "dropout3d": 3}.get(word, 0)
     kept = x.dim - channels
-    for _ in range(channels):
-        drawn[0] = drawn[0].select(-1, 0)
-    call.draws["factor"] = drawn[0]
+
+    @functools.cache
+    def draw() -> list[torch.Tensor]:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.default_generator.manual_seed(call.call.seed)
+            drawn = call.run({"x": torch.ones_like(call.get("x"))})
+        for _ in range(channels):
+            drawn[0] = drawn[0].select(-1, 0)
+        return drawn
+
+    call.draws["factor"] = lambda: draw()[0]
     call.assume("each rank draws its part of the random numbers of the whole")
     shape = x.shape[:kept]
     result = Array(x.shape, lambda *at: times(x[at], ("draw", "factor", shape, at[:kept])))
     if word != "native_dropout":
         return result
-    call.draws["mask"] = drawn[1]
-    return [result, Array(x.shape, lambda *at: ("draw", "mask", shape, at))]
+    call.draws["mask"] = lambda: draw()[1]
+    return [result, Array(x.shape, lambda *at: ("draw", "mask", shape, at), letters(x.dim))]
 
 
-@defines("prelu")
+@operator("x weight", functional("prelu"), "torch.prelu torch.Tensor.prelu aten.prelu")
 def _prelu(call: SymbolicCall) -> Array:
     """One weight for each channel, the second dimension."""
     x, weight = call.given("x"), call.given("weight")
     names = letters(x.dim)
-    channel = names[1] if x.dim > 1 else names[0]
+    channel = names[1] if x.dim > 1 else "b"
     return by_slices(call, {"x": (x, names), "weight": (weight, [channel])}, [names])[0]
 
 
-@defines("glu")
+@operator("x dim", functional("glu"), "aten.glu")
 def _glu(call: SymbolicCall) -> Array:
-    return along(call, [call.get("dim", -1)])[0]
+    x, at = call.given("x"), call.get("dim", -1)
+    names = letters(x.dim)
+    halves = list(names)
+    names[at], halves[at] = f"{names[at]}^", "half^"
+    return by_slices(call, {"x": (x, names)}, [halves])[0]
 
 
-def along(call: SymbolicCall, dims: Sequence[int], outputs: int = 1) -> list[Array]:
+def along(call: SymbolicCall, dims: Any, outputs: int = 1) -> list[Array]:
     """An operator that works along dimensions of `x`, which keep their places."""
+    return _along(call, dims, outputs, keeps_length=False)
+
+
+def accumulate_along(call: SymbolicCall, dims: Any) -> list[Array]:
+    """An operator that works along dimensions of `x`, which keep their lengths too."""
+    return _along(call, dims, 1, keeps_length=True)
+
+
+def _along(call: SymbolicCall, dims: Any, outputs: int, *, keeps_length: bool) -> list[Array]:
     x = call.given("x")
-    inside = {dim % x.dim for dim in dims}
-    layout = [None if at in inside else name for at, name in enumerate(letters(x.dim))]
+    inside = positive_dims(dims, tuple(call.get("x").shape))
+    if inside is None:
+        raise OutsideTheoryError(f"dimensions {dims!r:.40}")
+    layout: list[str | None] = list(letters(x.dim))
+    for at in inside:
+        layout[at] = f"{layout[at]}^" if keeps_length else None
     return by_slices(call, {"x": (x, layout)}, [layout] * outputs)
 
 
@@ -248,45 +334,57 @@ def _identity(term: Term) -> Term:
     return term
 
 
-defines("sum")(_reduction("sum"))
-defines("nansum count_nonzero")(_reduction("sum", own=True))
-defines("mean")(_reduction("sum", mean=True))
-defines("amax")(_reduction("max"))
-defines("amin")(_reduction("min"))
-defines("any")(_reduction("max", own=True))
-defines("all")(_reduction("min", own=True))
-defines("prod")(_reduction("prod"))
+operator("x dim keepdim dtype", everywhere("sum"))(_reduction("sum"))
+operator("x dim keepdim dtype", everywhere("nansum"))(_reduction("sum", own=True))
+operator("x dim", everywhere("count_nonzero"))(_reduction("sum", own=True))
+operator("x dim keepdim dtype", everywhere("mean"))(_reduction("sum", mean=True))
+operator("x dim keepdim", everywhere("amax"))(_reduction("max"))
+operator("x dim keepdim", everywhere("amin"))(_reduction("min"))
+operator("x dim keepdim", everywhere("any"))(_reduction("max", own=True))
+operator("x dim keepdim", everywhere("all"))(_reduction("min", own=True))
+operator("x dim keepdim dtype", everywhere("prod"))(_reduction("prod"))
 
 
 def whole_along(call: SymbolicCall, outputs: int = 1, default: int | None = None) -> list[Array]:
     """A reduction that is not written out."""
     x, dims = call.given("x"), reduced_dims(call, default)
-    names: list[str | None] = [None if at in dims else n for at, n in enumerate(letters(x.dim))]
-    left = names if call.get("keepdim") else [n for n in names if n is not None]
+    names = [f"{name}^" if at in dims else name for at, name in enumerate(letters(x.dim))]
+    ones = ["1"] if call.get("keepdim") else []
+    left = [each for at, name in enumerate(names) for each in (ones if at in dims else [name])]
     return by_slices(call, {"x": (x, names)}, [left] * outputs)
 
 
-@defines("logsumexp argmax argmin var std")
+@operator("x dim keepdim", everywhere("logsumexp argmax argmin"))
 def _whole(call: SymbolicCall) -> list[Array]:
     return whole_along(call)
 
 
-@defines("var_mean std_mean")
-def _whole_pair(call: SymbolicCall) -> list[Array]:
-    return whole_along(call, 2)
+@operator(
+    "x dim unbiased keepdim correction", "torch.var torch.Tensor.var torch.std torch.Tensor.std"
+)
+@operator("x dim correction keepdim", "aten.var aten.std")
+@operator("x dim unbiased keepdim correction", "torch.var_mean torch.std_mean")
+def _spread(call: SymbolicCall) -> list[Array]:
+    """Where a number or a switch is instead of the dimensions, it belongs to another overload."""
+    dim, of_dims = call.get("dim"), call.call.name.startswith("aten.")
+    if isinstance(dim, bool) or (of_dims and not isinstance(dim, list | tuple)):
+        raise OutsideTheoryError("a variance without dimensions")
+    return whole_along(call, 2 if operator_word(call.call).endswith("_mean") else 1)
 
 
-@defines("mode kthvalue")
+@operator("x dim keepdim", everywhere("mode"))
+@operator("x k dim keepdim", everywhere("kthvalue"))
 def _last_pair(call: SymbolicCall) -> list[Array]:
     return whole_along(call, 2, -1)
 
 
-@defines("median nanmedian")
+@operator("x dim keepdim", everywhere("median nanmedian"))
 def _median(call: SymbolicCall) -> list[Array]:
     return whole_along(call, 2 if "dim" in call.bound.values else 1)
 
 
-@defines("max min")
+@operator("x dim keepdim", everywhere("max"))
+@operator("x dim keepdim", everywhere("min"))
 def _extremum(call: SymbolicCall) -> Array | list[Array]:
     if call.bound.has("dim"):
         return elementwise(call)
@@ -295,15 +393,18 @@ def _extremum(call: SymbolicCall) -> Array | list[Array]:
     return reduce_array(call, operator_word(call.call), call.given("x"), reduced_dims(call))
 
 
-@defines("aminmax")
+@operator("x dim keepdim", "torch.aminmax torch.Tensor.aminmax aten.aminmax")
 def _extrema(call: SymbolicCall) -> list[Array]:
     x, dims, keep = call.given("x"), reduced_dims(call), bool(call.get("keepdim"))
     return [reduce_array(call, kind, x, dims, keepdim=keep) for kind in ("min", "max")]
 
 
-@defines("vector_norm linalg_vector_norm norm")
+@operator("x ord dim keepdim dtype", "torch.linalg.vector_norm aten.linalg_vector_norm")
+@operator("x p dim keepdim dtype", everywhere("norm") + " torch.functional.norm")
 def _norm(call: SymbolicCall) -> Array | list[Array]:
     order = call.get("ord", call.get("p", 2))
+    if not isinstance(order, int | float) and order != "fro":
+        raise OutsideTheoryError(f"a norm of order {order!r:.40}")
     kinds = {0: "sum", 1: "sum", math.inf: "max", -math.inf: "min"}
     if order not in kinds:
         return whole_along(call)
@@ -311,36 +412,22 @@ def _norm(call: SymbolicCall) -> Array | list[Array]:
     return reduce_array(call, kinds[order], call.given("x"), dims, _own_scalar(call), keepdim=keep)
 
 
-@defines("topk sort cummax cummin")
+@operator("x k dim largest sorted", everywhere("topk"))
+@operator("x dim descending stable", everywhere("sort"))
+@operator("x dim", everywhere("cummax cummin"))
 def _ordered(call: SymbolicCall) -> list[Array]:
     return along(call, [call.get("dim", -1)], 2)
 
 
-@defines("argsort")
+@operator("x dim descending stable", everywhere("argsort"))
 def _order(call: SymbolicCall) -> list[Array]:
     return along(call, [call.get("dim", -1)])
 
 
-@defines("one_hot")
+@operator("tensor num_classes", functional("one_hot"))
 def _one_hot(call: SymbolicCall) -> list[Array]:
     tensor = call.given("tensor")
     if call.bound.get("num_classes", -1) == -1:
         raise OutsideTheoryError("one_hot without num_classes: its size depends on the values")
     names = letters(tensor.dim)
     return by_slices(call, {"tensor": (tensor, names)}, [[*names, None]])
-
-
-# --- All operators that the library splits element by element -------------------------------------
-
-_OF_ELEMENTS = (same, broadcasting)
-_OTHERS = "pow where"
-
-
-def _is_elementwise(name: str) -> bool:
-    rule: Any = rule_of(name)
-    return rule in _OF_ELEMENTS or name.rpartition(".")[2] in _OTHERS.split()
-
-
-for _name in shipped():
-    if _is_elementwise(_name):
-        defines_unless(_name.rpartition(".")[2], elementwise)

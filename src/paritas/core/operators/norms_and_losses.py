@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.definitions import (
+from paritas.core.operators import indices
+from paritas.core.operators.calls import letters
+from paritas.core.operators.definitions import (
+    NNSCALER_WRAPPED,
     Array,
     Layout,
     SymbolicCall,
     by_slices,
-    defines,
-    letters,
-    plus,
-    size_term,
-    times,
+    everywhere,
+    functional,
+    operator,
+    operator_word,
 )
-from paritas.sharding.proofs.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
-from paritas.sharding.proofs.operators.elementwise import along
+from paritas.core.operators.elementwise import accumulate_along
+from paritas.core.operators.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
+from paritas.core.operators.terms import OutsideTheoryError, Term, plus, size_term, times
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,31 +29,40 @@ if TYPE_CHECKING:
 # --- Normalisations -------------------------------------------------------------------------------
 
 
-@defines("softmax log_softmax softmin _softmax _log_softmax cumsum cumprod logcumsumexp")
+@operator("x dim _stacklevel dtype", functional("softmax log_softmax softmin"))
+@operator("x dim dtype", everywhere("softmax log_softmax"))
+@operator("x dim dtype", "torch.special.softmax torch.special.log_softmax")
+@operator("x dim half_to_float", "aten._softmax aten._log_softmax")
+@operator("x dim dtype", everywhere("cumsum cumprod"))
+@operator("x dim", everywhere("logcumsumexp"))
 def _along_dim(call: SymbolicCall) -> list[Array]:
     dim = call.get("dim")
     if not isinstance(dim, int):
         raise OutsideTheoryError("a call without dim")
-    return along(call, [dim])
+    return accumulate_along(call, [dim])
 
 
-@defines("normalize")
+@operator("x p dim eps", functional("normalize"))
 def _normalize(call: SymbolicCall) -> list[Array]:
     dim = call.get("dim", 1)
-    return along(call, [dim] if isinstance(dim, int) else dim)
+    return accumulate_along(call, dim)
 
 
-@defines("local_response_norm")
+@operator("x size alpha beta k", functional("local_response_norm"))
 def _response(call: SymbolicCall) -> list[Array]:
-    return along(call, [1])
+    return accumulate_along(call, [1])
 
 
-@defines("layer_norm rms_norm native_layer_norm")
+@operator("x normalized_shape weight bias eps", functional("layer_norm"))
+@operator("x normalized_shape weight bias eps cudnn_enable", "torch.layer_norm aten.layer_norm")
+@operator("x normalized_shape weight eps", functional("rms_norm"), "torch.rms_norm aten.rms_norm")
+@operator("x weight bias normalized_shape eps", "nnscaler.runtime.function.layer_norm")
+@operator("x normalized_shape weight bias eps", "aten.native_layer_norm torch.native_layer_norm")
 def _last(call: SymbolicCall) -> list[Array]:
     """Each vector of the last dimensions alone."""
     x, count = call.given("x"), len(call.get("normalized_shape"))
-    outer = letters(x.dim)[: x.dim - count]
-    inner: list[str | None] = [None] * count
+    names = letters(x.dim)
+    outer, inner = names[: x.dim - count], [f"{name}^" for name in names[x.dim - count :]]
     layouts: dict[str, tuple[Array, Layout]] = {"x": (x, [*outer, *inner])}
     for name in ("weight", "bias"):
         array = call.tensor(name)
@@ -60,10 +70,14 @@ def _last(call: SymbolicCall) -> list[Array]:
             layouts[name] = (array, inner)
     for size in x.shape[x.dim - count :]:
         call.keep(size)
-    return by_slices(call, layouts, [[*outer, *inner]] * len(call.result))
+    outputs = [[*outer, *inner]]
+    if operator_word(call.call) == "native_layer_norm":
+        outputs += [[*outer, *["1"] * count]] * 2
+    return by_slices(call, layouts, outputs)
 
 
-@defines("group_norm")
+@operator("x num_groups weight bias eps", functional("group_norm"))
+@operator("x num_groups weight bias eps cudnn_enabled", "torch.group_norm aten.group_norm")
 def _group_norm(call: SymbolicCall) -> Array:
     """Each group of each sample alone, then a scale and a shift of each channel."""
     x, weight, bias = call.given("x"), call.tensor("weight"), call.tensor("bias")
@@ -102,7 +116,7 @@ def _group_norm(call: SymbolicCall) -> Array:
     return Array(x.shape, element)
 
 
-@defines("native_group_norm")
+@operator("x weight bias N C HxW group eps", "aten.native_group_norm")
 def _native_group_norm(call: SymbolicCall) -> list[Array]:
     """Each sample alone."""
     x = call.given("x")
@@ -122,7 +136,7 @@ _VECTORS = ("running_mean", "running_var", "weight", "bias")
 def _channels(call: SymbolicCall, whole: tuple[int, ...], *, writes: bool) -> list[Array]:
     """Each channel alone; `whole` are the dimensions that are needed as a whole."""
     x = call.given("x")
-    names: list[str | None] = [None if at in whole else n for at, n in enumerate(letters(x.dim))]
+    names = [f"{name}^" if at in whole else name for at, name in enumerate(letters(x.dim))]
     layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names)}
     for name in _VECTORS:
         array = call.tensor(name)
@@ -153,7 +167,11 @@ class _Written:
         return [self._call.written[self._name]]
 
 
-@defines("batch_norm")
+@operator("x running_mean running_var weight bias training momentum eps", functional("batch_norm"))
+@operator(
+    "x weight bias running_mean running_var training momentum eps cudnn_enabled",
+    "torch.batch_norm aten.batch_norm",
+)
 def _batch_norm(call: SymbolicCall) -> list[Array]:
     x = call.given("x")
     if not call.get("training", False):
@@ -161,14 +179,20 @@ def _batch_norm(call: SymbolicCall) -> list[Array]:
     return _channels(call, (0, *range(2, x.dim)), writes=True)
 
 
-@defines("_native_batch_norm_legit_no_training")
+@operator(
+    "x weight bias running_mean running_var momentum eps",
+    "aten._native_batch_norm_legit_no_training",
+)
 def _lowered_batch_norm(call: SymbolicCall) -> list[Array]:
     """The statistics of the batch are empty."""
     empty = Array((ZERO,), lambda _: ("num", "0"))
     return [*_channels(call, (), writes=False), empty, empty]
 
 
-@defines("instance_norm")
+@operator(
+    "x running_mean running_var weight bias use_input_stats momentum eps",
+    functional("instance_norm"),
+)
 def _instance_norm(call: SymbolicCall) -> list[Array]:
     x = call.given("x")
     if not call.get("use_input_stats", True):
@@ -179,7 +203,11 @@ def _instance_norm(call: SymbolicCall) -> list[Array]:
     return _channels(call, space, writes=False)
 
 
-@defines("wrap_batchnorm2d_func")
+@operator(
+    "x weight bias running_mean running_var num_batches_tracked momentum training "
+    "track_running_stats eps process_group",
+    f"{NNSCALER_WRAPPED}wrap_batchnorm2d_func",
+)
 def _wrapped_batch_norm(call: SymbolicCall) -> list[Array]:
     if call.get("training", True):
         raise OutsideTheoryError("an operator whose ranks exchange data")
@@ -188,23 +216,29 @@ def _wrapped_batch_norm(call: SymbolicCall) -> list[Array]:
     return _channels(call, () if given else (0, 2, 3), writes=False)
 
 
-@defines("wrap_instancenorm2d_func")
+@operator(
+    "x weight bias running_mean running_var momentum eps training track_running_stats num_features "
+    "affine",
+    f"{NNSCALER_WRAPPED}wrap_instancenorm2d_func",
+)
 def _wrapped_instance_norm(call: SymbolicCall) -> list[Array]:
     if call.bound.has("running_mean"):
         raise OutsideTheoryError("running statistics that each rank keeps for itself")
     return _channels(call, (2, 3), writes=False)
 
 
-@defines("cosine_similarity pairwise_distance")
+@operator("x1 x2 dim eps", functional("cosine_similarity"), "torch.cosine_similarity")
+@operator("x1 x2 dim eps", "aten.cosine_similarity")
+@operator("x1 x2 p eps keepdim", functional("pairwise_distance"), "torch.pairwise_distance")
 def _paired(call: SymbolicCall) -> list[Array]:
     first, second = call.given("x1"), call.given("x2")
     if first.dim != second.dim or call.get("keepdim"):
         raise OutsideTheoryError("vectors that broadcast")
     dim = call.get("dim", 1) if "cosine" in call.call.name else -1
-    names: list[str | None] = list(letters(first.dim))
-    names[dim] = None
+    names = letters(first.dim)
+    names[dim] = f"{names[dim]}^"
     layouts: dict[str, tuple[Array, Layout]] = {"x1": (first, names), "x2": (second, names)}
-    return by_slices(call, layouts, [[name for name in names if name is not None]])
+    return by_slices(call, layouts, [[name for name in names if not name.endswith("^")]])
 
 
 # --- Losses ---------------------------------------------------------------------------------------
@@ -256,9 +290,26 @@ def _losses(
     return _reduce_loss(call, each, reduction)
 
 
-@defines("mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss poisson_nll_loss")
-@defines("hinge_embedding_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div")
-@defines("gaussian_nll_loss margin_ranking_loss")
+@operator("x target size_average reduce reduction weight", functional("mse_loss l1_loss"))
+@operator("x target size_average reduce reduction beta", functional("smooth_l1_loss"))
+@operator("x target reduction delta weight", functional("huber_loss"))
+@operator("x target size_average reduce reduction", functional("soft_margin_loss"))
+@operator(
+    "x target log_input full size_average eps reduce reduction", functional("poisson_nll_loss")
+)
+@operator("x target margin size_average reduce reduction", functional("hinge_embedding_loss"))
+@operator("x target weight size_average reduce reduction", functional("binary_cross_entropy"))
+@operator(
+    "x target weight size_average reduce reduction pos_weight",
+    functional("binary_cross_entropy_with_logits"),
+)
+@operator("x target size_average reduce reduction log_target", functional("kl_div"))
+@operator("x target reduction", "aten.mse_loss aten.l1_loss aten.soft_margin_loss")
+@operator("x target reduction beta", "aten.smooth_l1_loss aten.huber_loss")
+@operator("x target var full eps reduction", functional("gaussian_nll_loss"))
+@operator(
+    "input1 input2 target margin size_average reduce reduction", functional("margin_ranking_loss")
+)
 def _by_element(call: SymbolicCall) -> Array:
     """One loss for each element; weights broadcast."""
     arrays = call.all_tensors()
@@ -270,18 +321,33 @@ def _by_element(call: SymbolicCall) -> Array:
     return _losses(call, layouts, names)
 
 
-@defines("cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss")
-@defines("multilabel_soft_margin_loss")
+@operator(
+    "input1 input2 target margin size_average reduce reduction", functional("cosine_embedding_loss")
+)
+@operator(
+    "anchor positive negative margin p eps swap size_average reduce reduction",
+    functional("triplet_margin_loss"),
+)
+@operator("x target p margin weight size_average reduce reduction", functional("multi_margin_loss"))
+@operator("x target size_average reduce reduction", functional("multilabel_margin_loss"))
+@operator(
+    "x target weight size_average reduce reduction", functional("multilabel_soft_margin_loss")
+)
 def _by_sample(call: SymbolicCall) -> Array:
     """One loss for each vector; class weights apply within a sample."""
     layouts: dict[str, tuple[Array, Layout]] = {}
     for name, array in call.all_tensors().items():
-        own: Layout = [None] if name == "weight" else ["b", None][: array.dim]
+        own: Layout = ["c^"] if name == "weight" else ["b", "c^"][: array.dim]
         layouts[name] = (array, own)
     return _losses(call, layouts, ["b"])
 
 
-@defines("cross_entropy nll_loss cross_entropy_loss")
+@operator(
+    "x target weight size_average ignore_index reduce reduction label_smoothing",
+    functional("cross_entropy"),
+)
+@operator("x target weight size_average ignore_index reduce reduction", functional("nll_loss"))
+@operator("x target weight reduction ignore_index label_smoothing", "aten.cross_entropy_loss")
 def _by_class(call: SymbolicCall) -> Array:
     """Each position alone; the mean counts targets that are not ignored, by their weights."""
     x, target, weight = call.given("x"), call.given("target"), call.tensor("weight")
@@ -335,7 +401,10 @@ def _counts(
     return element
 
 
-@defines("ctc_loss")
+@operator(
+    "log_probs targets input_lengths target_lengths blank reduction zero_infinity",
+    functional("ctc_loss"),
+)
 def _sequences(call: SymbolicCall) -> Array:
     """Each sequence alone; the mean divides each loss by the length of its target."""
     names = ("log_probs", "targets", "input_lengths", "target_lengths")

@@ -6,23 +6,22 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.definitions import (
+from paritas.core.operators import indices
+from paritas.core.operators.calls import letters
+from paritas.core.operators.definitions import (
     Array,
     Layout,
     SymbolicCall,
     aligned,
     by_slices,
-    defines,
-    letters,
-    number_term,
+    everywhere,
+    functional,
+    operator,
     operator_word,
-    plus,
-    times,
 )
-from paritas.sharding.proofs.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
-from paritas.sharding.proofs.operators.elementwise import broadcast_sizes
+from paritas.core.operators.elementwise import broadcast_sizes
+from paritas.core.operators.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
+from paritas.core.operators.terms import OutsideTheoryError, Term, number_term, plus, times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +31,9 @@ if TYPE_CHECKING:
 # --- Products -------------------------------------------------------------------------------------
 
 
-def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
+def _product(call: SymbolicCall, *factors: str) -> Array:
     """A matrix product with torch's rules for vectors and batches of matrices."""
+    first, second = map(call.given, factors)
     inner = second.shape[-2] if second.dim > 1 else second.shape[0]
     call.same(first.shape[-1], inner)
     rows = first.shape[-2:-1]
@@ -41,6 +41,9 @@ def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
     left, right = Array(first.shape[:-2], _nothing), Array(second.shape[:-2], _nothing)
     stack = broadcast_sizes(call, left, right)
     count = len(stack)
+    row_names, column_names = ["m"][: len(rows)], ["n"][: len(columns)]
+    call.names[factors[0]] = [*aligned(left, count), *row_names, "k"]
+    call.names[factors[1]] = [*aligned(right, count), "k", *column_names]
 
     def element(*at: Poly) -> Term:
         row, column = at[count : count + len(rows)], at[count + len(rows) :]
@@ -52,7 +55,8 @@ def _product(call: SymbolicCall, first: Array, second: Array) -> Array:
 
         return call.reduce("sum", first.shape[-1], term)
 
-    return Array((*stack, *rows, *columns), element)
+    names = [*letters(count), *row_names, *column_names]
+    return Array((*stack, *rows, *columns), element, names)
 
 
 def _nothing(*_: Poly) -> Term:
@@ -64,14 +68,20 @@ def _broadcast(places: Sequence[Poly], array: Array) -> list[Poly]:
     return [ZERO if size == ONE else at for size, at in zip(array.shape, own, strict=True)]
 
 
-@defines("matmul __matmul__ mm bmm mv dot vdot")
+@operator("x other", everywhere("matmul"), "torch.linalg.matmul torch.Tensor.__matmul__")
+@operator("x mat2", everywhere("mm bmm"))
+@operator("x vec", everywhere("mv"))
+@operator("x tensor", "torch.dot aten.dot torch.vdot")
+@operator("x other", "torch.Tensor.dot")
 def _matmul(call: SymbolicCall) -> Array:
     second = next(n for n in ("other", "mat2", "vec", "tensor") if call.bound.has(n))
-    return _product(call, call.given("x"), call.given(second))
+    return _product(call, "x", second)
 
 
-def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
+def _added(call: SymbolicCall, result: Array) -> Array:
     """Beta times a tensor that broadcasts, plus alpha times the result."""
+    added = call.given("x")
+    call.names["x"] = result.names[result.dim - added.dim :]
     beta, alpha = number_term(call.get("beta", 1)), number_term(call.get("alpha", 1))
     for size, whole in zip(reversed(added.shape), reversed(result.shape), strict=False):
         if size != ONE:
@@ -81,41 +91,56 @@ def _added(call: SymbolicCall, result: Array, added: Array) -> Array:
     )
 
 
-@defines("addmm baddbmm addmv")
+@operator("x mat1 mat2 beta alpha", everywhere("addmm"))
+@operator("x batch1 batch2 beta alpha", everywhere("baddbmm"))
+@operator("x mat vec beta alpha", everywhere("addmv"))
 def _add_product(call: SymbolicCall) -> Array:
     names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
-    first, second = (call.given(name) for name in names if call.bound.has(name))
-    return _added(call, _product(call, first, second), call.given("x"))
+    product = _product(call, *(name for name in names if call.bound.has(name)))
+    return _added(call, product)
 
 
-@defines("addbmm")
+@operator("x batch1 batch2 beta alpha", everywhere("addbmm"))
 def _add_sum_of_products(call: SymbolicCall) -> Array:
-    products = _product(call, call.given("batch1"), call.given("batch2"))
+    products = _product(call, "batch1", "batch2")
+    call.names |= {"batch1": ["b", "m", "k"], "batch2": ["b", "k", "n"]}
     total = Array(
         products.shape[1:],
         lambda *at: call.reduce("sum", products.shape[0], lambda b: products[(b, *at)]),
+        products.names[1:],
     )
-    return _added(call, total, call.given("x"))
+    return _added(call, total)
 
 
-@defines("outer ger")
+@operator("x vec2", "torch.outer torch.Tensor.outer aten.outer torch.ger torch.Tensor.ger")
 def _outer(call: SymbolicCall) -> Array:
-    first, second = call.given("x"), call.given("vec2")
-    return Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
+    return _outer_product(call, "x", "vec2")
 
 
-@defines("addr")
+def _outer_product(call: SymbolicCall, *factors: str) -> Array:
+    first, second = map(call.given, factors)
+    call.names |= {factors[0]: ["m"], factors[1]: ["n"]}
+    return Array(
+        (*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]), ["m", "n"]
+    )
+
+
+@operator("x vec1 vec2 beta alpha", everywhere("addr"))
 def _add_outer(call: SymbolicCall) -> Array:
-    first, second = call.given("vec1"), call.given("vec2")
-    result = Array((*first.shape, *second.shape), lambda i, j: times(first[(i,)], second[(j,)]))
-    return _added(call, result, call.given("x"))
+    return _added(call, _outer_product(call, "vec1", "vec2"))
 
 
-@defines("inner")
+def _numbered(letter: str, count: int) -> list[str]:
+    return [f"{letter}{at}" for at in range(count)]
+
+
+@operator("x other", "torch.inner torch.Tensor.inner")
 def _inner(call: SymbolicCall) -> Array:
     first, second = call.given("x"), call.given("other")
     call.same(first.shape[-1], second.shape[-1])
     rows = first.dim - 1
+    call.names["x"] = [*_numbered("m", rows), "k"]
+    call.names["other"] = [*_numbered("n", second.dim - 1), "k"]
 
     def element(*at: Poly) -> Term:
         return call.reduce(
@@ -127,10 +152,11 @@ def _inner(call: SymbolicCall) -> Array:
     return Array((*first.shape[:-1], *second.shape[:-1]), element)
 
 
-@defines("linear")
+@operator("x weight bias", functional("linear"), "aten.linear")
 def _linear(call: SymbolicCall) -> Array:
     x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
     call.same(x.shape[-1], weight.shape[-1])
+    call.names |= {"x": [*_numbered("m", x.dim - 1), "k"], "weight": ["n", "k"], "bias": ["n"]}
     if bias is not None:
         call.same(bias.shape[-1], weight.shape[0])
 
@@ -143,7 +169,7 @@ def _linear(call: SymbolicCall) -> Array:
     return Array((*x.shape[:-1], weight.shape[0]), element)
 
 
-@defines("bilinear")
+@operator("input1 input2 weight bias", functional("bilinear"), "torch.bilinear aten.bilinear")
 def _bilinear(call: SymbolicCall) -> Array:
     first, second = call.given("input1"), call.given("input2")
     weight, bias = call.given("weight"), call.tensor("bias")
@@ -151,6 +177,9 @@ def _bilinear(call: SymbolicCall) -> Array:
     call.same(second.shape[-1], weight.shape[2])
     for one, other in zip(first.shape[:-1], second.shape[:-1], strict=True):
         call.same(one, other)
+    rows = _numbered("m", first.dim - 1)
+    call.names |= {"input1": [*rows, "i"], "input2": [*rows, "j"]}
+    call.names |= {"weight": ["n", "i", "j"], "bias": ["n"]}
 
     def element(*at: Poly) -> Term:
         def term(i: Poly, j: Poly) -> Term:
@@ -207,7 +236,7 @@ def _contract(
     return Array(tuple(lengths[letter] for letter in outside), element)
 
 
-@defines("einsum")
+@operator("equation *operands", "torch.einsum torch.functional.einsum")
 def _einsum(call: SymbolicCall) -> Array:
     inside, arrow, outside = call.get("equation").replace(" ", "").partition("->")
     arrays = [array for array in call.tensors("operands") if array is not None]
@@ -235,7 +264,7 @@ def _einsum_dims(text: str, most: int, count: int) -> list[str]:
     return [*before, *(rest if ellipsis else ()), *after]
 
 
-@defines("tensordot")
+@operator("a b dims", "torch.tensordot torch.functional.tensordot")
 def _tensordot(call: SymbolicCall) -> Array:
     first, second, dims = call.given("a"), call.given("b"), call.get("dims", 2)
     if isinstance(dims, int):
@@ -244,11 +273,12 @@ def _tensordot(call: SymbolicCall) -> Array:
     right = [f"n{at}" for at in range(second.dim)]
     for at, (i, j) in enumerate(zip(*dims, strict=True)):
         left[i % first.dim] = right[j % second.dim] = f"k{at}"
+    call.names |= {"a": left, "b": right}
     outside = [name for name in left + right if not name.startswith("k")]
     return _contract(call, [first, second], [left, right], outside)
 
 
-@defines("cdist")
+@operator("x1 x2 p compute_mode", "torch.cdist aten.cdist")
 def _distances(call: SymbolicCall) -> Array | list[Array]:
     """The 1-norm is a sum over the elements of the rows; other norms are not written out."""
     first, second = call.given("x1"), call.given("x2")
@@ -257,10 +287,11 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
     stack = letters(first.dim - 2)
     if call.get("p", 2.0) != 1:
         layouts: dict[str, tuple[Array, Layout]] = {
-            "x1": (first, [*stack, "m", None]),
-            "x2": (second, [*stack, "n", None]),
+            "x1": (first, [*stack, "m", "k^"]),
+            "x2": (second, [*stack, "n", "k^"]),
         }
         return by_slices(call, layouts, [[*stack, "m", "n"]])
+    call.names |= {"x1": [*stack, "m", "k"], "x2": [*stack, "n", "k"]}
     call.same(first.shape[-1], second.shape[-1])
     for one, other in zip(first.shape[:-2], second.shape[:-2], strict=True):
         if ONE not in (one, other):
@@ -285,7 +316,11 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
 # --- Attention: each query row and each column of values ------------------------------------------
 
 
-@defines("scaled_dot_product_attention")
+@operator(
+    "query key value attn_mask dropout_p is_causal scale enable_gqa",
+    functional("scaled_dot_product_attention"),
+    "aten.scaled_dot_product_attention",
+)
 def _attention(call: SymbolicCall) -> list[Array]:
     query, key, value = (call.given(name) for name in ("query", "key", "value"))
     if call.get("dropout_p", 0.0) != 0:
@@ -295,14 +330,14 @@ def _attention(call: SymbolicCall) -> list[Array]:
         key, value = (_shared_heads(query, one) for one in (key, value))
     count = max(query.dim, key.dim, value.dim)
     names = letters(count)
-    rows = None if call.get("is_causal") else "q"
+    rows = "q^" if call.get("is_causal") else "q"
     layouts: dict[str, tuple[Array, Layout]] = {
-        "query": (query, [*aligned(query, count)[:-2], rows, None]),
-        "key": (key, [*aligned(key, count)[:-2], None, None]),
-        "value": (value, [*aligned(value, count)[:-2], None, "v"]),
+        "query": (query, [*aligned(query, count)[:-2], rows, "e^"]),
+        "key": (key, [*aligned(key, count)[:-2], "s^", "e^"]),
+        "value": (value, [*aligned(value, count)[:-2], "s^", "v"]),
     }
     if mask is not None:
-        own: list[str | None] = [*aligned(mask, count)[:-2], rows, None]
+        own: list[str | None] = [*aligned(mask, count)[:-2], rows, "s^"]
         layouts["attn_mask"] = (mask, own[-mask.dim :])
     return by_slices(call, layouts, [[*names[:-2], rows, "v"]])
 
@@ -322,7 +357,21 @@ def _shared_heads(query: Array, own: Array) -> Array:
 # --- Convolutions: a sum over channels of convolutions of planes ----------------------------------
 
 
-@defines("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution")
+@operator(
+    "x weight bias stride padding dilation groups",
+    functional("conv1d conv2d conv3d"),
+    "torch.conv1d torch.conv2d torch.conv3d aten.conv1d aten.conv2d aten.conv3d",
+)
+@operator(
+    "x weight bias stride padding output_padding groups dilation",
+    functional("conv_transpose1d conv_transpose2d conv_transpose3d"),
+    "torch.conv_transpose1d torch.conv_transpose2d torch.conv_transpose3d",
+    "aten.conv_transpose1d aten.conv_transpose2d aten.conv_transpose3d",
+)
+@operator(
+    "x weight bias stride padding dilation transposed output_padding groups",
+    "torch.convolution aten.convolution",
+)
 def _convolution(call: SymbolicCall) -> Array:
     x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
     word = operator_word(call.call)
@@ -405,14 +454,14 @@ def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
 def _planes(call: SymbolicCall, space: int, outputs: int = 1) -> list[Array]:
     """An operator that works on each plane alone."""
     x = call.given("x")
-    layout: list[str | None] = [*letters(x.dim - space), *[None] * space]
+    layout: list[str | None] = [*["b", "c"][space - x.dim :], *[None] * space]
     return by_slices(call, {"x": (x, layout)}, [layout] * outputs)
 
 
 def _pooling(call: SymbolicCall) -> Array | list[Array]:
     word = operator_word(call.call)
     space = int(next(letter for letter in word if letter.isdigit()))
-    outputs = len(call.result)
+    outputs = 2 if call.get("return_indices") else 1
     kernel = _each(call.get("kernel_size"), space)
     stride = _each(call.get("stride"), space, kernel)
     padding = _each(call.get("padding"), space, 0)
@@ -455,30 +504,53 @@ def _windows_apart(call: SymbolicCall, kernel: tuple[int, ...]) -> Array:
     return Array((*x.shape[:front], *sizes), element)
 
 
-for _count in (1, 2, 3):
-    for _kind in ("max_pool", "avg_pool", "lp_pool"):
-        defines(f"{_kind}{_count}d")(_pooling)
+_MAXIMUM = "x kernel_size stride padding dilation ceil_mode return_indices"
+_AVERAGE = "x kernel_size stride padding ceil_mode count_include_pad divisor_override"
+
+for _space in (1, 2, 3):
+    _end = f"{_space}d"
+    operator(_MAXIMUM, functional(f"max_pool{_end}"), f"torch.max_pool{_end} aten.max_pool{_end}")(
+        _pooling
+    )
+    operator(_AVERAGE, functional(f"avg_pool{_end}"), f"aten.avg_pool{_end}")(_pooling)
+    operator("x norm_type kernel_size stride ceil_mode", functional(f"lp_pool{_end}"))(_pooling)
+operator(_AVERAGE, "torch.avg_pool1d")(_pooling)
 
 
-@defines("max_pool2d_with_indices")
+@operator("x kernel_size stride padding dilation ceil_mode", "aten.max_pool2d_with_indices")
 def _pool_with_indices(call: SymbolicCall) -> list[Array]:
     return _planes(call, 2, 2)
 
 
-@defines("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d")
-@defines("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d")
+@operator(
+    "x output_size",
+    functional("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+)
+@operator(
+    "x output_size return_indices",
+    functional("adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
+)
 def _adaptive(call: SymbolicCall) -> list[Array]:
     space = int(operator_word(call.call)[-2])
-    return _planes(call, space, len(call.result))
+    return _planes(call, space, 2 if call.get("return_indices") else 1)
 
 
-@defines("upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d")
-@defines("upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d")
+@operator(
+    "x *how",
+    "aten.upsample_nearest1d aten.upsample_nearest2d aten.upsample_nearest3d",
+    "aten.upsample_linear1d aten.upsample_bilinear2d aten.upsample_bicubic2d",
+    "aten.upsample_trilinear3d",
+)
 def _upsample(call: SymbolicCall) -> list[Array]:
-    return _planes(call, call.given("x").dim - 2)
+    x = call.given("x")
+    layout = [*letters(2), *[None] * (x.dim - 2)]
+    return by_slices(call, {"x": (x, layout)}, [layout])
 
 
-@defines("interpolate")
+@operator(
+    "x size scale_factor mode align_corners recompute_scale_factor antialias",
+    functional("interpolate"),
+)
 def _interpolate(call: SymbolicCall) -> Array | list[Array]:
     x = call.given("x")
     space = x.dim - 2
@@ -496,7 +568,7 @@ def _interpolate(call: SymbolicCall) -> Array | list[Array]:
     return Array((*x.shape[:2], *sizes), element)
 
 
-@defines("grid_sample")
+@operator("x grid mode padding_mode align_corners", functional("grid_sample"))
 def _grid_sample(call: SymbolicCall) -> list[Array]:
     x, grid = call.given("x"), call.given("grid")
     points = [f"p{at}" for at in range(grid.dim - 2)]
@@ -507,7 +579,7 @@ def _grid_sample(call: SymbolicCall) -> list[Array]:
     return by_slices(call, layouts, [["b", "c", *points]])
 
 
-@defines("functional.unfold")
+@operator("x kernel_size dilation padding stride", functional("unfold"))
 def _unfold(call: SymbolicCall) -> Array:
     """The elements of the windows of a channel are adjacent."""
     x = call.given("x")
@@ -533,7 +605,7 @@ def _unfold(call: SymbolicCall) -> Array:
     )
 
 
-@defines("functional.fold")
+@operator("x output_size kernel_size dilation padding stride", functional("fold"))
 def _fold(call: SymbolicCall) -> Array:
     x = call.given("x")
     front, width = x.dim - 1, math.prod(_each(call.get("kernel_size"), 2))

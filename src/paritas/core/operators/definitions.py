@@ -12,17 +12,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from paritas.core.errors import in_one_line
-from paritas.sharding.operators.library.registry import Bound, bind, name_of, parameters_of
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.indices import ONE, ZERO, Poly, symbol
-from paritas.sharding.proofs.splits import DefinedOutput
+from paritas.core.operators import indices
+from paritas.core.operators.calls import Bound, letters
+from paritas.core.operators.indices import ONE, ZERO, Poly, symbol
+from paritas.core.operators.terms import OutsideTheoryError, Term
 
 if TYPE_CHECKING:
     from paritas.core.placement.placement import OperatorCall, Place
@@ -30,12 +27,23 @@ if TYPE_CHECKING:
 # --- Tensors with symbolic sizes ------------------------------------------------------------------
 
 
+# The dimensions of a tensor: names of those in which the operator works on each index alone; those
+# that it needs as a whole are `b^`, `1` in a result, or None if they have another length elsewhere.
+Layout = Sequence["str | None"]
+
+
+def is_whole(dim: str | None) -> bool:
+    """Whether a dimension of a layout is needed as a whole."""
+    return dim is None or dim == "1" or dim.endswith("^")
+
+
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """A tensor: its sizes, and its element at indices."""
+    """A tensor: its sizes, its element at indices, and the names of its dimensions."""
 
     shape: tuple[Poly, ...]
     element: Callable[..., Term]
+    names: Layout = ()
 
     def __getitem__(self, places: tuple[Poly, ...] | Poly) -> Term:
         return self.element(*places)
@@ -52,28 +60,6 @@ class Array:
         return self.element(*(ZERO if size == ONE else at for size, at in pairs))
 
 
-def number_term(value: complex | Fraction) -> Term:
-    """A number as a term."""
-    if isinstance(value, complex):
-        raise OutsideTheoryError("a complex number")
-    return ("num", str(Fraction(value)))
-
-
-def plus(*terms: Term) -> Term:
-    """A sum."""
-    return ("add", terms)
-
-
-def times(*terms: Term) -> Term:
-    """A product."""
-    return ("mul", terms)
-
-
-def size_term(*sizes: Poly) -> Term:
-    """A product of sizes as a number."""
-    return ("int", indices.multiply(*sizes))
-
-
 # --- The call -------------------------------------------------------------------------------------
 
 # Evaluates an unknown function: from the arrays that it needs to a tensor of its results.
@@ -84,13 +70,13 @@ class SymbolicCall:
     """A call whose tensors have symbolic sizes, with what a definition says about it.
 
     Attributes:
-        result: what the operator returns for the real arguments, as a flat list.
         functions: how to evaluate the unknown functions.
         requires: what sizes must satisfy for the operator to run.
         assumes: what is taken for granted about values, in words.
         without_values: the names of tensors whose values do not count.
-        draws: the random tensors that the operator draws, by name.
+        draws: the random tensors that the operator draws, by name; drawn when they are asked for.
         writes: what the operator writes to its arguments, by their names.
+        names: the names of the dimensions of its arguments, where they have any.
         written: what the last call with other values wrote to running statistics.
     """
 
@@ -106,13 +92,13 @@ class SymbolicCall:
         self.symbolic = set(symbolic)
         self._assumed = assumed
         self._as_lengths: set[tuple[Place, int | None]] = set()
-        self.result: list[torch.Tensor] = []
         self.functions: dict[str, Evaluator] = {}
         self.requires: list[tuple[Any, ...]] = []
         self.assumes: list[str] = []
         self.without_values: set[str] = set()
-        self.draws: dict[str, torch.Tensor] = {}
+        self.draws: dict[str, Callable[[], torch.Tensor]] = {}
         self.writes: dict[str, Array] = {}
+        self.names: dict[str, Layout] = {}
         self.written: dict[str, torch.Tensor] = {}
         self._count = itertools.count()
 
@@ -202,6 +188,21 @@ class SymbolicCall:
         named = {name: self.tensor(name) for name in self.bound.values}
         return {name: array for name, array in named.items() if array is not None}
 
+    def tensors_in_terms(self) -> dict[str, tuple[str, torch.Tensor]]:
+        """All tensors by their names in terms, with their parameters; items of lists as `x[0]`."""
+        tensors: dict[str, tuple[str, torch.Tensor]] = {}
+        for parameter, value in self.bound.values.items():
+            places = self.places(parameter)
+            if isinstance(value, torch.Tensor):
+                tensors[str(places[0])] = parameter, value
+                continue
+            for at, item in enumerate(value if isinstance(value, list | tuple) else ()):
+                if isinstance(item, torch.Tensor):
+                    spread = self.bound.spread(parameter)
+                    name = str(places[at]) if spread else f"{places[0]}[{at}]"
+                    tensors[name] = f"{parameter}[{at}]", item
+        return tensors
+
     def floats(self) -> bool:
         """Whether all tensors are floating."""
         values = [v for v in self.bound.values.values() if isinstance(v, torch.Tensor)]
@@ -231,9 +232,8 @@ class SymbolicCall:
             self.assumes.append(words)
         return taken
 
-    def count_results(self) -> int:
+    def count_results(self, count: int) -> int:
         """How many tensors it returns, if that depends on lengths: it is assumed for others."""
-        count = len(self.result)
         self.assume(f"{operator_word(self.call)} returns {count} tensors")
         return count
 
@@ -329,10 +329,6 @@ def _argument(name: str, value: torch.Tensor) -> Array:
 
 # --- Functions of slices --------------------------------------------------------------------------
 
-# The dimensions of a tensor: names of those in which the operator works on each index alone; None
-# for those that it needs as a whole.
-Layout = Sequence[str | None]
-
 
 def by_slices(
     call: SymbolicCall,
@@ -351,17 +347,18 @@ def by_slices(
         settings: other arguments for a call with slices.
         pick: the results of such a call.
     """
-    lengths: dict[str, Poly] = {}
+    lengths: dict[str | None, Poly] = {}
     for array, layout in layouts.values():
         for size, dim in zip(array.shape, layout, strict=True):
-            if dim is not None and size != ONE:
+            if not is_whole(dim) and size != ONE:
                 call.same(lengths.setdefault(dim, size), size)
     inner = tuple(
         size
         for array, layout in layouts.values()
         for size, dim in zip(array.shape, layout, strict=True)
-        if dim is None
+        if is_whole(dim)
     )
+    call.names |= {name: layout for name, (_, layout) in layouts.items()}
     made = []
     for at, layout in enumerate(outputs):
         evaluate = functools.partial(
@@ -371,11 +368,11 @@ def by_slices(
         word = f"{name or operator_word(call.call)}{f'#{at}' if at else ''}"
         own = call.function(word, evaluate, settings or {})
         shape = tuple(
-            symbol(("size", f"{own}.{place}", inner)) if dim is None else lengths.get(dim, ONE)
+            symbol(("size", f"{own}.{place}", inner)) if is_whole(dim) else lengths.get(dim, ONE)
             for place, dim in enumerate(layout)
         )
         element = functools.partial(_slice_element, call, layouts, layout, own)
-        made.append(Array(shape, element))
+        made.append(Array(shape, element, layout))
     return made
 
 
@@ -386,19 +383,19 @@ def _slice_element(
     function: str,
     *places: Poly,
 ) -> Term:
-    at = {dim: place for dim, place in zip(outside, places, strict=True) if dim is not None}
+    at = {dim: place for dim, place in zip(outside, places, strict=True) if not is_whole(dim)}
     arrays = []
     for array, layout in layouts.values():
         binders, own = [], []
         for size, dim in zip(array.shape, layout, strict=True):
-            if dim is None and size != ONE:
+            if is_whole(dim) and size != ONE:
                 name = call.fresh()
                 binders.append((name, size))
                 own.append(symbol(name))
             else:
-                own.append(ZERO if size == ONE or dim is None else at[dim])
+                own.append(ZERO if size == ONE or is_whole(dim) else at[dim])
         arrays.append((tuple(binders), array[tuple(own)]))
-    inside = tuple(place for dim, place in zip(outside, places, strict=True) if dim is None)
+    inside = tuple(place for dim, place in zip(outside, places, strict=True) if is_whole(dim))
     if not inside and not any(binders for binders, _ in arrays):
         return ("fn", function, tuple(body for _, body in arrays))
     return ("fun", function, tuple(arrays), inside)
@@ -418,12 +415,12 @@ def _run_on_slices(
         sizes = iter(array.shape)
         whole = _value(call, name)
         shape = [
-            1 if dim is not None or whole.shape[place] == 1 else next(sizes)
+            1 if not is_whole(dim) or whole.shape[place] == 1 else next(sizes)
             for place, dim in enumerate(layout)
         ]
         values[name] = array.reshape(shape).to(whole.dtype)
     result = pick(call.run(values))[output]
-    return result[tuple(0 if dim is not None else slice(None) for dim in outside)]
+    return result[tuple(slice(None) if is_whole(dim) else 0 for dim in outside)]
 
 
 def _value(call: SymbolicCall, name: str) -> torch.Tensor:
@@ -438,11 +435,6 @@ def operator_word(call: OperatorCall) -> str:
     return call.name.rpartition(".")[2]
 
 
-def letters(count: int) -> list[str]:
-    """Names for dimensions."""
-    return [f"d{at}" for at in range(count)]
-
-
 def aligned(array: Array, count: int) -> list[str | None]:
     """The names of dimensions that broadcast to this number of dimensions."""
     return list(letters(count)[count - array.dim :])
@@ -450,138 +442,55 @@ def aligned(array: Array, count: int) -> list[str | None]:
 
 # --- The registry ---------------------------------------------------------------------------------
 
-Define = Callable[[SymbolicCall], Array | Sequence[Array]]
-_DEFINITIONS: dict[str, Define] = {}
+Define = Callable[[SymbolicCall], "Array | Sequence[Array]"]
+D = TypeVar("D", bound=Define)
 
 
-def defines(*names: str) -> Callable[[Define], Define]:
-    """Register a definition under the last parts of operators' names, or longer endings."""
+@dataclasses.dataclass(frozen=True)
+class DefinedOperator:
+    """What an operator is.
 
-    def add(function: Define) -> Define:
+    Attributes:
+        parameters: their names in order, as `bind` reads them.
+        define: what it computes.
+    """
+
+    parameters: str
+    define: Define
+
+
+OPERATORS: dict[str, DefinedOperator] = {}
+
+
+def operator(parameters: str, *names: str) -> Callable[[D], D]:
+    """Register a function as the definition of operators.
+
+    Args:
+        parameters: of the operators, in order; see `bind`.
+        names: full names (`torch.add`), several in one string.
+    """
+
+    def add(function: D) -> D:
         for name in " ".join(names).split():
-            _DEFINITIONS[name] = function
+            if name in OPERATORS:
+                raise ValueError(f"{name} has two definitions")
+            OPERATORS[name] = DefinedOperator(parameters, function)
         return function
 
     return add
 
 
-def defines_unless(name: str, function: Define) -> None:
-    """Register a definition if there is no other."""
-    _DEFINITIONS.setdefault(name, function)
+def everywhere(*short: str) -> str:
+    """Full names of operators that are torch functions, tensor methods and aten operators."""
+    words = " ".join(short).split()
+    return " ".join(f"torch.{word} torch.Tensor.{word} aten.{word}" for word in words)
 
 
-def definition_of(name: str) -> Define | None:
-    """The definition of an operator."""
-    key = definition_key(name)
-    return None if key is None else _DEFINITIONS[key]
+# Where the operators of nnScaler are.
+NNSCALER = "nnscaler.runtime.function."
+NNSCALER_WRAPPED = "nnscaler.graph.function.wrapnn."
 
 
-def definition_key(name: str) -> str | None:
-    """The ending of an operator's name under which its definition is registered."""
-    # Importing the families registers their definitions; here, because they import this module.
-    from paritas.sharding.proofs.operators import (
-        contractions,
-        elementwise,
-        norms_and_losses,
-        rearrangements,
-    )
-
-    del contractions, elementwise, norms_and_losses, rearrangements
-    parts = name.split(".")
-    endings = (".".join(parts[begin:]) for begin in range(len(parts)))
-    return next((ending for ending in endings if ending in _DEFINITIONS), None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Definition:
-    """An operator call as index algebra."""
-
-    call: SymbolicCall
-    outputs: tuple[DefinedOutput, ...]
-    tensors: Mapping[str, torch.Tensor]
-
-
-def define(
-    call: OperatorCall,
-    symbolic: Iterable[tuple[Place, int | None]] = (),
-    assumed: Sequence[str] | None = None,
-) -> Definition:
-    """The definition of a call.
-
-    Args:
-        symbolic: the numbers that are lengths, by place and item.
-        assumed: what to take for granted about values; by default, what holds for those given.
-
-    Raises:
-        OutsideTheoryError: there is none, or it does not cover this call.
-    """
-    key = name_of(call.name) if call.name else name_of(call.function)
-    parameters = parameters_of(key)
-    if parameters is None:
-        key = name_of(call.function)
-        parameters = parameters_of(key)
-    bound = bind(parameters, call.args, call.kwargs) if parameters else None
-    written = definition_of(key)
-    if bound is None or written is None:
-        raise OutsideTheoryError(f"no definition of {call.name or key}")
-    named = dataclasses.replace(call, name=key)
-    symbolic_call = SymbolicCall(named, bound, symbolic, assumed)
-    symbolic_call.result, changed = run_quietly(named)
-    try:
-        arrays = written(symbolic_call)
-        found = [arrays] if isinstance(arrays, Array) else list(arrays)
-        outputs = [_output(array, None) for array in found]
-        outputs += [_output(array, name) for name, array in symbolic_call.writes.items()]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise OutsideTheoryError(
-            f"a call of {key} that its definition does not cover: {in_one_line(error, 80)}"
-        ) from error
-    for name in changed - symbolic_call.writes.keys():
-        raise OutsideTheoryError(f"an operator that writes to its argument {name}")
-    symbolic_call.keep_unused_lengths()
-    tensors = tensors_by_name(call)
-    read = {name for output in outputs for name in _tensors_read(output.term)}
-    for name in tensors.keys() - read - symbolic_call.without_values:
-        raise OutsideTheoryError(f"a call of {key} with argument {name}, which it does not read")
-    return Definition(symbolic_call, tuple(outputs), tensors)
-
-
-def _tensors_read(term: Any) -> Iterable[str]:
-    if isinstance(term, tuple):
-        if term[:1] == ("read",):
-            yield term[1]
-        for part in term:
-            yield from _tensors_read(part)
-
-
-def _output(array: Array, written: str | None) -> DefinedOutput:
-    index = tuple(f"%o{at}" for at in range(array.dim))
-    return DefinedOutput(array.shape, index, array[tuple(map(symbol, index))], written)
-
-
-def run_quietly(call: OperatorCall) -> tuple[list[torch.Tensor], set[str]]:
-    """The results of the call, and the names of arguments that it writes to.
-
-    The arguments themselves and the random numbers stay as they are.
-    """
-    copied = call.map_tensors(lambda tensor: tensor.detach().clone())
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(call.seed)
-        results = flat(call.function(*copied.args, **copied.kwargs))
-    tensors = tensors_by_name(copied)
-    return results, {name for name, one in tensors.items() if one._version}  # noqa: SLF001
-
-
-def tensors_by_name(call: OperatorCall) -> dict[str, torch.Tensor]:
-    """The tensor arguments by the names that terms have for them: `0`, `bias`, `0[1]`."""
-    found: dict[str, torch.Tensor] = {}
-    for place, value in (*enumerate(call.args), *call.kwargs.items()):
-        if isinstance(value, torch.Tensor):
-            found[str(place)] = value
-        elif isinstance(value, list | tuple):
-            found |= {
-                f"{place}[{at}]": item
-                for at, item in enumerate(value)
-                if isinstance(item, torch.Tensor)
-            }
-    return found
+def functional(*short: str) -> str:
+    """Full names of operators in `torch.nn.functional`."""
+    return " ".join(f"torch.nn.functional.{word}" for word in " ".join(short).split())

@@ -6,23 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.sharding.operators.library.registry import positive_dims
-from paritas.sharding.operators.nnscaler_functions import RUNTIME
-from paritas.sharding.proofs import indices
-from paritas.sharding.proofs.algebra import OutsideTheoryError, Term
-from paritas.sharding.proofs.definitions import (
+from paritas.core.operators import indices
+from paritas.core.operators.calls import letters, positive_dims
+from paritas.core.operators.definitions import (
+    NNSCALER,
     Array,
     Layout,
     SymbolicCall,
     by_slices,
-    defines,
-    letters,
-    number_term,
+    everywhere,
+    functional,
+    operator,
     operator_word,
-    plus,
-    times,
 )
-from paritas.sharding.proofs.indices import (
+from paritas.core.operators.elementwise import along
+from paritas.core.operators.indices import (
     ONE,
     ZERO,
     Poly,
@@ -31,7 +29,7 @@ from paritas.sharding.proofs.indices import (
     multiply,
     remainder,
 )
-from paritas.sharding.proofs.operators.elementwise import along
+from paritas.core.operators.terms import OutsideTheoryError, Term, number_term, plus, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,13 +59,15 @@ def _view(call: SymbolicCall, x: Array, sizes: Sequence[Poly]) -> Array:
     return Array(shape, element)
 
 
-@defines("view reshape _unsafe_view view_copy")
+@operator("x *size", "torch.Tensor.view aten.view aten._unsafe_view aten.view_copy")
+@operator("x *shape", everywhere("reshape"))
 def _as_sizes(call: SymbolicCall) -> Array:
     parameter = "shape" if "shape" in call.bound.values else "size"
     return _view(call, call.given("x"), call.numbers(parameter))
 
 
-@defines("flatten ravel")
+@operator("x start_dim end_dim", everywhere("flatten"))
+@operator("x", everywhere("ravel"))
 def _flatten(call: SymbolicCall) -> Array:
     x = call.given("x")
     start, end = call.get("start_dim", 0) % x.dim, call.get("end_dim", -1) % x.dim
@@ -75,7 +75,7 @@ def _flatten(call: SymbolicCall) -> Array:
     return _view(call, x, (*x.shape[:start], merged, *x.shape[end + 1 :]))
 
 
-@defines("unflatten")
+@operator("x dim sizes", everywhere("unflatten"))
 def _unflatten(call: SymbolicCall) -> Array:
     x = call.given("x")
     at = call.get("dim") % x.dim
@@ -104,12 +104,14 @@ def _dims(call: SymbolicCall, value: Any, name: str = "x") -> tuple[int, ...]:
     return found
 
 
-@defines("permute")
+@operator("x *dims", everywhere("permute"))
 def _permute(call: SymbolicCall) -> Array:
     return _permuted(call.given("x"), _dims(call, call.get("dims")))
 
 
-@defines("transpose swapdims swapaxes")
+@operator("x dim0 dim1", everywhere("transpose"))
+@operator("x dim0 dim1", "torch.swapdims torch.Tensor.swapdims")
+@operator("x axis0 axis1", "torch.swapaxes torch.Tensor.swapaxes")
 def _transpose(call: SymbolicCall) -> Array:
     x = call.given("x")
     pair = [call.get(name) for name in call.bound.values if name != "x"]
@@ -119,15 +121,16 @@ def _transpose(call: SymbolicCall) -> Array:
     return _permuted(x, order)
 
 
-@defines("t adjoint")
+@operator("x", everywhere("t"))
+@operator("x", "torch.adjoint torch.Tensor.adjoint")
 def _matrix_transpose(call: SymbolicCall) -> Array:
     x = call.given("x")
-    if x.dim < 2 or call.get("x").is_complex():  # noqa: PLR2004 - a matrix
-        raise OutsideTheoryError("the adjoint of complex matrices")
+    if x.dim < 2:  # noqa: PLR2004 - a matrix
+        raise OutsideTheoryError("the transpose of what is no matrix")
     return _permuted(x, [*range(x.dim - 2), x.dim - 1, x.dim - 2])
 
 
-@defines("movedim moveaxis")
+@operator("x source destination", everywhere("movedim moveaxis"))
 def _move(call: SymbolicCall) -> Array:
     x = call.given("x")
     source, target = _dims(call, call.get("source")), _dims(call, call.get("destination"))
@@ -136,14 +139,14 @@ def _move(call: SymbolicCall) -> Array:
     return _permuted(x, [place[at] if at in place else next(others) for at in range(x.dim)])
 
 
-@defines("unsqueeze")
+@operator("x dim", everywhere("unsqueeze"))
 def _unsqueeze(call: SymbolicCall) -> Array:
     x = call.given("x")
     at = call.get("dim") % (x.dim + 1)
     return Array((*x.shape[:at], ONE, *x.shape[at:]), lambda *p: x[(*p[:at], *p[at + 1 :])])
 
 
-@defines("squeeze")
+@operator("x dim", everywhere("squeeze"))
 def _squeeze(call: SymbolicCall) -> Array:
     """A part of length 1 would be removed too, so lengths that are asked for must stay."""
     x = call.given("x")
@@ -161,7 +164,7 @@ def _squeeze(call: SymbolicCall) -> Array:
     return Array(tuple(x.shape[at] for at in kept), element)
 
 
-@defines("expand broadcast_to")
+@operator("x *size", "torch.Tensor.expand aten.expand torch.broadcast_to torch.Tensor.broadcast_to")
 def _expand(call: SymbolicCall) -> Array:
     x, sizes = call.given("x"), call.numbers("size")
     new = len(sizes) - x.dim
@@ -174,7 +177,8 @@ def _expand(call: SymbolicCall) -> Array:
     return Array(tuple(shape), lambda *at: x.at(at))
 
 
-@defines("repeat tile")
+@operator("x *repeats", "torch.Tensor.repeat aten.repeat")
+@operator("x dims", "torch.tile torch.Tensor.tile")
 def _repeat(call: SymbolicCall) -> Array:
     x = call.given("x")
     counts = [int(n) for n in call.get("repeats", call.get("dims"))]
@@ -190,7 +194,7 @@ def _repeat(call: SymbolicCall) -> Array:
     return Array(tuple(shape), element)
 
 
-@defines("repeat_interleave")
+@operator("x repeats dim output_size", everywhere("repeat_interleave"))
 def _interleave(call: SymbolicCall) -> Array:
     x, count = call.given("x"), call.number("repeats")
     (dim,) = _dims(call, call.get("dim"))
@@ -202,7 +206,7 @@ def _interleave(call: SymbolicCall) -> Array:
     return Array((*x.shape[:dim], multiply(x.shape[dim], count), *x.shape[dim + 1 :]), element)
 
 
-@defines("pixel_shuffle")
+@operator("x upscale_factor", functional("pixel_shuffle"), "torch.pixel_shuffle aten.pixel_shuffle")
 def _pixel_shuffle(call: SymbolicCall) -> Array:
     x, factor = call.given("x"), constant(call.get("upscale_factor"))
     square = multiply(factor, factor)
@@ -224,7 +228,7 @@ def _pixel_shuffle(call: SymbolicCall) -> Array:
     return Array(shape, element)
 
 
-@defines("pixel_unshuffle")
+@operator("x downscale_factor", functional("pixel_unshuffle"), "torch.pixel_unshuffle")
 def _pixel_unshuffle(call: SymbolicCall) -> Array:
     x, factor = call.given("x"), constant(call.get("downscale_factor"))
     square = multiply(factor, factor)
@@ -262,24 +266,41 @@ def _joined(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
     return by_slices(call, layouts, [outside])
 
 
-@defines("cat concat concatenate")
+@operator("tensors dim", "torch.cat torch.concat torch.concatenate aten.cat")
 def _cat(call: SymbolicCall) -> list[Array]:
     return _joined(call, call.get("dim", 0), new=False)
 
 
-@defines("hstack")
+@operator("tensors", "torch.hstack")
 def _hstack(call: SymbolicCall) -> list[Array]:
     return _joined(call, 0 if call.get("tensors")[0].dim() == 1 else 1, new=False)
 
 
-@defines("stack")
+@operator("tensors dim", "torch.stack aten.stack")
 def _stack(call: SymbolicCall) -> list[Array]:
     return _joined(call, call.get("dim", 0), new=True)
 
 
-@defines("chunk split split_with_sizes tensor_split")
+@operator("x chunks dim", everywhere("chunk"))
+@operator("x split_size dim", "torch.Tensor.split torch.functional.split aten.split")
+@operator("x split_sizes dim", "torch.split_with_sizes aten.split_with_sizes")
+@operator("x split_size_or_sections dim", "torch.split")
+@operator("x indices_or_sections dim", everywhere("tensor_split"))
 def _cut(call: SymbolicCall) -> list[Array]:
-    return along(call, [call.get("dim", 0)], call.count_results())
+    size = call.get("x").shape[call.get("dim", 0)]
+    return along(call, [call.get("dim", 0)], call.count_results(_count_pieces(call, size)))
+
+
+def _count_pieces(call: SymbolicCall, size: int) -> int:
+    how = next((call.get(name) for name in call.bound.values if name not in ("x", "dim")), None)
+    if how is None or isinstance(how, torch.Tensor):
+        raise OutsideTheoryError("pieces whose sizes are a tensor")
+    if "indices_or_sections" in call.bound.values:
+        return how if isinstance(how, int) else len(how) + 1
+    if not isinstance(how, int):
+        return len(how)
+    width = -(-size // how) if "chunks" in call.bound.values else how
+    return max(1, -(-size // width)) if width else 1
 
 
 def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
@@ -290,27 +311,29 @@ def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
     return by_slices(call, {"x": (x, names)}, [left] * outputs)
 
 
-@defines("unbind")
+@operator("x dim", everywhere("unbind"))
 def _unbind(call: SymbolicCall) -> list[Array]:
-    return _removed(call, call.get("dim", 0), call.count_results())
+    dim = call.get("dim", 0)
+    return _removed(call, dim, call.count_results(call.get("x").shape[dim]))
 
 
-@defines("select")
+@operator("x dim index", everywhere("select"))
 def _select(call: SymbolicCall) -> list[Array]:
     return _removed(call, call.get("dim"), 1)
 
 
-@defines("narrow diff")
+@operator("x dim start length", everywhere("narrow"))
+@operator("x n dim", everywhere("diff"))
 def _shorter(call: SymbolicCall) -> list[Array]:
     return along(call, [call.get("dim", -1)])
 
 
-@defines("slice")
+@operator("x dim start end step", "aten.slice")
 def _slice(call: SymbolicCall) -> list[Array]:
     return along(call, [call.get("dim", 0)])
 
 
-@defines("unfold")
+@operator("x dimension size step", "torch.Tensor.unfold aten.unfold")
 def _unfold(call: SymbolicCall) -> list[Array]:
     """The windows are a new last dimension."""
     x = call.given("x")
@@ -319,22 +342,23 @@ def _unfold(call: SymbolicCall) -> list[Array]:
     return by_slices(call, {"x": (x, names)}, [[*names, None]])
 
 
-@defines("flip roll")
+@operator("x *dims", everywhere("flip"))
+@operator("x shifts dims", everywhere("roll"))
 def _moved(call: SymbolicCall) -> list[Array]:
     return along(call, _dims(call, call.get("dims")))
 
 
-@defines("rot90")
+@operator("x k dims", everywhere("rot90"))
 def _rotated(call: SymbolicCall) -> list[Array]:
     return along(call, _dims(call, call.get("dims", (0, 1))))
 
 
-@defines("triu tril")
+@operator("x diagonal", everywhere("triu tril"))
 def _triangle(call: SymbolicCall) -> list[Array]:
     return along(call, (-2, -1))
 
 
-@defines("diagonal")
+@operator("x offset dim1 dim2", everywhere("diagonal"))
 def _diagonal(call: SymbolicCall) -> list[Array]:
     x = call.given("x")
     inside = _dims(call, (call.get("dim1", 0), call.get("dim2", 1)))
@@ -342,7 +366,8 @@ def _diagonal(call: SymbolicCall) -> list[Array]:
     return by_slices(call, {"x": (x, names)}, [[*(n for n in names if n is not None), None]])
 
 
-@defines("pad constant_pad_nd")
+@operator("x pad mode value", functional("pad"))
+@operator("x pad value", "torch.constant_pad_nd aten.constant_pad_nd")
 def _pad(call: SymbolicCall) -> list[Array]:
     """Pairs start at the last dimension; a dimension without padding is not touched."""
     x, pad = call.given("x"), call.get("pad")
@@ -352,12 +377,14 @@ def _pad(call: SymbolicCall) -> list[Array]:
     return by_slices(call, {"x": (x, names)}, [names])
 
 
-@defines("fft ifft rfft irfft hfft")
+@operator(
+    "x n dim norm", "torch.fft.fft torch.fft.ifft torch.fft.rfft torch.fft.irfft torch.fft.hfft"
+)
 def _fourier(call: SymbolicCall) -> list[Array]:
     return along(call, [call.get("dim", -1)])
 
 
-@defines("linalg.cross")
+@operator("x other dim", "torch.linalg.cross")
 def _cross(call: SymbolicCall) -> list[Array]:
     x, other = call.given("x"), call.given("other")
     names: list[str | None] = list(letters(x.dim))
@@ -365,7 +392,8 @@ def _cross(call: SymbolicCall) -> list[Array]:
     return by_slices(call, {"x": (x, names), "other": (other, names)}, [names])
 
 
-@defines("inv inverse cholesky matrix_exp det logdet")
+@operator("A", "torch.linalg.inv torch.inverse torch.linalg.cholesky torch.linalg.matrix_exp")
+@operator("A", "torch.linalg.det torch.det torch.logdet")
 def _of_matrices(call: SymbolicCall) -> list[Array]:
     """Each matrix of a batch alone."""
     x = call.given("A")
@@ -374,7 +402,7 @@ def _of_matrices(call: SymbolicCall) -> list[Array]:
     return by_slices(call, {"A": (x, names)}, [outside])
 
 
-@defines("fullslice")
+@operator("x *slicers", f"{NNSCALER}fullslice")
 def _fullslice(call: SymbolicCall) -> list[Array]:
     """A dimension with a full slice is not touched."""
     x, slicers = call.given("x"), call.get("slicers", ())
@@ -446,13 +474,16 @@ def _table(call: SymbolicCall, ids: Array, weight: Array, start: Poly = ZERO) ->
     return Array((*ids.shape, weight.shape[1]), element)
 
 
-@defines("embedding")
+@operator(
+    "x weight padding_idx max_norm norm_type scale_grad_by_freq sparse", functional("embedding")
+)
+@operator("weight indices padding_idx scale_grad_by_freq sparse", "aten.embedding torch.embedding")
 def _embedding(call: SymbolicCall) -> Array:
     name = "indices" if call.bound.has("indices") else "x"
     return _table(call, call.given(name), call.given("weight"))
 
 
-@defines(f"{RUNTIME}embedding")
+@operator("x weight padding_idx start stop", f"{NNSCALER}embedding")
 def _embedding_part(call: SymbolicCall) -> Array:
     """A part of the table, which begins at `start`; other ids give zeros."""
     weight, start = call.given("weight"), call.number("start")
@@ -460,7 +491,11 @@ def _embedding_part(call: SymbolicCall) -> Array:
     return _table(call, call.given("x"), weight, start)
 
 
-@defines("embedding_bag")
+@operator(
+    "x weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights "
+    "include_last_offset padding_idx",
+    functional("embedding_bag"),
+)
 def _bags(call: SymbolicCall) -> Array | list[Array]:
     _frequencies(call)
     ids, weight, scale = call.given("x"), call.given("weight"), call.tensor("per_sample_weights")
@@ -507,7 +542,8 @@ def _matched(call: SymbolicCall, dim: int, *names: str) -> bool:
     return equal
 
 
-@defines("gather take_along_dim")
+@operator("x dim index sparse_grad", everywhere("gather"))
+@operator("x indices dim", everywhere("take_along_dim"))
 def _gather(call: SymbolicCall) -> Array:
     name = "index" if call.bound.has("index") else "indices"
     x, index = call.given("x"), call.given(name)
@@ -526,7 +562,7 @@ def _gather(call: SymbolicCall) -> Array:
     return Array(index.shape, element)
 
 
-@defines("scatter")
+@operator("x dim index src reduce", everywhere("scatter"))
 def _scatter(call: SymbolicCall) -> list[Array]:
     """Along the dimension, the last of equal indices wins."""
     return _written_along(call)
@@ -542,7 +578,7 @@ def _written_along(call: SymbolicCall) -> list[Array]:
     return by_slices(call, layouts, [layout])
 
 
-@defines("scatter_add")
+@operator("x dim index src", everywhere("scatter_add"))
 def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
     x, index, source = call.given("x"), call.given("index"), call.given("src")
     (dim,) = _dims(call, call.get("dim"))
@@ -563,10 +599,13 @@ def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
     return Array(x.shape, element)
 
 
-@defines("index_select")
+@operator("x dim index", everywhere("index_select"))
+@operator("x index dim", f"{NNSCALER}index_select")
 def _index_select(call: SymbolicCall) -> Array:
     x, index = call.given("x"), call.given("index")
     (dim,) = _dims(call, call.get("dim"))
+    call.names["x"] = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
+    call.names["index"] = ["i"]
 
     def element(*at: Poly) -> Term:
         return _looked_up(
@@ -577,10 +616,12 @@ def _index_select(call: SymbolicCall) -> Array:
     return Array((*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]), element)
 
 
-@defines("index_add")
+@operator("x dim index source alpha", everywhere("index_add"))
 def _index_add(call: SymbolicCall) -> Array:
     x, index, source = call.given("x"), call.given("index"), call.given("source")
     (dim,) = _dims(call, call.get("dim"))
+    names = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
+    call.names |= {"x": names, "index": ["i"], "source": [name or "i" for name in names]}
     alpha, equal = number_term(call.get("alpha", 1)), _is(call)
     for at, (own, size) in enumerate(zip(source.shape, x.shape, strict=True)):
         call.same(own, index.shape[0] if at == dim else size)
@@ -595,19 +636,22 @@ def _index_add(call: SymbolicCall) -> Array:
     return Array(x.shape, element)
 
 
-@defines("index_copy index_fill")
+@operator("x dim index source", everywhere("index_copy"))
+@operator("x dim index value", everywhere("index_fill"))
 def _index_copy(call: SymbolicCall) -> list[Array]:
     x, index = call.given("x"), call.given("index")
     (dim,) = _dims(call, call.get("dim"))
     names = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
-    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names), "index": (index, [None])}
+    layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names), "index": (index, ["i^"])}
     source = call.tensor("source")
     if source is not None:
-        layouts["source"] = (source, names)
+        layouts["source"] = (source, [name or "i^" for name in names])
     return by_slices(call, layouts, [names])
 
 
-@defines("take bucketize isin")
+@operator("x index", everywhere("take"))
+@operator("x boundaries out_int32 right", "torch.bucketize aten.bucketize")
+@operator("elements test_elements assume_unique invert", "torch.isin")
 def _in_all(call: SymbolicCall) -> list[Array]:
     """Each element of one tensor with the whole other tensor."""
     arrays = call.all_tensors()
@@ -619,7 +663,7 @@ def _in_all(call: SymbolicCall) -> list[Array]:
     return by_slices(call, layouts, [layouts[asked][1]])
 
 
-@defines("searchsorted")
+@operator("sorted_sequence x out_int32 right", "torch.searchsorted aten.searchsorted")
 def _search(call: SymbolicCall) -> list[Array]:
     """One sequence for all, or one for each row."""
     sequence, x = call.given("sorted_sequence"), call.given("x")
@@ -632,7 +676,7 @@ def _search(call: SymbolicCall) -> list[Array]:
     return by_slices(call, layouts, [names])
 
 
-@defines("aten.index")
+@operator("x indices", "aten.index")
 def _index(call: SymbolicCall) -> list[Array]:
     """Dimensions without an index are not touched."""
     x, items = call.given("x"), call.tensors("indices")

@@ -1,0 +1,1 @@
+"""What each operator is: its names, its parameters and what it computes."""
