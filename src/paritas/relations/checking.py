@@ -195,13 +195,13 @@ class _Check:
 
     def linked(self, row: RelationRow, before: list[RelationRow]) -> RelationRow:
         """The row, with the first one before it that fails at the same place, if one does."""
-        place = self._origins.get(row.relation)
-        if place is None or row.verdict.passed:
+        position = self._origins.get(row.relation)
+        if position is None or row.verdict.passed:
             return row
         alike = [
-            one.relation
-            for one in before
-            if not one.verdict.passed and self._origins.get(one.relation) == place
+            earlier.relation
+            for earlier in before
+            if not earlier.verdict.passed and self._origins.get(earlier.relation) == position
         ]
         return msgspec.structs.replace(row, linked=alike[0]) if alike else row
 
@@ -277,15 +277,17 @@ class _Check:
         # A compiled model meets many shapes here. At its limit it would quietly run eagerly, and
         # eager would be compared with eager.
         with room_for_entries():
-            mine = program.run(RunOptions())[0]
-        if mine.error is not None:
-            if side is not self.reference and _is_refusal(mine.error):
+            observation = program.run(RunOptions())[0]
+        if observation.error is not None:
+            if side is not self.reference and _is_refusal(observation.error):
                 # What a compiler refuses, the model itself may do.
-                own = self._subject(self.reference, case.actual, case)
-                plain = dataclasses.replace(evidence.program, subject=own).run(RunOptions())[0]
+                own_subject = self._subject(self.reference, case.actual, case)
+                plain = dataclasses.replace(evidence.program, subject=own_subject).run(
+                    RunOptions()
+                )[0]
                 if plain.error is None or not _is_refusal(plain.error):
-                    return self._unverified(relation, case.label, mine.error)
-            return self._raised(relation, case.label, mine.error)
+                    return self._unverified(relation, case.label, observation.error)
+            return self._raised(relation, case.label, observation.error)
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
         demand = self._demands.setdefault(_key(case), Demand(settles=False))
@@ -293,7 +295,7 @@ class _Check:
         comparer = Comparer(sides, demand, config, 0, CALL)
         if not is_first:
             comparer.explainer = Explainer(left=0)
-        collected = comparer.compare(evidence.native[0], mine)
+        collected = comparer.compare(evidence.native[0], observation)
         if not collected.passes:
             if is_first:  # the cases of a relation that fail, fail at one place
                 self._origins[relation.name] = self._origin(case, evidence, sides)
@@ -302,11 +304,11 @@ class _Check:
                 del self._origins[relation.name]
                 natively = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
                 comparer = Comparer(natively, demand, config, 0, CALL)
-                collected = comparer.compare(evidence.native[0], mine)
+                collected = comparer.compare(evidence.native[0], observation)
                 collected.notes.append(_BUFFERS_NOTE)
             elif is_first:
                 collected.findings = [
-                    self._located(finding, relation, case, evidence, sides, mine)
+                    self._located(finding, relation, case, evidence, sides, observation)
                     for finding in collected.findings
                 ]
         collected.findings = [
@@ -320,8 +322,8 @@ class _Check:
         """The model under `torch.compile`; a candidate that is compiled is used as it is."""
         if self.candidate.is_compiled:
             return self.candidate
-        made = torch.compile(self.checked.model)
-        return inspect_subject(made, "candidate", "candidate", self.reference.state)
+        compiled = torch.compile(self.checked.model)
+        return inspect_subject(compiled, "candidate", "candidate", self.reference.state)
 
     def _evidence(self, case: Case) -> Evidence[SubjectProgram]:
         key = _key(case)
@@ -341,9 +343,9 @@ class _Check:
 
         def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
             with torch.set_grad_enabled(case.trains):
-                found = dict(way(model, Inputs(args, kwargs)))
+                results = dict(way(model, Inputs(args, kwargs)))
             # A slice and a concatenation have other strides, which nobody promises.
-            return {name: _contiguous(value) for name, value in found.items()}
+            return {name: _contiguous(value) for name, value in results.items()}
 
         return dataclasses.replace(subject, call=call, is_module=False)
 
@@ -396,7 +398,7 @@ class _Check:
                 continue
             if other.shape != value.shape:
                 return False
-            runs = [one.value(item) for one in moved]
+            runs = [run.value(item) for run in moved]
             if not all(isinstance(run, torch.Tensor) and run.shape == value.shape for run in runs):
                 return False
             if nonfinite_mismatch(value, other) is not None:
@@ -441,7 +443,7 @@ class _Check:
         case: Case,
         evidence: Evidence[SubjectProgram],
         sides: SubjectLift,
-        mine: Observation,
+        observation: Observation,
     ) -> Finding:
         """Add the first wrong module and token to a value that computes something else."""
         if finding.status is not Status.DIFFERENT or finding.aspect is not Aspect.VALUE:
@@ -452,14 +454,16 @@ class _Check:
             return finding
         wide = evidence.arbiter() is not None
         native = evidence.native
-        runs = [evidence.arbiter(), native, sides.runs()] if wide else [native, native, [mine]]
+        runs = (
+            [evidence.arbiter(), native, sides.runs()] if wide else [native, native, [observation]]
+        )
         values: list[Any] = [None if run is None else run[0].value(finding.item) for run in runs]
-        place = None
-        if all(isinstance(one, torch.Tensor) and one.dim() > 1 for one in values):
+        position = None
+        if all(isinstance(value, torch.Tensor) and value.dim() > 1 for value in values):
             expected, measured, actual = values
-            place = first_wrong_token(expected, measured, actual, evidence.unit)
-        if place is not None:
-            row, token = place
+            position = first_wrong_token(expected, measured, actual, evidence.unit)
+        if position is not None:
+            row, token = position
             words = f"first wrong at row {row}, token {token} (from 0, of {case.size[1]})"
             reason = f"{finding.reason}; {words}" if finding.reason else words
             finding = msgspec.structs.replace(finding, reason=reason)
@@ -521,12 +525,12 @@ def _contiguous(value: Any) -> Any:
 
 def _merged(verdicts: list[Verdict]) -> Verdict:
     """One verdict; a part that only lists what was skipped is not a failure."""
-    judged = [one for one in verdicts if one.findings]
+    judged = [part for part in verdicts if part.findings]
     merged = Verdict.merge(judged)
     coverage = merged.coverage
-    for one in verdicts:
-        if not one.findings:
-            coverage += one.coverage
+    for verdict in verdicts:
+        if not verdict.findings:
+            coverage += verdict.coverage
     return msgspec.structs.replace(merged, coverage=coverage)
 
 
@@ -548,14 +552,14 @@ class _ShakenBuffers(contextlib.AbstractContextManager[None]):
         """Move them."""
         buffers = [one for one in self._model.buffers() if is_inexact(one)]
         self._before = [(one, one.clone()) for one in buffers]
-        for one in buffers:
-            noise = torch.rand(one.shape, generator=self._random, dtype=torch.float64) * 2 - 1
-            one.mul_((1 + self._unit * noise).to(one.device, one.dtype))
+        for buffer in buffers:
+            noise = torch.rand(buffer.shape, generator=self._random, dtype=torch.float64) * 2 - 1
+            buffer.mul_((1 + self._unit * noise).to(buffer.device, buffer.dtype))
 
     def __exit__(self, *_: object) -> None:
         """Put them back."""
-        for one, value in self._before:
-            one.copy_(value)
+        for buffer, value in self._before:
+            buffer.copy_(value)
         self._before = []
 
 
@@ -641,8 +645,8 @@ class ModuleLog(contextlib.AbstractContextManager["ModuleLog"]):
         def hook(_: nn.Module, __: Any, output: Any) -> None:
             nth = self._calls.get(path, 0)
             self._calls[path] = nth + 1
-            found = [*self._pending.pop(path, []), *enumerate(_floats(output))]
-            for name, leaf in found:
+            leaves = [*self._pending.pop(path, []), *enumerate(_floats(output))]
+            for name, leaf in leaves:
                 key = (path, nth, name if isinstance(name, str) else f"out {name}")
                 self._place(key, leaf.detach(), current_piece())
 
@@ -680,11 +684,11 @@ def _floats(value: Any) -> Iterator[Tensor]:
         if value.is_floating_point():
             yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _floats(one)
+        for item in value.values():
+            yield from _floats(item)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _floats(one)
+        for item in value:
+            yield from _floats(item)
 
 
 # The first axis may hold batch and tokens together; the axis may be unknown.
@@ -764,10 +768,10 @@ def _differs(
         return False
     left, right = ours.value[both].double(), theirs.value[both].double()
     plain = native.values.get(key)
-    own = NO_NOISE
+    rounding_noise = NO_NOISE
     if plain is not None and plain.value.shape == ours.value.shape:
-        own = criterion.own_noise(plain.value[both], left).times(UNIT_F64 / unit)
-    noise = Noise(unit=UNIT_F64, own=own, factor=LIFTED_SLACK_SCALED)
+        rounding_noise = criterion.own_noise(plain.value[both], left).times(UNIT_F64 / unit)
+    noise = Noise(unit=UNIT_F64, own=rounding_noise, factor=LIFTED_SLACK_SCALED)
     finite = torch.isfinite(left) == torch.isfinite(right)
     return not (criterion.score(right, left, noise).score.passed and bool(finite.all()))
 
@@ -776,8 +780,11 @@ def first_wrong_token(
     expected: Tensor, native: Tensor, actual: Tensor, unit: float
 ) -> tuple[int, int] | None:
     """The row and the token of the earliest wrong value, both in float64; None if there is none."""
-    own, true = criterion.own_noise(native, expected).times(UNIT_F64 / unit), expected.double()
-    floors = criterion.NoiseFloors.of(true, Noise(unit=UNIT_F64, own=own, own_share=1.0))
+    rounding_noise, true = (
+        criterion.own_noise(native, expected).times(UNIT_F64 / unit),
+        expected.double(),
+    )
+    floors = criterion.NoiseFloors.of(true, Noise(unit=UNIT_F64, own=rounding_noise, own_share=1.0))
     noise = floors.at(true, true.abs()) + UNIT_F64 * floors.populations.scale(true)
     error = (true - actual.double()).abs().nan_to_num(torch.inf)
     over = error > criterion.MAX_Z * LIFTED_SLACK_SCALED * noise

@@ -55,13 +55,13 @@ def resolve(spec: str, parameter: str) -> Callable[..., Any]:
     Raises:
         UsageError: it does not exist, is not callable, or importing it raises.
     """
-    found = find(spec, parameter)
-    if not callable(found):
-        kind = type(found).__name__
+    value = find(spec, parameter)
+    if not callable(value):
+        kind = type(value).__name__
         raise UsageError(
-            f"{parameter} {spec!r} is not a function; it has type {kind}: {found!r:.80}"
+            f"{parameter} {spec!r} is not a function; it has type {kind}: {value!r:.80}"
         )
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
 def find(spec: str, parameter: str) -> Any:
@@ -69,12 +69,12 @@ def find(spec: str, parameter: str) -> Any:
     check_form(spec, parameter)
     module_name, _, name = spec.partition(":")
     look_here()
-    found: Any = _import(module_name, f"{parameter} {spec!r}")
+    value: Any = _import(module_name, f"{parameter} {spec!r}")
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"{parameter} {spec!r}: {_describe_missing(found, part)}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            raise UsageError(f"{parameter} {spec!r}: {_describe_missing(value, part)}")
+        value = getattr(value, part)
+    return value
 
 
 def look_here() -> None:
@@ -147,14 +147,14 @@ def _describe_missing(owner: Any, name: str) -> str:
     """The message for an `owner` without `name`: similar names, or those it defines."""
     kind = "module" if isinstance(owner, type(sys)) else type(owner).__name__
     label = getattr(owner, "__name__", repr(owner)[:40])
-    known = {key: value for key, value in vars(owner).items() if not key.startswith("_")}
-    own = [key for key, value in known.items() if getattr(value, "__module__", None) == label]
-    near = difflib.get_close_matches(name, known, n=3)
+    attributes = {key: value for key, value in vars(owner).items() if not key.startswith("_")}
+    keys = [key for key, value in attributes.items() if getattr(value, "__module__", None) == label]
+    near = difflib.get_close_matches(name, attributes, n=3)
     if near:
         hint = f"; did you mean {' or '.join(map(repr, near))}?"
-    elif own:
-        rest = ", ..." if len(own) > _MOST_NAMES else ""
-        hint = f"; it defines {', '.join(own[:_MOST_NAMES])}{rest}"
+    elif keys:
+        rest = ", ..." if len(keys) > _MOST_NAMES else ""
+        hint = f"; it defines {', '.join(keys[:_MOST_NAMES])}{rest}"
     else:
         hint = ", and defines no names of its own"
     return f"{kind} {label} has no {name!r}{hint}"
@@ -242,18 +242,18 @@ def _read_tensors(path: Path) -> Any:
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch may raise anything for a damaged file
         raise UsageError(
             f"--inputs {str(path)!r} cannot be read: {in_one_line(error)}; save only tensors, by "
             "name or by position, with torch.save or as .safetensors"
         ) from error
-    if isinstance(found, torch.Tensor):
-        return (found,)
-    if isinstance(found, (dict, list, tuple)):
-        return found
+    if isinstance(loaded, torch.Tensor):
+        return (loaded,)
+    if isinstance(loaded, (dict, list, tuple)):
+        return loaded
     raise UsageError(
-        f"--inputs {str(path)!r} contains a {type(found).__name__}; save tensors, by name or by "
+        f"--inputs {str(path)!r} contains a {type(loaded).__name__}; save tensors, by name or by "
         "position"
     )
 
@@ -287,11 +287,11 @@ def check_name(spec: str) -> None:
     """Raise `UsageError` unless there is a candidate with this name."""
     if spec in NAMED:
         return
-    asked = spec.lower()
+    requested = spec.lower()
     near = [
-        *difflib.get_close_matches(asked.replace("_", "-"), NAMED, n=1),
-        *difflib.get_close_matches(asked, NAMED, n=1),
-        *(name for name in NAMED if asked and name.startswith(asked)),
+        *difflib.get_close_matches(requested.replace("_", "-"), NAMED, n=1),
+        *difflib.get_close_matches(requested, NAMED, n=1),
+        *(name for name in NAMED if requested and name.startswith(requested)),
     ]
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(
@@ -314,8 +314,8 @@ def make(name: str, model: nn.Module, inputs: Any) -> Callable[..., Any]:
     check_name(name)
     from paritas.core.candidates import makers
 
-    made: Callable[..., Any] = getattr(makers, name.replace("-", "_"))(model, inputs)
-    return made
+    candidate: Callable[..., Any] = getattr(makers, name.replace("-", "_"))(model, inputs)
+    return candidate
 
 
 # --- What is asked for ----------------------------------------------------------------------------

@@ -73,15 +73,15 @@ def dump_verdict_line(summary: DumpSummary) -> str:
     return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
 
 
-def _checksums(found: ChecksumFacts) -> str:
-    if not found.values:
+def _checksums(checksums: ChecksumFacts) -> str:
+    if not checksums.values:
         return "no stored values to check"
-    of = f"of {counted(found.values, 'stored value')}"
+    of = f"of {counted(checksums.values, 'stored value')}"
     words = [
-        f"{found.fit} {of} match their checksums" if found.fit else "",
-        f"{found.damaged} {of} damaged" if found.damaged else "",
-        f"{found.without} {of} without a checksum ({', '.join(found.endings)} files)"
-        if found.without
+        f"{checksums.fit} {of} match their checksums" if checksums.fit else "",
+        f"{checksums.damaged} {of} damaged" if checksums.damaged else "",
+        f"{checksums.without} {of} without a checksum ({', '.join(checksums.endings)} files)"
+        if checksums.without
         else "",
     ]
     return ", ".join(filter(None, words))
@@ -93,20 +93,20 @@ def _checksums(found: ChecksumFacts) -> str:
 def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     header = summary.header
     yield "dump", near_path(summary.path)
-    made = [header.program and f"of {near_path(header.program)}", header.created]
-    made += [
+    parts = [header.program and f"of {near_path(header.program)}", header.created]
+    parts += [
         header.torch and f"torch {header.torch}",
         header.paritas and f"paritas {header.paritas}",
     ]
-    yield "run", ", ".join([header.run, *filter(None, made)])
+    yield "run", ", ".join([header.run, *filter(None, parts)])
     yield "ranks", _ranks(summary)
     taps = "every node recorded, which may change the fusion" if header.taps else ""
     is_ours = summary.kind == "paritas"  # other tools do not record it
     fusion = f"fusion {header.fusion}" if is_ours and "fused" in summary.sources else ""
     sources = ", ".join(summary.sources or header.sources) or "none"
     yield "source", "; ".join(filter(None, [sources, fusion, taps]))
-    kept = "statistics, no tensors" if header.data == "stats" else "tensors"
-    yield "data", f"{kept}; layout {header.layout if is_ours else summary.kind}"
+    contents = "statistics, no tensors" if header.data == "stats" else "tensors"
+    yield "data", f"{contents}; layout {header.layout if is_ours else summary.kind}"
     if header.selection:
         yield "selection", "; ".join(f"{key} {words}" for key, words in header.selection.items())
     yield "steps", ranges(summary.steps) or "none"
@@ -195,11 +195,11 @@ def _fold_names(names: Sequence[NameFacts]) -> tuple[list[NameFacts], list[NameF
     # The first names show where it starts, so they stay even if many others are not finite.
     first = MOST_NAMES // 2
     places = sorted(
-        range(len(names)), key=lambda place: place >= first and not names[place].non_finite
+        range(len(names)), key=lambda position: position >= first and not names[position].non_finite
     )
-    kept = set(places[:MOST_NAMES])
-    shown = [facts for place, facts in enumerate(names) if place in kept]
-    return shown, [facts for place, facts in enumerate(names) if place not in kept]
+    shown_places = set(places[:MOST_NAMES])
+    shown = [facts for position, facts in enumerate(names) if position in shown_places]
+    return shown, [facts for position, facts in enumerate(names) if position not in shown_places]
 
 
 def _name_words(facts: NameFacts) -> str:
@@ -219,14 +219,14 @@ def _kinds(facts: NameFacts) -> str:
 
 
 def _finiteness(summary: DumpSummary) -> Iterator[RenderableType]:
-    found = summary.non_finite
-    if not found:
+    non_finite = summary.non_finite
+    if not non_finite:
         has_numbers = any(facts.minimum is not None for facts in summary.names)
         yield Text("every value is finite" if has_numbers else "no statistics are available")
-    for item in found[:MOST_SHOWN]:
+    for item in non_finite[:MOST_SHOWN]:
         yield from _non_finite(item)
-    if len(found) > MOST_SHOWN:
-        yield Text(f"and {len(found) - MOST_SHOWN} more on other ranks")
+    if len(non_finite) > MOST_SHOWN:
+        yield Text(f"and {len(non_finite) - MOST_SHOWN} more on other ranks")
 
 
 def _non_finite(item: NonFinite) -> Iterator[RenderableType]:
@@ -293,9 +293,9 @@ def _statistics(statistics: Statistics) -> Iterator[str]:
     yield " ".join(f"{name} {number(getattr(statistics, field))}" for field, name in names.items())
     infinities = statistics.positive_infinities + statistics.negative_infinities
     counts = (("zero", statistics.zeros), ("NaN", statistics.nans), ("Inf", infinities))
-    found = ", ".join(f"{count} {name}" for name, count in counts if count)
-    if found:
-        yield found
+    listing = ", ".join(f"{count} {name}" for name, count in counts if count)
+    if listing:
+        yield listing
 
 
 def number(value: float | None) -> str:

@@ -176,7 +176,7 @@ class Sieve:
 
     def unmet(self) -> list[str]:
         """The names and operators that have matched nothing so far."""
-        return [one.text for one in (*self._layers, *self._ops) if not one.met]
+        return [pattern.text for pattern in (*self._layers, *self._ops) if not pattern.met]
 
     def saw_step(self, step: int) -> None:
         """Note that the program ran that step."""
@@ -240,9 +240,9 @@ class _Pattern:
         self._match = re.compile("|".join(map(fnmatch.translate, globs))).match
 
     def meets(self, names: Iterable[str]) -> bool:
-        found = any(name in self._globs or self._match(name) for name in names)
-        self.met |= found
-        return found
+        is_met = any(name in self._globs or self._match(name) for name in names)
+        self.met |= is_met
+        return is_met
 
 
 def _names_of(site: Site) -> Iterator[str]:
@@ -285,9 +285,9 @@ def _report_missed(field: str, patterns: list[_Pattern], names: dict[str, None])
         yield f"{field}: {pattern.text!r} matched none of {count}; the most similar: {nearest}"
 
 
-def _nearest_names(wanted: str, names: list[str]) -> list[str]:
+def _nearest_names(expected: str, names: list[str]) -> list[str]:
     """The most similar names, best first."""
-    plain = wanted.casefold()
+    plain = expected.casefold()
     literal = re.sub(r"[*?]", "", plain)
     longest = max(re.split(r"[*?.\[\]]+", plain), key=len)
 
@@ -322,8 +322,8 @@ def _parse_steps(steps: Any) -> tuple[StepSpan, ...]:
 def _parse_step(item: Any, steps: Any) -> Iterator[StepSpan]:
     if isinstance(item, str):
         for part in item.split("|"):
-            found = _SPAN.fullmatch(part.strip())
-            first, last = (found[1], found[2] or found[1]) if found else ("1", "0")
+            match = _SPAN.fullmatch(part.strip())
+            first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
             if int(first) > int(last):
                 raise UsageError(
                     f"steps={steps!r}: {part!r} is not a step or range; write 3, 2-5 or 0|1|2-5|6"
@@ -395,7 +395,7 @@ def _show_span(span: StepSpan) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Refuse a value of an option that is not one of the known ones."""
-    if value not in known:
-        raise UsageError(f"{name}={value!r} is not supported: use one of {', '.join(known)}")
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is not supported: use one of {', '.join(choices)}")
