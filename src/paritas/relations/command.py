@@ -42,9 +42,11 @@ def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None
         return
     from paritas.relations.relation import all_relations
 
-    for one in all_relations().values():
-        asked = " (only with --only)" if one.on_request else ""
-        click.echo(f"{one.name:20} {one.family.value:9} {one.about}{asked}")
+    for all_relation in all_relations().values():
+        requested = " (only with --only)" if all_relation.on_request else ""
+        click.echo(
+            f"{all_relation.name:20} {all_relation.family.value:9} {all_relation.about}{requested}"
+        )
     ctx.exit()
 
 
@@ -125,8 +127,10 @@ def _run_invariants(target: str, options: InvariantsOptions) -> InvariantsReport
         model, inputs = build_reference(target, options)
         candidate = None
         if options.candidate is not None:
-            asked = dataclasses.replace(options, candidate=None if compiles else options.candidate)
-            candidate = build_candidate(model, inputs, asked)
+            requested = dataclasses.replace(
+                options, candidate=None if compiles else options.candidate
+            )
+            candidate = build_candidate(model, inputs, requested)
         return checking.invariants(
             model,
             inputs,

@@ -90,10 +90,10 @@ class CheckedModel:
         Raises:
             DoesNotApply: it is not such a model.
         """
-        found = self.any_tokens
-        if found.is_pooled:
+        any_tokens = self.any_tokens
+        if any_tokens.is_pooled:
             raise DoesNotApply("it returns no value for each token")
-        return found
+        return any_tokens
 
     @property
     def any_tokens(self) -> TokenModel:
@@ -181,7 +181,7 @@ def call_model(model: Any, inputs: Inputs) -> Mapping[str, Any]:
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}
     if isinstance(result, list | tuple):
-        return {f"output[{place}]": value for place, value in enumerate(result)}
+        return {f"output[{position}]": value for position, value in enumerate(result)}
     return {"output": result}
 
 
@@ -263,19 +263,19 @@ def chosen(only: Sequence[str] | None) -> list[Relation]:
     Raises:
         UsageError: there is none of that name.
     """
-    known = all_relations()
+    by_name = all_relations()
     if only is None:
-        return [one for one in known.values() if not one.on_request]
-    found: dict[str, Relation] = {}
+        return [one for one in by_name.values() if not one.on_request]
+    selection: dict[str, Relation] = {}
     for name in only:
         fitting = {
             key: one
-            for key, one in known.items()
+            for key, one in by_name.items()
             if key == name or (one.family.value == name and not one.on_request)
         }
         if not fitting:
-            near = difflib.get_close_matches(name, known, n=1)
+            near = difflib.get_close_matches(name, by_name, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"no relation {name!r}; {hint}known are {', '.join(known)}")
-        found |= fitting
-    return list(found.values())
+            raise UsageError(f"no relation {name!r}; {hint}known are {', '.join(by_name)}")
+        selection |= fitting
+    return list(selection.values())

@@ -51,14 +51,14 @@ def _reshard_cases(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply("torch.distributed is not available, or in use by this process")
 
     def trained(model: Any, inputs: Inputs) -> State:
-        own = copy.deepcopy(model).cpu()
-        optimizer = _adam(own)
-        with training(own):
+        own_copy = copy.deepcopy(model).cpu()
+        optimizer = _adam(own_copy)
+        with training(own_copy):
             for _ in range(STEPS):
                 optimizer.zero_grad()
-                lesson.loss(own, inputs).backward()
+                lesson.loss(own_copy, inputs).backward()
                 optimizer.step()
-        return _whole_state(own, optimizer)
+        return _whole_state(own_copy, optimizer)
 
     def straight(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         return _named(trained(model, inputs))
@@ -87,8 +87,8 @@ def save_on_ranks(model: nn.Module, state: State, ranks: int, folder: str) -> No
         sharded = _sharded(models[rank], ranks)
         optimizer = _adam(sharded)
         _set_state(sharded, optimizer, state, whole=True)
-        own = _own_state(sharded, optimizer)
-        checkpoint.save({"model": own[0], "optimizer": own[1]}, checkpoint_id=folder)
+        own_state = _own_state(sharded, optimizer)
+        checkpoint.save({"model": own_state[0], "optimizer": own_state[1]}, checkpoint_id=folder)
 
     _on_ranks(save, ranks)
 
@@ -101,19 +101,19 @@ def load_on_ranks(model: nn.Module, ranks: int, folder: str) -> State:
 
     def load(rank: int) -> State:
         alone = ranks == 1
-        mine = models[rank] if alone else _sharded(models[rank], ranks)
-        made = mine, _adam(mine, RATE / 2)
-        own = _own_state(*made)
-        loaded = {"model": own[0], "optimizer": own[1]}
+        sharded = models[rank] if alone else _sharded(models[rank], ranks)
+        pair = sharded, _adam(sharded, RATE / 2)
+        own_state = _own_state(*pair)
+        loaded = {"model": own_state[0], "optimizer": own_state[1]}
         with warnings.catch_warnings():
             # It warns about what no_dist says.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             checkpoint.load(loaded, checkpoint_id=folder, no_dist=alone)
-        _set_state(*made, (loaded["model"], loaded["optimizer"]), whole=False)
-        return _whole_state(*made)
+        _set_state(*pair, (loaded["model"], loaded["optimizer"]), whole=False)
+        return _whole_state(*pair)
 
-    found: State = load(0) if ranks == 1 else _on_ranks(load, ranks)[0]
-    return found
+    state: State = load(0) if ranks == 1 else _on_ranks(load, ranks)[0]
+    return state
 
 
 def _on_ranks(program: Callable[[int], Any], ranks: int) -> list[Any]:
@@ -129,12 +129,12 @@ def _on_ranks(program: Callable[[int], Any], ranks: int) -> list[Any]:
 
 def _another(model: nn.Module) -> nn.Module:
     """A model of the same form with other numbers: what is not loaded must not be right."""
-    made = copy.deepcopy(model).cpu()
+    fresh = copy.deepcopy(model).cpu()
     with torch.no_grad():
-        for one in made.state_dict().values():
-            if isinstance(one, torch.Tensor) and one.is_floating_point():
-                one.mul_(0.5).add_(0.25)
-    return made
+        for tensor in fresh.state_dict().values():
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                tensor.mul_(0.5).add_(0.25)
+    return fresh
 
 
 def _sharded(model: nn.Module, ranks: int) -> nn.Module:
@@ -146,7 +146,7 @@ def _sharded(model: nn.Module, ranks: int) -> nn.Module:
 
 
 def _adam(model: nn.Module, rate: float = RATE) -> torch.optim.Optimizer:
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=rate)
 
 
@@ -183,15 +183,17 @@ def _set_state(
 def _named(state: State) -> dict[str, Tensor]:
     """All tensors of a state by name."""
     model_state, optimizer_state = state
-    found = {name: one for name, one in model_state.items() if isinstance(one, torch.Tensor)}
-    held: Mapping[str, Any] = optimizer_state.get("state", {})
-    for name, table in held.items():
+    tensors = {
+        name: tensor for name, tensor in model_state.items() if isinstance(tensor, torch.Tensor)
+    }
+    states: Mapping[str, Any] = optimizer_state.get("state", {})
+    for name, table in states.items():
         for key, value in table.items():
             if isinstance(value, torch.Tensor):
-                found[f"{key} of {name}"] = value
+                tensors[f"{key} of {name}"] = value
     for number, group in enumerate(optimizer_state.get("param_groups", ())):
-        found[f"learning rate of group {number}"] = torch.tensor(group["lr"], dtype=torch.float64)
-    return {name: one.detach() for name, one in found.items()}
+        tensors[f"learning rate of group {number}"] = torch.tensor(group["lr"], dtype=torch.float64)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 RESHARDING: tuple[Relation, ...] = related(

@@ -58,11 +58,11 @@ def in_chunks(
     """Run the sequence in chunks, each after the cache of those before; the first is made."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        cache, found = make_cache(), []
+        cache, values = make_cache(), []
         for span in spans(sizes, tokens.size[1]):
             value, cache = tokens.continue_with(model, inputs, span, cache)
-            found.append(value)
-        return {tokens.value: torch.cat(found, dim=1)}
+            values.append(value)
+        return {tokens.value: torch.cat(values, dim=1)}
 
     return way
 
@@ -108,7 +108,7 @@ def padded(
             which hides where padding is not masked.
         alone: run each row alone: some models ignore the mask of a single row.
     """
-    own = slice(left, left + tokens.size[1])
+    columns = slice(left, left + tokens.size[1])
 
     def some(model: Any, inputs: Inputs, rows: slice) -> Tensor:
         ids = tokens.ids(inputs)[rows]
@@ -119,13 +119,13 @@ def padded(
         longer = torch.cat([pads[:, :left], ids, pads[:, left:]], dim=1)
         places = torch.arange(-left, total + right, device=ids.device).clamp(min=0)
         mask = torch.zeros_like(longer)
-        mask[:, own] = 1
+        mask[:, columns] = 1
         # Padding on the right moves no token.
         moved = tokens.positions_of(places[None], count) if left else {}
-        with computing(rows=rows, own=own):
+        with computing(rows=rows, own=columns):
             output = tokens.call(model, inputs, longer, rows=rows, **{tokens.mask: mask}, **moved)
         value = tokens.value_of(output)
-        return value if tokens.is_pooled else value[:, own]
+        return value if tokens.is_pooled else value[:, columns]
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         batch = tokens.size[0]
@@ -149,10 +149,10 @@ def _padded_and_continued(tokens: TokenModel, sizes: list[int]) -> Way:
         mask = torch.ones_like(longer)
         mask[:, :PADDING] = 0
         places = torch.arange(-PADDING, total, device=ids.device).clamp(min=0)[None]
-        cache, found = tokens.new_cache(), []
+        cache, values = tokens.new_cache(), []
         for first, last in spans(sizes, PADDING + total):
             start, stop = max(first - PADDING, 0), max(last - PADDING, 0)
-            own = slice(max(PADDING - first, 0), None)
+            columns = slice(max(PADDING - first, 0), None)
             given = {} if cache is None else {tokens.cache: cache}
             # A state has no places to mask: its mask is about the tokens of the call alone.
             if tokens.cache == KEYS_AND_VALUES:
@@ -160,7 +160,7 @@ def _padded_and_continued(tokens: TokenModel, sizes: list[int]) -> Way:
             elif last - first > 1 or first == 0:
                 given[tokens.mask] = mask[:, first:last]
             given |= tokens.places_in_cache(first, last, cache=cache)
-            with computing(tokens=slice(start, stop), own=own):
+            with computing(tokens=slice(start, stop), own=columns):
                 output = tokens.call(
                     model,
                     inputs,
@@ -169,10 +169,10 @@ def _padded_and_continued(tokens: TokenModel, sizes: list[int]) -> Way:
                     **given,
                     **tokens.positions_of(places[:, first:last], rows),
                 )
-            found.append(tokens.value_of(output)[:, own])
-            made = tokens.cache_of(output)
-            cache = cache if made is None else made
-        return {tokens.value: torch.cat(found, dim=1)}
+            values.append(tokens.value_of(output)[:, columns])
+            new_cache = tokens.cache_of(output)
+            cache = cache if new_cache is None else new_cache
+        return {tokens.value: torch.cat(values, dim=1)}
 
     return way
 
@@ -193,16 +193,16 @@ def _of_unequal_lengths(tokens: TokenModel) -> Way:
         moved = {tokens.positions: places} if tokens.positions else {}
         shortest = min(lengths)
         starts = torch.tensor([total - length for length in lengths])
-        own = starts[:, None] + torch.arange(shortest)
-        with computing(tokens=slice(0, shortest), own=own):
+        columns = starts[:, None] + torch.arange(shortest)
+        with computing(tokens=slice(0, shortest), own=columns):
             output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
         value = tokens.value_of(output)
         # A shorter row has no values for its last tokens.
         with computing_nothing():
-            whole = tokens.whole(model, inputs)[tokens.value].clone()
+            padded_values = tokens.whole(model, inputs)[tokens.value].clone()
         for row, length in enumerate(lengths):
-            whole[row, :length] = value[row, total - length :]
-        return {tokens.value: whole}
+            padded_values[row, :length] = value[row, total - length :]
+        return {tokens.value: padded_values}
 
     return way
 
@@ -228,7 +228,9 @@ def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
     """A value for each row must not depend on its padding either."""
     if not tokens.mask or tokens.has_encoder:
         raise DoesNotApply("it takes no attention_mask, or does not use it")
-    if not any(isinstance(getattr(one, "pad_token_id", None), int) for one in tokens.configs()):
+    if not any(
+        isinstance(getattr(config, "pad_token_id", None), int) for config in tokens.configs()
+    ):
         raise NotPromised("its configuration has no pad_token_id")
     ways = {"right": padded(tokens, 0, PADDING)}
     if left_padding_is_promised(tokens):
@@ -248,10 +250,12 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
     if tokens.mask:
         yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
         pads_left = left_padding_is_promised(tokens)
-        left = PADDING if pads_left else 0
-        yield plain_case(tokens, padded(tokens, left, PADDING, with_words=True), "masked words")
+        remaining = PADDING if pads_left else 0
+        yield plain_case(
+            tokens, padded(tokens, remaining, PADDING, with_words=True), "masked words"
+        )
         if tokens.size[0] > 1 and not _rows_belong_together(tokens):
-            alone = padded(tokens, left, PADDING, with_words=True, alone=True)
+            alone = padded(tokens, remaining, PADDING, with_words=True, alone=True)
             yield plain_case(tokens, alone, "masked words, each row alone")
         if pads_left:
             yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
@@ -295,13 +299,13 @@ def left_padding_is_promised(tokens: TokenModel) -> bool:
 
 def _rows_alone(tokens: TokenModel) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        found = []
+        values = []
         for row in range(tokens.size[0]):
             rows = slice(row, row + 1)
             with computing(rows=rows):
                 output = tokens.call(model, inputs, tokens.ids(inputs)[rows], rows=rows)
-            found.append(tokens.value_of(output))
-        return {tokens.value: torch.cat(found)}
+            values.append(tokens.value_of(output))
+        return {tokens.value: torch.cat(values)}
 
     return way
 
@@ -326,14 +330,14 @@ def _with_other_rows(tokens: TokenModel) -> Way:
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids = tokens.ids(inputs)
-        found = []
+        values = []
         for row in range(tokens.size[0]):
             others = ids.roll(1, dims=1)
             others[row] = ids[row]
             with computing_nothing():  # the other rows are not those of the whole
                 value = tokens.value_of(tokens.call(model, inputs, others))
-            found.append(value[row : row + 1])
-        return {tokens.value: torch.cat(found)}
+            values.append(value[row : row + 1])
+        return {tokens.value: torch.cat(values)}
 
     return way
 
@@ -370,8 +374,8 @@ def _any_row_cases(checked: CheckedModel) -> Iterator[Case]:
 
     def backwards(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         order = torch.arange(total).flip(0)
-        found = outputs(model, rows_of(inputs, order), total)
-        return {path: leaf[order] for path, leaf in found.items()}
+        reordered = outputs(model, rows_of(inputs, order), total)
+        return {path: leaf[order] for path, leaf in reordered.items()}
 
     yield Case(whole, alone, "each row alone")
     yield Case(whole, backwards, "rows in reverse order")
@@ -417,7 +421,7 @@ def _invariant_cases(checked: CheckedModel) -> Iterator[Case]:
 def _has_tokens(checked: CheckedModel) -> bool:
     """Whether there are token ids among the inputs, which rows of other inputs may belong to."""
     given = [*checked.inputs.args, *checked.inputs.kwargs.values()]
-    return any(isinstance(one, torch.Tensor) and one.dtype is torch.int64 for one in given)
+    return any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.int64 for leaf in given)
 
 
 def _rows_belong_together(tokens: TokenModel) -> str:
@@ -441,15 +445,15 @@ def _kept(tokens: TokenModel) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids, total = tokens.ids(inputs), tokens.size[1]
         counts = [total, min(3, total), 1]
-        found: list[Tensor] = []
+        values: list[Tensor] = []
         for count, fewer in zip(counts, [*counts[1:], 0], strict=True):
             value = tokens.value_of(tokens.call(model, inputs, ids, **{tokens.keep: count}))
             if value.shape[1] != count:
                 raise AssertionError(
                     f"{tokens.keep}={count} gives {value.shape[1]} positions of {total}"
                 )
-            found.append(value[:, : count - fewer])
-        return {tokens.value: torch.cat(found, dim=1)}
+            values.append(value[:, : count - fewer])
+        return {tokens.value: torch.cat(values, dim=1)}
 
     return way
 
@@ -470,15 +474,15 @@ def _with_other_ends(tokens: TokenModel) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         ids, total = tokens.ids(inputs), tokens.size[1]
         cuts = sorted({1, total // 2, total - 1, total})
-        found, start = [], 0
+        values, start = [], 0
         for cut in cuts:
             changed = ids.clone()
             changed[:, cut:] = ids.flip(1).roll(1, dims=0)[:, cut:]
             with computing(tokens=slice(start, cut), own=slice(start, cut)):
                 output = tokens.call(model, inputs, changed)
-            found.append(tokens.value_of(output)[:, start:cut])
+            values.append(tokens.value_of(output)[:, start:cut])
             start = cut
-        return {tokens.value: torch.cat(found, dim=1)}
+        return {tokens.value: torch.cat(values, dim=1)}
 
     return way
 

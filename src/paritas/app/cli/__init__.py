@@ -120,11 +120,11 @@ class LazyGroup(click.Group):
         """Find the command and load its settings; suggest a name for a misspelled one."""
         if args and args[0] not in _HOMES and not args[0].startswith("-"):
             ctx.fail(f"no command {args[0]!r}; {did_you_mean(args[0], _HOMES)}")
-        found = super().resolve_command(ctx, args)
+        command = super().resolve_command(ctx, args)
         # Help works even with broken settings: the user may need it to fix them.
-        if not ctx.resilient_parsing and found[2][:1] not in (["-h"], ["--help"]):
-            ctx.obj = load_settings(ctx, self, str(found[0]))
-        return found
+        if not ctx.resilient_parsing and command[2][:1] not in (["-h"], ["--help"]):
+            ctx.obj = load_settings(ctx, self, str(command[0]))
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command without the guard that PARITAS_GUARD would install."""

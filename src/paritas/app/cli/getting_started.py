@@ -105,10 +105,12 @@ def summary(right: Verdict, wrong: Verdict) -> Iterator[RenderableType]:
     for name in ("", RIGHT, WRONG):
         table.add_column(name)
     results = [_result(right), _result(wrong)]
-    colours = ["green" if _is_accepted(one) else "red" for one in results]
+    colours = ["green" if _is_accepted(result) else "red" for result in results]
     table.add_row("correlation", *map(Text, map(_correlation, results), colours))
-    table.add_row("paritas", *(Text(one.status, STYLES[one.status]) for one in (right, wrong)))
-    table.add_row("error / noise", *(_noise(one) for one in results))
+    table.add_row(
+        "paritas", *(Text(result.status, STYLES[result.status]) for result in (right, wrong))
+    )
+    table.add_row("error / noise", *(_noise(result) for result in results))
     yield table
     yield Text()
     yield Text(
@@ -127,7 +129,7 @@ def _start(wrong: Verdict) -> Iterator[RenderableType]:
     from paritas.core.reporting.terminal import indented
     from paritas.core.results.wording import near_path
 
-    first = next((one for one in wrong.findings if one.origin is not None), None)
+    first = next((finding for finding in wrong.findings if finding.origin is not None), None)
     if first is None or first.origin is None:
         return
     origin = first.origin
@@ -147,13 +149,13 @@ def lessons(right: Verdict, wrong: Verdict) -> Iterator[str]:
             f"{ADVICE}."
         )
         return
-    mine, theirs = _result(right), _result(wrong)
+    right_result, wrong_result = _result(right), _result(wrong)
     yield f"Correlation (PCC), where {USUAL_PCC} is the usual threshold:"
-    yield f"  the correct one has {_correlation(mine)}"
-    yield f"  the faulty one has {_correlation(theirs)}"
+    yield f"  the correct one has {_correlation(right_result)}"
+    yield f"  the faulty one has {_correlation(wrong_result)}"
     yield "paritas, worst error in multiples of the model's own rounding noise:"
-    yield f"  the correct one is off by {_noise(mine)}: {right.status}"
-    yield f"  the faulty one is off by {_noise(theirs)}: {wrong.status}"
+    yield f"  the correct one is off by {_noise(right_result)}: {right.status}"
+    yield f"  the faulty one is off by {_noise(wrong_result)}: {wrong.status}"
 
 
 def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
@@ -178,8 +180,8 @@ def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
         from paritas.verification import verify
 
         model, inputs = build(LAYERS)
-        asked = subjects.VerifyConfig(raise_on_mismatch=False, lift=lift)
-        right = verify.verify(inputs, model, torch.compile(model), asked, on_progress=step)
+        verify_config = subjects.VerifyConfig(raise_on_mismatch=False, lift=lift)
+        right = verify.verify(inputs, model, torch.compile(model), verify_config, on_progress=step)
         step("looking for the planted fault")
         guarded = guard(faulty_compiler, on_mismatch="record")
         with torch.no_grad():
@@ -189,8 +191,12 @@ def _verdicts(*, lift: bool) -> tuple[Verdict, Verdict]:
 
 def _result(verdict: Verdict) -> Finding | None:
     """The first finding with metrics of the whole model's output."""
-    found = (one for one in verdict.findings if one.metrics is not None and one.origin is None)
-    return next(found, None)
+    with_metrics = (
+        finding
+        for finding in verdict.findings
+        if finding.metrics is not None and finding.origin is None
+    )
+    return next(with_metrics, None)
 
 
 def _correlation(finding: Finding | None) -> str:
@@ -247,8 +253,8 @@ def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
     if shown:
         click.echo()
         click.secho(_verdict(checks, code), fg="green" if code == 0 else "red")
-    whole = {"exit_code": code, "checks": [dataclasses.asdict(check) for check in checks]}
-    write_json(json_path, json.dumps(whole, indent=2).encode)
+    document = {"exit_code": code, "checks": [dataclasses.asdict(check) for check in checks]}
+    write_json(json_path, json.dumps(document, indent=2).encode)
     ctx.exit(code)
 
 
@@ -310,33 +316,33 @@ def config(settings: Settings, command: str | None, json_path: Path | None) -> N
     Exit codes: 0 if all settings are valid, else 2.
     """
     shown = [command] if command is not None else list(settings.commands)
-    found = [setting for name in shown for setting in settings.in_force(name)]
+    rows = [setting for name in shown for setting in settings.in_force(name)]
     path = None if settings.file is None else settings.file.path
     if json_path is not None:
-        _write(json_path, path, found)
+        _write(json_path, path, rows)
     if json_path != STDOUT:
         none = "none (looked for paritas.toml, and pyproject.toml with [tool.paritas])"
         click.echo(f"settings file: {path or none}")
-        for line in _setting_lines(found):
+        for line in _setting_lines(rows):
             click.echo(line)
 
 
-def _write(target: Path, file: Path | None, found: Sequence[Setting]) -> None:
+def _write(target: Path, file: Path | None, settings: Sequence[Setting]) -> None:
     names = {"command": "command", "key": "key", "value": "given"}
     names |= {"source": "source", "origin": "origin"}
-    rows = [{name: getattr(it, field) for name, field in names.items()} for it in found]
-    whole = {"file": None if file is None else str(file), "settings": rows}
-    text = json.dumps(whole, indent=2, default=str)
+    rows = [{name: getattr(it, field) for name, field in names.items()} for it in settings]
+    document = {"file": None if file is None else str(file), "settings": rows}
+    text = json.dumps(document, indent=2, default=str)
     write_json(target, text.encode)
 
 
-def _setting_lines(found: Sequence[Setting]) -> Iterator[str]:
+def _setting_lines(settings: Sequence[Setting]) -> Iterator[str]:
     """A block of lines for each command, with columns aligned over all blocks."""
-    texts = [_as_toml(it.given) for it in found]
-    keys = max((len(it.key) for it in found), default=0)
+    texts = [_as_toml(it.given) for it in settings]
+    keys = max((len(it.key) for it in settings), default=0)
     values = max((len(text) for text in texts), default=0)
     command = None
-    for it, text in zip(found, texts, strict=True):
+    for it, text in zip(settings, texts, strict=True):
         if it.command != command:
             command = it.command
             yield f"\n{command}"

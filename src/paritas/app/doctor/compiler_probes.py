@@ -80,13 +80,17 @@ def backends() -> None:
 
 def buffer_nodes() -> None:
     """A buffer of generated code is traced back to its node."""
-    nodes = [seen.buffer.nodes for seen in _observe_buffers() if seen.side == "output"]
+    nodes = [
+        observe_buffer.buffer.nodes
+        for observe_buffer in _observe_buffers()
+        if observe_buffer.side == "output"
+    ]
     expect("nodes of the buffers", nodes, [("mm",)])
 
 
 def buffers() -> None:
     """Generated code reports every buffer that its kernels read and write."""
-    sides = [seen.side for seen in _observe_buffers()]
+    sides = [observe_buffer.side for observe_buffer in _observe_buffers()]
     expect("observed buffers", sides, ["input", "input", "output"])
 
 

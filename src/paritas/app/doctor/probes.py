@@ -39,7 +39,9 @@ def accumulation() -> None:
 
     x = _draw_values(4, 64)
     call = UnperturbedCall("mm", ATEN.mm.default, (x, x.t()), {}, x @ x.t())
-    shapes = [tuple(one.shape) for one in accumulation(call) if isinstance(one, torch.Tensor)]
+    shapes = [
+        tuple(tensor.shape) for tensor in accumulation(call) if isinstance(tensor, torch.Tensor)
+    ]
     expect("amplitudes of a product", shapes, [(4, 4)])
 
 
@@ -86,8 +88,8 @@ def default_dtypes() -> None:
 
     mode = LiftMode(torch.float32, torch.float32)
     with mode:
-        made = [torch.ones(2), torch.arange(0, 1, 0.5), torch.arange(2) / 3]
-    expect("default dtypes", {value.dtype for value in made}, {torch.float64})
+        tensors = [torch.ones(2), torch.arange(0, 1, 0.5), torch.arange(2) / 3]
+    expect("default dtypes", {value.dtype for value in tensors}, {torch.float64})
     expect("a default that no mode can see", mode.asked_default, wanted=False)
     with mode:
         torch.tensor(0.1)
@@ -143,8 +145,8 @@ def kernel_checks() -> None:
     from paritas.core.torch_private.named_operators import fits_kernel, operator_named
 
     taken = {name for name, _ in operator_named("aten.embedding_dense_backward.default").takes}
-    wanted = {"grad_output", "indices", "num_weights"}
-    expect("arguments of embedding_dense_backward", wanted <= taken)
+    expected = {"grad_output", "indices", "num_weights"}
+    expect("arguments of embedding_dense_backward", expected <= taken)
     expect("arguments that do not fit", fits_kernel("embedding_dense_backward", {}), wanted=False)
 
 
@@ -166,9 +168,9 @@ def last_sums() -> None:
     mode = LiftMode(torch.float32, torch.float32, remember_sums=True)
     with mode:
         total = _draw_values(64, 3).sum(0)
-    known = mode.least_noise_of(total)
+    noise = mode.least_noise_of(total)
     # A sum of a few numbers may be exact in float32.
-    expect("rounding of a sum", known is not None and bool((known > 0).any()))
+    expect("rounding of a sum", noise is not None and bool((noise > 0).any()))
 
 
 def lifting() -> None:
@@ -181,9 +183,9 @@ def lifting() -> None:
         (slope,) = torch.autograd.grad(y.square().sum(), x)
     wide = x.detach().requires_grad_()
     expected = (wide @ weight.double()).softmax(-1)
-    (wanted,) = torch.autograd.grad(expected.square().sum(), wide)
+    (required,) = torch.autograd.grad(expected.square().sum(), wide)
     expect("a softmax in float64", float((y - expected).detach().abs().max()) < 1e-14)  # noqa: PLR2004
-    expect("its gradient in float64", float((slope - wanted).abs().max()) < 1e-14)  # noqa: PLR2004
+    expect("its gradient in float64", float((slope - required).abs().max()) < 1e-14)  # noqa: PLR2004
 
 
 def memory() -> None:
@@ -197,9 +199,9 @@ def memory() -> None:
         expect("its size", subject.bytes_asked(error), 1 << 60)
     expect("free memory, if it is known", subject.free_bytes(torch.device("cpu")) != 0)
     model = torch.nn.Linear(2, 2)
-    made, before = subject.copy_on_write(model), model.bias.tolist()
-    expect("a copy that shares memory", subject.is_shared(made.bias))
-    made.bias.data.add_(1)
+    shared_copy, before = subject.copy_on_write(model), model.bias.tolist()
+    expect("a copy that shares memory", subject.is_shared(shared_copy.bias))
+    shared_copy.bias.data.add_(1)
     expect("the original after a write to the copy", model.bias.tolist(), before)
 
 
@@ -217,9 +219,9 @@ def named_operators() -> None:
     """An operator is found by its name, and its cost is predicted without running it."""
     from paritas.core.torch_private.named_operators import operator_named
 
-    found = operator_named("aten.mm.default")
-    expect("aten.mm.default", found.func is ATEN.mm.default)
-    expect("size of a product", found.foretell([torch.ones(4, 6), torch.ones(6, 4)], {}), 64)
+    operator = operator_named("aten.mm.default")
+    expect("aten.mm.default", operator.func is ATEN.mm.default)
+    expect("size of a product", operator.foretell([torch.ones(4, 6), torch.ones(6, 4)], {}), 64)
 
 
 def operator_samples() -> None:
@@ -281,17 +283,17 @@ def _node_names(module: Any) -> list[str]:
 
 def _look_at_captured(look: Any) -> Any:
     """Apply `look` to a graph that Dynamo captures, while it exists."""
-    seen: list[Any] = []
+    visited: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
-        seen.append(look(graph))
+        visited.append(look(graph))
         return graph.forward
 
     torch.compiler.reset()
     with torch.no_grad():
         torch.compile(torch.nn.Linear(4, 2), backend=backend)(torch.ones(1, 4))
     torch.compiler.reset()
-    return seen[0]
+    return visited[0]
 
 
 def draw_keys() -> None:
@@ -309,7 +311,10 @@ def exported_programs() -> None:
 
     expect("whether relu is an operator", is_operator(ATEN.relu.default))
     graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4)))
-    shapes = [tuple(one.shape) for one in predict_values(graph, [torch.ones(2, 3)])[0].values()]
+    shapes = [
+        tuple(predict_value.shape)
+        for predict_value in predict_values(graph, [torch.ones(2, 3)])[0].values()
+    ]
     expect("predicted shapes", shapes, [(2, 3), (2, 4)])
     length = torch.export.Dim("length", min=3, max=64)
     program = torch.export.export(
@@ -441,25 +446,25 @@ def tracing() -> None:
         x = x.detach().requires_grad_()
         return torch.autograd.grad(x.relu().sum(), x)
 
-    found = set(_node_names(trace_calls(step, [torch.ones(2, 3)])))
-    expect("operators of a traced step", {"relu", "threshold_backward"} <= found)
+    node_names = set(_node_names(trace_calls(step, [torch.ones(2, 3)])))
+    expect("operators of a traced step", {"relu", "threshold_backward"} <= node_names)
 
 
 def watching() -> None:
     """Operators of an eager program are observed until the watch ends."""
     from paritas.core.torch_private import watching as watch
 
-    seen: list[str] = []
+    visited: list[str] = []
 
     class Watcher:
         def listens(self) -> bool:
             return True
 
         def before(self, func: Any, _args: Any, _kwargs: Any) -> None:
-            seen.append(str(func))
+            visited.append(str(func))
 
         def after(self, _token: Any, _result: Any) -> Any:
-            return torch.zeros(()) if seen[-1] == "aten.cos.default" else None
+            return torch.zeros(()) if visited[-1] == "aten.cos.default" else None
 
     end = watch.push_watch(Watcher())
     (torch.ones(2, 2) @ torch.ones(2, 2)).tanh()
@@ -467,8 +472,8 @@ def watching() -> None:
     expect("whether the watch ended", end())
     expect("a result that the watcher replaced", replaced.item(), 0.0)
     expect("remaining modes", watch.mode_depth(), 0)
-    wanted = {"aten.mm.default", "aten.tanh.default"}
-    expect("whether the operators were observed", wanted <= set(seen))
+    expected = {"aten.mm.default", "aten.tanh.default"}
+    expect("whether the operators were observed", expected <= set(visited))
 
 
 def unseen_kernels() -> None:
@@ -487,10 +492,10 @@ def unseen_kernels() -> None:
         def backward(_ctx: Any, gradient: Any) -> Any:
             return 2 * gradient
 
-    seen: list[int] = []
+    visited: list[int] = []
 
     def around(_function: Any, args: Any, kwargs: Any, call: Any) -> Any:
-        seen.append(len(args))
+        visited.append(len(args))
         return call(*args, **kwargs)
 
     plain = torch.autograd.Function.__dict__["apply"], Double.__dict__["backward"]
@@ -499,7 +504,7 @@ def unseen_kernels() -> None:
     Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
     end()
     now = torch.autograd.Function.__dict__["apply"], Double.__dict__["backward"]
-    expect("calls of the function and of its backward pass", seen, [1, 2])
+    expect("calls of the function and of its backward pass", visited, [1, 2])
     expect("whether the classes are restored", plain == now)
     memory, y = UnwrittenMemory(), torch.ones(2)
     memory.note(traits(ATEN.empty.memory_format), (), {}, y)
@@ -518,11 +523,13 @@ def leftovers() -> None:
     torch.overrides.TorchFunctionMode().__enter__()
     torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x).__enter__()
     torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-    seen = [read() != kept for read, kept in zip(readers, before[1:], strict=True)]
+    visited = [
+        read() != value_before for read, value_before in zip(readers, before[1:], strict=True)
+    ]
     left.restore_modes(before[0])
     left.restore_saved_tensor_hooks(before[2])
     left.restore_module_hooks(before[3])
-    expect("modes, saved_tensors_hooks and hooks of all modules", seen, [True, True, True])
+    expect("modes, saved_tensors_hooks and hooks of all modules", visited, [True, True, True])
     expect("what is left of them", [read() for read in readers] == before[1:])
     expect("whether kernels are listed", left.replaced_kernels(left.library_kernels()) == [])
     expect("changed operators", left.put_back_operators(left.loaded_operators()), {})
@@ -534,8 +541,8 @@ def widening() -> None:
 
     wide = widen_graph(_trace_wave(), frozenset())
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
-    found = None if wide is None else wide(x)[0]
-    same = found is not None and bool(torch.equal(found, _wave(x.double())))
+    result = None if wide is None else wide(x)[0]
+    same = result is not None and bool(torch.equal(result, _wave(x.double())))
     expect("whether the values of a widened graph are right", same)
 
 
@@ -590,11 +597,11 @@ def pipelines() -> None:
         layer = torch.nn.Linear(1, 1, bias=False)
         torch.nn.init.constant_(layer.weight, 3.0)
         stage = pipelining.PipelineStage(layer, rank, 2, torch.device("cpu"))
-        made = pipeline_of(pipelining.Schedule1F1B(stage, 2, loss_fn=lambda *_: None))
-        if made is None:
+        pipeline = pipeline_of(pipelining.Schedule1F1B(stage, 2, loss_fn=lambda *_: None))
+        if pipeline is None:
             return None
         rows = torch.arange(2)
-        made.step(lambda output, _: output.mean(), rows, (torch.ones(2, 1),), {})
+        pipeline.step(lambda output, _: output.mean(), rows, (torch.ones(2, 1),), {})
         return None if layer.weight.grad is None else float(layer.weight.grad)
 
     values = [outcome.value for outcome in run_in_threads(program, 2, timeout=30)]

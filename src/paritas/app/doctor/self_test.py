@@ -31,10 +31,10 @@ class UnexpectedAnswerError(AssertionError):
     """Torch behaves differently than paritas expects."""
 
 
-def expect(what: str, found: Any, wanted: Any = True) -> None:  # noqa: FBT002  (a value)
+def expect(what: str, actual: Any, wanted: Any = True) -> None:  # noqa: FBT002  (a value)
     """Raise `UnexpectedAnswerError` unless the value is the expected one."""
-    if found != wanted:
-        raise UnexpectedAnswerError(f"{what}: {found!r:.120}, expected {wanted!r:.120}")
+    if actual != wanted:
+        raise UnexpectedAnswerError(f"{what}: {actual!r:.120}, expected {wanted!r:.120}")
 
 
 # --- Torch itself: version, devices, whether it can compile ---------------------------------------
@@ -94,8 +94,8 @@ def _count_devices() -> Found:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     # A device that is listed may still not work.
     expect("a sum on it", float(torch.ones(4, device=kind).sum()), 4.0)
-    found = f"{count} of {kind.type}" if kind is not None else str(count)
-    return f"{found}: {name}" if name else found
+    count_text = f"{count} of {kind.type}" if kind is not None else str(count)
+    return f"{count_text}: {name}" if name else count_text
 
 
 def compiling(*, has_compiler: bool) -> Iterator[Check]:
@@ -208,10 +208,10 @@ def dumps(_backend: str) -> str:
     model, x = _model()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         places = [Path(folder) / name for name in ("golden", "same", "other")]
-        for place in places:
-            if place.name == "other":
+        for position in places:
+            if position.name == "other":
                 model[0].weight.mul_(1.001)  # type: ignore[index]
-            with capture(place):
+            with capture(position):
                 model(x)
         golden, same, other = places
         right, wrong = compare(same, golden), compare(other, golden)

@@ -85,9 +85,9 @@ class PluginOptions:
             from paritas.core.settings import load
 
             settings = load(config.rootpath).for_command("pytest")
-        known = {field.name for field in dataclasses.fields(cls)} - {"root"}
-        given = {name: value for name, value in settings.items() if name in known}
-        for name in known:
+        names = {field.name for field in dataclasses.fields(cls)} - {"root"}
+        given = {name: value for name, value in settings.items() if name in names}
+        for name in names:
             value = config.getoption(f"paritas_{name}", None)
             if value is not None:
                 given[name] = Path(value).absolute() if name in _PATHS else value

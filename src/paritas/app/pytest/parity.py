@@ -87,12 +87,12 @@ def settings_of(item: pytest.Item) -> dict[str, Any]:
     return settings
 
 
-def check_names(settings: dict[str, Any], place: str) -> None:
+def check_names(settings: dict[str, Any], position: str) -> None:
     """Raise `UsageError` for a name that neither `verify` nor `guard` knows."""
-    known = sorted(VERIFY_NAMES | GUARD_NAMES)
+    names = sorted(VERIFY_NAMES | GUARD_NAMES)
     for name in settings:
-        if name not in known:
-            raise UsageError(f"{place}: unknown setting {name!r}; {did_you_mean(name, known)}")
+        if name not in names:
+            raise UsageError(f"{position}: unknown setting {name!r}; {did_you_mean(name, names)}")
 
 
 # --- Goldens --------------------------------------------------------------------------------------
@@ -396,11 +396,11 @@ class Parity:
         base = marked
         if config is not None:
             base = {name: getattr(config, name) for name in VERIFY_NAMES}
-        wanted = VerifyConfig.from_options(**(base | settings))
-        quiet = dataclasses.replace(wanted, raise_on_mismatch=False)
+        expected = VerifyConfig.from_options(**(base | settings))
+        quiet = dataclasses.replace(expected, raise_on_mismatch=False)
         verdict = verify(inputs, model, candidate, quiet)
         self._record("verify", verdict)
-        if wanted.raise_on_mismatch and verdict.enabled and not verdict.passed:
+        if expected.raise_on_mismatch and verdict.enabled and not verdict.passed:
             raise MismatchError(str(verdict), verdict)
         return verdict
 
@@ -417,9 +417,9 @@ class Parity:
         from paritas.core.compiled.guard import guard
 
         marked = {name: self.settings[name] for name in self.settings if name in GUARD_NAMES}
-        made = guard(backend, **({"on_mismatch": "record"} | marked | settings))
-        self._guards.append(made)
-        return made
+        guard_made = guard(backend, **({"on_mismatch": "record"} | marked | settings))
+        self._guards.append(guard_made)
+        return guard_made
 
     def invariants(
         self,
@@ -496,15 +496,15 @@ class Parity:
         """
         failed: list[Verdict] = []
         guards, self._guards = self._guards, []
-        for made in guards:
-            graphs = made.journal.graphs
+        for guard in guards:
+            graphs = guard.journal.graphs
             if interrupted and not graphs:
                 continue
-            verdict = _verdict_of(made)
+            verdict = _verdict_of(guard)
             self._record(
                 "guard",
                 verdict,
-                name=made.backend.name,
+                name=guard.backend.name,
                 graphs=len(graphs),
                 calls=sum(entry.calls for entry in graphs),
                 checked=sum(entry.checked for entry in graphs),
@@ -532,16 +532,16 @@ class Parity:
         return os.path.relpath(path, self._options.root)
 
 
-def _verdict_of(made: Guard) -> Verdict:
+def _verdict_of(guard: Guard) -> Verdict:
     """The verdict of a guard; unverified if it was never used."""
-    if not made.enabled:
+    if not guard.enabled:
         note = "the guard was disabled: nothing was compared"
         return Verdict(notes=(note,), enabled=False)
-    if made.journal.graphs:
-        return made.verdict()
-    found = unverified(
-        f"guard({made.backend.name!r})",
+    if guard.journal.graphs:
+        return guard.verdict()
+    finding = unverified(
+        f"guard({guard.backend.name!r})",
         "the test compiled nothing with it",
         "use it: torch.compile(model, backend=parity.guard(...)), and call the result",
     )
-    return Verdict(findings=(found,), notes=made.verdict().notes)
+    return Verdict(findings=(finding,), notes=guard.verdict().notes)

@@ -239,14 +239,14 @@ def write_index(folder: Path, outcomes: Sequence[ReportedOutcome]) -> None:
 
     links = [
         PageLink(
-            test=one.test,
-            what=one.outcome.what,
-            status=one.outcome.status,
-            worst=one.outcome.worst,
-            href=one.outcome.page.replace("\\", "/").rpartition("/")[2],
+            test=outcome.test,
+            what=outcome.outcome.what,
+            status=outcome.outcome.status,
+            worst=outcome.outcome.worst,
+            href=outcome.outcome.page.replace("\\", "/").rpartition("/")[2],
         )
-        for one in outcomes
-        if one.outcome.page
+        for outcome in outcomes
+        if outcome.outcome.page
     ]
     page = index_page(links, verdicts=len(outcomes))
     write_whole(folder / "index.html", page.encode(errors="backslashreplace"))
@@ -287,7 +287,7 @@ def print_summary(terminal: Any, reports: Sequence[Any], session: Session) -> No
     ]
     account, options = session.account, session.options
     outcomes += [ReportedOutcome(OUTSIDE, outcome) for outcome in account.outside]
-    if options.report is not None and any(one.outcome.page for one in outcomes):
+    if options.report is not None and any(outcome.outcome.page for outcome in outcomes):
         write_index(options.report, outcomes)
     lines = summary_lines(outcomes, passed, account, options)
     if lines:
@@ -319,19 +319,21 @@ def summary_lines(
 
 
 def _verdicts(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
-    judged = [one for one in outcomes if one.outcome.enabled]
+    judged = [outcome for outcome in outcomes if outcome.outcome.enabled]
     off = len(outcomes) - len(judged)
     if judged:
-        counts = Counter(one.outcome.status for one in judged)
+        counts = Counter(entry.outcome.status for entry in judged)
         each = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-        tests = counted(len({one.test for one in judged}), "test")
+        tests = counted(len({entry.test for entry in judged}), "test")
         yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
     if off:
         yield f"{counted(off, 'check')} disabled: nothing was compared there"
 
 
 def _guarded(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
-    guards = [one.outcome for one in outcomes if one.outcome.kind in {"guard", "suite guard"}]
+    guards = [
+        outcome.outcome for outcome in outcomes if outcome.outcome.kind in {"guard", "suite guard"}
+    ]
     if guards:
         graphs, calls, checked = (
             sum(getattr(outcome, name) for outcome in guards)
@@ -344,16 +346,16 @@ def _guarded(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Ite
 
 
 def _goldens(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
-    goldens = [one for one in outcomes if one.outcome.kind == "golden"]
-    new = [one for one in goldens if one.outcome.written]
+    goldens = [outcome for outcome in outcomes if outcome.outcome.kind == "golden"]
+    new = [golden for golden in goldens if golden.outcome.written]
     if not new:
         return
-    counts = Counter(one.outcome.written for one in new)
+    counts = Counter(waiting_entry.outcome.written for waiting_entry in new)
     each = ", ".join(f"{counts[word]} {word}" for word in ("written", "changed") if counts[word])
     yield f"goldens: {each}, {len(goldens) - len(new)} unchanged"
-    for one in new[:MOST_SHOWN]:
-        was = f" (it was off: {one.outcome.worst})" if one.outcome.worst else ""
-        yield f"  {one.outcome.written}: {one.outcome.golden}{was}"
+    for entry in new[:MOST_SHOWN]:
+        was = f" (it was off: {entry.outcome.worst})" if entry.outcome.worst else ""
+        yield f"  {entry.outcome.written}: {entry.outcome.golden}{was}"
     if len(new) > MOST_SHOWN:
         yield f"  and {len(new) - MOST_SHOWN} more"
     if any(os.environ.get(name) for name in _IN_CI):
@@ -361,7 +363,7 @@ def _goldens(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
 
 
 def _failures(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
-    failed = [one for one in outcomes if one.outcome.enabled and not one.outcome.passed]
+    failed = [entry for entry in outcomes if entry.outcome.enabled and not entry.outcome.passed]
     for test, outcome in failed[:MOST_SHOWN]:
         yield f"{outcome.status}: {test} ({outcome.what}) {outcome.worst}".rstrip()
     if len(failed) > MOST_SHOWN:
@@ -369,7 +371,7 @@ def _failures(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
 
 
 def _pages(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
-    pages = [one.outcome.page for one in outcomes if one.outcome.page]
+    pages = [outcome.outcome.page for outcome in outcomes if outcome.outcome.page]
     if pages and options.report is not None:
         index = os.path.relpath(options.report / "index.html", Path.cwd())
         yield f"{counted(len(pages), 'page')} about failures: {index}"
@@ -381,11 +383,13 @@ def _unused(
     account: RunAccount,
     options: PluginOptions,
 ) -> Iterator[str]:
-    used = {options.root / one.outcome.golden for one in outcomes if one.outcome.golden}
+    used = {options.root / outcome.outcome.golden for outcome in outcomes if outcome.outcome.golden}
     used = {Path(os.path.normpath(path)) for path in used}
     folders = [test_folder(options.root, options.golden_dir, test) for test in passed]
-    whole = [(Path(file), {Path(test) for test in tests}) for file, tests in account.files.items()]
-    unused = unused_goldens(folders, whole, used)
+    complete = [
+        (Path(file), {Path(test) for test in tests}) for file, tests in account.files.items()
+    ]
+    unused = unused_goldens(folders, complete, used)
     for path in unused[:MOST_SHOWN]:
         near = os.path.relpath(path, options.root)
         yield f"unused golden: {near}; no test uses it, so delete it or find out why"
@@ -568,11 +572,11 @@ class Session:
 
     def take_outside(self, *, strict: bool | None = None) -> None:
         """Record calls since the end of the last test, which belong to no test."""
-        seen = None if self.suite is None else self.suite.turn(strict=strict)
-        if seen is not None:
+        visited = None if self.suite is None else self.suite.turn(strict=strict)
+        if visited is not None:
             number = len(self.account.outside)
             outcome = short_outcome(
-                "suite guard", seen.verdict, self.options, OUTSIDE, number, **seen.counts()
+                "suite guard", visited.verdict, self.options, OUTSIDE, number, **visited.counts()
             )
             self.account.outside.append(outcome)
 
@@ -609,10 +613,10 @@ class Session:
         failed: list[Verdict] = []
         if self._parity is not None and phase != "setup":
             failed += self._parity.conclude(interrupted=raised is not None)
-        seen = None if self.suite is None else self.suite.turn(strict=strict)
-        if seen is not None:
-            record_outcome(item, self.options, "suite guard", seen.verdict, **seen.counts())
-            failed += [] if seen.verdict.passed else [seen.verdict]
+        visited = None if self.suite is None else self.suite.turn(strict=strict)
+        if visited is not None:
+            record_outcome(item, self.options, "suite guard", visited.verdict, **visited.counts())
+            failed += [] if visited.verdict.passed else [visited.verdict]
         if phase == "teardown":
             self._parity = None
         if failed:

@@ -91,8 +91,8 @@ def call_user(
 def _call_factory(factory: str, *, model_alone: bool, train: bool) -> tuple[Any, Any]:
     if is_target(factory):
         return build_target(factory, train=train, model_alone=model_alone)
-    made = call(resolve(factory, "FACTORY"), factory, "FACTORY")
-    return model_and_inputs(made, factory, model_alone=model_alone)
+    product = call(resolve(factory, "FACTORY"), factory, "FACTORY")
+    return model_and_inputs(product, factory, model_alone=model_alone)
 
 
 def build_candidate(model: Any, inputs: Any, options: CandidateOptions) -> Callable[..., Any]:
@@ -102,11 +102,13 @@ def build_candidate(model: Any, inputs: Any, options: CandidateOptions) -> Calla
     if options.candidate is not None:
         return _from_function(model, options.candidate)
     backend = _find_backend(options.backend)
-    asked = {name: getattr(options, name) for name in ("backend", "mode", "dynamic", "fullgraph")}
+    requested = {
+        name: getattr(options, name) for name in ("backend", "mode", "dynamic", "fullgraph")
+    }
     try:
-        return torch.compile(model, **{**asked, "backend": backend})
+        return torch.compile(model, **{**requested, "backend": backend})
     except Exception as error:
-        shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        shown = ", ".join(f"{name}={value!r}" for name, value in requested.items())
         raise UsageError(f"torch.compile({shown}) refuses: {error}") from error
 
 
@@ -115,13 +117,13 @@ def _find_backend(name: str) -> Any:
     if ":" in name:
         look_here()
         return Candidate(name).resolve()
-    known = torch.compiler.list_backends(exclude_tags=())
-    if name in known:
+    backends = torch.compiler.list_backends(exclude_tags=())
+    if name in backends:
         return name
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, backends, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     usual = torch.compiler.list_backends()
-    others = f"and {len(known) - len(usual)} for debugging, such as eager and aot_eager"
+    others = f"and {len(backends) - len(usual)} for debugging, such as eager and aot_eager"
     raise UsageError(
         f"unknown --backend {name!r}; {hint}known are {', '.join(usual)}, {others}; or give "
         "module:function"
@@ -136,13 +138,13 @@ def _from_function(model: Any, spec: str) -> Callable[..., Any]:
     """
     function = resolve(spec, "--candidate")
     try:
-        own = copy.deepcopy(model)
+        original = copy.deepcopy(model)
     except Exception as error:
         raise UsageError(
             f"the model cannot be copied for --candidate {spec!r}: "
             f"{type(error).__name__}: {error}; call paritas.verify from Python instead"
         ) from error
-    candidate: Callable[..., Any] = call(function, spec, "--candidate", own)
+    candidate: Callable[..., Any] = call(function, spec, "--candidate", original)
     if not callable(candidate) or isinstance(candidate, type):
         raise UsageError(
             f"--candidate {spec!r} returned {candidate!r:.80}, which cannot be called; "
@@ -207,11 +209,11 @@ class CapturedCall:
 class _FlatModel(torch.nn.Module):
     """A model that takes and returns only tensors."""
 
-    def __init__(self, model: nn.Module, inputs: Inputs, seen: list[Any]) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, visited: list[Any]) -> None:
         super().__init__()
         self.model = model
         self._tree = [Inputs(tuple(inputs.args), dict(inputs.kwargs))]
-        self._seen = seen
+        self._seen = visited
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Assemble the arguments, call the model, flatten its result."""
@@ -236,15 +238,15 @@ def capture_call(model: nn.Module, inputs: Inputs) -> CapturedCall:
     Raises:
         UsageError: `torch.export` fails.
     """
-    seen: list[Any] = []
-    flat = _FlatModel(model, inputs, seen)
+    visited: list[Any] = []
+    flat = _FlatModel(model, inputs, visited)
     fresh = flat_tensors(copy_inputs(inputs))
     try:
         with quietly(), torch.no_grad():
             program = torch.export.export(flat, fresh)
     except Exception as error:
         raise UsageError(f"torch.export failed: {describe_error(error)}") from error
-    return CapturedCall(program, fresh, seen[0])
+    return CapturedCall(program, fresh, visited[0])
 
 
 def capture_lifted_call(
@@ -372,13 +374,19 @@ def foreign_program(
     sets = input_sets(inputs)
     state = ProgramState({"": model})
     native = _RuntimePrograms(
-        name, [_build_program(name, capture_call(model, one), build, one) for one in sets]
+        name,
+        [
+            _build_program(name, capture_call(model, input_set), build, input_set)
+            for input_set in sets
+        ],
     )
 
     def lift(used: frozenset[torch.dtype]) -> LiftedProgram:
         programs = [
-            _build_program(name, capture_lifted_call(model, state, one, used), build, one)
-            for one in sets
+            _build_program(
+                name, capture_lifted_call(model, state, input_set, used), build, input_set
+            )
+            for input_set in sets
         ]
         leaks = frozenset[str]().union(*(program.leaks for program in programs))
         return LiftedProgram(_RuntimePrograms(name, programs), leaks)
@@ -508,9 +516,9 @@ def _build_onnx(captured: CapturedCall) -> BuiltRuntime:
         program = torch.onnx.export(captured.program, dynamo=True, verbose=False)
     if program is None:
         raise UsageError("torch.onnx.export returned no program")
-    wanted, taken = len(captured.tensors), len(program.model.graph.inputs)
-    if wanted != taken:
-        raise UsageError(f"the ONNX model takes {taken} tensors, but the model takes {wanted}")
+    expected, taken = len(captured.tensors), len(program.model.graph.inputs)
+    if expected != taken:
+        raise UsageError(f"the ONNX model takes {taken} tensors, but the model takes {expected}")
     device = next((tensor.device for tensor in captured.tensors), torch.device("cpu"))
     leaks = {_ATTRIBUTES} if captured.is_lifted else set()
     call: Callable[..., Sequence[Tensor]] = program
@@ -555,17 +563,17 @@ def _open_session(model: str | bytes, device: torch.device) -> Any:
     options = runtime.SessionOptions()
     options.log_severity_level = _FATAL
     options.intra_op_num_threads = torch.get_num_threads()
-    wanted = ["CPUExecutionProvider"]
+    expected = ["CPUExecutionProvider"]
     if device.type == "cuda":
-        wanted.insert(0, "CUDAExecutionProvider")
-    known = runtime.get_available_providers()
-    lacking = [provider for provider in wanted if provider not in known]
+        expected.insert(0, "CUDAExecutionProvider")
+    available_providers = runtime.get_available_providers()
+    lacking = [provider for provider in expected if provider not in available_providers]
     if lacking:
         raise UsageError(
             f"the model is on {device}, but onnxruntime has no {lacking[0]} (only "
-            f"{', '.join(known)}); install onnxruntime-gpu, or run on the CPU"
+            f"{', '.join(available_providers)}); install onnxruntime-gpu, or run on the CPU"
         )
-    session = runtime.InferenceSession(model, sess_options=options, providers=wanted)
+    session = runtime.InferenceSession(model, sess_options=options, providers=expected)
     run = session.run_with_ort_values
 
     def run_silently(names: Any, values: Any, run_options: Any) -> Any:

@@ -199,10 +199,10 @@ class LiveCall:
     @functools.cached_property
     def may_be_changed(self) -> bool:
         """Whether it is short, draws nothing, and may be called otherwise in this process."""
-        known = [step for step in self._recorded if step is not None]
-        if not is_scout() and any(_TRUSTING.search(step.traits.name) for step in known):
+        recorded = [step for step in self._recorded if step is not None]
+        if not is_scout() and any(_TRUSTING.search(step.traits.name) for step in recorded):
             return False
-        working = [step for step in known if not step.traits.view]
+        working = [step for step in recorded if not step.traits.view]
         draws = any(step.traits.random and step.values.get("dropout_p") != 0.0 for step in working)
         return not draws and len(working) <= MOST_OPERATORS
 
@@ -222,12 +222,20 @@ class LiveCall:
         """
         if not self.may_be_changed:
             return ()
-        known = [(place, step) for place, step in enumerate(self._recorded) if step is not None]
+        recorded = [
+            (position, step) for position, step in enumerate(self._recorded) if step is not None
+        ]
         if output is not None and self._tape is not None:
             needed = self._tape.reaching(output)
-            known = [(place, step) for place, step in known if self._wide_place(place) in needed]
+            recorded = [
+                (position, step)
+                for position, step in recorded
+                if self._wide_place(position) in needed
+            ]
         # Views matter only where nothing else is done.
-        working = [(place, step) for place, step in known if not step.traits.view] or known
+        working = [
+            (position, step) for position, step in recorded if not step.traits.view
+        ] or recorded
         # Of a long backward pass, what is wrong is in its end: the values before it are right.
         working = working[-MOST_STEPS:]
         is_composite = [step.operator for _, step in working] != [self.target]
@@ -260,8 +268,8 @@ class LiveCall:
             for value, other in zip(self.floating, values, strict=True):
                 if not _is_alike(value, other):
                     raise ValueError(f"{self.target} does not check its arguments")
-        left = iter(values)
-        change = lambda one: next(left) if one.is_floating_point() else one  # noqa: E731
+        residual = iter(values)
+        change = lambda tensor: next(residual) if tensor.is_floating_point() else tensor  # noqa: E731
         args = map_tensors(self.args, change)
         kwargs = {name: map_tensors(value, change) for name, value in self.kwargs.items()}
         return dataclasses.replace(self, args=args, kwargs=kwargs)
@@ -279,7 +287,7 @@ class LiveCall:
         if not inspect.isroutine(self.target) or not self.may_be_changed:
             return None
         # It may consist of more operators than are looked at one by one.
-        working = [one for one in self._recorded if one is not None and not one.traits.view]
+        working = [step for step in self._recorded if step is not None and not step.traits.view]
         if len(working) < 2:  # noqa: PLR2004
             return None
         try:
@@ -308,12 +316,12 @@ class LiveCall:
             return Step(self.target, bind_arguments(self.target, args, kwargs))
         bound = signature_of(self.target).bind(*args, **kwargs)
         bound.apply_defaults()
-        first = next(one for one in self._recorded if one is not None)
+        first = next(step for step in self._recorded if step is not None)
         values = dict(bound.arguments)
         return FunctionStep(first.operator, values, self.target, bound, self.checks_arguments)
 
     def results(
-        self, place: int = WHOLE, change: Callable[[Step], Any] | None = None, *, wide: bool
+        self, position: int = WHOLE, change: Callable[[Step], Any] | None = None, *, wide: bool
     ) -> list[Tensor]:
         """The tensors it returns if the operator at this place gives what `change` makes of it.
 
@@ -321,14 +329,16 @@ class LiveCall:
             wide: in float64.
         """
         run: Callable[[], list[Tensor]]
-        if wide and place != WHOLE and change is not None and self._tape is not None:
-            run = functools.partial(self._replay, place, change)
-        elif place == WHOLE and change is not None:
+        if wide and position != WHOLE and change is not None and self._tape is not None:
+            run = functools.partial(self._replay, position, change)
+        elif position == WHOLE and change is not None:
             _ = self._recorded  # a change may ask for it, where a mode is active
-            whole = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
-            run = functools.partial(self._run, contextlib.nullcontext(), wide=wide, target=whole)
+            change_result = lambda *args, **kwargs: change(self._whole(args, kwargs))  # noqa: E731
+            run = functools.partial(
+                self._run, contextlib.nullcontext(), wide=wide, target=change_result
+            )
         else:
-            at = self._wide_place(place) if wide and change is not None else place
+            at = self._wide_place(position) if wide and change is not None else position
             run = functools.partial(self._run, _Changer(at, change), wide=wide)
         return attempt_apart(run, keep=False)
 
@@ -356,9 +366,9 @@ class LiveCall:
     def _tape(self) -> Tape | None:
         return Tape.record(functools.partial(self._run, wide=True))
 
-    def _wide_place(self, place: int) -> int:
+    def _wide_place(self, position: int) -> int:
         """The place of an operator among those of the run in float64."""
-        return self._wide_places.get(place, place)
+        return self._wide_places.get(position, position)
 
     @functools.cached_property
     def _wide_places(self) -> dict[int, int]:
@@ -367,14 +377,16 @@ class LiveCall:
             return {}
         wide = iter(enumerate(entry.operator for entry in self._tape.entries))
         places: dict[int, int] = {}
-        for place, step in enumerate(self._recorded):
-            at = next((at for at, one in wide if step is None or one is step.operator), None)
+        for position, step in enumerate(self._recorded):
+            at = next(
+                (at for at, wide_step in wide if step is None or wide_step is step.operator), None
+            )
             if at is None:
                 return {}
-            places[place] = at
+            places[position] = at
         return places
 
-    def _replay(self, place: int, change: Callable[[Step], Any]) -> list[Tensor]:
+    def _replay(self, position: int, change: Callable[[Step], Any]) -> list[Tensor]:
         tape = self._tape
         if tape is None:
             raise ValueError("it was not recorded")
@@ -383,8 +395,10 @@ class LiveCall:
             return change(Step(operator, bind_arguments(operator, args, kwargs)))
 
         with torch.no_grad():
-            at = self._wide_place(place)
-            return tape.results(at, compute, lambda one: is_scout() or checks_arguments(one))
+            at = self._wide_place(position)
+            return tape.results(
+                at, compute, lambda argument: is_scout() or checks_arguments(argument)
+            )
 
     @property
     def _wide_arguments(self) -> tuple[Any, Any, dict[str, Tensor]]:
@@ -393,7 +407,9 @@ class LiveCall:
         A call that is run once, with other values, is not recorded to find that out.
         """
         is_recorded = "_recorded" in vars(self)
-        if not is_recorded or any(one is not None and one.traits.mutates for one in self._recorded):
+        if not is_recorded or any(
+            step is not None and step.traits.mutates for step in self._recorded
+        ):
             return self._copies(wide=True)
         return self._kept_wide
 
@@ -431,34 +447,34 @@ def exchanging(before: Sequence[Tensor], after: Sequence[Tensor]) -> Callable[[T
     A tensor is known by its identity, or else by its values. Tensors of the same values, such as a
     weight and a variance of ones, are taken in their order.
     """
-    left = list(range(len(before)))
-    known: list[tuple[Tensor, Tensor]] = []
+    residual = list(range(len(before)))
+    exchanged: list[tuple[Tensor, Tensor]] = []
 
     def exchange(tensor: Tensor) -> Tensor:
-        places = [place for place, one in enumerate(before) if one is tensor]
+        places = [index for index, value in enumerate(before) if value is tensor]
         if not places:
-            earlier = next((new for old, new in known if old is tensor), None)
+            earlier = next((new for old, new in exchanged if old is tensor), None)
             if earlier is not None:
                 return earlier
-            places = [place for place, one in enumerate(before) if is_same_tensor(one, tensor)]
+            places = [index for index, value in enumerate(before) if is_same_tensor(value, tensor)]
         if not places:
             return tensor
-        place = next((one for one in places if one in left), places[0])
-        if place in left:
-            left.remove(place)
-        known.append((tensor, after[place]))
-        return after[place]
+        position = next((index for index in places if index in residual), places[0])
+        if position in residual:
+            residual.remove(position)
+        exchanged.append((tensor, after[position]))
+        return after[position]
 
     return exchange
 
 
-def is_same_tensor(one: Tensor, other: Tensor) -> bool:
+def is_same_tensor(first: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same, or have the same values."""
-    return one is other or (
-        one.shape == other.shape
-        and one.dtype == other.dtype
-        and one.device == other.device
-        and torch.equal(one, other)
+    return first is other or (
+        first.shape == other.shape
+        and first.dtype == other.dtype
+        and first.device == other.device
+        and torch.equal(first, other)
     )
 
 
@@ -478,17 +494,17 @@ class _Recorder(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_plain = isinstance(func, Operator)
-        kept = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
-        self.steps.append(Step(func, bind_arguments(func, *kept)) if is_plain else None)
+        copied = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
+        self.steps.append(Step(func, bind_arguments(func, *copied)) if is_plain else None)
         return func(*args, **kwargs)
 
 
 class _Changer(DispatchMode):
     """Changes the result of one operator."""
 
-    def __init__(self, place: int, change: Callable[[Step], Any] | None) -> None:
+    def __init__(self, position: int, change: Callable[[Step], Any] | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.left = place
+        self.left = position
         self.change = change
 
     def __torch_dispatch__(
@@ -502,11 +518,11 @@ class _Changer(DispatchMode):
         self.left -= 1
         if self.left != -1 or self.change is None:
             return func(*args, **kwargs)
-        kept = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
-        changed = self.change(Step(func, bind_arguments(func, *kept)))
+        copied = copy_arguments(args, kwargs) if _writes(func) else (args, kwargs)
+        changed = self.change(Step(func, bind_arguments(func, *copied)))
         right = func(*args, **kwargs)
         check_alike(tensors_of(right), tensors_of(changed))
-        if isinstance(right, torch.Tensor) and any(right is one for one in args):
+        if isinstance(right, torch.Tensor) and any(right is value for value in args):
             return right.copy_(changed)  # what comes next reads what was written to
         return changed
 
@@ -534,7 +550,7 @@ def _is_shorter(value: Any, right: Any) -> bool:
 def _is_alike(value: Any, other: Any) -> bool:
     """Whether a kernel that takes one can take the other."""
     if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-        kinds = ((one.shape, one.dtype, one.device) for one in (value, other))
+        kinds = ((tensor.shape, tensor.dtype, tensor.device) for tensor in (value, other))
         return len(set(kinds)) == 1 and is_within(value, other)
     if isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor):
         return False

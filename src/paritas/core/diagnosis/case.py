@@ -171,7 +171,7 @@ class Case:
     @property
     def shows_again(self) -> bool:
         """Whether a fault is seen with other operands as well."""
-        return any(one.is_beyond_noise for one in self.repeated)
+        return any(repeated_case.is_beyond_noise for repeated_case in self.repeated)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -318,7 +318,7 @@ class Case:
         if not places.numel():
             return False
         # Either all wrong elements are beyond the noise by themselves or none is, so some suffice.
-        error, allowed = (one.reshape(-1)[places] for one in (self.error.abs(), self.allowed))
+        error, allowed = (tensor.reshape(-1)[places] for tensor in (self.error.abs(), self.allowed))
         if bool((~torch.isfinite(error) | (error > MAX_Z * allowed)).any()):
             return True
         z = torch.where(self.both_finite, self.error.abs() / self.unit, 0.0).square()
@@ -351,8 +351,8 @@ class Case:
 
 def same(left: Array, right: Array) -> Array:
     """Where two tensors are equal, or both NaN."""
-    found: Array = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124
-    return found
+    is_same: Array = (left == right) | ((left != left) & (right != right))  # noqa: PLR0124
+    return is_same
 
 
 def near(left: Tensor, right: Tensor, noise: Tensor, *, slack: float = 1.0) -> Tensor:
@@ -459,10 +459,10 @@ class Weight:
     def charged(self, *, parameters: float = 0.0, cost: float = 0.0) -> Weight | None:
         """The weight less the cost of making the prediction; None if too little is left."""
         each = self.bits / self.elements if self.elements else 0.0
-        left = self.bits - each * parameters - cost
-        if left < _FEWEST_BITS:
+        residual = self.bits - each * parameters - cost
+        if residual < _FEWEST_BITS:
             return None
-        return dataclasses.replace(self, bits=left, fitted=self.fitted + parameters)
+        return dataclasses.replace(self, bits=residual, fitted=self.fitted + parameters)
 
     def pattern(
         self,
@@ -535,38 +535,38 @@ def weigh(
     figures = _residual_and_bits(
         *_at(places, case.given, prediction, case.error, unit), slack=slack
     )
-    left = (case.given - prediction).abs()
-    if figures is None or not _holds_for_doubtful(case, left, bad):
+    error = (case.given - prediction).abs()
+    if figures is None or not _holds_for_doubtful(case, error, bad):
         return None
     residual, each = figures
     count = round(bad * explained)
     bits = each * count
     if extent is Extent.ALL:
-        bits += _bits_elsewhere(case, left, unit)
+        bits += _bits_elsewhere(case, error, unit)
         if case.is_exact and bool(fits.all()):
             bits = max(bits, _bits_of_choice(case))
-    whole = spoiled <= _SPOILED and _no_worse_elsewhere(case, left)
-    found = Weight(
+    holds_everywhere = spoiled <= _SPOILED and _no_worse_elsewhere(case, error)
+    weight = Weight(
         explained,
         spoiled,
         residual,
         bits,
         count,
-        whole,
+        holds_everywhere,
         extent,
         exact_share(case, prediction, extent),
     )
-    return found.charged(parameters=parameters, cost=cost)
+    return weight.charged(parameters=parameters, cost=cost)
 
 
 def _may_hold(case: Case, prediction: Tensor, noise: Tensor | None, slack: float) -> bool:
     """Whether it holds for most of some wrong elements."""
-    given, allowed = case.at_some_wrong
+    candidate, allowed = case.at_some_wrong
     predicted = prediction.reshape(-1)[case.some_wrong]
     if noise is not None:
         noise = noise.expand_as(prediction).reshape(-1)[case.some_wrong]
     noise = _noise_of(case, predicted, allowed, noise)
-    return _mostly(near(given, predicted, noise, slack=slack), _HOPEFUL)
+    return _mostly(near(candidate, predicted, noise, slack=slack), _HOPEFUL)
 
 
 def exact_share(case: Case, prediction: Tensor, extent: Extent = Extent.WRONG) -> float:
@@ -584,11 +584,11 @@ def round_down(share: float) -> float:
 
 
 def _at(places: Tensor, *tensors: Tensor) -> list[Tensor]:
-    return [one.reshape(-1)[places] for one in tensors]
+    return [tensor.reshape(-1)[places] for tensor in tensors]
 
 
-def _mostly(held: Tensor, share: float) -> bool:
-    return held.numel() > 0 and float(held.double().mean()) >= share
+def _mostly(mask: Tensor, share: float) -> bool:
+    return mask.numel() > 0 and float(mask.double().mean()) >= share
 
 
 def noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) -> Tensor:
@@ -597,16 +597,16 @@ def noise_of_prediction(case: Case, prediction: Tensor, noise: Tensor | None) ->
 
 
 def _noise_of(case: Case, prediction: Tensor, allowed: Tensor, noise: Tensor | None) -> Tensor:
-    own = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
-    own = torch.maximum(allowed, own)
-    return own if noise is None else torch.maximum(own, noise)
+    rounding = roundoff(case.candidate) * prediction.abs().nan_to_num(0.0, 0.0, 0.0)
+    rounding = torch.maximum(allowed, rounding)
+    return rounding if noise is None else torch.maximum(rounding, noise)
 
 
 def _residual_and_bits(
-    given: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, *, slack: float
+    candidate: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, *, slack: float
 ) -> tuple[float, float] | None:
     """The remaining share of the error, and bits per element; None if too much is left."""
-    left = torch.where(same(given, predicted), 0.0, (given - predicted).abs())
+    left = torch.where(same(candidate, predicted), 0.0, (candidate - predicted).abs())
     error = error.abs()
     before = torch.where(torch.isfinite(error), error, left + 2**_MOST_BITS * unit)
     fits = left <= MAX_Z * slack * unit
@@ -634,14 +634,14 @@ def _bits_of_choice(case: Case) -> float:
     return places / math.log(2) + bad * math.log2(max(1, values - 1))
 
 
-def _bits_elsewhere(case: Case, left: Tensor, unit: Tensor) -> float:
+def _bits_elsewhere(case: Case, residual: Tensor, unit: Tensor) -> float:
     """The evidence of elements that are not wrong by themselves: many small errors count."""
     before = (case.error.abs() / unit).clamp(min=1.0)
-    gained = torch.log2(before / (left / unit).clamp(min=1.0)).nan_to_num(0.0)
+    gained = torch.log2(before / (residual / unit).clamp(min=1.0)).nan_to_num(0.0)
     return float(gained[~case.wrong].clamp(-_MOST_BITS, _MOST_BITS).sum())
 
 
-def _holds_for_doubtful(case: Case, left: Tensor, bad: int) -> bool:
+def _holds_for_doubtful(case: Case, residual: Tensor, bad: int) -> bool:
     """Whether it also explains elements that are almost wrong.
 
     Errors that are all just beyond the noise look alike, because the smaller ones were left out.
@@ -651,14 +651,14 @@ def _holds_for_doubtful(case: Case, left: Tensor, bad: int) -> bool:
     doubtful = (error > _DOUBTFUL_Z * case.allowed) & ~case.wrong & torch.isfinite(error)
     if int(doubtful.sum()) < max(_FEW_DOUBTFUL, _SHARE_DOUBTFUL * bad):
         return True
-    better = (left <= error / 2) & doubtful
+    better = (residual <= error / 2) & doubtful
     return float(better.sum()) >= _MOSTLY_BETTER * float(doubtful.sum())
 
 
-def _no_worse_elsewhere(case: Case, left: Tensor) -> bool:
+def _no_worse_elsewhere(case: Case, residual: Tensor) -> bool:
     """Whether the elements that are not wrong by themselves are no farther from the prediction."""
     weight = torch.where(case.wrong, 0.0, 1 / case.unit)
-    now, before = (left * weight).nan_to_num(0.0), (case.error.abs() * weight).nan_to_num(0.0)
+    now, before = (residual * weight).nan_to_num(0.0), (case.error.abs() * weight).nan_to_num(0.0)
     return float(now.square().sum()) <= float(before.square().sum())
 
 
@@ -707,8 +707,8 @@ class WrongBlock:
 
     def is_run(self, axis: int) -> bool:
         """Whether it is the whole axis or a run of neighbours along it."""
-        kept = self.indices[axis]
-        together = len(kept) > _FEW and int(kept[-1] - kept[0]) == len(kept) - 1
+        indices = self.indices[axis]
+        together = len(indices) > _FEW and int(indices[-1] - indices[0]) == len(indices) - 1
         return self.is_whole or together
 
 
@@ -716,17 +716,17 @@ def wrong_block(case: Case) -> WrongBlock:
     """The smallest block with all wrong elements."""
     indices = []
     for axis in range(len(case.shape)):
-        others = [one for one in range(len(case.shape)) if one != axis]
+        others = [dim for dim in range(len(case.shape)) if dim != axis]
         hit = case.wrong.any(dim=others) if others else case.wrong
         indices.append(_fill_gaps(hit.nonzero().flatten(), case.shape[axis]))
-    whole = all(len(one) == size for one, size in zip(indices, case.shape, strict=True))
-    if whole:
+    is_whole = all(len(index) == size for index, size in zip(indices, case.shape, strict=True))
+    if is_whole:
         return WrongBlock(case, tuple(indices), is_whole=True)
 
     def cut(value: Tensor) -> Tensor:
-        for axis, kept in enumerate(indices):
-            if len(kept) < value.shape[axis]:
-                value = value.index_select(axis, kept)
+        for axis, index in enumerate(indices):
+            if len(index) < value.shape[axis]:
+                value = value.index_select(axis, index)
         return value
 
     inner = Case(
@@ -741,8 +741,8 @@ def wrong_block(case: Case) -> WrongBlock:
 
 def count_partial_axes(case: Case) -> int:
     """Along how many axes only some indices are wrong."""
-    kept = zip(wrong_block(case).indices, case.shape, strict=True)
-    return sum(len(indices) < size for indices, size in kept)
+    extents = zip(wrong_block(case).indices, case.shape, strict=True)
+    return sum(len(indices) < size for indices, size in extents)
 
 
 def holds_in_block(case: Case, prediction: Tensor) -> bool:
@@ -753,8 +753,8 @@ def holds_in_block(case: Case, prediction: Tensor) -> bool:
     """
     block = wrong_block(case)
     value = prediction
-    for axis, kept in enumerate(block.indices):
-        value = value.index_select(axis, kept)
+    for axis, index in enumerate(block.indices):
+        value = value.index_select(axis, index)
     fits = near(block.case.given, value, noise_of_prediction(block.case, value, None))
     return _mostly(fits, _EXPLAINED)
 
@@ -813,11 +813,11 @@ class Probe:
 
 def unravel(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Indices along each axis; torch's own function imports sympy."""
-    found: list[Tensor] = []
+    coordinates: list[Tensor] = []
     for size in reversed(shape):
-        found.append(flat % size)
+        coordinates.append(flat % size)
         flat = flat // size
-    return tuple(reversed(found))
+    return tuple(reversed(coordinates))
 
 
 def axis_number(context: Context, axis: int) -> int:

@@ -107,9 +107,9 @@ class Reading:
 
     def _strong(self, side: int) -> Tensor:
         """Where a change has an effect as large as is usual, not that of a shared rounding."""
-        steps = torch.stack([one.steps[side] for one in self.effects.values()])
-        own = torch.stack([one.steps[0] for one in self.effects.values()])
-        usual = own[self.reference & torch.isfinite(own) & (own > 0)]
+        steps = torch.stack([effect.steps[side] for effect in self.effects.values()])
+        own_steps = torch.stack([effect.steps[0] for effect in self.effects.values()])
+        usual = own_steps[self.reference & torch.isfinite(own_steps) & (own_steps > 0)]
         if not usual.numel():
             return torch.zeros_like(self.reference)
         return steps > _FAINT * usual.median()
@@ -122,7 +122,7 @@ class Reading:
         size = self.shape[self.axis]
         indices = torch.tensor(list(self.effects))
         for axis, length in enumerate(self.reference.shape[1:], start=1):
-            others = [one for one in range(1, self.reference.dim()) if one != axis]
+            others = [dim for dim in range(1, self.reference.dim()) if dim != axis]
             hit = self.reference.any(dim=others) if others else self.reference
             if length == size and bool((hit.int().argmax(1) == indices).all()):
                 return True
@@ -136,7 +136,7 @@ class Reading:
     @property
     def reads_as_much(self) -> bool:
         """Whether nearly all outputs change in both: which do not is a matter of rounding."""
-        shares = (one.double().mean() for one in (self.reference, self.candidate))
+        shares = (mask.double().mean() for mask in (self.reference, self.candidate))
         return min(map(float, shares)) >= _MOSTLY
 
     def words(self) -> str:
@@ -147,7 +147,9 @@ class Reading:
         right, wrong = self.reference[number], self.candidate[number]
         changed = f"other values at index {index} along axis {self.axis} of {self.name}"
         if self.axis is None:
-            at = ", ".join(str(int(one)) for one in unravel(torch.tensor(index), self.shape))
+            at = ", ".join(
+                str(int(coordinate)) for coordinate in unravel(torch.tensor(index), self.shape)
+            )
             changed = f"other values of the element ({at}) of {self.name}"
         if not bool(wrong.any()):
             return f"{changed} have no effect on the candidate"
@@ -171,10 +173,11 @@ class Reading:
         is_of_one = (sides[0].sum(0) == 1) & (sides[1].sum(0) == 1) & (sides[0] != sides[1]).any(0)
         if self.axis is None or not bool(is_of_one.any()):
             return ""
-        place = int(is_of_one.nonzero()[0])
-        wrong, right = (list(self.effects)[int(side[:, place].int().argmax())] for side in sides)
+        position = int(is_of_one.nonzero()[0])
+        wrong, right = (list(self.effects)[int(side[:, position].int().argmax())] for side in sides)
         at = ", ".join(
-            str(int(one)) for one in unravel(torch.tensor(place), self.reference.shape[1:])
+            str(int(coordinate))
+            for coordinate in unravel(torch.tensor(position), self.reference.shape[1:])
         )
         which = f"index {wrong} along axis {self.axis} of {self.name} instead of index {right}"
         return f"the output at ({at}) depends on {which}"
@@ -183,10 +186,10 @@ class Reading:
 def is_of_slices(mask: Tensor) -> bool:
     """Whether some elements are all those at some indices along one axis."""
     for axis in range(mask.dim()):
-        others = [one for one in range(mask.dim()) if one != axis]
+        others = [dim for dim in range(mask.dim()) if dim != axis]
         hit = mask.any(dim=others) if others else mask
-        whole = mask.all(dim=others) if others else mask
-        if bool((hit == whole).all()) and bool(hit.any()) and not bool(hit.all()):
+        whole_slices = mask.all(dim=others) if others else mask
+        if bool((hit == whole_slices).all()) and bool(hit.any()) and not bool(hit.all()):
             return True
     return False
 
@@ -195,7 +198,7 @@ def describe_mask(mask: Tensor) -> str:
     """Some elements of a result, by the axis along which they are fewest."""
     best, words = 1.0, "all outputs"
     for axis, size in enumerate(mask.shape):
-        others = [one for one in range(mask.dim()) if one != axis]
+        others = [dim for dim in range(mask.dim()) if dim != axis]
         hit = (mask.any(dim=others) if others else mask).nonzero().flatten().tolist()
         if len(hit) / size < best:
             best = len(hit) / size
@@ -283,8 +286,12 @@ class Laboratory:
             part: which outputs do not depend on them; there, another operand may be handed on.
         """
         chosen = [number for number in numbers if self.operands[number].is_floating_point()]
-        expected, given = self.runs.expected, self.runs.given
-        results = [] if part is None else [one for one in self.operands if one.shape == given.shape]
+        expected, candidate = self.runs.expected, self.runs.given
+        results = (
+            []
+            if part is None
+            else [operand for operand in self.operands if operand.shape == candidate.shape]
+        )
         for values in itertools.product(_NEUTRAL, repeat=min(len(chosen), _MOST_UNREAD)):
             changed = list(self.operands)
             for number, value in zip(chosen, values, strict=False):
@@ -292,8 +299,10 @@ class Laboratory:
             right = self.runs.reference(changed)
             results += [] if right is None else [right]
         if part is not None:
-            results = [torch.where(part.to(one.device), one, expected) for one in results]
-        is_given = any(one.dtype is given.dtype and are_close(one, given) for one in results)
+            results = [torch.where(part.to(tensor.device), tensor, expected) for tensor in results]
+        is_given = any(
+            result.dtype is candidate.dtype and are_close(result, candidate) for result in results
+        )
         return is_given or len(chosen) < len(numbers)
 
     def has_effect(self, number: int) -> bool:
@@ -322,7 +331,10 @@ class Laboratory:
         A result that is clipped, or rounded to whole numbers, has the same value for many operands.
         """
         for factor in (0.5, -1.0, 0.1):
-            others = [one * factor if one.is_floating_point() else one for one in self.operands]
+            others = [
+                operand * factor if operand.is_floating_point() else operand
+                for operand in self.operands
+            ]
             before = self.runs.candidate(others)
             for own in (-2.0, 0.3, 64.0):
                 if self.is_over or before is None:
@@ -338,7 +350,7 @@ class Laboratory:
     def effect(self, number: int, mask: Tensor) -> Effect | None:
         """The effect of some elements of an operand; None if it was not found out."""
         before = self.runs.expected, self.runs.given
-        found: list[tuple[Tensor, Tensor]] = []
+        pairs: list[tuple[Tensor, Tensor]] = []
         steps: tuple[Tensor, Tensor] | None = None
         for value in self._other_values(number, mask):
             if self.is_over:
@@ -346,15 +358,15 @@ class Laboratory:
             after = self.both(self.with_operand(number, value))
             if after is None:
                 continue
-            moved = [distance(one, other) for one, other in zip(after, before, strict=True)]
-            found.append((moved[0] != 0, moved[1] != 0))
+            moved = [distance(tensor, other) for tensor, other in zip(after, before, strict=True)]
+            pairs.append((moved[0] != 0, moved[1] != 0))
             if steps is not None:
                 moved = [torch.maximum(*pair) for pair in zip(moved, steps, strict=True)]
             steps = moved[0], moved[1]
-        if not found or steps is None:
+        if not pairs or steps is None:
             return None
         right, wrong = (
-            functools.reduce(torch.logical_or, side) for side in zip(*found, strict=True)
+            functools.reduce(torch.logical_or, side) for side in zip(*pairs, strict=True)
         )
         return Effect(right, wrong, steps)
 
@@ -403,8 +415,8 @@ class Laboratory:
         """Whether each element of both results follows from the same element of the operands."""
         shape = self.runs.expected.shape
         count = self.runs.expected.numel()
-        full = [number for number, one in enumerate(self.operands) if one.shape == shape]
-        rest = [number for number, one in enumerate(self.operands) if one.shape != shape]
+        full = [number for number, operand in enumerate(self.operands) if operand.shape == shape]
+        rest = [number for number, operand in enumerate(self.operands) if operand.shape != shape]
         if not full or count < 4:  # noqa: PLR2004
             return False
         if any(self.operands[number].numel() != 1 and self.has_effect(number) for number in rest):
@@ -429,18 +441,21 @@ class Laboratory:
             return value.flatten()[order].view(value.shape)
 
         changed = [
-            reorder(one) if number in full else one for number, one in enumerate(self.operands)
+            reorder(operand) if number in full else operand
+            for number, operand in enumerate(self.operands)
         ]
         after = self.both(changed)
         if after is None:
             return False
         before = self.runs.expected, self.runs.given
-        return all(are_close(one, reorder(other)) for one, other in zip(after, before, strict=True))
+        return all(
+            are_close(value, reorder(other)) for value, other in zip(after, before, strict=True)
+        )
 
     def relative_error(self) -> float:
         """The root mean square of the error, as a share of that of the right values."""
         right, wrong = (
-            one.to("cpu", torch.float64) for one in (self.runs.expected, self.runs.given)
+            tensor.to("cpu", torch.float64) for tensor in (self.runs.expected, self.runs.given)
         )
         usable = torch.isfinite(right) & torch.isfinite(wrong)
         size = right[usable].square().mean().sqrt()
@@ -450,7 +465,8 @@ class Laboratory:
     def is_affine(self) -> bool:
         """Whether the candidate is the reference times a number plus a number."""
         right, wrong = (
-            one.to("cpu", torch.float64).flatten() for one in (self.runs.expected, self.runs.given)
+            tensor.to("cpu", torch.float64).flatten()
+            for tensor in (self.runs.expected, self.runs.given)
         )
         usable = torch.isfinite(right) & torch.isfinite(wrong)
         right, wrong = right[usable], wrong[usable]
@@ -475,7 +491,7 @@ class Laboratory:
     def symmetries(self) -> Symmetries | None:
         """What the candidate makes of operands in another order; None if it is not found out."""
         shape = self.operands[0].shape
-        if any(one.shape != shape for one in self.operands if one.numel() != 1):
+        if any(operand.shape != shape for operand in self.operands if operand.numel() != 1):
             return None
         keeps_lines = is_symmetric = True
         for axis, size in enumerate(shape):
@@ -502,14 +518,17 @@ class Laboratory:
         # No index stays where it is in the first order; the second one has no other regularity.
         for order in (torch.arange(size).roll(1), torch.randperm(size, generator=self._draw)):
             changed = [
-                one if one.numel() == 1 else one.index_select(axis, order) for one in self.operands
+                operand if operand.numel() == 1 else operand.index_select(axis, order)
+                for operand in self.operands
             ]
             after = self.both(changed)
             if after is None:
                 return None
             before = self.runs.expected, self.runs.given
-            found = [_following(*pair, order) for pair in zip(after, before, strict=True)]
-            sides = [one & other for one, other in zip(sides or found, found, strict=True)]
+            following = [_following(*pair, order) for pair in zip(after, before, strict=True)]
+            sides = [
+                side & other for side, other in zip(sides or following, following, strict=True)
+            ]
         return sides
 
     def _keeps_apart(self, axis: int, target: int | None) -> bool:
@@ -572,7 +591,7 @@ class Laboratory:
                 return None
             effects[index] = effect
         right, wrong = (
-            torch.stack([getattr(one, side) for one in effects.values()])
+            torch.stack([getattr(read_effect, side) for read_effect in effects.values()])
             for side in ("reference", "candidate")
         )
         shape = tuple(operand.shape)
@@ -580,14 +599,16 @@ class Laboratory:
 
     def takes_as_zeros(self, reading: Reading) -> bool:
         """Whether the reference gives the candidate's result if what is not read is zero."""
-        unread = [index for index, one in reading.effects.items() if not bool(one.candidate.any())]
+        unread = [
+            index for index, effect in reading.effects.items() if not bool(effect.candidate.any())
+        ]
         if not unread or reading.axis is None:
             return False
         changed = list(self.operands)
-        for number, one in enumerate(self.operands):
-            other = self.read(number, reading.axis) if one.shape == reading.shape else None
+        for number, operand in enumerate(self.operands):
+            other = self.read(number, reading.axis) if operand.shape == reading.shape else None
             if other and not any(bool(other.effects[index].candidate.any()) for index in unread):
-                changed[number] = one.index_fill(reading.axis, torch.tensor(unread), 0.0)
+                changed[number] = operand.index_fill(reading.axis, torch.tensor(unread), 0.0)
         right = self.runs.reference(changed)
         return right is not None and are_close(right, self.runs.given)
 
@@ -615,7 +636,7 @@ def distance(left: Tensor, right: Tensor) -> Tensor:
     """By how much two tensors differ; infinite where only one is finite, 0 where the same."""
     if not is_inexact(left):
         return (left != right).double().cpu()
-    left, right = (one.to("cpu", torch.float64) for one in (left, right))
+    left, right = (tensor.to("cpu", torch.float64) for tensor in (left, right))
     same = (left == right) | (torch.isnan(left) & torch.isnan(right))
     return torch.where(same, 0.0, (left - right).abs().nan_to_num(torch.inf, torch.inf))
 
@@ -647,19 +668,21 @@ def _is_short(value: Tensor) -> bool:
 
 def name_operands(context: Context, operands: Sequence[Tensor]) -> list[str]:
     """The names of operands in the schema of the operator that reads them, if that is known."""
-    known: list[tuple[str, Tensor]] = []
+    named_tensors: list[tuple[str, Tensor]] = []
     try:
         steps = [] if context.call is None else [step for _, step in context.call.steps]
     except Exception:  # noqa: BLE001  (a call that cannot be run again has no names)
         steps = []
     for step in steps:
-        known += [(key, one) for key, one in step.values.items() if isinstance(one, torch.Tensor)]
+        named_tensors += [
+            (key, tensor) for key, tensor in step.values.items() if isinstance(tensor, torch.Tensor)
+        ]
     names: list[str] = []
     for number, operand in enumerate(operands):
         alike = [
             name
-            for name, one in known
-            if name not in names and bitwise_equal(one, operand.detach())
+            for name, tensor in named_tensors
+            if name not in names and bitwise_equal(tensor, operand.detach())
         ]
         names.append(alike[0] if alike else f"operand {number + 1}")
     return names

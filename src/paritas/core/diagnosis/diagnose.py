@@ -128,14 +128,14 @@ def propose_all(
         enough: stop as soon as no further proposer could give a pattern that ranks before those
             found, or that is worth reporting beside them.
     """
-    found: list[Pattern] = []
+    patterns: list[Pattern] = []
     for propose, simplest in proposers:
         settled = [
-            one
-            for one in found
-            if one.confidence >= GUESS
-            and _explained_share(one) + _MORE >= 1
-            and _simplicity(one) < ORDER.index(simplest)
+            pattern
+            for pattern in patterns
+            if pattern.confidence >= GUESS
+            and _explained_share(pattern) + _MORE >= 1
+            and _simplicity(pattern) < ORDER.index(simplest)
         ]
         is_inside = all(map(_may_give_way, settled)) and propose in _OF_RESULTS
         if enough and settled and not is_inside:
@@ -146,16 +146,20 @@ def propose_all(
             return []
         # The mistakes of an operator were compared with a second run already.
         is_tried = propose is propose_predictions
-        found += [one for one in proposed if is_tried or is_found_again(case, one, propose)]
+        patterns += [
+            pattern for pattern in proposed if is_tried or is_found_again(case, pattern, propose)
+        ]
     for propose in _LAST_RESORTS if proposers is PROPOSERS else ():
-        if not found:
-            found += [one for one in propose(case) if is_found_again(case, one, propose)]
-    return found
+        if not patterns:
+            patterns += [
+                pattern for pattern in propose(case) if is_found_again(case, pattern, propose)
+            ]
+    return patterns
 
 
 def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     """The patterns that fit, best first, without those that explain no more than a simpler one."""
-    kept: list[Pattern] = []
+    patterns: list[Pattern] = []
     found = propose_all(case, enough=True, proposers=proposers)
     explained = {pattern.kind for pattern in found if _reproduces_all(pattern)}
     if explained:
@@ -166,15 +170,17 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
         ]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
         found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
-    plain = {one.kind for one in found if is_plain(one) and _is_of_blocks(case, one)}
+    plain = {
+        proposed.kind for proposed in found if is_plain(proposed) and _is_of_blocks(case, proposed)
+    }
     if plain:
         found = [pattern for pattern in found if not _is_of_step(pattern)]
     if PatternKind.COPY in plain:
         found = [pattern for pattern in found if not _is_of_terms(pattern)]
     for pattern in sorted(found, key=_rank_key):
-        if not kept or _explained_share(pattern) > max(map(_explained_share, kept)) + _MORE:
-            kept.append(pattern)
-    return kept
+        if not patterns or _explained_share(pattern) > max(map(_explained_share, patterns)) + _MORE:
+            patterns.append(pattern)
+    return patterns
 
 
 def _may_give_way(pattern: Pattern) -> bool:
@@ -213,7 +219,7 @@ def rank_patterns(
     if not ranked and proposers is PROPOSERS:
         # It is not in the result that the mistake has a name.
         solved = _propose_solved(case)
-        solved = [one for one in solved if is_found_again(case, one, _propose_solved)]
+        solved = [pattern for pattern in solved if is_found_again(case, pattern, _propose_solved)]
         ranked = _statable(case, solved, at_output=at_output)
     if not ranked and proposers is PROPOSERS and several is case:
         ranked = _rank_repeated(case)
@@ -231,9 +237,9 @@ def _rank_repeated(case: Case) -> list[Pattern]:
     more is found, and less time is spent on it.
     """
     patience = case.context.patience * (1.0 if _shows_little(case) else _PATIENCE_AGAIN)
-    for one in case.repeated[:1]:
-        context = dataclasses.replace(one.context, patience=patience)
-        other = dataclasses.replace(one, context=context)
+    for repeated_case in case.repeated[:1]:
+        context = dataclasses.replace(repeated_case.context, patience=patience)
+        other = dataclasses.replace(repeated_case, context=context)
         return _statable(other, rank_raw(other), at_output=False)
     return []
 
@@ -246,7 +252,9 @@ _FEW_WRONG = 64
 def _shows_little(case: Case) -> bool:
     call = case.context.call
     operands = call.floating if call is not None else case.context.inputs
-    is_alike = any(one.numel() > 1 and len(one.unique()) <= FEW_VALUES for one in operands)
+    is_alike = any(
+        operand.numel() > 1 and len(operand.unique()) <= FEW_VALUES for operand in operands
+    )
     return is_alike or int(case.wrong.sum()) < _FEW_WRONG
 
 
@@ -345,9 +353,9 @@ def diagnose(
         patterns, note = _rank_apart(case, at_output=at_output)
         return Diagnosis(where=where, patterns=patterns, note=note)
     # The operator's mistakes are predictions of the whole.
-    own: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
+    proposers: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
     is_small = case.reference.numel() <= _LARGEST
-    patterns, note = _rank_apart(case, own) if is_small else ((), "")
+    patterns, note = _rank_apart(case, proposers) if is_small else ((), "")
     part = _most_wrong_part(survey)
     patterns = patterns or rank_patterns(part, at_output=at_output)
     return Diagnosis(where=where, patterns=patterns, note=note)
@@ -396,7 +404,7 @@ def _most_wrong_part(survey: CaseSurvey) -> Case:
     The context's tensors cannot be cut in the same way and are left out.
     """
     case = survey.case
-    axis = max(range(len(case.shape)), key=lambda one: case.shape[one])
+    axis = max(range(len(case.shape)), key=lambda dim: case.shape[dim])
     size = case.shape[axis]
     counts = survey.base.axes[axis]
     groups = max(1, size * MOST_ELEMENTS // case.reference.numel() // counts.each)

@@ -39,8 +39,8 @@ def ending_within(seconds: float) -> Iterator[None]:
 
 def until(seconds: float) -> float:
     """When this many seconds of a quiet machine are over, by `now`."""
-    left = max(0.0, _end.get() - time.monotonic())
-    return now() + min(seconds * _slowness(), left)
+    residual = max(0.0, _end.get() - time.monotonic())
+    return now() + min(seconds * _slowness(), residual)
 
 
 def now() -> float:

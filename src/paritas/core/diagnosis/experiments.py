@@ -115,7 +115,7 @@ def _operator_name(context: Context) -> str:
 
 
 def _can_be_asked(operands: tuple[Tensor, ...]) -> bool:
-    numbers = [one.numel() for one in operands]
+    numbers = [operand.numel() for operand in operands]
     return 1 <= sum(numbers) <= MOST_ELEMENTS
 
 
@@ -169,15 +169,15 @@ def _state(kind: PatternKind, sentence: str, lab: Laboratory) -> Pattern:
 def _unread_operand(lab: Laboratory, operator: str) -> Pattern | None:
     """An operand without any effect on the candidate, while others have one."""
     effects = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
-    known = [one for one in effects if one is not None]
-    if not any(bool(one.candidate.any()) for one in known):
+    present = [effect for effect in effects if effect is not None]
+    if not any(bool(effect.candidate.any()) for effect in present):
         return _fixed_result(lab)
     numbers = [
         number
-        for number, one in enumerate(effects)
-        if one is not None
-        and bool(one.reference.any())
-        and not bool(one.candidate.any())
+        for number, effect in enumerate(effects)
+        if effect is not None
+        and bool(effect.reference.any())
+        and not bool(effect.candidate.any())
         and lab.is_unread(number)
     ]
     unread = [lab.names[number] for number in numbers]
@@ -208,16 +208,18 @@ def _fixed_result(lab: Laboratory) -> Pattern | None:
 
     Anything else that does not change may be an old result.
     """
-    given = lab.runs.given
-    if not all(map(lab.is_unread, range(len(lab.operands)))) or given.numel() < _FEWEST_FIXED:
+    candidate = lab.runs.given
+    if not all(map(lab.is_unread, range(len(lab.operands)))) or candidate.numel() < _FEWEST_FIXED:
         return None
     which = f"whatever the values of {enumerated(lab.names, 3)} are"
-    if bool((given == given.flatten()[0]).all()):
-        kind = PatternKind.CONSTANT if bool(given.any()) else PatternKind.ZEROS
-        return _state(kind, f"{given.flatten()[0].item()} in every element, {which}", lab)
-    for axis, size in enumerate(given.shape):
-        line = torch.arange(size).view([-1 if one == axis else 1 for one in range(given.dim())])
-        if size > 2 and not is_inexact(given) and bool((given == line).all()):  # noqa: PLR2004
+    if bool((candidate == candidate.flatten()[0]).all()):
+        kind = PatternKind.CONSTANT if bool(candidate.any()) else PatternKind.ZEROS
+        return _state(kind, f"{candidate.flatten()[0].item()} in every element, {which}", lab)
+    for axis, size in enumerate(candidate.shape):
+        line = torch.arange(size).view(
+            [-1 if each_axis == axis else 1 for each_axis in range(candidate.dim())]
+        )
+        if size > 2 and not is_inexact(candidate) and bool((candidate == line).all()):  # noqa: PLR2004
             words = f"0, 1, 2 ... along axis {axis}, {which}"
             return _state(PatternKind.MISSING_OPERAND, words, lab)
     return None
@@ -264,20 +266,21 @@ def _other_function_of_elements(lab: Laboratory, _operator: str) -> Pattern | No
 
 def _examples(lab: Laboratory) -> str:
     """What the candidate gives for two elements, and what it should give."""
-    expected, given = (one.flatten() for one in (lab.runs.expected, lab.runs.given))
-    wrong = (expected != given).nonzero().flatten()
-    error = (given.double() - expected.double()).abs().nan_to_num(0.0, 0.0, 0.0)[wrong]
+    expected, candidate = (tensor.flatten() for tensor in (lab.runs.expected, lab.runs.given))
+    wrong = (expected != candidate).nonzero().flatten()
+    error = (candidate.double() - expected.double()).abs().nan_to_num(0.0, 0.0, 0.0)[wrong]
     order = wrong[error.argsort(descending=True)]
     shown = [int(order[0]), int(order[len(order) // 2])][: min(_EXAMPLES, len(order))]
     words = []
-    for place in shown:
+    for position in shown:
         at = ", ".join(
-            f"{name} = {_number(one.flatten()[place])}"
-            for name, one in zip(lab.names, lab.operands, strict=True)
-            if one.shape == lab.runs.expected.shape
+            f"{name} = {_number(operand.flatten()[position])}"
+            for name, operand in zip(lab.names, lab.operands, strict=True)
+            if operand.shape == lab.runs.expected.shape
         )
         words.append(
-            f"at {at} it gives {_number(given[place])} instead of {_number(expected[place])}"
+            f"at {at} it gives {_number(candidate[position])} "
+            f"instead of {_number(expected[position])}"
         )
     return "; ".join(dict.fromkeys(words))
 
@@ -301,13 +304,13 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
         return None
     pairs = [(lab.runs.expected, lab.runs.given)]
     for seed in range(1, _MOST_RUNS):
-        if lab.is_over or sum(one.numel() for one, _ in pairs) >= _MOST_RESULTS // 2:
+        if lab.is_over or sum(tensor.numel() for tensor, _ in pairs) >= _MOST_RESULTS // 2:
             break
         pair = lab.both(lab.runs.vary(seed))
         if pair is not None:
             pairs.append(pair)
     right, wrong = (
-        torch.cat([one.double().cpu().flatten() for one in side])
+        torch.cat([tensor.double().cpu().flatten() for tensor in side])
         for side in zip(*pairs, strict=True)
     )
     use = torch.isfinite(right) & torch.isfinite(wrong)
@@ -321,7 +324,7 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
         return None
     differs = (right != wrong).nonzero().flatten()
     at = differs[len(differs) // 2], differs[int(0.9 * len(differs))]
-    examples = [(f"{right[one]:.4g}", f"{wrong[one]:.4g}") for one in at]
+    examples = [(f"{right[sample_index]:.4g}", f"{wrong[sample_index]:.4g}") for sample_index in at]
     if any(expected == given for expected, given in examples):
         return None  # nobody would see it
     words = "; ".join(f"where it is {expected} it gives {given}" for expected, given in examples)
@@ -346,7 +349,7 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Answer | None:
     if symmetries is None or not symmetries.keeps_lines:
         return None
     if reduces:
-        if _WINDOW.search(operator) and any(one.has_more for one in lab.readings()):
+        if _WINDOW.search(operator) and any(reading.has_more for reading in lab.readings()):
             return None
         if not symmetries.is_symmetric:
             lost = _lost_terms(lab, operator)
@@ -360,10 +363,10 @@ def _other_function_of_lines(lab: Laboratory, operator: str) -> Answer | None:
 
 
 def _results(lab: Laboratory) -> str:
-    expected, given = (one.flatten() for one in (lab.runs.expected, lab.runs.given))
-    error = (given.double() - expected.double()).abs().nan_to_num(0.0, 0.0, 0.0)
-    place = int(error.argmax())
-    return f"it gives {_number(given[place])} instead of {_number(expected[place])}"
+    expected, candidate = (tensor.flatten() for tensor in (lab.runs.expected, lab.runs.given))
+    error = (candidate.double() - expected.double()).abs().nan_to_num(0.0, 0.0, 0.0)
+    position = int(error.argmax())
+    return f"it gives {_number(candidate[position])} instead of {_number(expected[position])}"
 
 
 # --- Other places of an operand -------------------------------------------------------------------
@@ -426,10 +429,10 @@ def _unwritten(lab: Laboratory, reading: Reading) -> Pattern | None:
     is_kept = reading.number == target and reading.has_more and not reading.lacks
     if not is_kept or not reading.is_of_one_in_candidate:
         return None
-    kept = (reading.candidate & ~reading.reference).any(0)
+    unread = (reading.candidate & ~reading.reference).any(0)
     for number in range(len(lab.operands)):
         effect = lab.effect_of_whole(number)
-        is_written = effect is None or bool((effect.candidate & kept).any())
+        is_written = effect is None or bool((effect.candidate & unread).any())
         if number != target and is_written:
             return None  # something is made of both
     return _state(PatternKind.STALE, f"what was there is kept: {reading.words()}", lab)
@@ -450,8 +453,8 @@ def _unread_in_part(lab: Laboratory, reading: Reading) -> Pattern | None:
     if not lab.gives_without([reading.number], blind):
         return None  # it may hold what it does not read, or something else is wrong as well
     others = [lab.effect_of_whole(number) for number in range(len(lab.operands))]
-    known = [one.candidate for one in others if one is not None]
-    if not known or not bool((functools.reduce(torch.logical_or, known) | ~blind).all()):
+    candidates = [other.candidate for other in others if other is not None]
+    if not candidates or not bool((functools.reduce(torch.logical_or, candidates) | ~blind).all()):
         return None
     sentence = f"{reading.name} has no effect on {describe_mask(blind)}"
     return _state(PatternKind.MISSING_OPERAND, sentence, lab)
@@ -470,7 +473,7 @@ def _kind_in_attention(lab: Laboratory, reading: Reading) -> PatternKind | None:
     results = lab.both(lab.with_operand(value, ones))
     if results is None:
         return None
-    adds_up = all(are_close(one, torch.ones_like(one)) for one in results)
+    adds_up = all(are_close(tensor, torch.ones_like(tensor)) for tensor in results)
     return PatternKind.MASK if adds_up else None
 
 

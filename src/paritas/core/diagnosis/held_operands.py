@@ -34,7 +34,9 @@ def held_operands(runs: PlaceRuns, call: LiveCall) -> list[int]:
 
 
 def _is_shown(runs: PlaceRuns, call: LiveCall, operand: Tensor) -> bool:
-    return runs.recall is not None or any(is_same_tensor(operand, one) for one in call.floating)
+    return runs.recall is not None or any(
+        is_same_tensor(operand, tensor) for tensor in call.floating
+    )
 
 
 def _is_held(runs: PlaceRuns, number: int) -> bool:
@@ -43,18 +45,18 @@ def _is_held(runs: PlaceRuns, number: int) -> bool:
     A small one may be rounded to nothing, and each of several large ones only by chance. A choice,
     such as a sign, is not held in a part: what does not follow it there may not read it.
     """
-    kept = torch.ones((), dtype=torch.bool)
+    unmoved = torch.ones((), dtype=torch.bool)
     for seed in _SEEDS_OF_LARGE:
-        others = [place for place in range(len(runs.operands)) if place != number]
+        others = [position for position in range(len(runs.operands)) if position != number]
         varied = runs.vary(seed, growth=_LARGE, held=others)
-        right, given = runs.reference(varied), runs.candidate(varied)
-        if right is None or given is None:
+        right, candidate = runs.reference(varied), runs.candidate(varied)
+        if right is None or candidate is None:
             return False
         moves, follows = (
             ~same(after, before).cpu()
-            for after, before in ((right, runs.expected), (given, runs.given))
+            for after, before in ((right, runs.expected), (candidate, runs.given))
         )
-        kept = kept & moves & ~follows
+        unmoved = unmoved & moves & ~follows
     may_be_copied = len(runs.operands[number].unique()) > FEW_VALUES
-    is_of_part = may_be_copied and is_of_slices(kept)
-    return bool(kept.any()) and (is_of_part or bool((kept == moves).all()))
+    is_of_part = may_be_copied and is_of_slices(unmoved)
+    return bool(unmoved.any()) and (is_of_part or bool((unmoved == moves).all()))

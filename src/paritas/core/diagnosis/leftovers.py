@@ -27,11 +27,11 @@ def mean_square_left(case: Case, prediction: Tensor, mask: Tensor | None = None)
         mask: the elements that count; all of them by default.
     """
     unit = torch.maximum(noise_of_prediction(case, prediction, None), case.unit)
-    left = torch.where(same(case.given, prediction), 0.0, (case.given - prediction) / unit)
-    left = left if mask is None else left[mask]
-    if not left.numel():
+    residual = torch.where(same(case.given, prediction), 0.0, (case.given - prediction) / unit)
+    residual = residual if mask is None else residual[mask]
+    if not residual.numel():
         return 0.0
-    return float(left.abs().nan_to_num(0.0, 0.0, 0.0).square().mean())
+    return float(residual.abs().nan_to_num(0.0, 0.0, 0.0).square().mean())
 
 
 def fits_honestly(

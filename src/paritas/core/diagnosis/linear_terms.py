@@ -70,11 +70,11 @@ class Terms:
         """The number of terms of each element of the result."""
         return torch.bincount(self.rows, minlength=self.rest.numel())
 
-    def restrict(self, asked: Tensor) -> Terms:
+    def restrict(self, requested: Tensor) -> Terms:
         """The terms in some elements of the operand only."""
-        use = torch.isin(self.columns, asked)
+        use = torch.isin(self.columns, requested)
         picked = {name: getattr(self, name)[use] for name in ("rows", "columns", "factors")}
-        return dataclasses.replace(self, asked=asked, **picked)
+        return dataclasses.replace(self, asked=requested, **picked)
 
     def is_same_as(self, other: Terms) -> bool:
         """Whether all terms are the same."""
@@ -171,10 +171,10 @@ class _Reader:
         """Whether the effects of two values add up, and that of a multiple is a multiple."""
         draw = torch.Generator().manual_seed(0)
         first, second = (self.size * torch.randn(self.count, generator=draw) for _ in range(2))
-        effects = [self._effect(one) for one in (first, second, first - 3 * second)]
-        if any(one is None or not bool(torch.isfinite(one).all()) for one in effects):
+        effects = [self._effect(number) for number in (first, second, first - 3 * second)]
+        if any(effect is None or not bool(torch.isfinite(effect).all()) for effect in effects):
             return False
-        left, right, both = (one for one in effects if one is not None)
+        left, right, both = (effect for effect in effects if effect is not None)
         scale = torch.stack([left, right, both, self.rest]).abs().amax()
         return bool(((left - 3 * right - both).abs() <= 4 * self.noise * scale).all())
 
@@ -188,21 +188,21 @@ class _Reader:
         draw = torch.Generator().manual_seed(1)
         check = self.size * torch.randn(self.count, generator=draw)
         digits = (numbers % _BASE + 1, numbers // _BASE % _BASE + 1, numbers // _BASE**2 + 1)
-        asked = [
+        requested = [
             torch.ones(self.count),
             *digits[: 1 + (self.count > _BASE) + (self.count > _BASE**2)],
         ]
-        effects = [self._effect(self.size * one) for one in asked]
-        if any(one is None for one in effects):
+        effects = [self._effect(self.size * number) for number in requested]
+        if any(effect is None for effect in effects):
             return None
-        ones, *parts = (one for one in effects if one is not None)
+        ones, *parts = (effect for effect in effects if effect is not None)
         factors = ones / self.size
         largest = max(float(factors.abs().max()), float(self.rest.abs().max()) / self.size)
         is_read = factors.abs() > self.noise * largest * _BASE
         places = torch.zeros_like(numbers[:1]).expand(len(ones)).clone()
-        for place, part in enumerate(parts):
+        for position, part in enumerate(parts):
             digit = (part[is_read] / ones[is_read]).round().long() - 1
-            places[is_read] += digit * _BASE**place
+            places[is_read] += digit * _BASE**position
         if bool(((places < 0) | (places >= self.count)).any()):
             return None
         after = self._effect(check)
@@ -216,11 +216,11 @@ class _Reader:
 
     def read_one_by_one(self) -> Terms | None:
         """The terms of all elements of a small operand, or of some of a larger one."""
-        asked = self._columns()
-        if asked.numel() * self.rest.numel() > _MOST_ENTRIES:
+        requested = self._columns()
+        if requested.numel() * self.rest.numel() > _MOST_ENTRIES:
             return None
         columns = []
-        for column in asked.tolist():
+        for column in requested.tolist():
             value = torch.zeros(self.count)
             value[column] = self.size
             effect = self._effect(value)
@@ -232,14 +232,14 @@ class _Reader:
             float(matrix.abs().max()), float(self.rest.abs().max()) / self.size
         )
         rows, places = (matrix.abs() > floor).nonzero(as_tuple=True)
-        is_complete = len(asked) == self.count
+        is_complete = len(requested) == self.count
         return Terms(
             rows,
-            asked[places],
+            requested[places],
             matrix[rows, places],
             self.rest,
             *self.shapes,
-            None if is_complete else asked,
+            None if is_complete else requested,
         )
 
     def _columns(self) -> Tensor:

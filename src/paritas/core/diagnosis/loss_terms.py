@@ -105,7 +105,7 @@ class _Mean:
     def _of_terms(cls, lab: Laboratory, places: int) -> _Mean | None:
         pools = _pools(lab, places)
         draft = cls(lab, pools, places, (), (torch.empty(0), torch.empty(0)))
-        number = max(len(one) for one in pools if one is not None)
+        number = max(len(pool) for pool in pools if pool is not None)
         draw = torch.Generator().manual_seed(0)
         used: list[int] = []
         pairs: list[tuple[float, float]] = []
@@ -138,8 +138,8 @@ class _Mean:
     def is_mean(self, side: int) -> bool:
         """Whether mixed terms give the mean of what they give alone, in one of the programs."""
         for mixture in self.mixtures:
-            wanted = self.values[side][mixture.numbers].mean()
-            if not self.is_same(mixture.results[side], float(wanted)):
+            target = self.values[side][mixture.numbers].mean()
+            if not self.is_same(mixture.results[side], float(target)):
                 return False
         return bool(self.mixtures)
 
@@ -157,11 +157,11 @@ class _Mean:
             mixtures.append(_Mixture(numbers, pair))
         return mixtures
 
-    def is_same(self, one: float, other: float) -> bool:
+    def is_same(self, number: float, other: float) -> bool:
         """Whether two results are the same up to rounding."""
         dtype = self.lab.runs.expected.dtype
         size = float(self.values[0].abs().mean())
-        pair = (torch.tensor([value, size], dtype=dtype) for value in (one, other))
+        pair = (torch.tensor([value, size], dtype=dtype) for value in (number, other))
         return are_close(*pair)
 
     @functools.cached_property
@@ -183,9 +183,9 @@ class _Mean:
         if not step > _SAME * float(right.abs().max()):
             return None
         weights = []
-        for place in range(self.places):
+        for position in range(self.places):
             parts = torch.full((self.places,), self.used[low])
-            parts[place] = self.used[high]
+            parts[position] = self.used[high]
             pair = None if self.lab.is_over else self.results(parts)
             if pair is None:
                 return None
@@ -201,14 +201,14 @@ class _Mixture:
 
 def _count_elements(lab: Laboratory) -> int | None:
     """The number of elements, if all operands have as many."""
-    counts = {one.numel() for one in lab.operands if one.numel() > 1}
-    shapes = {one.shape for one in lab.operands if one.numel() > 1}
+    counts = {operand.numel() for operand in lab.operands if operand.numel() > 1}
+    shapes = {operand.shape for operand in lab.operands if operand.numel() > 1}
     return counts.pop() if len(shapes) == 1 else None
 
 
 def _count_rows(lab: Laboratory) -> int | None:
     """The length of the first axis, if the largest operand and another one have it."""
-    largest = max(lab.operands, key=lambda one: one.numel(), default=None)
+    largest = max(lab.operands, key=lambda operand: operand.numel(), default=None)
     if largest is None or largest.dim() < 2:  # noqa: PLR2004
         return None
     rows = largest.shape[0]
@@ -225,7 +225,7 @@ def _pools(lab: Laboratory, places: int) -> tuple[Tensor | None, ...]:
             pools.append(None)
             continue
         parts = [run[number].detach() for run in runs]
-        pools.append(torch.cat([one.flatten() if has_all else one for one in parts]))
+        pools.append(torch.cat([part.flatten() if has_all else part for part in parts]))
     return tuple(pools)
 
 
@@ -254,14 +254,14 @@ def _name_weights(mean: _Mean, factor: float) -> tuple[PatternKind, str] | None:
 
 def _is_weighted(mean: _Mean, weights: Tensor, mixture: _Mixture) -> bool:
     terms = mean.values[0][mixture.numbers]
-    wanted = float((weights * terms).mean())
+    target = float((weights * terms).mean())
     limit = _SAME * float((weights * terms).abs().mean())
-    return abs(mixture.results[1] - wanted) <= limit
+    return abs(mixture.results[1] - target) <= limit
 
 
 def _places(places: Sequence[int]) -> str:
     word = "number" if len(places) == 1 else "numbers"
-    return f"{word} {enumerated([str(one) for one in places], 4)}"
+    return f"{word} {enumerated([str(position) for position in places], 4)}"
 
 
 def _name_reduction(mean: _Mean, factor: float) -> tuple[PatternKind, str] | None:
@@ -291,16 +291,16 @@ def _name_exchanged(mean: _Mean) -> tuple[PatternKind, str] | None:
     numbers = [
         number for number, pool in enumerate(pools) if pool is not None and pool.is_floating_point()
     ]
-    for one, other in itertools.combinations(numbers, 2):
-        if mean.lab.operands[one].shape == mean.lab.operands[other].shape:
+    for first, other in itertools.combinations(numbers, 2):
+        if mean.lab.operands[first].shape == mean.lab.operands[other].shape:
             changed = list(pools)
-            changed[one], changed[other] = changed[other], changed[one]
+            changed[first], changed[other] = changed[other], changed[first]
             if _gives_candidate(mean, changed):
-                sentence = f"{names[one]} and {names[other]} are swapped"
+                sentence = f"{names[first]} and {names[other]} are swapped"
                 return PatternKind.SWAPPED_OPERANDS, sentence
     for number in numbers:
-        changed = [-pool if place == number and pool is not None else pool
-                   for place, pool in enumerate(pools)]  # fmt: skip
+        changed = [-pool if position == number and pool is not None else pool
+                   for position, pool in enumerate(pools)]  # fmt: skip
         if _gives_candidate(mean, changed):
             return PatternKind.SIGN, f"{names[number]} has the other sign"
     return None

@@ -298,8 +298,8 @@ def _count_table(box: Box, mask: Bools, axes: tuple[int, ...]) -> Counts:
     """Count what is marked in a box, at each of its indices along some axes."""
     inner = [axis - len(box.outer) for axis in axes]
     others = tuple(other for other in range(mask.ndim) if other not in inner)
-    found = np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64)
-    return np.asarray(found).reshape([len(box_indices(box, axis)) for axis in axes])
+    counts = np.count_nonzero(mask, axis=others) if others else mask.astype(np.int64)
+    return np.asarray(counts).reshape([len(box_indices(box, axis)) for axis in axes])
 
 
 class AxisCounts:
@@ -317,16 +317,16 @@ class AxisCounts:
         self.counts: Counts = np.zeros(-(-size // self.each), dtype=np.int64)
         self.long = LongCoordinate(size) if self.each > 1 else None
 
-    def add(self, start: int, found: Counts) -> None:
+    def add(self, start: int, counts: Counts) -> None:
         """Add counts of neighbouring indices."""
         if self.long is None:
-            self.counts[start : start + len(found)] += found
+            self.counts[start : start + len(counts)] += counts
             return
-        active = np.flatnonzero(found)
+        active = np.flatnonzero(counts)
         if len(active):
             at = (active + start) // self.each
             first = int(at[0])
-            sums = np.bincount(at - first, weights=found[active]).astype(np.int64)
+            sums = np.bincount(at - first, weights=counts[active]).astype(np.int64)
             self.counts[first : first + len(sums)] += sums
             self.long.add(active + start)
 
@@ -436,8 +436,8 @@ class Marks:
         across = min(len(columns), boxes.BLOCK)
         down = max(1, boxes.BLOCK // across)
         for top in range(0, len(rows), down):
-            for left in range(0, len(columns), across):
-                row, column = rows[top : top + down], columns[left : left + across]
+            for residual in range(0, len(columns), across):
+                row, column = rows[top : top + down], columns[residual : residual + across]
                 sizes += np.bincount(feature(row[:, None], column[None]).ravel(), minlength=limit)
         return wrong, sizes
 
@@ -447,8 +447,8 @@ class Marks:
 
         def walk() -> Iterator[tuple[Box, Bools]]:
             for box, mask in self.walk():
-                kept = chosen[box_indices(box, axis) // each]
-                yield box, mask & fit_to_box(kept, box, (axis,))
+                is_chosen = chosen[box_indices(box, axis) // each]
+                yield box, mask & fit_to_box(is_chosen, box, (axis,))
 
         return dataclasses.replace(count_marks(self.shape, walk, self.nonzeros), hides=self.hides)
 
@@ -456,15 +456,15 @@ class Marks:
         """Number of visible elements in each region."""
         counts = [0] * len(regions)
         for box, visible in self.nonzeros.walk():
-            for place, region in enumerate(regions):
-                counts[place] += int(np.count_nonzero(visible & region.elements_in(box)))
+            for position, region in enumerate(regions):
+                counts[position] += int(np.count_nonzero(visible & region.elements_in(box)))
         return counts
 
-    def held(self, found: Description) -> tuple[int, int]:
+    def held(self, description: Description) -> tuple[int, int]:
         """Number of wrong elements in a region, and of all its elements."""
         wrong, elements = 0, 0
         for box, mask in self.walk():
-            region = np.broadcast_to(found.elements_in(box), mask.shape)
+            region = np.broadcast_to(description.elements_in(box), mask.shape)
             wrong += int(np.count_nonzero(mask & region))
             elements += int(np.count_nonzero(region))
         return wrong, elements
@@ -495,11 +495,11 @@ def count_marks(shape: tuple[int, ...], walk: Walk, nonzeros: Nonzeros) -> Marks
 
 def _count_feature(walk: Walk, axes: tuple[int, int], feature: Feature, limit: int) -> Counts:
     """Number of marked elements at each value of a feature of two axes."""
-    found = np.zeros(limit, dtype=np.int64)
+    counts = np.zeros(limit, dtype=np.int64)
     for box, mask in walk():
         row, column = (box_indices(box, axis) for axis in axes)
         table = _count_table(box, mask, axes).ravel()
         if table.any():
             values = feature(row[:, None], column[None]).ravel()
-            found += np.bincount(values, weights=table, minlength=limit).astype(np.int64)
-    return found
+            counts += np.bincount(values, weights=table, minlength=limit).astype(np.int64)
+    return counts

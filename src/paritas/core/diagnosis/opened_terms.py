@@ -54,19 +54,21 @@ def explain_terms(
     if opened is None:
         return None
     given = tuple(
-        own if part is None else part for own, part in zip(lab.operands, parts, strict=True)
+        operand if part is None else part for operand, part in zip(lab.operands, parts, strict=True)
     )
     opened = opened.with_operands(lab.operands, given)
     split = [part is not None for part in parts]
 
     def run(program: Any, operands: Sequence[Tensor]) -> Tensor:
         """The results for one term after the other."""
-        number = next(len(one) for one, is_split in zip(operands, split, strict=True) if is_split)
+        number = next(
+            len(operand) for operand, is_split in zip(operands, split, strict=True) if is_split
+        )
         return torch.stack(
             [program(_fill(lab.operands, operands, split, at)) for at in range(number)]
         )
 
-    right, wrong = (run(one, given) for one in (lab.runs.reference, lab.runs.candidate))
+    right, wrong = (run(program, given) for program in (lab.runs.reference, lab.runs.candidate))
     factor = _factor(opened, right)
     if factor is None:
         return None
@@ -101,17 +103,21 @@ def _fill(
 ) -> list[Tensor]:
     """The operands with the same term in all places."""
     return [
-        whole[at].expand(own.shape if own.dim() == whole.dim() else own.numel()).reshape(own.shape)
+        operand[at]
+        .expand(like_tensor.shape if like_tensor.dim() == operand.dim() else like_tensor.numel())
+        .reshape(like_tensor.shape)
         if is_split
-        else whole
-        for own, whole, is_split in zip(like, operands, split, strict=True)
+        else operand
+        for like_tensor, operand, is_split in zip(like, operands, split, strict=True)
     ]
 
 
 def _factor(opened: LiveCall, results: Tensor) -> float | None:
     """How many terms a result is, the same for all; None if they are not such multiples."""
     try:
-        terms = next(one for one in opened.results(wide=False) if one.shape == results.shape)
+        terms = next(
+            result for result in opened.results(wide=False) if result.shape == results.shape
+        )
     except (*UNUSABLE, StopIteration):
         return None
     largest = terms.abs().argmax()

@@ -71,9 +71,9 @@ def _worst_index(reference: Tensor, candidate: Tensor) -> tuple[int, ...]:
     best, at = -1.0, 0
     for start in range(0, r.numel(), _BLOCK):
         apart = _distance(*(_widen(side[start : start + _BLOCK]) for side in (r, c)))
-        value, place = apart.max(0)
+        value, position = apart.max(0)
         if float(value) > best:
-            best, at = float(value), start + int(place)
+            best, at = float(value), start + int(position)
     index = []
     for extent in reversed(reference.shape):
         at, place_on_axis = divmod(at, extent)

@@ -89,8 +89,8 @@ class PlaceRuns:
             held: the places of those that stay as they are.
         """
         varied = list(vary_operands(self.operands, seed, growth=growth))
-        for place in held:
-            varied[place] = self.operands[place]
+        for position in held:
+            varied[position] = self.operands[position]
         return self.settled(varied)
 
     def settled(self, operands: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -98,7 +98,7 @@ class PlaceRuns:
         if self.settle is None:
             return tuple(operands)
         with torch.no_grad():
-            return tuple(self.settle([one.detach() for one in operands]))
+            return tuple(self.settle([operand.detach() for operand in operands]))
 
     def both_anew(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for operands of other shapes; None if the programs are for the first only.
@@ -118,7 +118,9 @@ class PlaceRuns:
     def place_of(self, tensor: Tensor) -> int | None:
         """Where a value is among the operands; None if it is not clear."""
         places = [
-            place for place, operand in enumerate(self.operands) if is_same_tensor(operand, tensor)
+            position
+            for position, operand in enumerate(self.operands)
+            if is_same_tensor(operand, tensor)
         ]
         return places[0] if len(places) == 1 else None
 
@@ -154,8 +156,8 @@ def vary_operands(
             become so many units large.
     """
     draw = torch.Generator().manual_seed(seed)
-    varied = (_vary(one, draw, is_wide=seed > 1) for one in operands)
-    return tuple(one if growth == 1 else _enlarge(one, growth) for one in varied)
+    varied = (_vary(operand, draw, is_wide=seed > 1) for operand in operands)
+    return tuple(operand if growth == 1 else _enlarge(operand, growth) for operand in varied)
 
 
 def _enlarge(operand: Tensor, growth: float) -> Tensor:
@@ -204,9 +206,9 @@ def lengthen_operands(operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]
     while halves, pairs and tiles stay what they are. No operand gets fewer elements: code for fixed
     shapes would read beyond their ends.
     """
-    lengths = sorted({size for one in operands for size in one.shape if size > 1})
+    lengths = sorted({size for operand in operands for size in operand.shape if size > 1})
     for length in lengths[:_MOST_LENGTHS]:
-        yield tuple(_lengthen(one, length) for one in operands)
+        yield tuple(_lengthen(operand, length) for operand in operands)
 
 
 def _lengthen(operand: Tensor, length: int) -> Tensor:
@@ -221,7 +223,9 @@ def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor |
 
 def _call(program: Program, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     """The result of a program, if it can be computed and has this dtype."""
-    copies = [one.detach().clone() for one in operands]  # a program may write to what it reads
+    copies = [
+        operand.detach().clone() for operand in operands
+    ]  # a program may write to what it reads
     try:
         with torch.no_grad():
             result = program(copies)

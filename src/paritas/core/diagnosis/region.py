@@ -136,14 +136,18 @@ def tail_of(span: IndexSpan, size: int) -> str:
     return ""
 
 
-def index_text(place: WrongPlace) -> str:
+def index_text(wrong_place: WrongPlace) -> str:
     """The region as an index expression; empty if there is none."""
-    if place.kind not in {"region", "mostly"} or place.found.kind != "product":
+    if wrong_place.kind not in {"region", "mostly"} or wrong_place.found.kind != "product":
         return ""
     tokens = []
-    for coordinate, span in zip(place.found.coordinates, place.found.spans, strict=True):
+    for coordinate, span in zip(
+        wrong_place.found.coordinates, wrong_place.found.spans, strict=True
+    ):
         token = (
-            _index_token(span, place.shape[coordinate.axes[0]]) if coordinate.name == "axis" else ""
+            _index_token(span, wrong_place.shape[coordinate.axes[0]])
+            if coordinate.name == "axis"
+            else ""
         )
         if not token:
             return ""
@@ -190,76 +194,82 @@ class _AxisUnit:
     along: str = ""
 
 
-def describe_region(place: WrongPlace, case: Case) -> Region:
+def describe_region(wrong_place: WrongPlace, case: Case) -> Region:
     """The region as it is reported."""
-    number, size = place.marks.number, place.marks.size
-    phrase = _phrase(place, case)
-    indexed = index_text(place) or ("[...]" if place.kind == "everywhere" else "")
+    number, size = wrong_place.marks.number, wrong_place.marks.size
+    phrase = _phrase(wrong_place, case)
+    indexed = index_text(wrong_place) or ("[...]" if wrong_place.kind == "everywhere" else "")
     amount = _describe_amount(number, size)
-    if _is_thin(place):
+    if _is_thin(wrong_place):
         amount += " by more than the limit, the others by less"
-    notes = [amount, *_notes(place)]
-    mostly = "mostly " if place.kind == "mostly" else ""
+    notes = [amount, *_notes(wrong_place)]
+    mostly = "mostly " if wrong_place.kind == "mostly" else ""
     return Region(
-        kind=place.named(case.context.world),
+        kind=wrong_place.named(case.context.world),
         text=indexed or phrase,
         elements=number,
         share=number / size,
         sentence=f"{mostly}{phrase} ({', '.join(notes)})",
-        axes=_limiting_axes(place),
+        axes=_limiting_axes(wrong_place),
     )
 
 
-def _is_thin(place: WrongPlace) -> bool:
+def _is_thin(wrong_place: WrongPlace) -> bool:
     """Whether everything is wrong, but most of it by less than its limit."""
-    return place.kind == "everywhere" and place.marks.number < _PLAINLY * place.marks.total
+    return (
+        wrong_place.kind == "everywhere"
+        and wrong_place.marks.number < _PLAINLY * wrong_place.marks.total
+    )
 
 
-def _limiting_axes(place: WrongPlace) -> tuple[int, ...]:
-    if place.kind not in {"region", "mostly"} or place.found.kind != "product":
+def _limiting_axes(wrong_place: WrongPlace) -> tuple[int, ...]:
+    if wrong_place.kind not in {"region", "mostly"} or wrong_place.found.kind != "product":
         return ()
-    return tuple(sorted({axis for coordinate, _ in place.limits for axis in coordinate.axes}))
+    return tuple(sorted({axis for coordinate, _ in wrong_place.limits for axis in coordinate.axes}))
 
 
-def _phrase(place: WrongPlace, case: Case) -> str:
-    match place.kind:
+def _phrase(wrong_place: WrongPlace, case: Case) -> str:
+    match wrong_place.kind:
         case "everywhere":
-            if place.marks.hides:
+            if wrong_place.marks.hides:
                 return "everywhere except where the reference is zero"
-            is_most = place.marks.number >= _MOST * place.marks.size
-            return "everywhere" if is_most or _is_thin(place) else "all over the tensor"
+            is_most = wrong_place.marks.number >= _MOST * wrong_place.marks.size
+            return "everywhere" if is_most or _is_thin(wrong_place) else "all over the tensor"
         case "scatter":
-            return f"scattered{_unevenness(place, case)}"
+            return f"scattered{_unevenness(wrong_place, case)}"
         case "nonfinite":
-            side = "reference" if place.any_finite else "candidate"
+            side = "reference" if wrong_place.any_finite else "candidate"
             return f"only where the {side} is not finite"
-    match place.found.kind:
+    match wrong_place.found.kind:
         case "flat":
-            return _describe_flat(place)
+            return _describe_flat(wrong_place)
         case "zeros":
             return "only where the reference is zero"
         case "padding":
-            axis = place.found.axis
+            axis = wrong_place.found.axis
             return f"in the padding, where the reference stays the same to the end of axis {axis}"
-    return _product(place, case)
+    return _product(wrong_place, case)
 
 
-def _product(place: WrongPlace, case: Case) -> str:
+def _product(wrong_place: WrongPlace, case: Case) -> str:
     inside = [
-        _axis_phrase(coordinate.axes[0], span, place, case)
-        for coordinate, span in place.limits
+        _axis_phrase(coordinate.axes[0], span, wrong_place, case)
+        for coordinate, span in wrong_place.limits
         if coordinate.name == "axis"
     ]
     boxed = f"in {_join_words(inside)}" if inside else ""
-    for coordinate, span in place.limits:
+    for coordinate, span in wrong_place.limits:
         if coordinate.name != "axis":
-            pair = _pair_phrase(coordinate, span, len(place.shape))
+            pair = _pair_phrase(coordinate, span, len(wrong_place.shape))
             return f"{pair}, {boxed}" if boxed else pair
     return boxed
 
 
-def _axis_phrase(axis: int, span: IndexSpan, place: WrongPlace, case: Case) -> str:
-    size, unit = place.shape[axis], _axis_unit(axis, len(place.shape), case.context.axes)
+def _axis_phrase(axis: int, span: IndexSpan, wrong_place: WrongPlace, case: Case) -> str:
+    size, unit = (
+        wrong_place.shape[axis],
+        _axis_unit(axis, len(wrong_place.shape), case.context.axes),
+    )
     ranks = rank_of(span, size, case.context.world)
     plain = _span_phrase(span, size, unit)
     if ranks:
@@ -294,9 +304,9 @@ def _span_phrase(span: IndexSpan, size: int, unit: _AxisUnit) -> str:
 
 
 def _describe_end(side: str, other: str, number: int, size: int, many: str) -> str:
-    left = size - number
-    if 4 * left <= number:
-        return f"all but the {other} {_count_unless_one(left)}of {many}"
+    residual = size - number
+    if 4 * residual <= number:
+        return f"all but the {other} {_count_unless_one(residual)}of {many}"
     return f"the {side} {_count_unless_one(number)}of {many}"
 
 
@@ -332,8 +342,8 @@ def _from_diagonal(offset: int) -> str:
     return f"{count} {'above' if offset > 0 else 'below'} the diagonal"
 
 
-def _describe_flat(place: WrongPlace) -> str:
-    low, high, size = place.found.low, place.found.high, place.marks.size
+def _describe_flat(wrong_place: WrongPlace) -> str:
+    low, high, size = wrong_place.found.low, wrong_place.found.high, wrong_place.marks.size
     if high == size:
         return f"in the last {size - low} elements of the flattened tensor"
     if low == 0:
@@ -341,32 +351,32 @@ def _describe_flat(place: WrongPlace) -> str:
     return f"in the elements {low} to {high - 1} of the flattened tensor"
 
 
-def _notes(place: WrongPlace) -> list[str]:
+def _notes(wrong_place: WrongPlace) -> list[str]:
     notes = []
-    if place.kind in {"region", "mostly"}:
-        held, size = place.marks.held(place.found)
-        density = held / max(1, size)
+    if wrong_place.kind in {"region", "mostly"}:
+        marked_number, size = wrong_place.marks.held(wrong_place.found)
+        density = marked_number / max(1, size)
         if density < _DENSE:
             notes.append(f"{_percent(density)} of that part")
-        if held < place.marks.number:
-            notes.append(f"{place.marks.number - held} of them elsewhere")
-        if not place.is_sure:
+        if marked_number < wrong_place.marks.number:
+            notes.append(f"{wrong_place.marks.number - marked_number} of them elsewhere")
+        if not wrong_place.is_sure:
             notes.append("its bounds are uncertain")
-    if place.kind != "nonfinite" and not place.any_finite:
+    if wrong_place.kind != "nonfinite" and not wrong_place.any_finite:
         notes.append("none of them finite")
     return notes
 
 
-def _unevenness(place: WrongPlace, case: Case) -> str:
+def _unevenness(wrong_place: WrongPlace, case: Case) -> str:
     """A chi-square test along each axis: whether some slices are wrong more often than others."""
-    marks = place.marks
+    marks = wrong_place.marks
     for axis in range(len(marks.shape)):
         expected = marks.shares(axis) * marks.number
-        kept = expected >= 1
-        freedom = int(np.count_nonzero(kept)) - 1
+        is_enough = expected >= 1
+        freedom = int(np.count_nonzero(is_enough)) - 1
         if freedom < 1:
             continue
-        apart = np.square(marks.along(axis)[kept] - expected[kept]) / expected[kept]
+        apart = np.square(marks.along(axis)[is_enough] - expected[is_enough]) / expected[is_enough]
         if (float(apart.sum()) - freedom) / np.sqrt(2 * freedom) > _UNEVEN_Z:
             unit = _axis_unit(axis, len(marks.shape), case.context.axes)
             return f", in some {unit.many}{unit.along} more than in others"
@@ -436,8 +446,8 @@ def find_region(case: Case, survey: CaseSurvey | None = None) -> Region | None:
 
     It holds all wrong elements, unless its sentence says how many are elsewhere.
     """
-    place = find_place(case, survey)
-    return None if place is None else describe_region(place, case)
+    position = find_place(case, survey)
+    return None if position is None else describe_region(position, case)
 
 
 def find_place(case: Case, survey: CaseSurvey | None = None) -> WrongPlace | None:
@@ -447,29 +457,29 @@ def find_place(case: Case, survey: CaseSurvey | None = None) -> WrongPlace | Non
     if not marks.number:
         return None
     if marks.number == marks.size:
-        place = WrongPlace("everywhere", whole_tensor(marks), marks, marks)
+        wrong_place = WrongPlace("everywhere", whole_tensor(marks), marks, marks)
     elif not case.is_exact and not survey.reaches(_LEAST_Z):
-        place = WrongPlace("scatter", whole_tensor(marks), marks, marks)
+        wrong_place = WrongPlace("scatter", whole_tensor(marks), marks, marks)
     else:
-        place = _find(survey, marks, _shards(case))
-    return dataclasses.replace(place, any_finite=survey.any_finite)
+        wrong_place = _find(survey, marks, _shards(case))
+    return dataclasses.replace(wrong_place, any_finite=survey.any_finite)
 
 
 def _find(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> WrongPlace:
     best = single_element(marks) if marks.number == 1 else _shortest(survey, marks, shards)
-    seen, everywhere = marks, False
+    visited, everywhere = marks, False
     if not survey.case.is_exact:
-        best, seen, everywhere = _look_closer(survey, best, shards)
-    pays = not everywhere and _pays(best, seen)
-    if pays and _density(best, seen) >= _NEARLY_ALL:
-        return WrongPlace("region", best, marks, seen)
+        best, visited, everywhere = _look_closer(survey, best, shards)
+    pays = not everywhere and _pays(best, visited)
+    if pays and _density(best, visited) >= _NEARLY_ALL:
+        return WrongPlace("region", best, marks, visited)
     if everywhere or (not pays and _is_everywhere(survey)):
         return WrongPlace("everywhere", whole_tensor(marks), marks, marks)
     among = _among_strays(marks, shards, best.cost(marks.number))
     if among is not None:
         return WrongPlace("mostly", among, marks, marks)
     if pays or marks.number == 1:
-        return WrongPlace("region", best, marks, seen)
+        return WrongPlace("region", best, marks, visited)
     return WrongPlace(
         "nonfinite" if survey.are_lost() else "scatter", whole_tensor(marks), marks, marks
     )
@@ -490,14 +500,14 @@ def _shortest(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> Desc
     return shortest_description(marks, shards, survey.marked_out(marks))
 
 
-def _density(found: Description, marks: Marks) -> float:
-    return marks.number / max(found.size, marks.number)
+def _density(description: Description, marks: Marks) -> float:
+    return marks.number / max(description.size, marks.number)
 
 
-def _pays(found: Description, marks: Marks) -> bool:
-    saved = whole_tensor(marks).cost(marks.number) - found.cost(marks.number)
-    thin = _density(found, marks) < _THIN and 2 * found.size > marks.total
-    return not found.is_all and not thin and saved >= _MARGIN
+def _pays(description: Description, marks: Marks) -> bool:
+    saved = whole_tensor(marks).cost(marks.number) - description.cost(marks.number)
+    thin = _density(description, marks) < _THIN and 2 * description.size > marks.total
+    return not description.is_all and not thin and saved >= _MARGIN
 
 
 def _look_closer(
@@ -505,32 +515,32 @@ def _look_closer(
 ) -> tuple[Description, Marks, bool]:
     """The region that smaller errors show, these errors, and whether everything is wrong."""
     base = survey.base
-    seen = base
+    visited = base
     many_off = survey.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
     densest = _density(best, base) if _pays(best, base) else 0.0
     plainly_all = not densest and base.number >= _NEARLY_ALL * base.total
     if plainly_all or (densest >= _DENSE and not survey.share_beyond(_LEVELS[0])):
-        return best, seen, plainly_all
+        return best, visited, plainly_all
     for level, marks in _levels(survey):
-        found = _shortest(survey, marks, shards)
-        density = _density(found, marks)
-        dear = found.cost(base.number) > _SLACK_SHARE * best.cost(base.number) + _SLACK
-        if _pays(found, marks) and density >= min(densest, _DENSE) and not dear:
-            best, seen, densest = found, marks, density
+        closer = _shortest(survey, marks, shards)
+        density = _density(closer, marks)
+        dear = closer.cost(base.number) > _SLACK_SHARE * best.cost(base.number) + _SLACK
+        if _pays(closer, marks) and density >= min(densest, _DENSE) and not dear:
+            best, visited, densest = closer, marks, density
         if densest >= _DENSE and level <= _NO_NOISE_Z:
             break
-    return best, seen, many_off and densest < _DENSE
+    return best, visited, many_off and densest < _DENSE
 
 
 def _levels(survey: CaseSurvey) -> Iterator[tuple[float, Marks]]:
     """Lower and lower levels, while each adds elements and right ones are left."""
-    known = survey.base.number
+    number = survey.base.number
     for level in (*_LEVELS, 0.0):
         marks = survey.beyond(level) if level else survey.differing()
         if marks.number >= marks.total:
             return
-        if marks.number > known:
-            known = marks.number
+        if marks.number > number:
+            number = marks.number
             yield level, marks
 
 
@@ -542,7 +552,7 @@ def _is_everywhere(survey: CaseSurvey) -> bool:
     return 1 - wrong <= _CHANCE * survey.chance_of_equality()
 
 
-def _among_strays(marks: Marks, shards: tuple[int, ...], known: float) -> Description | None:
+def _among_strays(marks: Marks, shards: tuple[int, ...], cost_known: float) -> Description | None:
     """A region that is wrong far more often than the rest, which has stray errors."""
     best, saved = None, 2 * _MARGIN
     for axis in range(len(marks.shape)):
@@ -550,12 +560,14 @@ def _among_strays(marks: Marks, shards: tuple[int, ...], known: float) -> Descri
         often = counts / np.maximum(sizes, 1.0)
         hot = often > often.max() / 3
         inside, outside = float(sizes[hot].sum()), float(sizes[~hot].sum())
-        held = int(counts[hot].sum())
-        strays = marks.number - held
-        if not 0 < strays < held or held * outside < _OFTEN * strays * inside:
+        marked_hot = int(counts[hot].sum())
+        strays = marks.number - marked_hot
+        if not 0 < strays < marked_hot or marked_hot * outside < _OFTEN * strays * inside:
             continue
-        found = shortest_description(marks.within(axis, hot), shards)
-        cost = found.cost(held) + bits_of_choice(marks.total - found.size, strays)
-        if not found.is_all and known - cost > saved:
-            best, saved = found, known - cost
+        inner_description = shortest_description(marks.within(axis, hot), shards)
+        cost = inner_description.cost(marked_hot) + bits_of_choice(
+            marks.total - inner_description.size, strays
+        )
+        if not inner_description.is_all and cost_known - cost > saved:
+            best, saved = inner_description, cost_known - cost
     return best

@@ -85,19 +85,19 @@ _SLACK = 100.0
 
 def may_give_first(case: Case, value: Tensor) -> bool:
     """Whether a prediction of the first of several runs is near enough to predict the others."""
-    given, right, allowed = (one[0] for one in (case.given, case.right, case.allowed))
-    if value.numel() != given.numel() or value.is_complex():
+    candidate, right, allowed = (tensor[0] for tensor in (case.given, case.right, case.allowed))
+    if value.numel() != candidate.numel() or value.is_complex():
         return False
-    value = widen(value).reshape(given.shape)
+    value = widen(value).reshape(candidate.shape)
     # What is larger everywhere, as a sum for a mean, has a larger noise.
     growth = float((value.abs() / right.abs()).nan_to_num(1.0, 1.0).max())
-    return bool(near(given, value, allowed, slack=_SLACK * max(1.0, growth)).any())
+    return bool(near(candidate, value, allowed, slack=_SLACK * max(1.0, growth)).any())
 
 
 def _can_be_repeated(case: Case, runs: PlaceRuns) -> bool:
     if not is_inexact(runs.expected) or case.context.draws or not _has_few_values(case.reference):
         return False
-    count = sum(one.numel() for one in runs.operands)
+    count = sum(operand.numel() for operand in runs.operands)
     if not runs.reads_all or not 0 < count <= _MOST_ELEMENTS:
         return False
     call = case.context.call
@@ -112,20 +112,20 @@ def _has_few_values(reference: Tensor) -> bool:
 
 
 def _are_finite(*values: Tensor) -> bool:
-    return all(bool(torch.isfinite(one).all()) for one in values)
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
-def _other_operands(runs: PlaceRuns, held: Sequence[int], seed: int) -> tuple[Tensor, ...]:
+def _other_operands(runs: PlaceRuns, unchanged: Sequence[int], seed: int) -> tuple[Tensor, ...]:
     """Other values of the same kind; in half of the runs single numbers of any sign and size."""
-    varied = runs.vary(seed, held=held)
+    varied = runs.vary(seed, held=unchanged)
     if seed % 2:
         return varied
     draw = torch.Generator().manual_seed(seed)
     factors = (3 * torch.rand(len(varied), generator=draw) - 1.5).tolist()
     return runs.settled(
         [
-            one * factor if _is_one_number(one) and place not in held else one
-            for place, (one, factor) in enumerate(zip(varied, factors, strict=True))
+            operand * factor if _is_one_number(operand) and position not in unchanged else operand
+            for position, (operand, factor) in enumerate(zip(varied, factors, strict=True))
         ]
     )
 
@@ -149,20 +149,20 @@ class RepeatedCall(LiveCall):
 
     def results(
         self,
-        place: int = WHOLE,
+        position: int = WHOLE,
         change: Callable[[Step], Any] | None = None,
         *,
         wide: bool,
     ) -> list[Tensor]:
         """The tensors that the calls return, stacked, with one operator changed in all of them."""
-        every = [super().results(place, change, wide=wide)]
-        every += (one.results(place, change, wide=wide) for one in self.others)
+        every = [super().results(position, change, wide=wide)]
+        every += (call.results(position, change, wide=wide) for call in self.others)
         return [torch.stack(alike) for alike in zip(*every, strict=True)]
 
     @property
     def floating(self) -> list[Tensor]:
         """The floating-point tensors among the arguments of all calls, stacked."""
-        every = [super().floating, *(one.floating for one in self.others)]
+        every = [super().floating, *(call.floating for call in self.others)]
         return [torch.stack(alike) for alike in zip(*every, strict=True)]
 
     def with_floating(self, values: Sequence[Tensor]) -> RepeatedCall:
@@ -170,8 +170,8 @@ class RepeatedCall(LiveCall):
         number = 1 + len(self.others)
         return _repeated(
             [
-                call.with_floating([one[place] for one in values])
-                for place, call in zip(range(number), (self.first, *self.others), strict=True)
+                call.with_floating([value[position] for value in values])
+                for position, call in zip(range(number), (self.first, *self.others), strict=True)
             ]
         )
 
@@ -189,7 +189,7 @@ def first_runs(case: Case, call: RepeatedCall) -> tuple[Case, RepeatedCall]:
     """The first runs of a case that is repeated, to solve for a number."""
     calls = [call.first, *call.others][:_SOLVED_WITH]
     noise = None if case.noise is None else case.noise[:_SOLVED_WITH]
-    candidate, reference = (one[:_SOLVED_WITH] for one in (case.candidate, case.reference))
+    candidate, reference = (tensor[:_SOLVED_WITH] for tensor in (case.candidate, case.reference))
     few = dataclasses.replace(case, candidate=candidate, reference=reference, noise=noise)
     return few, _repeated(calls)
 
@@ -200,9 +200,9 @@ def split_runs(case: Case, call: RepeatedCall) -> list[Case]:
         Case(
             candidate,
             reference,
-            context=dataclasses.replace(case.context, call=one, stacked=False),
+            context=dataclasses.replace(case.context, call=other_call, stacked=False),
         )
-        for candidate, reference, one in zip(
+        for candidate, reference, other_call in zip(
             case.candidate, case.reference, (call.first, *call.others), strict=True
         )
     ]
@@ -218,13 +218,16 @@ def _repeated_calls(
     replaced = [call.with_operands(runs.operands, operands) for operands in every]
     # Of a result with axes, those of its operators would be others.
     is_number = runs.expected.dim() == 0
-    if is_number and all(one.dim() == 0 for one in call.floating):
+    if is_number and all(tensor.dim() == 0 for tensor in call.floating):
         with contextlib.suppress(ValueError):
             yield len(every), call.with_floating(_repeated(replaced).floating)
     number = min(_CALLS, len(every))
     yield number, _repeated(replaced[:number])
-    whole = [LiveCall(functools.partial(_run_all, runs), tuple(one), {}) for one in every[:number]]
-    yield number, _repeated(whole)
+    live_calls = [
+        LiveCall(functools.partial(_run_all, runs), tuple(operands), {})
+        for operands in every[:number]
+    ]
+    yield number, _repeated(live_calls)
 
 
 def _repeated(calls: Sequence[LiveCall]) -> RepeatedCall:
@@ -243,8 +246,8 @@ def _gives(calls: LiveCall, case: Case) -> bool:
     except (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
         return False
     return any(
-        tuple(one.shape) == case.shape
-        and not one.is_complex()
-        and bool(near(widen(one), case.right, case.allowed).all())
-        for one in results
+        tuple(tensor.shape) == case.shape
+        and not tensor.is_complex()
+        and bool(near(widen(tensor), case.right, case.allowed).all())
+        for tensor in results
     )

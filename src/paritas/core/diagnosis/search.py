@@ -86,18 +86,18 @@ class Coordinate:
 def coordinate_systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
     """Systems of coordinates, the tensor's own axes first."""
     shape = marks.shape
-    own = []
+    ranges = []
     for axis in range(len(shape)):
         spans = marks.spans(axis, shards)
         # If no choice of each value is kept, all values have the same share.
         even = not marks.hides or not len(spans[0].chosen)
-        own.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
-    yield own
+        ranges.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
+    yield ranges
     for last in range(1, len(shape)):
         pair = (last - 1, last)
-        others = [c for c in own if c.axes[0] not in pair]
-        for made in _pairs(marks, pair):
-            yield [*others, made]
+        others = [c for c in ranges if c.axes[0] not in pair]
+        for joint in _pairs(marks, pair):
+            yield [*others, joint]
 
 
 def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
@@ -244,34 +244,42 @@ def shortest_description(
     Args:
         others: further descriptions that hold all of them.
     """
-    found = list(others)
+    visible = list(others)
     for coordinates in coordinate_systems(marks, shards):
-        found.append(_cheapest(coordinates, marks))
-        if marks.number >= _FILLED * found[-1].size and not found[-1].is_all:
+        visible.append(_cheapest(coordinates, marks))
+        if marks.number >= _FILLED * visible[-1].size and not visible[-1].is_all:
             break  # no other form can be fuller
     else:
-        found += _flat_ranges(marks)
+        visible += _flat_ranges(marks)
     if marks.hides:
-        least = min(one.cost(marks.number) for one in found)
-        close = [one for one in found if one.cost(marks.number) <= least + _CLOSE]
-        found = _count_visible(close, marks)
-    return min(found, key=lambda one: one.cost(marks.number))
+        least = min(description.cost(marks.number) for description in visible)
+        close = [
+            description
+            for description in visible
+            if description.cost(marks.number) <= least + _CLOSE
+        ]
+        visible = _count_visible(close, marks)
+    return min(visible, key=lambda description: description.cost(marks.number))
 
 
-def _count_visible(found: list[Description], marks: Marks) -> list[Description]:
+def _count_visible(descriptions: list[Description], marks: Marks) -> list[Description]:
     """The descriptions with their visible elements counted instead of estimated."""
     return [
-        one if one.kind == "padding" else dataclasses.replace(one, size=size)
-        for one, size in zip(found, marks.visible_in(found), strict=True)
+        description
+        if description.kind == "padding"
+        else dataclasses.replace(description, size=size)
+        for description, size in zip(descriptions, marks.visible_in(descriptions), strict=True)
     ]
 
 
 def single_element(marks: Marks) -> Description:
     """The one wrong element, by its index."""
-    own = next(coordinate_systems(marks))
+    coordinate_system = next(coordinate_systems(marks))
     # The second span of an axis with several indices is the index.
-    spans = tuple(coordinate.spans[:2][-1] for coordinate in own)
-    return Description("product", sum(span.bits for span in spans), 1.0, tuple(own), spans)
+    spans = tuple(coordinate.spans[:2][-1] for coordinate in coordinate_system)
+    return Description(
+        "product", sum(span.bits for span in spans), 1.0, tuple(coordinate_system), spans
+    )
 
 
 def whole_tensor(marks: Marks) -> Description:
@@ -285,35 +293,35 @@ def _cheapest(coordinates: list[Coordinate], marks: Marks) -> Description:
     base = sum(c.bits for c in coordinates)
 
     def found(choice: list[int]) -> Description:
-        size = marks.total * math.prod(shares[i][one] for i, one in enumerate(choice))
-        spans = tuple(c.spans[one] for c, one in zip(coordinates, choice, strict=True))
+        size = marks.total * math.prod(shares[i][index] for i, index in enumerate(choice))
+        spans = tuple(c.spans[index] for c, index in zip(coordinates, choice, strict=True))
         bits = base + sum(span.bits for span in spans)
         return Description("product", bits, size, tuple(coordinates), spans)
 
-    tight = [int(np.argmin(one)) for one in shares]
+    tight = [int(np.argmin(share)) for share in shares]
     return min(
         (_descend(start, shares, found, marks.number) for start in (tight, [0] * len(shares))),
-        key=lambda one: one.cost(marks.number),
+        key=lambda description: description.cost(marks.number),
     )
 
 
 def _descend(
     start: list[int],
     shares: list[list[float]],
-    found: Callable[[list[int]], Description],
+    describe: Callable[[list[int]], Description],
     number: int,
 ) -> Description:
     choice = list(start)
     while True:
         before = list(choice)
-        for place, options in enumerate(shares):
+        for position, options in enumerate(shares):
             costs = [
-                found([*choice[:place], one, *choice[place + 1 :]]).cost(number)
-                for one in range(len(options))
+                describe([*choice[:position], index, *choice[position + 1 :]]).cost(number)
+                for index in range(len(options))
             ]
-            choice[place] = int(np.argmin(costs))
+            choice[position] = int(np.argmin(costs))
         if choice == before:
-            return found(choice)
+            return describe(choice)
 
 
 def _flat_ranges(marks: Marks) -> list[Description]:
@@ -322,13 +330,13 @@ def _flat_ranges(marks: Marks) -> list[Description]:
         return []
     size = marks.size
     low, high = marks.flat_bounds
-    found = []
+    descriptions = []
     for first, stop in {(low, high), (0, high), (low, size)} - {(0, size)}:
         one_end = first == 0 or stop == size
         named = min(math.log2(size), bits_of_number(stop - first))
         bits = _BITS_FLAT + (named if one_end else 1 + math.log2(size * (size + 1) / 2))
-        found.append(Description("flat", bits, stop - first, low=first, high=stop))
-    return _count_visible(found, marks) if marks.hides else found
+        descriptions.append(Description("flat", bits, stop - first, low=first, high=stop))
+    return _count_visible(descriptions, marks) if marks.hides else descriptions
 
 
 # --- Regions defined by the reference's own values ------------------------------------------------
@@ -428,8 +436,8 @@ class CaseSurvey:
         """Share of the visible elements that are not wrong, but beyond a level."""
         base, more = self.base, self.beyond(level)
         number = more.number - (more.at_zeros if base.hides else 0)
-        left = base.total - base.number
-        return (number - base.number) / left if left else 0.0
+        residual = base.total - base.number
+        return (number - base.number) / residual if residual else 0.0
 
     @property
     def any_finite(self) -> bool:
@@ -458,8 +466,8 @@ class CaseSurvey:
         """The probability that two random values of the tensor are equal."""
         size = self.case.reference.numel()
         some = np.unravel_index(np.arange(0, size, max(1, size // _SAMPLE)), self.case.shape)
-        whole = self.case.reference if self.case.arbiter is None else self.case.arbiter
-        values = widen(whole[tuple(map(torch.from_numpy, some))])
+        right = self.case.reference if self.case.arbiter is None else self.case.arbiter
+        values = widen(right[tuple(map(torch.from_numpy, some))])
         _, counts = np.unique(values.numpy(), return_counts=True)
         return float(np.square(counts / len(values)).sum())
 
@@ -469,13 +477,13 @@ class CaseSurvey:
         Padding is looked for in a single box only, since otherwise a line may be in several.
         """
         zeros = self._sums[1]
-        found = []
+        descriptions = []
         if zeros < marks.size and marks.at_zeros == marks.number:
-            found.append(Description("zeros", _BITS_ZEROS, float(zeros)))
+            descriptions.append(Description("zeros", _BITS_ZEROS, float(zeros)))
         if self.is_one_box:
             ((box, wrong),) = marks.walk()
-            found += _paddings(wrong, box.case.right.numpy())
-        return tuple(found)
+            descriptions += _paddings(wrong, box.case.right.numpy())
+        return tuple(descriptions)
 
     @functools.cached_property
     def _levels(self) -> dict[float, Marks]:
@@ -499,21 +507,21 @@ class CaseSurvey:
     @functools.cached_property
     def _found(self) -> tuple[Marks, _Extremes, Callable[[Case], Tensor]]:
         """The wrong elements, the extremes, and the function that finds them in a box."""
-        seen = _Extremes()
+        extremes = _Extremes()
 
         def is_beyond(case: Case) -> Tensor:
             return case.beyond
 
-        marks = self._counted(is_beyond, seen)
+        marks = self._counted(is_beyond, extremes)
         if marks.number:
-            return marks, seen, is_beyond
+            return marks, extremes, is_beyond
         # No element is beyond its noise by itself, which is known only now.
-        limit = outstanding_limit(seen.distance)
+        limit = outstanding_limit(extremes.distance)
 
         def is_outstanding(case: Case) -> Tensor:
             return case.distance > limit
 
-        return self._counted(is_outstanding, seen), seen, is_outstanding
+        return self._counted(is_outstanding, extremes), extremes, is_outstanding
 
     @property
     def _extremes(self) -> _Extremes:
@@ -525,15 +533,15 @@ class CaseSurvey:
     def _is_wrong(self, case: Case) -> Tensor:
         return self._found[2](case)
 
-    def _counted(self, mask: Callable[[Case], Tensor], seen: _Extremes | None = None) -> Marks:
+    def _counted(self, mask: Callable[[Case], Tensor], extremes: _Extremes | None = None) -> Marks:
         def watched(case: Case) -> Tensor:
             wrong = mask(case)
-            if seen is not None:
-                seen.take(case, wrong)
+            if extremes is not None:
+                extremes.take(case, wrong)
             return wrong
 
-        found = count_marks(self.case.shape, self._walk(watched), self._nonzeros)
-        return found if self.is_one_box else dataclasses.replace(found, walk=self._walk(mask))
+        marks = count_marks(self.case.shape, self._walk(watched), self._nonzeros)
+        return marks if self.is_one_box else dataclasses.replace(marks, walk=self._walk(mask))
 
     def _walk(self, mask: Callable[[Case], Tensor]) -> Walk:
         """Iterates over the boxes and their masks; the mask of a single box is computed once."""
@@ -544,8 +552,8 @@ class CaseSurvey:
 
         if not self.is_one_box:
             return walk
-        kept = list(walk())
-        return lambda: iter(kept)
+        walked = list(walk())
+        return lambda: iter(walked)
 
     def _boxes(self, scale: float | None = None) -> Iterator[Box]:
         if self.is_one_box:

@@ -55,29 +55,33 @@ def repeat_case(case: Case) -> tuple[Case, ...]:
     runs, call = case.context.runs, case.context.call
     if runs is None or call is None or not _can_be_repeated(case, runs, call):
         return ()
-    made = (_repeat(case, runs, call, operands) for operands in _other_operands(runs, call))
-    return tuple(one for one in made if one is not None)
+    cases = (_repeat(case, runs, call, operands) for operands in _other_operands(runs, call))
+    return tuple(repeated for repeated in cases if repeated is not None)
 
 
 def lengthen_case(case: Case) -> tuple[Case, ...]:
     """The same place with longer operands; empty if it cannot be asked so."""
     if case.first_run is not None:
         stacked = map(stack_runs, case.first_run.lengthened)
-        return tuple(one for one in stacked if one is not None)
+        return tuple(stacked_case for stacked_case in stacked if stacked_case is not None)
     runs, call = case.context.runs, case.context.call
     if runs is None or call is None or runs.remake_candidate is None or not case.repeated:
         return ()
-    if sum(one.numel() for one in runs.operands) > _MOST_TO_LENGTHEN:
+    if sum(operand.numel() for operand in runs.operands) > _MOST_TO_LENGTHEN:
         return ()
-    made = []
+    cases = []
     until = time.monotonic() + _SECONDS_TO_LENGTHEN
     for longer in lengthen_operands(runs.operands):
         if time.monotonic() > until:
             break  # the candidate may have to be compiled anew for each
         operands = vary_operands(longer, _LOOKS[0][0])
         with contextlib.suppress(FatalAttemptError):
-            made.append(attempt_apart(functools.partial(_lengthen, case, runs, call, operands)))
-    return tuple(one for one in made if one is not None and one.is_beyond_noise)
+            cases.append(attempt_apart(functools.partial(_lengthen, case, runs, call, operands)))
+    return tuple(
+        longer_case
+        for longer_case in cases
+        if longer_case is not None and longer_case.is_beyond_noise
+    )
 
 
 def _can_be_repeated(case: Case, runs: PlaceRuns, call: LiveCall) -> bool:
@@ -94,10 +98,10 @@ def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]
     What the reference's call does not show stays as it is, and what the candidate may hold itself:
     a module that replaces another one has copies of its parameters.
     """
-    held = held_operands(runs, call)
-    if len(held) == len(runs.operands):
+    held_places = held_operands(runs, call)
+    if len(held_places) == len(runs.operands):
         return []
-    varied = [runs.vary(seed, growth=growth, held=held) for seed, growth in _LOOKS]
+    varied = [runs.vary(seed, growth=growth, held=held_places) for seed, growth in _LOOKS]
     return varied if runs.earlier is None else [runs.earlier, *varied[1:]]
 
 
@@ -143,7 +147,7 @@ def _with_operands(
         case.context,
         call=other,
         inputs=tuple(map(exchange, case.context.inputs)),
-        named={name: exchange(one) for name, one in case.context.named.items()},
+        named={name: exchange(tensor) for name, tensor in case.context.named.items()},
         inner=None if runs.inner is None else runs.inner(operands),
         runs=again,
     )
@@ -163,24 +167,27 @@ def holds_again(case: Case, prediction: Tensor, *, fitted: bool = False) -> bool
     about |= ~near(prediction, case.right, noise, slack=_SLACK)
     if not bool(about.any()):
         return True
-    left = (case.given - prediction).abs()
+    residual = (case.given - prediction).abs()
     fits = near(case.given, prediction, noise, slack=_SLACK) | (
-        left <= (_LEFT_OF_NUMBER if fitted else _LEFT) * case.error.abs()
+        residual <= (_LEFT_OF_NUMBER if fitted else _LEFT) * case.error.abs()
     )
     return float(fits[about].double().mean()) >= _MOST
 
 
 def is_found_again(case: Case, pattern: Pattern, propose: Callable[[Case], list[Pattern]]) -> bool:
     """Whether a pattern is proposed for other operands as well, if a fault is seen there."""
-    others = [one for one in case.repeated if one.is_beyond_noise]
+    others = [repeated_case for repeated_case in case.repeated if repeated_case.is_beyond_noise]
     # The last one has large operands, which may be beyond the range of a format.
     last = others[1:2] if pattern.kind == PatternKind.PRECISION else others[1:][-1:]
-    asked = [*others[:1], *last]
+    requested = [*others[:1], *last]
     # Of longer operands, no float64 run is known.
     longer = () if LIFTED_RUN in pattern.evidence else case.lengthened
     return all(
-        any(_says_the_same(one, pattern, of_sizes=of_sizes) for one in propose(other))
-        for others, of_sizes in ((asked, False), (longer, True))
+        any(
+            _says_the_same(other_pattern, pattern, of_sizes=of_sizes)
+            for other_pattern in propose(other)
+        )
+        for others, of_sizes in ((requested, False), (longer, True))
         for other in others
     )
 
@@ -190,7 +197,7 @@ _NUMBERS = ("factor", "offset", "times", "lower bound", "upper bound", "modulus"
 _SAME_NUMBER = 0.02
 
 
-def _says_the_same(one: Pattern, other: Pattern, *, of_sizes: bool) -> bool:
+def _says_the_same(earlier: Pattern, other: Pattern, *, of_sizes: bool) -> bool:
     """Whether two patterns are of one kind, with the same numbers.
 
     A limit that is another number for other operands is no limit, but follows from them; that of
@@ -199,12 +206,14 @@ def _says_the_same(one: Pattern, other: Pattern, *, of_sizes: bool) -> bool:
     Args:
         of_sizes: the sizes are other ones too, from which a factor of all elements may follow.
     """
-    if one.kind != other.kind:
+    if earlier.kind != other.kind:
         return False
-    if OPERAND in one.evidence or (of_sizes and _is_one_factor(one) and _is_one_factor(other)):
+    if OPERAND in earlier.evidence or (
+        of_sizes and _is_one_factor(earlier) and _is_one_factor(other)
+    ):
         return True
     for name in _NUMBERS:
-        first, second = (pattern.evidence.get(name, 0.0) for pattern in (one, other))
+        first, second = (pattern.evidence.get(name, 0.0) for pattern in (earlier, other))
         if isinstance(first, str) or isinstance(second, str):
             continue
         if abs(first - second) > _SAME_NUMBER * max(abs(first), abs(second)):

@@ -50,8 +50,8 @@ def grade(pattern: Pattern) -> Grade:
     if _figure(pattern, "bit for bit") >= 1:
         return Grade.EXACT
     every = _figure(pattern, "within the noise") >= 1
-    left = _figure(pattern, "residual", math.inf)
-    if every and left <= _CLOSE and _fitted_numbers(pattern) == 0:
+    residual = _figure(pattern, "residual", math.inf)
+    if every and residual <= _CLOSE and _fitted_numbers(pattern) == 0:
         return Grade.CLOSE
     return Grade.LOOSE
 
@@ -78,8 +78,8 @@ def _is_round(value: float, error: float, nothing: float) -> bool:
     """Whether a fitted number is a round one, such as 1.5, rather than any."""
     near = float(f"{value:.{_ROUND_DIGITS}g}")
     apart = abs(value - near)
-    known = max(4 * error, 1e-9 * abs(value)) <= _KNOWN * abs(value)
-    return known and apart <= _KNOWN * abs(value) and apart <= _APART * abs(near - nothing)
+    is_exact = max(4 * error, 1e-9 * abs(value)) <= _KNOWN * abs(value)
+    return is_exact and apart <= _KNOWN * abs(value) and apart <= _APART * abs(near - nothing)
 
 
 def _figure(pattern: Pattern, name: str, default: float = 0.0) -> float:
@@ -176,7 +176,7 @@ def is_plain(pattern: Pattern) -> bool:
 def _is_whole(factor: float) -> bool:
     """Whether it is a whole number, or one over one: others, such as 7 / 8, come from counts."""
     numbers = (factor, 1 / factor) if factor and math.isfinite(factor) else ()
-    return any(math.isclose(one, round(one), rel_tol=_KNOWN) for one in numbers)
+    return any(math.isclose(number, round(number), rel_tol=_KNOWN) for number in numbers)
 
 
 # --- How sure it is -------------------------------------------------------------------------------

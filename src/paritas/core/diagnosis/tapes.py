@@ -59,13 +59,15 @@ class Tape:
         """
         recorder = _TapeMode()
         outputs = run(recorder)
-        if not recorder.is_complete or any(_storage(one) in recorder.written for one in outputs):
+        if not recorder.is_complete or any(
+            _storage(output) in recorder.written for output in outputs
+        ):
             return None
         return cls(tuple(recorder.entries), tuple(outputs))
 
     def results(
         self,
-        place: int,
+        position: int,
         compute: Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any],
         is_checking: Callable[[Operator], bool],
     ) -> list[Tensor]:
@@ -78,33 +80,33 @@ class Tape:
         Raises:
             ValueError: that has other shapes.
         """
-        entry = self.entries[place]
+        entry = self.entries[position]
         args, kwargs = entry.args, entry.kwargs
         if traits(entry.operator).mutates:
             args, kwargs = copy_arguments(args, kwargs)
         with lifted_if_needed(entry.operator, args, kwargs):
             changed = tensors_of(compute(entry.operator, args, kwargs))
-        later_ones = self.entries[place + 1 :]
-        trusts_shapes = not all(is_checking(one.operator) for one in later_ones)
+        later_ones = self.entries[position + 1 :]
+        trusts_shapes = not all(is_checking(later_one.operator) for later_one in later_ones)
         check_alike(entry.results, changed, shapes=trusts_shapes)
-        known = dict(zip(map(_key, entry.results), changed, strict=True))
+        substitutes = dict(zip(map(_key, entry.results), changed, strict=True))
         for later in later_ones:
-            args, kwargs, hit = _substitute(later, known)
+            args, kwargs, hit = _substitute(later, substitutes)
             if hit:
                 with lifted_if_needed(later.operator, args, kwargs):
                     results = tensors_of(later.operator(*args, **kwargs))
-                known |= zip(map(_key, later.results), results, strict=True)
-        return [known.get(_key(one), one) for one in self.outputs]
+                substitutes |= zip(map(_key, later.results), results, strict=True)
+        return [substitutes.get(_key(output), output) for output in self.outputs]
 
     def reaching(self, output: int) -> set[int]:
         """The places of the operators that an output depends on."""
         needed, places = {_key(self.outputs[output])}, set()
-        for place in reversed(range(len(self.entries))):
-            entry = self.entries[place]
-            if any(_key(one) in needed for one in entry.results):
-                places.add(place)
-                given = tensors_of([entry.args, list(entry.kwargs.values())])
-                needed |= {_key(one) for one in given}
+        for position in reversed(range(len(self.entries))):
+            entry = self.entries[position]
+            if any(_key(result) in needed for result in entry.results):
+                places.add(position)
+                tensors = tensors_of([entry.args, list(entry.kwargs.values())])
+                needed |= {_key(tensor) for tensor in tensors}
         return places
 
 
@@ -128,28 +130,32 @@ class _TapeMode(DispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        given = tensors_of([args, list(kwargs.values())])
-        self._outside |= {_key(one) for one in given if _storage(one) not in self._made}
-        fits = isinstance(func, Operator) and not any(map(self._is_lost, given))
-        kept = args, kwargs
+        tensors = tensors_of([args, list(kwargs.values())])
+        self._outside |= {_key(tensor) for tensor in tensors if _storage(tensor) not in self._made}
+        fits = isinstance(func, Operator) and not any(map(self._is_lost, tensors))
+        arguments = args, kwargs
         if fits and traits(func).mutates:
             # Nothing that is recorded may be written to, nor what is written to be used later.
-            fits = not any(_storage(one) in self._made for one in given)
-            kept = copy_arguments(args, kwargs)
-            self.written |= {_storage(one) for one in given}
+            fits = not any(_storage(tensor) in self._made for tensor in tensors)
+            arguments = copy_arguments(args, kwargs)
+            self.written |= {_storage(tensor) for tensor in tensors}
         result = func(*args, **kwargs)
         results = tensors_of(result)
-        fits = fits and bool(results) and not any(_storage(one) in self.written for one in results)
+        fits = (
+            fits
+            and bool(results)
+            and not any(_storage(tensor) in self.written for tensor in results)
+        )
         self.is_complete = self.is_complete and fits
-        self.entries.append(_Entry(func, *kept, results))
-        for one in results:
-            self._made.setdefault(_storage(one), set()).add(_key(one))
+        self.entries.append(_Entry(func, *arguments, results))
+        for operand in results:
+            self._made.setdefault(_storage(operand), set()).add(_key(operand))
         return result
 
     def _is_lost(self, tensor: Tensor) -> bool:
         """Whether it has changed, or is a part of an earlier result that no operator took."""
-        known = self._made.get(_storage(tensor))
-        is_part = known is not None and _key(tensor) not in known | self._outside
+        keys = self._made.get(_storage(tensor))
+        is_part = keys is not None and _key(tensor) not in keys | self._outside
         return is_part or _storage(tensor) in self.written
 
 
@@ -170,15 +176,15 @@ def _key(tensor: Tensor) -> _Key:
 
 
 def _substitute(
-    entry: _Entry, known: dict[_Key, Tensor]
+    entry: _Entry, substitutes: dict[_Key, Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
     hit = False
 
-    def replace(one: Tensor) -> Tensor:
+    def replace(tensor: Tensor) -> Tensor:
         nonlocal hit
-        other = known.get(_key(one))
+        other = substitutes.get(_key(tensor))
         hit = hit or other is not None
-        return one if other is None else other
+        return tensor if other is None else other
 
     args = map_tensors(entry.args, replace)
     kwargs = {name: map_tensors(value, replace) for name, value in entry.kwargs.items()}
@@ -191,18 +197,18 @@ def lifted_if_needed(
     """A mode that computes in float64, unless all arguments and the kernel do so already."""
     given = [*args, *kwargs.values()]
     is_wide = all(
-        one.dtype == torch.float64 or not (one.is_floating_point() or one.is_complex())
-        for one in tensors_of(given)
+        tensor.dtype == torch.float64 or not (tensor.is_floating_point() or tensor.is_complex())
+        for tensor in tensors_of(given)
     )
     # Flags and dtypes say what to compute in.
-    states = any(isinstance(one, torch.dtype) or one is True for one in given)
+    states = any(isinstance(argument, torch.dtype) or argument is True for argument in given)
     if is_wide and not states and float64_kernel(operator, args) is operator:
         return contextlib.nullcontext()
     default = own_default()
     return LiftMode(default, default)
 
 
-def check_alike(wanted: list[Tensor], given: list[Tensor], *, shapes: bool = True) -> None:
+def check_alike(target: list[Tensor], candidate: list[Tensor], *, shapes: bool = True) -> None:
     """Check what comes instead of a result.
 
     Args:
@@ -212,13 +218,13 @@ def check_alike(wanted: list[Tensor], given: list[Tensor], *, shapes: bool = Tru
         ValueError: what comes next might end the process.
     """
     # What comes next may trust the shapes, as a backward pass does.
-    right, others = ([one.shape for one in result] for result in (wanted, given))
+    right, others = ([tensor.shape for tensor in result] for result in (target, candidate))
     if shapes and others != right:
         raise ValueError(f"the shapes are {others}, not {right}")
     # ... and may take integers as indices: an accelerator does not survive those out of range.
     if not all(
-        one.device.type == "cpu" or is_within(one, other)
-        for one, other in zip(wanted, given, strict=True)
+        tensor.device.type == "cpu" or is_within(tensor, other)
+        for tensor, other in zip(target, candidate, strict=True)
     ):
         raise ValueError("there are integers outside of the range of the right ones")
 
@@ -234,6 +240,6 @@ def is_within(value: Tensor, other: Tensor) -> bool:
 
 def tensors_of(result: Any) -> list[Tensor]:
     """The tensors in a tree, in their order."""
-    found: list[Tensor] = []
-    map_tensors(result, lambda one: found.append(one) or one)  # type: ignore[func-returns-value]
-    return found
+    tensors: list[Tensor] = []
+    map_tensors(result, lambda tensor: tensors.append(tensor) or tensor)  # type: ignore[func-returns-value]
+    return tensors

@@ -137,8 +137,10 @@ class _Pair:
         if float(counts.max()) == float(counts.min()) == 1:
             return None
         means, sums = 1 / counts, torch.ones_like(counts)
-        for kind, mine, theirs in (("sum", sums, means), ("mean", means, sums)):
-            if are_same(self.right.factors, theirs) and are_same(self.wrong.factors, mine):
+        for kind, actual_sums, expected_sums in (("sum", sums, means), ("mean", means, sums)):
+            if are_same(self.right.factors, expected_sums) and are_same(
+                self.wrong.factors, actual_sums
+            ):
                 other = "mean" if kind == "sum" else "sum"
                 words = f"the {kind} of {self.name} instead of the {other}"
                 return TermName(PatternKind.WRONG_REDUCTION, words)
@@ -149,19 +151,21 @@ class _Pair:
         others = self.right.columns[~mask]
         if not bool(torch.isin(others, columns).any()):
             places = unravel(columns, self.right.shape)
-            for axis, place in enumerate(places):
-                own = place.unique()
+            for axis, position in enumerate(places):
+                own_positions = position.unique()
                 rest = unravel(others, self.right.shape)[axis].unique()
-                if not bool(torch.isin(own, rest).any()):
-                    return f"the elements at {_listed(own)} along axis {axis} of {self.name}"
+                if not bool(torch.isin(own_positions, rest).any()):
+                    return (
+                        f"the elements at {_listed(own_positions)} along axis {axis} of {self.name}"
+                    )
         return f"{int(mask.sum())} of {len(mask)} terms"
 
     def _example(self, mask: Tensor) -> str:
         error = (self.ratios - 1).abs() * mask
-        place = int(error.argmax())
-        row = _place_words(self.right.rows[place], self.right.result_shape)
-        column = _place_words(self.right.columns[place], self.right.shape)
-        factors = self.wrong.factors[place], self.right.factors[place]
+        position = int(error.argmax())
+        row = _place_words(self.right.rows[position], self.right.result_shape)
+        column = _place_words(self.right.columns[position], self.right.shape)
+        factors = self.wrong.factors[position], self.right.factors[position]
         words = " instead of ".join(map(_number, factors))
         return f"the element {column} counts {words} times in the result's {row}"
 
@@ -187,9 +191,9 @@ class _Pair:
         return TermName(PatternKind.PARTIAL_SUM, f"{words}: {self._lost_words()}")
 
     def _lost_words(self) -> str:
-        place = int(self.lost.int().argmax())
-        column = _place_words(self.right.columns[place], self.right.shape)
-        row = _place_words(self.right.rows[place], self.right.result_shape)
+        position = int(self.lost.int().argmax())
+        column = _place_words(self.right.columns[position], self.right.shape)
+        row = _place_words(self.right.rows[position], self.right.result_shape)
         return f"the element {column} is not in the result's {row}"
 
     def _name_fewer(self, rows: Tensor) -> TermName | None:
@@ -223,9 +227,13 @@ class _Pair:
         if bool(was_empty.all()):
             return self._name_written(keeps=keeps)
         # An element that is added to itself counts twice.
-        own = float(same_factors(self.ratios, 1.0).double().mean())
+        unchanged_share = float(same_factors(self.ratios, 1.0).double().mean())
         is_usual = not bool(was_empty.any())
-        adds = own >= _MOST if is_usual else keeps and float(was_empty.double().mean()) < _MOST
+        adds = (
+            unchanged_share >= _MOST
+            if is_usual
+            else keeps and float(was_empty.double().mean()) < _MOST
+        )
         if self.most_terms[0] == 1 and adds:
             words = f"other elements of {self.name} are added: {self._added_words()}"
             return TermName(PatternKind.RESIDUAL, words)
@@ -262,32 +270,33 @@ class _Pair:
         if keeps and self._are_in_place():
             words = f"{int(self.more.sum())} elements of {self.name} that should be zero are not"
             return TermName(PatternKind.MASK, words)
-        own, mine = (
-            torch.bincount(one.columns, minlength=math.prod(one.shape)) for one in (right, wrong)
+        right_counts, wrong_counts = (
+            torch.bincount(side.columns, minlength=math.prod(side.shape)) for side in (right, wrong)
         )
-        if int(own.max()) > 1 or int(right.counts.max()) > 1:
+        if int(right_counts.max()) > 1 or int(right.counts.max()) > 1:
             return None
-        words = f"each element of {self.name} is written to {int(mine.max())} places instead of one"
+        most = int(wrong_counts.max())
+        words = f"each element of {self.name} is written to {most} places instead of one"
         if keeps:
             return TermName(PatternKind.WRONG_INDEX, words)
-        shares = torch.zeros(len(own), dtype=torch.float64)
+        shares = torch.zeros(len(right_counts), dtype=torch.float64)
         shares.index_add_(0, wrong.columns, wrong.factors)
         totals = torch.zeros_like(shares).index_add_(0, right.columns, right.factors)
-        if are_same(shares[own > 0], totals[own > 0]):
-            words = f"each element of {self.name} is shared by {int(mine.max())} places"
+        if are_same(shares[right_counts > 0], totals[right_counts > 0]):
+            words = f"each element of {self.name} is shared by {int(wrong_counts.max())} places"
             return TermName(PatternKind.OTHER_FUNCTION, f"{words} instead of written to one")
         return None
 
     def _are_in_place(self) -> bool:
         """Whether every element is that of the same place, if it is read at all."""
         sides = (self.right, self.wrong)
-        in_place = all(bool((one.rows == one.columns).all()) for one in sides)
+        in_place = all(bool((side.rows == side.columns).all()) for side in sides)
         return in_place and self.right.result_shape == self.right.shape
 
     def _added_words(self) -> str:
-        place = int(self.more.int().argmax())
-        column = _place_words(self.wrong.columns[place], self.wrong.shape)
-        row = _place_words(self.wrong.rows[place], self.wrong.result_shape)
+        position = int(self.more.int().argmax())
+        column = _place_words(self.wrong.columns[position], self.wrong.shape)
+        row = _place_words(self.wrong.rows[position], self.wrong.result_shape)
         return f"the element {column} is also in the result's {row}"
 
     # --- Other elements ---
@@ -318,10 +327,10 @@ class _Pair:
         return None
 
     def _exchanged_words(self) -> str:
-        place = int(self.more.int().argmax())
-        row = self.wrong.rows[place]
+        position = int(self.more.int().argmax())
+        row = self.wrong.rows[position]
         gone = self.right.columns[self.lost & (self.right.rows == row)]
-        column = _place_words(self.wrong.columns[place], self.wrong.shape)
+        column = _place_words(self.wrong.columns[position], self.wrong.shape)
         at = _place_words(row, self.wrong.result_shape)
         words = f"the element {column} is in the result's {at}"
         return (
@@ -372,11 +381,14 @@ def _agree(right: Terms, wrong: Terms, *, of_columns: bool) -> bool:
         order = terms.factors.argsort(stable=True)
         order = order[lines[order].argsort(stable=True)]
         sides.append((lines[order], terms.factors[order]))
-    (own, factors), (mine, others) = sides
-    held = torch.isin(own, mine)
-    if float(held.double().mean()) < 0.5 or not bool(torch.isin(mine, own).all()):  # noqa: PLR2004
+    (positions, factors), (other_positions, others) = sides
+    is_shared = torch.isin(positions, other_positions)
+    share = float(is_shared.double().mean())
+    if share < 0.5 or not bool(torch.isin(other_positions, positions).all()):  # noqa: PLR2004
         return False
-    return torch.equal(own[held], mine) and are_same(factors[held], others)
+    return torch.equal(positions[is_shared], other_positions) and are_same(
+        factors[is_shared], others
+    )
 
 
 def _axis_of(values: Tensor, places: tuple[Tensor, ...], shape: tuple[int, ...]) -> int | None:
@@ -392,7 +404,7 @@ def _axis_of(values: Tensor, places: tuple[Tensor, ...], shape: tuple[int, ...])
 
 def _values_along(values: Tensor, places: Tensor) -> str:
     indices = places.unique().tolist()[:4]
-    return ", ".join(f"{_number(values[places == one][0])} at {one}" for one in indices)
+    return ", ".join(f"{_number(values[places == index][0])} at {index}" for index in indices)
 
 
 def _listed(indices: Tensor) -> str:
@@ -405,10 +417,10 @@ def _listed(indices: Tensor) -> str:
     return f"indices {', '.join(map(str, numbers[:4]))}" + (" ..." if len(numbers) > 4 else "")  # noqa: PLR2004
 
 
-def _place_words(place: Tensor, shape: tuple[int, ...]) -> str:
+def _place_words(position: Tensor, shape: tuple[int, ...]) -> str:
     if not shape:
         return "()"
-    return f"({', '.join(str(int(one)) for one in unravel(place, shape))})"
+    return f"({', '.join(str(int(coordinate)) for coordinate in unravel(position, shape))})"
 
 
 def _number(value: Tensor) -> str:

@@ -66,9 +66,9 @@ def on_first_compile(prepare: Callable[[], None]) -> Iterator[None]:
 
 def compile_hook(module: ModuleType) -> Callable[[Any], Any]:
     """The function of torch that every call of compiled code asks."""
-    found = getattr(module, HOOK, None)
-    if callable(found):
-        return found  # type: ignore[no-any-return]
+    hook = getattr(module, HOOK, None)
+    if callable(hook):
+        return hook  # type: ignore[no-any-return]
     version = getattr(sys.modules.get("torch"), "__version__", "")
     message = (
         f"torch {version} has no {MODULE}.{HOOK}, so paritas cannot guard every torch.compile; "
@@ -97,14 +97,14 @@ class _CallbackLayers:
         with self._lock:
             if self._undo is None:
                 self._undo = self._put_in_place(sys.modules[MODULE])
-            place = self._place.get()
-            place = len(self._layers) if place is None else place
-            self._layers = (*self._layers[:place], layer, *self._layers[place:])
+            position = self._place.get()
+            position = len(self._layers) if position is None else position
+            self._layers = (*self._layers[:position], layer, *self._layers[position:])
 
     def remove(self, layer: Layer) -> None:
         """Stop asking a layer."""
         with self._lock:
-            self._layers = tuple(one for one in self._layers if one != layer)
+            self._layers = tuple(existing for existing in self._layers if existing != layer)
             self._leave_if_unused()
 
     def replace(self, layer: Layer, prepare: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class _CallbackLayers:
             if layer not in self._layers:
                 return
             token = self._place.set(self._layers.index(layer))
-            self._layers = tuple(one for one in self._layers if one != layer)
+            self._layers = tuple(existing for existing in self._layers if existing != layer)
             try:
                 prepare()
             finally:
@@ -161,8 +161,8 @@ class _CompilerImport:
         if name != MODULE:
             return None
         others = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in found if spec is not None), None)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader

@@ -121,19 +121,19 @@ class NodeLineage:
 
     def leading_to(self, name: str, within: set[str], until: set[str]) -> set[str]:
         """The nodes in `within`, or removed by rewriting, that one node is computed from."""
-        found: set[str] = set()
+        reached: set[str] = set()
         waiting = [self._before[name]]
         while waiting:
             node = waiting.pop()
             skipped = node.op in {"placeholder", "get_attr"} or node.name in until
-            if node.name in found or (skipped and node.name != name):
+            if node.name in reached or (skipped and node.name != name):
                 continue
             inside = node.name == name or node.name in within or node.name not in self._alive
             if not inside and not is_view(node):
                 continue
-            found.add(node.name)
+            reached.add(node.name)
             waiting += node.all_input_nodes
-        return found
+        return reached
 
     @functools.cached_property
     def _alive(self) -> set[str]:
@@ -141,14 +141,14 @@ class NodeLineage:
             return set()
         return {node.name for node in self.rewritten.graph.nodes}
 
-    def _ancestors(self, name: str, seen: frozenset[str] = frozenset()) -> list[str]:
-        found: list[str] = []
+    def _ancestors(self, name: str, visited: frozenset[str] = frozenset()) -> list[str]:
+        ancestors: list[str] = []
         for old in self._replaced.get(name, ()):
             if old in self._before:
-                found.append(old)
-            elif old not in seen:
-                found += self._ancestors(old, seen | {name})
-        return found
+                ancestors.append(old)
+            elif old not in visited:
+                ancestors += self._ancestors(old, visited | {name})
+        return ancestors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +171,14 @@ class BufferNaming:
         for unit in lines.units:
             for leaf in unit.leaves():
                 if leaf.is_extern():
-                    for held in unit.reads:
-                        self._called.setdefault(held.name, set()).update(self._origins(leaf.node))
+                    for read in unit.reads:
+                        self._called.setdefault(read.name, set()).update(self._origins(leaf.node))
 
     def name(self, unit: KernelUnit) -> list[BufferNodes]:
         """The nodes of each buffer that a kernel writes."""
         within = self._within(unit)
-        standing = [self._standing(held, within) for held in unit.writes]
-        self._done |= {one.exact for one in standing if one.exact is not None}
+        standing = [self._standing(write, within) for write in unit.writes]
+        self._done |= {buffer.exact for buffer in standing if buffer.exact is not None}
         return standing
 
     def of_kernel(self, unit: KernelUnit) -> tuple[str, ...]:
@@ -187,21 +187,23 @@ class BufferNaming:
 
     def _within(self, unit: KernelUnit) -> set[str]:
         """The nodes computed in a kernel; inside a branch, the node with the branch."""
-        found: set[str] = set()
+        names: set[str] = set()
         for leaf in unit.leaves():
             nodes = self._origins(leaf.node)
             # The arguments of an extern kernel were computed before.
-            found |= self._names(_find_sinks(nodes) if leaf.is_extern() else nodes)
-        if not found and unit.parent is not None:
+            names |= self._names(_find_sinks(nodes) if leaf.is_extern() else nodes)
+        if not names and unit.parent is not None:
             return self._within(unit.parent)
-        return found
+        return names
 
-    def _standing(self, held: HeldTensor, within: set[str]) -> BufferNodes:
-        exact = self._exact(held)
-        own = {exact} if exact is not None else self._names(self._origins(held.ir)) or within
-        if not own:
+    def _standing(self, held_tensor: HeldTensor, within: set[str]) -> BufferNodes:
+        exact = self._exact(held_tensor)
+        own_names = (
+            {exact} if exact is not None else self._names(self._origins(held_tensor.ir)) or within
+        )
+        if not own_names:
             return BufferNodes()
-        last = self._lineage.in_order(own)[-1]
+        last = self._lineage.in_order(own_names)[-1]
         nodes = self._lineage.leading_to(last, within, self._done)
         return BufferNodes(tuple(self._lineage.in_order(nodes)), exact)
 
@@ -212,40 +214,40 @@ class BufferNaming:
     def _names(self, nodes: set[Node]) -> set[str]:
         return {name for node in nodes for name in self._lineage.origins(node)}
 
-    def _exact(self, held: HeldTensor) -> str | None:
+    def _exact(self, held_tensor: HeldTensor) -> str | None:
         """The node with exactly a buffer's value, if Inductor's information is reliable."""
-        writes = self._lines.mutated.get(held.variable, [])
-        if held.name != held.variable:
-            node = self._writer(held) if writes and writes[-1] == held.name else None
+        writes = self._lines.mutated.get(held_tensor.variable, [])
+        if held_tensor.name != held_tensor.variable:
+            node = self._writer(held_tensor) if writes and writes[-1] == held_tensor.name else None
         elif writes:
             return None  # its name refers to a later write
         else:
-            node = held.ir.get_origin_node() or self._argument(held)
-        if node is None or not self._lineage.is_known(node) or not _has_spec_of(held, node):
+            node = held_tensor.ir.get_origin_node() or self._argument(held_tensor)
+        if node is None or not self._lineage.is_known(node) or not _has_spec_of(held_tensor, node):
             return None
         return self._lineage.same_value(node)
 
-    def _writer(self, held: HeldTensor) -> Node | None:
+    def _writer(self, held_tensor: HeldTensor) -> Node | None:
         """The node that overwrites the whole memory of another buffer."""
-        origins = self._origins(held.ir)
-        named = held.place.get_origin_node()
+        origins = self._origins(held_tensor.ir)
+        named = held_tensor.place.get_origin_node()
         if named is not None and _find_computing_node(named) in origins:
             return _find_computing_node(named)
-        found = [
+        writers = [
             node
             for node in origins
             if node.op == "call_function"
             and (kind := node_traits(node)) is not None
             and 0 in kind.mutates
-            and getattr(node.args[0], "name", "") == held.variable
+            and getattr(node.args[0], "name", "") == held_tensor.variable
         ]
-        return found[0] if len(found) == 1 else None
+        return writers[0] if len(writers) == 1 else None
 
-    def _argument(self, held: HeldTensor) -> Node | None:
+    def _argument(self, held_tensor: HeldTensor) -> Node | None:
         """A value that was copied to another layout for an extern kernel."""
-        nodes = self._origins(held.ir)
+        nodes = self._origins(held_tensor.ir)
         callers = _find_sinks(nodes)
-        if len(callers) != 1 or not callers <= self._called.get(held.name, set()):
+        if len(callers) != 1 or not callers <= self._called.get(held_tensor.name, set()):
             return None
         (caller,) = callers
         values = _find_sinks(nodes - callers)
@@ -275,20 +277,20 @@ def _find_computing_node(node: Node) -> Node:
 
 
 def _have_same_spec(new: Node, old: Node) -> bool:
-    mine, theirs = new.meta.get("val"), old.meta.get("val")
-    if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+    new_value, old_value = new.meta.get("val"), old.meta.get("val")
+    if not isinstance(new_value, torch.Tensor) or not isinstance(old_value, torch.Tensor):
         return False
-    return mine.dtype is theirs.dtype and _describe_sizes(mine.shape) == _describe_sizes(
-        theirs.shape
-    )
+    return new_value.dtype is old_value.dtype and _describe_sizes(
+        new_value.shape
+    ) == _describe_sizes(old_value.shape)
 
 
-def _has_spec_of(held: HeldTensor, node: Node) -> bool:
+def _has_spec_of(held_tensor: HeldTensor, node: Node) -> bool:
     """Whether a buffer has the shape and dtype of a node's value."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False
-    memory = held.ir if held.place is None else held.place
+    memory = held_tensor.ir if held_tensor.place is None else held_tensor.place
     return memory.get_dtype() is value.dtype and _describe_sizes(
         memory.get_size()
     ) == _describe_sizes(value.shape)
@@ -450,17 +452,19 @@ def compile_listening(
 
 def _describe_kernels(lines: WrapperLines, lineage: NodeLineage) -> tuple[Kernel, ...]:
     naming = BufferNaming(lineage, lines)
-    known = {name: Buffer(name, "", (node,), node) for name, node in lineage.given().items()}
+    given_buffers = {
+        name: Buffer(name, "", (node,), node) for name, node in lineage.given().items()
+    }
     result = []
     for unit in lines.units:
-        reads = tuple(known.get(held.name) or Buffer(held.name) for held in unit.reads)
+        reads = tuple(given_buffers.get(read.name) or Buffer(read.name) for read in unit.reads)
         names = tuple(buffer.name for buffer in reads)
-        whole = naming.of_kernel(unit)
+        kernel_name = naming.of_kernel(unit)
         writes = tuple(
-            Buffer(held.name, unit.kernel, standing.nodes, standing.exact, names)
-            for held, standing in zip(unit.writes, naming.name(unit), strict=True)
+            Buffer(write.name, unit.kernel, standing.nodes, standing.exact, names)
+            for write, standing in zip(unit.writes, naming.name(unit), strict=True)
         )
-        known |= {buffer.name: buffer for buffer in writes}
-        unseen = tuple(held.name for held in unit.unseen)
-        result.append(Kernel(unit.kernel, whole, reads, writes, unseen))
+        given_buffers |= {buffer.name: buffer for buffer in writes}
+        unseen = tuple(tensor.name for tensor in unit.unseen)
+        result.append(Kernel(unit.kernel, kernel_name, reads, writes, unseen))
     return tuple(result)

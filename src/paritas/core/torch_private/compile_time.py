@@ -67,7 +67,7 @@ def _install() -> bool:
         rules: list[dict[str, Any]] = [op_dtype_propagation_rules, pointwise_overrides_data]
         if not _asked.get() or vars(self).get(_KNOWN) != rules:
             collect(self)
-            vars(self)[_KNOWN] = [dict(one) for one in rules]
+            vars(self)[_KNOWN] = [dict(rule) for rule in rules]
 
     Handler.__init__ = collect_new  # type: ignore[method-assign]
     return True

@@ -46,10 +46,10 @@ _ROOM_FOR_ENTRIES = 512
 
 def backends_of(function: Any) -> list[Callable[..., Any]]:
     """The backends of every `torch.compile` in a callable: itself, or submodules of a module."""
-    found = [_backend_of_context(context) for context in _find_contexts(function)]
+    backends = [_backend_of_context(context) for context in _find_contexts(function)]
     unique: list[Callable[..., Any]] = []
-    for backend in found:
-        if not any(backend is known or backend == known for known in unique):
+    for backend in backends:
+        if not any(backend is earlier or backend == earlier for earlier in unique):
             unique.append(backend)
     return unique
 
@@ -57,8 +57,8 @@ def backends_of(function: Any) -> list[Callable[..., Any]]:
 def dynamic_of(function: Any) -> bool | None:
     """The `dynamic` argument of the first `torch.compile` in a callable."""
     for context in _find_contexts(function):
-        found = getattr(context, "_dynamic", None)
-        return found if isinstance(found, bool) else None
+        dynamic = getattr(context, "_dynamic", None)
+        return dynamic if isinstance(dynamic, bool) else None
     return None
 
 
@@ -89,8 +89,8 @@ def draws_like_eager(backend: Callable[..., Any]) -> bool:
     """
     if backend_name(backend) != "inductor":
         return True
-    own = getattr(backend, "config", {})
-    return bool(own.get("fallback_random", torch._inductor.config.fallback_random))
+    config = getattr(backend, "config", {})
+    return bool(config.get("fallback_random", torch._inductor.config.fallback_random))
 
 
 def reuses_outputs(backend: Callable[..., Any]) -> bool:
@@ -102,8 +102,8 @@ def reuses_outputs(backend: Callable[..., Any]) -> bool:
         return True
     if backend_name(backend) != "inductor":
         return False
-    own = getattr(backend, "config", {})
-    return bool(own.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+    config = getattr(backend, "config", {})
+    return bool(config.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
 
 
 def is_compiled_in_place(function: Any) -> bool:
@@ -143,8 +143,8 @@ def compile_like(function: Any, other: Callable[..., Any]) -> Any:
     modules that differ only in their weights are compiled once.
     """
     for context in _find_contexts(function):
-        made: Any = context(other)
-        return made
+        compiled: Any = context(other)
+        return compiled
     message = f"{function!r:.80} is not a result of torch.compile"
     raise UnsupportedTorchError(message)
 
@@ -166,10 +166,10 @@ def leaving_no_entries() -> Iterator[None]:
     Dynamo keeps its results with code objects, and counts them there. So functions that have any
     run with copies of their code meanwhile, and get back their own.
     """
-    known = {id(code) for code in _codes_seen()}
+    ids = {id(code) for code in _codes_seen()}
     codes = [code for code in _codes_seen() if _debug_get_cache_entry_list(code)]
     owners = gc.get_referrers(*codes) if codes else []
-    kept = [(one, one.__code__) for one in owners if isinstance(one, types.FunctionType)]
+    kept = [(owner, owner.__code__) for owner in owners if isinstance(owner, types.FunctionType)]
     for function, code in kept:
         function.__code__ = code.replace()
     try:
@@ -178,7 +178,7 @@ def leaving_no_entries() -> Iterator[None]:
         for function, code in kept:
             function.__code__ = code
         for code in _codes_seen():
-            if id(code) not in known:
+            if id(code) not in ids:
                 reset_code(code)
 
 
@@ -270,8 +270,8 @@ class Backend:
 
     def inductor_options(self, given: dict[str, Any]) -> dict[str, Any]:
         """Inductor's options: those of the backend, then those of `torch.compile`."""
-        asked = _inductor_options(given.get("mode"), given.get("options"))
-        return {**self.settings, **asked}
+        inductor_options = _inductor_options(given.get("mode"), given.get("options"))
+        return {**self.settings, **inductor_options}
 
 
 def inductor_backend() -> Callable[..., Any]:
@@ -302,8 +302,8 @@ def find_backend(backend: Any, options: dict[str, Any] | None = None) -> Backend
     name = backend_name(backend)
     inner = getattr(backend, "compiler_fn", backend)
     if inner is inductor_backend() or type(backend) is torch._TorchCompileInductorWrapper:
-        own = getattr(backend, "config", {})
-        settings = {**own, **_inductor_options(None, options)}
+        config = getattr(backend, "config", {})
+        settings = {**config, **_inductor_options(None, options)}
         return Backend(name, inductor_backend(), settings, is_inductor=True)
     settings = {**getattr(backend, "kwargs", {}), **({"options": options} if options else {})}
     return Backend(name, inner, settings, is_inductor=False)
@@ -317,9 +317,9 @@ def is_registered(name: str, function: Callable[..., Any]) -> bool:
 
 
 def _find_named_backend(name: str, options: dict[str, Any] | None) -> Backend:
-    known = torch._dynamo.list_backends(exclude_tags=())
-    if name not in known:
-        hint = did_you_mean(name, sorted(known))
+    backends = torch._dynamo.list_backends(exclude_tags=())
+    if name not in backends:
+        hint = did_you_mean(name, sorted(backends))
         message = f"torch.compile has no backend {name!r}; {hint}"
         raise UsageError(message)
     if name == "inductor":
@@ -419,8 +419,8 @@ class _ReplacedCallbacks:
         with self._lock:
             if callback not in self._known:
                 self._known[callback] = self._make(callback)
-            made = self._known[callback]
-        return callback if made is None else made
+            wrapped = self._known[callback]
+        return callback if wrapped is None else wrapped
 
     def _make(self, callback: Any) -> CatchErrorsWrapper | None:
         convert = getattr(callback, "_torchdynamo_orig_backend", None)

@@ -132,11 +132,13 @@ _SMALLEST_SEED, _LARGEST_SEED = -(2**63), 2**63 - 1
 
 def has_twins(module: GraphModule) -> bool:
     """Whether `use_twins` would replace an operator."""
-    graphs = [one for one in module.modules() if isinstance(one, torch.fx.GraphModule)]
+    graphs = [
+        submodule for submodule in module.modules() if isinstance(submodule, torch.fx.GraphModule)
+    ]
     return any(
         node.op == "call_function" and node.target in _EAGER_FORMS
-        for one in graphs
-        for node in one.graph.nodes
+        for graph in graphs
+        for node in graph.graph.nodes
     )
 
 
@@ -388,20 +390,20 @@ class _Lifetimes:
 
     def _reaches(self, node: Node, source: Node) -> bool:
         """Whether a value may be a view of another."""
-        waiting, seen = [node], set[Node]()
+        waiting, visited = [node], set[Node]()
         while waiting:
-            one = waiting.pop()
-            if one is source:
+            current = waiting.pop()
+            if current is source:
                 return True
-            if one not in seen and one not in self.fresh:
-                seen.add(one)
-                waiting += one.all_input_nodes
+            if current not in visited and current not in self.fresh:
+                visited.add(current)
+                waiting += current.all_input_nodes
         return False
 
 
 def _have_same_layout(left: Node, right: Node) -> bool:
-    one, other = (_describe_layout(node) for node in (left, right))
-    return one is not None and one == other
+    layout, other = (_describe_layout(node) for node in (left, right))
+    return layout is not None and layout == other
 
 
 def _describe_layout(node: Node) -> tuple[Any, ...] | None:

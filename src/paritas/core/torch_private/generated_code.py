@@ -73,9 +73,9 @@ class WrapperVariables:
         self.made.add(buffer.get_name())
         self.gone.pop(buffer.get_name(), None)
 
-    def expression(self, held: HeldTensor) -> str | None:
+    def expression(self, held_tensor: HeldTensor) -> str | None:
         """A Python expression for the tensor, or None if its memory is reused by now."""
-        name = held.variable
+        name = held_tensor.variable
         if name in V.graph.removed_buffers or name not in self.made:
             return None
         if name not in self.gone:
@@ -85,7 +85,7 @@ class WrapperVariables:
         while heir is not None and heir in self.gone:
             heir = self.gone[heir]
         buffer = find_buffer(name)
-        if heir is None or buffer is None or held.ir is not None:
+        if heir is None or buffer is None or held_tensor.ir is not None:
             return None
         size, stride = (
             self.wrapper.codegen_shape_tuple(tuple(extent))
@@ -299,9 +299,9 @@ class WrapperLines:
                 }
                 lines += self._call(unit, "output", _list_writes(unit, scheduler), names)
         wrapper.lines = lines
-        heard = {held.variable for unit in self.units for held in (*unit.writes, *unit.unseen)}
-        made = names.made - names.given - never_stored() - heard
-        self.missed += sorted(name for name in made if is_tensor(find_buffer(name)))
+        heard = {tensor.variable for unit in self.units for tensor in (*unit.writes, *unit.unseen)}
+        new_names = names.made - names.given - never_stored() - heard
+        self.missed += sorted(name for name in new_names if is_tensor(find_buffer(name)))
         if not hasattr(wrapper, "parent_wrapper"):
             wrapper.header.writeline(
                 f"from paritas.core.torch_private.buffers import hook as _paritas_hook\n"
@@ -309,22 +309,22 @@ class WrapperLines:
             )
 
     def _call(
-        self, unit: KernelUnit, side: str, held: list[HeldTensor], names: WrapperVariables
+        self, unit: KernelUnit, side: str, held_tensors: list[HeldTensor], names: WrapperVariables
     ) -> list[str]:
         texts: list[str] = []
-        for one in held:
-            text = names.expression(one)
+        for held_tensor in held_tensors:
+            text = names.expression(held_tensor)
             if text is None and side == "input":
-                self.missed.append(one.name)
+                self.missed.append(held_tensor.name)
             elif text is None:
-                unit.unseen.append(one)
+                unit.unseen.append(held_tensor)
             if text is None:
                 continue
-            (unit.reads if side == "input" else unit.writes).append(one)
+            (unit.reads if side == "input" else unit.writes).append(held_tensor)
             texts.append(text)
         if not texts:
             return []
-        index = next(index for index, known in enumerate(self.units) if known is unit)
+        index = next(index for index, each_unit in enumerate(self.units) if each_unit is unit)
         return [f"{HOOK}({index}, {side!r}, ({', '.join(texts)},))"]
 
     def _parent(self) -> KernelUnit | None:
@@ -341,21 +341,21 @@ def _list_reads(unit: KernelUnit, scheduler: Any) -> list[HeldTensor]:
     """The tensors read from outside; dependencies for ordering only are skipped."""
     from torch._inductor.dependencies import WeakDep
 
-    own = {out.get_name() for node in unit.leaves() for out in node.outputs}
-    found: dict[str, HeldTensor] = {}
+    names = {out.get_name() for node in unit.leaves() for out in node.outputs}
+    reads: dict[str, HeldTensor] = {}
     for node in unit.leaves():
         for dependency in node.read_writes.reads:
             name = dependency.name
-            if name in own or isinstance(dependency, WeakDep):
+            if name in names or isinstance(dependency, WeakDep):
                 continue
             real = scheduler.mutation_real_name.get(name, name)
             if is_tensor(find_buffer(real)):
-                found[name] = HeldTensor(name, real)
-    return list(found.values())
+                reads[name] = HeldTensor(name, real)
+    return list(reads.values())
 
 
 def _list_writes(unit: KernelUnit, scheduler: Any) -> list[HeldTensor]:
-    found: dict[str, HeldTensor] = {}
+    writes: dict[str, HeldTensor] = {}
     for node in unit.leaves():
         for out in node.outputs:
             name = out.get_name()
@@ -364,12 +364,12 @@ def _list_writes(unit: KernelUnit, scheduler: Any) -> list[HeldTensor]:
                 continue
             for target in mutations:
                 real = scheduler.mutation_real_name.get(target, target)
-                place = find_buffer(real)
-                if is_tensor(place):
-                    found[real] = HeldTensor(name, real, out.node, place)
+                buffer = find_buffer(real)
+                if is_tensor(buffer):
+                    writes[real] = HeldTensor(name, real, out.node, buffer)
             if not mutations and is_tensor(out.node):
-                found[name] = HeldTensor(name, name, out.node)
-    return list(found.values())
+                writes[name] = HeldTensor(name, name, out.node)
+    return list(writes.values())
 
 
 # --- Patched methods of torch ---------------------------------------------------------------------

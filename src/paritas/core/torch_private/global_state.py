@@ -92,7 +92,11 @@ def _find_handlers() -> list[logging.Handler]:
     loggers = _find_loggers(len(logging.root.manager.loggerDict))
     # It prints warnings of loggers for which nobody has installed a handler.
     last = [] if logging.lastResort is None else [logging.lastResort]
-    return [*last, *logging.root.handlers, *(one for logger in loggers for one in logger.handlers)]
+    return [
+        *last,
+        *logging.root.handlers,
+        *(handler for logger in loggers for handler in logger.handlers),
+    ]
 
 
 @functools.lru_cache(maxsize=1)
@@ -155,17 +159,19 @@ def taking_stance(name: str, *, backend: ForcedBackend = None) -> Iterator[None]
     token = _runs_eagerly.set(False)
     with _stances_lock:
         switch = torch.compiler.set_stance(name, force_backend=backend)
-        mine = _TakenStance(name, backend, _taken_stances[0].first if _taken_stances else switch)
-        _taken_stances.append(mine)
+        taken_stance = _TakenStance(
+            name, backend, _taken_stances[0].first if _taken_stances else switch
+        )
+        _taken_stances.append(taken_stance)
     try:
         yield
     finally:
         _runs_eagerly.reset(token)
         with _stances_lock:
-            _taken_stances.remove(mine)
+            _taken_stances.remove(taken_stance)
             if _taken_stances:
                 torch.compiler.set_stance(
                     _taken_stances[-1].name, force_backend=_taken_stances[-1].backend
                 )
             else:
-                mine.first.__exit__(None, None, None)
+                taken_stance.first.__exit__(None, None, None)

@@ -107,8 +107,10 @@ def lift_tensors(module: GraphModule) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor):
             continue
         if name not in inputs:
-            place = module.graph.inserting_before if last is None else module.graph.inserting_after
-            with place(last):
+            position = (
+                module.graph.inserting_before if last is None else module.graph.inserting_after
+            )
+            with position(last):
                 last = inputs[name] = module.graph.placeholder(name.replace(".", "_"))
             last.meta = dict(node.meta)
             lifted[name] = value
@@ -146,16 +148,20 @@ def written_placeholders(module: GraphModule) -> frozenset[int]:
     for node in module.graph.nodes:
         if node.op in {"placeholder", "output", "get_attr"}:
             continue
-        reached = {index for given in node.all_input_nodes for index in positions.get(given, ())}
+        reached = {
+            index
+            for all_input_node in node.all_input_nodes
+            for index in positions.get(all_input_node, ())
+        }
         if not reached:
             continue
         if isinstance(node.target, OpOverload):
             kind = traits(node.target)
-            for place in kind.mutates:
+            for mutate in kind.mutates:
                 value = (
-                    node.kwargs.get(place)
-                    if isinstance(place, str)
-                    else _argument_at(node.args, place)
+                    node.kwargs.get(mutate)
+                    if isinstance(mutate, str)
+                    else _argument_at(node.args, mutate)
                 )
                 for given in nodes_in(value):
                     written |= positions.get(given, set())
@@ -249,8 +255,10 @@ _DRAWING_HOMES = ("torch.nn.init", "torch.random", "torch.cuda.random")
 
 def captured_graph_may_draw(module: GraphModule) -> bool:
     """Whether running a graph as Dynamo captured it may advance torch's random generators."""
-    graphs = [one for one in module.modules() if isinstance(one, GraphModule)]
-    return any(_may_draw(node) for one in graphs for node in one.graph.nodes)
+    graphs = [
+        graph_module for graph_module in module.modules() if isinstance(graph_module, GraphModule)
+    ]
+    return any(_may_draw(node) for graph in graphs for node in graph.graph.nodes)
 
 
 def captured_graph_uses_draws(module: GraphModule) -> bool:
@@ -258,8 +266,10 @@ def captured_graph_uses_draws(module: GraphModule) -> bool:
 
     `torch.rand([])` of which nothing is used is left out by compilers.
     """
-    graphs = [one for one in module.modules() if isinstance(one, GraphModule)]
-    drawing = [node for one in graphs for node in one.graph.nodes if _may_draw(node)]
+    graphs = [
+        graph_module for graph_module in module.modules() if isinstance(graph_module, GraphModule)
+    ]
+    drawing = [node for graph in graphs for node in graph.graph.nodes if _may_draw(node)]
     return any(node.users or str(node.target).endswith("_") for node in drawing)
 
 
@@ -278,8 +288,8 @@ def _may_draw(node: Node) -> bool:
     if home in _HARMLESS_HOMES or home.startswith(_DRAWING_HOMES):
         return home not in _HARMLESS_HOMES
     if name in _SWITCHES:
-        place, switch, default = _SWITCHES[name]
-        return bool(dict(enumerate(node.args)).get(place, node.kwargs.get(switch, default)))
+        position, switch, default = _SWITCHES[name]
+        return bool(dict(enumerate(node.args)).get(position, node.kwargs.get(switch, default)))
     drawing = any(part in name for part in _DRAWING_FUNCTIONS) or name in _RECURRENT
     return drawing or home.partition(".")[0] != "torch" or _is_drawn_by_operator(name)
 
@@ -303,14 +313,14 @@ def _is_drawn_by_operator(name: str) -> bool:
 
 def ancestors(nodes: list[Any]) -> set[str]:
     """The names of these nodes and of all nodes that they are computed from."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [node for node in nodes if isinstance(node, Node)]
     while waiting:
         node = waiting.pop()
-        if node.name not in found:
-            found.add(node.name)
+        if node.name not in reached:
+            reached.add(node.name)
             waiting += node.all_input_nodes
-    return found
+    return reached
 
 
 def node_traits(node: Node) -> Traits | None:
@@ -368,7 +378,9 @@ def _names_in_operator(node: Node) -> list[str]:
     for overload in packet.overloads():
         arguments = getattr(packet, overload)._schema.arguments
         pairs = list(zip(arguments, node.args, strict=False))
-        if len(pairs) == len(node.args) and all(_may_be(one, value) for one, value in pairs):
+        if len(pairs) == len(node.args) and all(
+            _may_be(argument, value) for argument, value in pairs
+        ):
             return [argument.name for argument in arguments]
     return []
 
@@ -381,7 +393,7 @@ def _may_be(argument: Any, value: Any) -> bool:
 def module_path(text: str) -> str:
     """`L['self']._modules['layers'].0` as the user would write it: `layers.0`."""
     # Dynamo's wrapper around a compiled module of torch calls it `fn`.
-    text = _LOCAL.sub(lambda found: "" if found["name"] in {"self", "fn"} else found["name"], text)
+    text = _LOCAL.sub(lambda match: "" if match["name"] in {"self", "fn"} else match["name"], text)
     text = _SLOT.sub(r".\1", text)
     text = _KEY.sub(r".\1", text)
     return text.strip(".")
@@ -397,8 +409,8 @@ def as_traced() -> Iterator[None]:
         yield
 
 
-def _argument_at(args: tuple[Any, ...], place: int) -> Any:
-    return args[place] if place < len(args) else None
+def _argument_at(args: tuple[Any, ...], position: int) -> Any:
+    return args[position] if position < len(args) else None
 
 
 def nodes_in(value: Any) -> Iterator[Node]:
@@ -425,15 +437,15 @@ def _find_user_line(trace: str) -> tuple[str, str]:
     lines = trace.splitlines()
     best = ("", "")
     for position, text in enumerate(lines):
-        found = _FRAME.search(text)
-        if found is None:
+        match = _FRAME.search(text)
+        if match is None:
             continue
         code = lines[position + 1].strip() if position + 1 < len(lines) else ""
         code = "" if _FRAME.search(code) else code
-        if best[0] and _INTERNAL.search(found["file"]):
+        if best[0] and _INTERNAL.search(match["file"]):
             continue
-        function = _RESUMED.sub(r"\1", found["function"])
-        best = (f"{found['file']}:{found['line']}, in {function}", code)
+        function = _RESUMED.sub(r"\1", match["function"])
+        best = (f"{match['file']}:{match['line']}, in {function}", code)
     return best
 
 
@@ -491,9 +503,9 @@ def _described_item(description: Any, captured: list[str]) -> Item | None:
     if kind == "PlainAOTOutput":
         return nth_output(description.idx)
     if kind in _KINDS_OF_OUTPUTS:
-        known, field = _KINDS_OF_OUTPUTS[kind]
+        item_kind, field = _KINDS_OF_OUTPUTS[kind]
         of = _described_item(getattr(description, field), captured)
-        return None if of is None else Item(known, of.text)
+        return None if of is None else Item(item_kind, of.text)
     return None
 
 
@@ -571,7 +583,9 @@ def size_number(
     hint = node.hint
     if isinstance(hint, int | float):
         return hint
-    settled = node.expr.subs({one: guess(str(one)) for one in node.expr.free_symbols})
+    settled = node.expr.subs(
+        {free_symbol: guess(str(free_symbol)) for free_symbol in node.expr.free_symbols}
+    )
     try:
         if isinstance(value, torch.SymBool):
             return bool(settled)
@@ -613,10 +627,10 @@ def predict_values(
                 )
         return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
-    found = _ShapeInterpreter(module, hollow)
+    shape_interpreter = _ShapeInterpreter(module, hollow)
     with mode:
-        found.run(*[hollow(one) for one in inputs])
-    return found.values, found.reasons
+        shape_interpreter.run(*[hollow(value) for value in inputs])
+    return shape_interpreter.values, shape_interpreter.reasons
 
 
 class _ShapeInterpreter(Interpreter):
@@ -629,7 +643,14 @@ class _ShapeInterpreter(Interpreter):
         self.reasons: dict[Node, str] = {}
 
     def run_node(self, n: Node) -> Any:
-        failed = next((one for one in n.all_input_nodes if one in self.reasons), None)
+        failed = next(
+            (
+                all_input_node
+                for all_input_node in n.all_input_nodes
+                if all_input_node in self.reasons
+            ),
+            None,
+        )
         if n.op == "output":
             return None
         if failed is not None:
@@ -643,14 +664,14 @@ class _ShapeInterpreter(Interpreter):
         return self.values[n]
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        found = super().get_attr(target, args, kwargs)
-        return self._hollow(found) if isinstance(found, torch.Tensor) else found
+        attr = super().get_attr(target, args, kwargs)
+        return self._hollow(attr) if isinstance(attr, torch.Tensor) else attr
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         submodule = self.fetch_attr(target)
         tensors = {**dict(submodule.named_parameters()), **dict(submodule.named_buffers())}
-        held = {name: self._hollow(tensor) for name, tensor in tensors.items()}
-        return torch.func.functional_call(submodule, held, args, kwargs)
+        hollow_tensors = {name: self._hollow(tensor) for name, tensor in tensors.items()}
+        return torch.func.functional_call(submodule, hollow_tensors, args, kwargs)
 
 
 # --- Tracing a program into one flat graph --------------------------------------------------------

@@ -155,10 +155,10 @@ def compile_again(lowered: LoweredGraph, options: dict[str, Any] | None = None) 
 def using_settings(options: dict[str, Any], more: dict[str, Any] | None = None) -> Iterator[None]:
     """Use recorded settings of Inductor, and some on top."""
     present = current_settings()
-    wanted = {**options, **(more or {})}
+    expected = {**options, **(more or {})}
     changed = {
         key: value
-        for key, value in wanted.items()
+        for key, value in expected.items()
         if key in present and not _are_equal(present[key], value)
     }
     unknown = [key for key in more or {} if key not in present]
@@ -294,16 +294,16 @@ _DISABLED = "disabled_passes"
 @functools.cache
 def graph_passes() -> tuple[str, ...]:
     """The graph passes that can be turned off one by one, by their names in torch."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for stage in _STAGES_OF_PASSES:
         module = importlib.import_module(f"torch._inductor.fx_passes.{stage}")
         for name in _find_announced_passes(module):
             if not any(needed in name for needed in _NEEDED_PASSES):
-                found[name] = None
-    if not found:
+                names[name] = None
+    if not names:
         message = f"torch {torch.__version__} announces its passes in a way unknown to paritas"
         raise UnsupportedTorchError(message)
-    return tuple(found) if _DISABLED in current_settings() else ()
+    return tuple(names) if _DISABLED in current_settings() else ()
 
 
 def graph_names() -> tuple[str, ...]:
@@ -395,18 +395,18 @@ def _force_layout(graph: Graph, node: Node) -> None:
             step if isinstance(step, int) else _insert_stride(graph, node, dim, step)
             for dim, step in enumerate(node.meta["val"].stride())
         ]
-        kept = graph.call_function(
+        function = graph.call_function(
             torch.ops.prims.inductor_force_stride_order.default, (node, stride)
         )
-    kept.meta = dict(node.meta)
+    function.meta = dict(node.meta)
     for user in users:
-        user.replace_input_with(node, kept)
+        user.replace_input_with(node, function)
 
 
 def _insert_stride(graph: Graph, node: Node, dim: int, step: Any) -> Node:
-    made = graph.call_function(torch.ops.aten.sym_stride.int, (node, dim))
-    made.meta["val"] = step
-    return made
+    function = graph.call_function(torch.ops.aten.sym_stride.int, (node, dim))
+    function.meta["val"] = step
+    return function
 
 
 def is_materializable(node: Node) -> bool:
@@ -425,7 +425,7 @@ def is_materializable(node: Node) -> bool:
 
 def _find_announced_passes(module: Any) -> list[str]:
     """The names of the passes in a stage, from its source code."""
-    found: list[str] = []
+    names: list[str] = []
     for call in ast.walk(ast.parse(inspect.getsource(module))):
         if (
             isinstance(call, ast.Call)
@@ -436,12 +436,12 @@ def _find_announced_passes(module: Any) -> list[str]:
         ):
             name = call.func.value.args[1]
             if isinstance(name, ast.Constant):
-                found.append(str(name.value))
+                names.append(str(name.value))
             elif isinstance(name, ast.JoinedStr) and isinstance(name.values[0], ast.Constant):
                 count = len(getattr(module, "pass_patterns", ()))
                 prefix = str(name.values[0].value)
-                found += [f"{prefix}{index}" for index in range(count)]
-    return found
+                names += [f"{prefix}{index}" for index in range(count)]
+    return names
 
 
 # --- Ahead of time --------------------------------------------------------------------------------

@@ -173,11 +173,11 @@ def _part_of(kernel: _Kernel) -> _Part | None:
     def take(work: Any) -> None:
         builders.extend(work.args[1])
 
-    known = CppPythonBindingsCodeCache.cache
-    before = set(known)
+    cache = CppPythonBindingsCodeCache.cache
+    before = set(cache)
     CppPythonBindingsCodeCache.load_pybinding_async(kernel.argtypes, kernel.source, submit_fn=take)
-    for key in set(known) - before:
-        del known[key]  # it is requested again, by us or by torch
+    for key in set(cache) - before:
+        del cache[key]  # it is requested again, by us or by torch
     if len(builders) != 1:
         return None
     (builder,) = builders
@@ -253,14 +253,14 @@ def with_stand_ins(options: Any) -> Any:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     inside = Path(torch.__file__).with_name("lib")
-    own = [name for name in options._libraries if (inside / f"lib{name}.so").exists()]
-    if sys.platform != "linux" or not own:
+    libraries = [name for name in options._libraries if (inside / f"lib{name}.so").exists()]
+    if sys.platform != "linux" or not libraries:
         return options
-    files = [_stand_in(f"lib{name}.so", options.get_compiler(), cache_dir()) for name in own]
+    files = [_stand_in(f"lib{name}.so", options.get_compiler(), cache_dir()) for name in libraries]
     if None in files:
         return options
     changed = copy.copy(options)
-    changed._libraries = [name for name in options._libraries if name not in own]
+    changed._libraries = [name for name in options._libraries if name not in libraries]
     linked = ",".join(("Wl,--push-state,--no-as-needed", *map(str, files), "--pop-state"))
     changed._ldflags = [*options._ldflags, linked]
     return changed
@@ -273,14 +273,14 @@ def _stand_in(name: str, compiler: str, cache: str) -> Path | None:
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        made = Path(own) / name
-        command = [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", "-o", str(made)]
+    with tempfile.TemporaryDirectory(dir=folder) as subfolder:
+        library = Path(subfolder) / name
+        command = [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", "-o", str(library)]
         command += ["-x", "c", os.devnull]
         try:
             subprocess.run(command, check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError) as error:
             _log.debug("torch's libraries are linked: %s", error)
             return None
-        made.replace(path)
+        library.replace(path)
     return path

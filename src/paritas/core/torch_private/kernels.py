@@ -49,18 +49,18 @@ _STATES = {"philox_seed", "rng_state"}
 
 def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[..., Any]) -> Any:
     """The results of a forward kernel; `uniform(size, seed)` draws random numbers."""
-    given = _name_arguments(op, args, kwargs)
-    weights, mask = _weights(given, seed, uniform)
+    arguments = _name_arguments(op, args, kwargs)
+    weights, mask = _weights(arguments, seed, uniform)
     results: list[Any] = []
     for result in op._schema.returns:
         if result.name == "output":
-            results.append((weights * mask) @ given["value"])
+            results.append((weights * mask) @ arguments["value"])
         elif result.name in {"logsumexp", "log_sumexp"}:
-            results.append(_log_sum_exp(op, given))
+            results.append(_log_sum_exp(op, arguments))
         elif result.name in _STATES:
             results.append(torch.tensor(seed, device=weights.device))
         elif result.name.startswith("max_"):
-            results.append(given["query" if result.name == "max_q" else "key"].shape[-2])
+            results.append(arguments["query" if result.name == "max_q" else "key"].shape[-2])
         else:
             results.append(torch.zeros((), dtype=torch.int64, device=weights.device))
     return _lay_out(op, args, kwargs, results)
@@ -68,26 +68,29 @@ def attend(op: OpOverload, args: Any, kwargs: Any, seed: int, uniform: Callable[
 
 def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..., Any]) -> Any:
     """The results of a backward kernel, with the mask of the forward pass's seed."""
-    given = _name_arguments(op, args, kwargs)
-    query, key, value = given["query"], given["key"], given["value"]
-    gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
-    seed = int(given["philox_seed"].reshape(-1)[0]) if given["dropout_p"] else 0
-    weights, mask = _weights(given, seed, uniform)
-    scale = _scale(given)
+    arguments = _name_arguments(op, args, kwargs)
+    query, key, value = arguments["query"], arguments["key"], arguments["value"]
+    gradient = arguments["grad_out"] if "grad_out" in arguments else arguments["grad_out_"]
+    seed = int(arguments["philox_seed"].reshape(-1)[0]) if arguments["dropout_p"] else 0
+    weights, mask = _weights(arguments, seed, uniform)
+    scale = _scale(arguments)
     to_weights = (gradient @ value.transpose(-2, -1)) * mask
     # The kernels take the sum of each row from the output as it is in memory, rounded.
-    rows = (gradient * given["out"]).sum(dim=-1, keepdim=True)
+    rows = (gradient * arguments["out"]).sum(dim=-1, keepdim=True)
     to_scores = weights * (to_weights - rows)
     results = [
         to_scores @ key * scale,
         to_scores.transpose(-2, -1) @ query * scale,
         (weights * mask).transpose(-2, -1) @ gradient,
     ]
-    if "grad_input_mask" in given:
-        bias = given.get("attn_bias")
+    if "grad_input_mask" in arguments:
+        bias = arguments.get("attn_bias")
         results.append(to_scores.sum_to_size(bias.shape) if bias is not None else None)
-        wanted = given["grad_input_mask"]
-        results = [result if asked else None for result, asked in zip(results, wanted, strict=True)]
+        expected = arguments["grad_input_mask"]
+        results = [
+            result if requested else None
+            for result, requested in zip(results, expected, strict=True)
+        ]
     return _lay_out(op, args, kwargs, results)
 
 
@@ -95,16 +98,18 @@ def _lay_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tupl
     """Give the results the kernel's memory layout: views of its results must work here too."""
     with _disable_current_modes():  # nothing is computed or drawn
         given, named = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
-        kept = op(*given, **named)
-    return tuple(map(_lay_out_like, kept, results))
+        originals = op(*given, **named)
+    return tuple(map(_lay_out_like, originals, results))
 
 
-def _lay_out_like(kept: Any, found: Any) -> Any:
-    both = isinstance(kept, torch.Tensor) and isinstance(found, torch.Tensor)
-    if not both or kept.shape != found.shape or kept.stride() == found.stride():
-        return found
-    laid = torch.empty_strided(kept.shape, kept.stride(), dtype=found.dtype, device=found.device)
-    return laid.copy_(found)
+def _lay_out_like(original: Any, result: Any) -> Any:
+    both = isinstance(original, torch.Tensor) and isinstance(result, torch.Tensor)
+    if not both or original.shape != result.shape or original.stride() == result.stride():
+        return result
+    laid = torch.empty_strided(
+        original.shape, original.stride(), dtype=result.dtype, device=result.device
+    )
+    return laid.copy_(result)
 
 
 def to_meta(tensor: Tensor) -> Tensor:
@@ -173,9 +178,9 @@ def _name_arguments(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def attention_weights(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, float]:
     """What a kernel of attention weights the values with, without dropout; the scale of scores."""
-    given = _name_arguments(op, args, kwargs)
-    weights = _scores(given).softmax(dim=-1).nan_to_num(0.0)  # a row that attends to nothing
-    return weights, _scale(given)
+    arguments = _name_arguments(op, args, kwargs)
+    weights = _scores(arguments).softmax(dim=-1).nan_to_num(0.0)  # a row that attends to nothing
+    return weights, _scale(arguments)
 
 
 def place_of_argument(op: Any, name: str) -> int:
@@ -201,8 +206,8 @@ def _weights(
     dropped = given["dropout_p"]
     if not dropped:
         return weights, torch.ones_like(weights)
-    kept = uniform(list(weights.shape), seed) > dropped
-    return weights, kept.to(weights.dtype) / (1 - dropped)
+    mask = uniform(list(weights.shape), seed) > dropped
+    return weights, mask.to(weights.dtype) / (1 - dropped)
 
 
 def _scale(given: dict[str, Any]) -> float:
@@ -224,10 +229,10 @@ def true_sums_of_attention() -> Iterator[None]:
     if _says_float64():
         yield
         return
-    known = op_implementations_dict.get(_ON_CPU)
+    former = op_implementations_dict.get(_ON_CPU)
 
     def describe(mode: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-        _restore(known)
+        _restore(former)
         try:
             with mode:
                 result, sums = op(*args, **kwargs)
@@ -240,7 +245,7 @@ def true_sums_of_attention() -> Iterator[None]:
     try:
         yield
     finally:
-        _restore(known)
+        _restore(former)
         FakeTensorMode.cache_clear()
 
 
@@ -250,10 +255,10 @@ def _says_float64() -> bool:
         return bool(_ON_CPU(query, query, query)[1].dtype is torch.float64)
 
 
-def _restore(known: Callable[..., Any] | None) -> None:
+def _restore(former: Callable[..., Any] | None) -> None:
     op_implementations_dict.pop(_ON_CPU, None)
-    if known is not None:
-        op_implementations_dict[_ON_CPU] = known
+    if former is not None:
+        op_implementations_dict[_ON_CPU] = former
 
 
 # --- Kernels with float32 constants inside --------------------------------------------------------
@@ -298,8 +303,8 @@ def grouped_mm(
     else:
         parts = [matrix @ right[:, a:b] for (a, b), matrix in zip(groups, left, strict=True)]
     product = torch.cat(parts, dim=0 if by_rows else 1)
-    whole = left.shape[0] if by_rows else right.shape[1]
-    rest = whole - product.shape[0 if by_rows else 1]
+    total = left.shape[0] if by_rows else right.shape[1]
+    rest = total - product.shape[0 if by_rows else 1]
     return torch.nn.functional.pad(product, (0, 0, 0, rest) if by_rows else (0, rest))
 
 
@@ -317,11 +322,11 @@ _READ_AS_FLOAT32 = {"state_steps", "lr", "grad_scale", "found_inf"}
 
 def _fused_step(func: OpOverload, *args: Any, **options: Any) -> Any:
     """A fused step of an optimizer whose parameters are float64, as they would be natively."""
-    names = [one.name for one in func._schema.arguments]
+    names = [argument.name for argument in func._schema.arguments]
 
     def narrow(value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return [narrow(one) for one in value]
+            return [narrow(tensor) for tensor in value]
         return value.float() if isinstance(value, torch.Tensor) else value
 
     given = zip(names, args, strict=False)
@@ -386,8 +391,8 @@ def _functional_form(func: OpOverload) -> OpOverload | None:
     if namespace != "aten" or not name.endswith("_") or name.endswith("__"):
         return None
     packet = getattr(ATEN, name.removesuffix("_"), None)
-    found: OpOverload | None = getattr(packet, func._overloadname, None)
-    return found
+    op_overload: OpOverload | None = getattr(packet, func._overloadname, None)
+    return op_overload
 
 
 def _is_elementwise(func: OpOverload, tensors: list[Tensor]) -> bool:

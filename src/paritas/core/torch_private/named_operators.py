@@ -53,82 +53,84 @@ def fits_kernel(name: str, given: Mapping[str, Any]) -> bool:
         return False  # the arguments have wrong types
 
 
-def _check_layer_norm(given: _Arguments) -> bool:
-    x, shape = given["input"], tuple(given["normalized_shape"])
-    if x.shape[x.dim() - len(shape) :] != shape or given["grad_out"].shape != x.shape:
+def _check_layer_norm(arguments: _Arguments) -> bool:
+    x, shape = arguments["input"], tuple(arguments["normalized_shape"])
+    if x.shape[x.dim() - len(shape) :] != shape or arguments["grad_out"].shape != x.shape:
         return False
     rows = x.numel() // max(1, math.prod(shape))
-    return _have_count(rows, given["mean"], given["rstd"]) and _have_shape(
-        shape, given["weight"], given["bias"]
+    return _have_count(rows, arguments["mean"], arguments["rstd"]) and _have_shape(
+        shape, arguments["weight"], arguments["bias"]
     )
 
 
-def _check_group_norm(given: _Arguments) -> bool:
-    x, n, c = given["input"], given["N"], given["C"]
-    groups = given["group"]
-    sizes_fit = x.numel() == n * c * given["HxW"] and groups > 0 and c % groups == 0
-    same = given["grad_out"].shape == x.shape
-    statistics = _have_count(n * groups, given["mean"], given["rstd"])
-    return sizes_fit and same and statistics and _have_shape((c,), given["weight"])
+def _check_group_norm(arguments: _Arguments) -> bool:
+    x, n, c = arguments["input"], arguments["N"], arguments["C"]
+    groups = arguments["group"]
+    sizes_fit = x.numel() == n * c * arguments["HxW"] and groups > 0 and c % groups == 0
+    same = arguments["grad_out"].shape == x.shape
+    statistics = _have_count(n * groups, arguments["mean"], arguments["rstd"])
+    return sizes_fit and same and statistics and _have_shape((c,), arguments["weight"])
 
 
-def _check_batch_norm(given: _Arguments) -> bool:
-    x = given["input"]
+def _check_batch_norm(arguments: _Arguments) -> bool:
+    x = arguments["input"]
     channels = x.shape[1]
     names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd")
-    present = [given[name] for name in names if given[name] is not None and given[name].numel()]
-    needed = ("save_mean", "save_invstd") if given["train"] else ("running_mean", "running_var")
-    complete = all(given[name] is not None and given[name].numel() for name in needed)
-    return complete and given["grad_out"].shape == x.shape and _have_count(channels, *present)
+    present = [
+        arguments[name] for name in names if arguments[name] is not None and arguments[name].numel()
+    ]
+    needed = ("save_mean", "save_invstd") if arguments["train"] else ("running_mean", "running_var")
+    complete = all(arguments[name] is not None and arguments[name].numel() for name in needed)
+    return complete and arguments["grad_out"].shape == x.shape and _have_count(channels, *present)
 
 
-def _check_nll_loss(given: _Arguments) -> bool:
-    x, target, weight = given["self"], given["target"], given["weight"]
+def _check_nll_loss(arguments: _Arguments) -> bool:
+    x, target, weight = arguments["self"], arguments["target"], arguments["weight"]
     classes = x.shape[1 if x.dim() > 1 else 0]
     # One value per position: all axes except that of the classes.
     positions = x.numel() // max(1, classes)
     if target.numel() != positions or (weight is not None and weight.shape != (classes,)):
         return False
-    wanted = target[target != given["ignore_index"]]
-    each = given["reduction"] == 0
-    sizes = _have_count(positions if each else 1, given["grad_output"]) and _have_count(
-        1, given["total_weight"]
+    expected = target[target != arguments["ignore_index"]]
+    each = arguments["reduction"] == 0
+    sizes = _have_count(positions if each else 1, arguments["grad_output"]) and _have_count(
+        1, arguments["total_weight"]
     )
-    return sizes and _are_in_range(wanted, classes)
+    return sizes and _are_in_range(expected, classes)
 
 
-def _check_embedding(given: _Arguments) -> bool:
-    indices, grad = given["indices"], given["grad_output"]
+def _check_embedding(arguments: _Arguments) -> bool:
+    indices, grad = arguments["indices"], arguments["grad_output"]
     same = tuple(grad.shape[:-1]) == tuple(indices.shape)
-    return same and _are_in_range(indices, given["num_weights"])
+    return same and _are_in_range(indices, arguments["num_weights"])
 
 
 def _check_max_pool(axes: int) -> Callable[[_Arguments], bool]:
-    def check(given: _Arguments) -> bool:
-        x, indices = given["self"], given["indices"]
-        same = indices.shape == given["grad_output"].shape
+    def check(arguments: _Arguments) -> bool:
+        x, indices = arguments["self"], arguments["indices"]
+        same = indices.shape == arguments["grad_output"].shape
         same = same and indices.shape[:-axes] == x.shape[:-axes]
         return same and _are_in_range(indices, math.prod(x.shape[-axes:]))
 
     return check
 
 
-def _check_attention(given: _Arguments) -> bool:
-    query, key, value, out = (given[name] for name in ("query", "key", "value", "out"))
+def _check_attention(arguments: _Arguments) -> bool:
+    query, key, value, out = (arguments[name] for name in ("query", "key", "value", "out"))
     four_axes = all(tensor.dim() == 4 for tensor in (query, key, value))  # noqa: PLR2004
-    same = out.shape == given["grad_out"].shape == query.shape[:-1] + value.shape[-1:]
+    same = out.shape == arguments["grad_out"].shape == query.shape[:-1] + value.shape[-1:]
     rows = tuple(query.shape[:-1])
     alike = key.shape == value.shape and key.shape[0] == query.shape[0]
     heads = query.shape[1] == key.shape[1] and query.shape[-1] == key.shape[-1]
-    return four_axes and same and alike and heads and tuple(given["logsumexp"].shape) == rows
+    return four_axes and same and alike and heads and tuple(arguments["logsumexp"].shape) == rows
 
 
 def _have_count(count: int, *tensors: Any) -> bool:
-    return all(isinstance(one, torch.Tensor) and one.numel() == count for one in tensors)
+    return all(isinstance(tensor, torch.Tensor) and tensor.numel() == count for tensor in tensors)
 
 
 def _have_shape(shape: tuple[int, ...], *tensors: Any) -> bool:
-    return all(one is None or tuple(one.shape) == shape for one in tensors)
+    return all(tensor is None or tuple(tensor.shape) == shape for tensor in tensors)
 
 
 def _are_in_range(indices: Any, count: int) -> bool:
@@ -237,24 +239,24 @@ class NamedOperator:
         if made_anew or kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
         try:
-            made = self.func(*args, **kwargs)
+            result = self.func(*args, **kwargs)
         except Exception as error:
             raise UsageError(
                 f"cannot determine the size of the result of {self.name} "
                 f"({in_one_line(error, 100)})"
             ) from error
         sizes: list[int] = []
-        map_tensors(made, lambda tensor: sizes.append(_nbytes(tensor)))
+        map_tensors(result, lambda tensor: sizes.append(_nbytes(tensor)))
         return sum(sizes)
 
     def settled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments for a run on the CPU, whatever the recorded device."""
-        kept = {key: value for key, value in kwargs.items() if key not in _PLACING_OPTIONS}
-        if kept.get("device") is not None:
-            kept["device"] = torch.device("cpu")
-        if kept.get("layout") not in (None, torch.strided):
-            raise UsageError(f"{self.name} creates a tensor of layout {kept['layout']}")
-        return kept
+        options = {key: value for key, value in kwargs.items() if key not in _PLACING_OPTIONS}
+        if options.get("device") is not None:
+            options["device"] = torch.device("cpu")
+        if options.get("layout") not in (None, torch.strided):
+            raise UsageError(f"{self.name} creates a tensor of layout {options['layout']}")
+        return options
 
 
 def operator_named(name: str) -> NamedOperator:
@@ -266,10 +268,10 @@ def operator_named(name: str) -> NamedOperator:
     plain = _ON_NUMBERS.get(name.removeprefix("operator."))
     if plain is not None:
         return NamedOperator(name, plain)
-    found = _OPERATOR_NAME.fullmatch(name)
-    if found is None:
+    match = _OPERATOR_NAME.fullmatch(name)
+    if match is None:
         raise UsageError(f"{name[:100]!r} is not an operator of torch")
-    func = _look_up(*found.groups())
+    func = _look_up(*match.groups())
     if not isinstance(func, OpOverload):
         raise UsageError(f"torch {torch.__version__} has no operator {name!r}")
     kind = traits(func)
@@ -281,8 +283,8 @@ def operator_named(name: str) -> NamedOperator:
         decomposition_table[func] if kind.name in _TAKEN_APART else plainly,
         kind,
         plainly,
-        tuple((one.name, "List[" in str(one.type)) for one in arguments),
-        frozenset(one.name for one in arguments if one.has_default_value()),
+        tuple((argument.name, "List[" in str(argument.type)) for argument in arguments),
+        frozenset(argument.name for argument in arguments if argument.has_default_value()),
     )
 
 
@@ -295,28 +297,34 @@ def _look_up(namespace: str, name: str, overload: str) -> Any:
 
 
 def _check_purpose(name: str, func: OpOverload, kind: Traits) -> None:
-    draws = kind.random and not any(one.name == "dropout_p" for one in func._schema.arguments)
+    draws = kind.random and not any(
+        argument.name == "dropout_p" for argument in func._schema.arguments
+    )
     is_prim = kind.namespace == "prims"
     if draws or (is_prim and _PRIMS_DRAWING.fullmatch(kind.name)):
         raise UsageError(f"{name} draws random numbers")
     if _UNWRITTEN.fullmatch(kind.name):
         raise UsageError(f"{name} returns uninitialized memory")
     if is_prim:
-        known = _PRIMS_REFUSED.fullmatch(kind.name) is None
+        is_accepted = _PRIMS_REFUSED.fullmatch(kind.name) is None
     else:
-        known = (
+        is_accepted = (
             kind.name in _ALSO_ALLOWED
             or _is_core_or_decomposed(func)
             or (bool(kind.mutates) and _writes_as_a_known_one(kind))
         )
     apart = kind.name in _TAKEN_APART
-    if kind.name in _NEVER_ALLOWED or not known or (apart and func not in decomposition_table):
+    if (
+        kind.name in _NEVER_ALLOWED
+        or not is_accepted
+        or (apart and func not in decomposition_table)
+    ):
         raise UsageError(f"{name} is not among the operators that paritas replays")
-    takes = [str(one.type) for one in func._schema.arguments]
-    gives = [str(one.type) for one in func._schema.returns]
-    if not gives or not all(one in {"Tensor", "List[Tensor]"} for one in gives):
+    takes = [str(argument.type) for argument in func._schema.arguments]
+    gives = [str(output.type) for output in func._schema.returns]
+    if not gives or not all(give in {"Tensor", "List[Tensor]"} for give in gives):
         raise UsageError(f"{name} returns no tensor")
-    strange = [one for one in takes if not _is_allowed_type(one)]
+    strange = [take for take in takes if not _is_allowed_type(take)]
     if strange:
         raise UsageError(f"{name} takes a {strange[0]}")
 
@@ -335,10 +343,10 @@ def _writes_as_a_known_one(kind: Traits) -> bool:
 
 
 def _is_allowed_type(kind: str) -> bool:
-    found = _ALLOWED_TYPE.fullmatch(kind)
-    if found is None:
+    match = _ALLOWED_TYPE.fullmatch(kind)
+    if match is None:
         return False
-    inner = found[1] or found[2]
+    inner = match[1] or match[2]
     return inner is None or _is_allowed_type(inner)
 
 
@@ -438,7 +446,9 @@ def registering_module(target: OpOverload | OpOverloadPacket) -> str | None:
     func: Any = target
     if isinstance(target, OpOverloadPacket):
         func = getattr(target, target.overloads()[0])
-    homes = (one for one in _possible_homes(func) if one in sys.modules)
+    homes = (
+        possible_home for possible_home in _possible_homes(func) if possible_home in sys.modules
+    )
     home = next(homes, "torch")
     return None if home.partition(".")[0] in {"torch", "__main__"} else home
 
@@ -477,14 +487,14 @@ def sample_calls(
     target = _out_of_place(target) or target
     packet = target.overloadpacket if isinstance(target, OpOverload) else target
     base = str(packet).removeprefix("aten.")
-    left = most
+    remaining = most
     for entry in _entries(base):
         if dtype not in _dtypes_of(entry, device):
             continue
         for call in _calls_of(entry, target, dtype, device):
             yield call
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 return
 
 
@@ -540,10 +550,10 @@ def _entries(base: str) -> list[Any]:
     names |= {plain.replace(prefix, "", 1) for prefix in ("linalg_", "special_", "fft_")}
 
     def is_near(entry: Any) -> bool:
-        own = str(entry.name).rpartition(".")[2]
-        known = {own, str(getattr(entry, "aten_name", "") or ""), f"_{own}"}
+        own_name = str(entry.name).rpartition(".")[2]
+        known = {own_name, str(getattr(entry, "aten_name", "") or ""), f"_{own_name}"}
         known |= {alias.name for alias in getattr(entry, "aliases", ())}
-        known |= {f"_{own}", own.replace("_", "")}
+        known |= {f"_{own_name}", own_name.replace("_", "")}
         return bool(known & (names | {f"_{n}" for n in names}))
 
     return [entry for entry in operator_database() if is_near(entry)]

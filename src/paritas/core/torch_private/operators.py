@@ -321,17 +321,21 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """The arguments of a call by the names of the operator's schema, with its defaults."""
     arguments = func._schema.arguments
-    known = {one.name: one.default_value for one in arguments if one.has_default_value()}
-    given = dict(zip((one.name for one in arguments), args, strict=False))
-    order = {one.name: None for one in arguments}
-    return order | known | given | dict(kwargs)
+    defaults = {
+        argument.name: argument.default_value
+        for argument in arguments
+        if argument.has_default_value()
+    }
+    given = dict(zip((argument.name for argument in arguments), args, strict=False))
+    order = {argument.name: None for argument in arguments}
+    return order | defaults | given | dict(kwargs)
 
 
 def call_bound(
     func: OpOverload, values: Mapping[str, Any], instead: Callable[..., Any] | None = None
 ) -> Any:
     """Call an operator, or what stands for it, with all of its arguments by name."""
-    only_named = {one.name for one in func._schema.arguments if one.kwarg_only}
+    only_named = {argument.name for argument in func._schema.arguments if argument.kwarg_only}
     args = [value for name, value in values.items() if name not in only_named]
     return (instead or func)(*args, **{name: values[name] for name in only_named})
 
@@ -357,8 +361,8 @@ def out_of_place(target: Callable[..., Any]) -> Callable[..., Any]:
     if not name.endswith("_") or name.endswith("__"):
         return target
     packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-    found = getattr(packet, target._overloadname, None)
-    return found if isinstance(found, OpOverload) else target
+    overload = getattr(packet, target._overloadname, None)
+    return overload if isinstance(overload, OpOverload) else target
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -377,11 +381,13 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature(
         [
             inspect.Parameter(
-                one.name,
-                kinds[one.kwarg_only],
-                default=one.default_value if one.has_default_value() else inspect.Parameter.empty,
+                argument.name,
+                kinds[argument.kwarg_only],
+                default=argument.default_value
+                if argument.has_default_value()
+                else inspect.Parameter.empty,
             )
-            for one in overload._schema.arguments
+            for argument in overload._schema.arguments
         ]
     )
 
@@ -389,7 +395,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 def optional_tensors(func: OpOverload) -> frozenset[str]:
     """The names of the tensors that a call of the operator may leave out."""
     arguments = func._schema.arguments
-    return frozenset(one.name for one in arguments if str(one.type) == "Optional[Tensor]")
+    return frozenset(
+        argument.name for argument in arguments if str(argument.type) == "Optional[Tensor]"
+    )
 
 
 def _find_floating_result(

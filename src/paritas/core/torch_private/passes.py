@@ -80,10 +80,14 @@ class FrozenGraph:
 
     def bodies(self, node: Node) -> Iterator[tuple[str, FrozenGraph]]:
         """The branches among a node's arguments, by name."""
-        for given in node.all_input_nodes:
-            body = self.attributes.get(str(given.target)) if given.op == "get_attr" else None
+        for all_input_node in node.all_input_nodes:
+            body = (
+                self.attributes.get(str(all_input_node.target))
+                if all_input_node.op == "get_attr"
+                else None
+            )
             if isinstance(body, FrozenGraph):
-                yield str(given.target), body
+                yield str(all_input_node.target), body
 
 
 def freeze(module: GraphModule, origin: FrozenGraph | None = None) -> FrozenGraph:
@@ -128,11 +132,15 @@ def _restore_replaced(
     by_name: dict[str, Node],
     attributes: dict[str, Any],
 ) -> None:
-    wanted = {*names} - by_name.keys()
+    expected = {*names} - by_name.keys()
     for node in origin.nodes if origin is not None else ():
-        if node.name not in wanted:
+        if node.name not in expected:
             continue
-        missing = [given.name for given in node.all_input_nodes if given.name not in by_name]
+        missing = [
+            all_input_node.name
+            for all_input_node in node.all_input_nodes
+            if all_input_node.name not in by_name
+        ]
         if missing:
             message = f"{node.name} needs {missing[0]}, which the graph no longer has"
             raise UnplayableError(message)
@@ -151,8 +159,10 @@ def may_write(graph: FrozenGraph) -> bool:
             return True
         if node.op == "call_function":
             target = node.target
-            known = isinstance(target, OpOverload | HigherOrderOperator) or _is_arithmetic(target)
-            if not known or (isinstance(target, OpOverload) and traits(target).mutates):
+            is_operator = isinstance(target, OpOverload | HigherOrderOperator) or _is_arithmetic(
+                target
+            )
+            if not is_operator or (isinstance(target, OpOverload) and traits(target).mutates):
                 return True
             if any(may_write(body) for _, body in graph.bodies(node)):
                 return True
@@ -201,25 +211,25 @@ class TensorSpec:
 
 def traced_value(node: Node, sizes: Sizes | None = None) -> Any:
     """The traced value of a node: a tensor's spec, or a plain value."""
-    known = node.meta.get("val", node.meta.get("example_value"))
-    if known is None and not {"val", "example_value"} & node.meta.keys():
+    traced = node.meta.get("val", node.meta.get("example_value"))
+    if traced is None and not {"val", "example_value"} & node.meta.keys():
         message = f"the input {node.name} has no traced value"
         raise UnplayableError(message)
-    if not isinstance(known, torch.Tensor):
-        return concrete(known, sizes)
-    is_plain = known.layout is torch.strided and not is_traceable_wrapper_subclass(known)
-    if not is_plain or known.is_quantized:
-        message = f"{node.name} is a {type(known).__name__}, layout {known.layout}"
+    if not isinstance(traced, torch.Tensor):
+        return concrete(traced, sizes)
+    is_plain = traced.layout is torch.strided and not is_traceable_wrapper_subclass(traced)
+    if not is_plain or traced.is_quantized:
+        message = f"{node.name} is a {type(traced).__name__}, layout {traced.layout}"
         raise UnplayableError(message)
-    shape = tuple(int(concrete(size, sizes)) for size in known.shape)
-    stride = tuple(int(concrete(step, sizes)) for step in known.stride())
-    return TensorSpec(shape, stride, known.dtype)
+    shape = tuple(int(concrete(size, sizes)) for size in traced.shape)
+    stride = tuple(int(concrete(step, sizes)) for step in traced.stride())
+    return TensorSpec(shape, stride, traced.dtype)
 
 
 def has_known_size(node: Node) -> bool:
     """Whether a node's size or number is known before the program runs."""
-    known = node.meta.get("val", node.meta.get("example_value"))
-    parts = [*known.shape, *known.stride()] if isinstance(known, torch.Tensor) else [known]
+    traced = node.meta.get("val", node.meta.get("example_value"))
+    parts = [*traced.shape, *traced.stride()] if isinstance(traced, torch.Tensor) else [traced]
     return all(part.node.hint is not None for part in parts if isinstance(part, SYMBOLS))
 
 
@@ -240,11 +250,11 @@ def concrete(value: Any, sizes: Sizes | None = None) -> Any:
 
 def record_sizes(node: Node, value: Any, sizes: Sizes) -> None:
     """Record the actual sizes of a node's value."""
-    known = node.meta.get("val", node.meta.get("example_value"))
-    if isinstance(known, torch.Tensor) and isinstance(value, torch.Tensor):
-        pairs: list[tuple[Any, Any]] = list(zip(known.shape, value.shape, strict=False))
+    traced = node.meta.get("val", node.meta.get("example_value"))
+    if isinstance(traced, torch.Tensor) and isinstance(value, torch.Tensor):
+        pairs: list[tuple[Any, Any]] = list(zip(traced.shape, value.shape, strict=False))
     else:
-        pairs = [(known, value)]
+        pairs = [(traced, value)]
     for symbol, size in pairs:
         if isinstance(symbol, torch.SymInt) and symbol.node.hint is None:
             sizes[symbol.node.expr] = size
@@ -258,7 +268,9 @@ def _sort_nodes(nodes: list[Node]) -> list[Node]:
     pending = list(reversed(nodes))
     while pending:
         node = pending.pop()
-        missing = [given for given in node.all_input_nodes if given not in done]
+        missing = [
+            all_input_node for all_input_node in node.all_input_nodes if all_input_node not in done
+        ]
         if missing:
             waiting.setdefault(missing[-1], []).append(node)
             continue

@@ -43,19 +43,19 @@ _FAREWELL_SECONDS = 0.5
 def _import_private(module: str, *names: str) -> Any:
     """Import a private module of torch that must have these names."""
     try:
-        found = importlib.import_module(module)
+        loaded = importlib.import_module(module)
     except ImportError as error:
         raise UnsupportedTorchError(
             f"torch {torch.__version__} has no {module} ({error}): "
             "confirm on real ranks (gloo) instead"
         ) from None
-    missing = [name for name in names if not hasattr(found, name)]
+    missing = [name for name in names if not hasattr(loaded, name)]
     if missing:
         raise UnsupportedTorchError(
             f"{module} of torch {torch.__version__} has no {', '.join(missing)}: "
             "confirm on real ranks (gloo) instead"
         )
-    return found
+    return loaded
 
 
 def _refuse_a_group() -> None:
@@ -102,16 +102,16 @@ def _same_excepthook() -> Iterator[None]:
 def of_ranks(parts: Sequence[Tensor]) -> Tensor:
     """One tensor that holds each rank's part."""
     simulation = _import_private(_SIMULATION, "LocalTensor")
-    made: Tensor = simulation.LocalTensor(dict(enumerate(part.detach() for part in parts)))
-    return made
+    local_tensor: Tensor = simulation.LocalTensor(dict(enumerate(part.detach() for part in parts)))
+    return local_tensor
 
 
 def parts_of(tensor: Tensor, ranks: int) -> list[Tensor]:
     """The parts of a tensor on each rank."""
-    held = getattr(tensor, "_local_tensors", None)
-    if held is None:
+    local_parts = getattr(tensor, "_local_tensors", None)
+    if local_parts is None:
         return [tensor.detach()] * ranks
-    return [held[rank].detach() for rank in range(ranks)]
+    return [local_parts[rank].detach() for rank in range(ranks)]
 
 
 # --- threads that are ranks -----------------------------------------------------------------------
@@ -337,26 +337,26 @@ def _count_loss_switches() -> dict[str, Any]:
     It changes a table of the process, so the first rank to leave would end it for the others.
     """
     module = sys.modules.get(_LOSS)
-    found = {name: getattr(module, name) for name in _SWITCHES if hasattr(module, name)}
-    if len(found) < len(_SWITCHES):
+    switches = {name: getattr(module, name) for name in _SWITCHES if hasattr(module, name)}
+    if len(switches) < len(_SWITCHES):
         return {}
     lock, within = threading.Lock(), [0]
 
     def enable() -> None:
         with lock:
             if not within[0]:
-                found[_SWITCHES[0]]()
+                switches[_SWITCHES[0]]()
             within[0] += 1
 
     def disable() -> None:
         with lock:
             within[0] -= 1
             if not within[0]:
-                found[_SWITCHES[1]]()
+                switches[_SWITCHES[1]]()
 
     for name, switch in zip(_SWITCHES, (enable, disable), strict=True):
         setattr(module, name, switch)
-    return found
+    return switches
 
 
 def _mode_flags() -> dict[str, bool]:
@@ -466,8 +466,8 @@ class Listener(TorchDispatchMode):
             name = func.__name__.partition(".")[0]
             if not name.startswith(("wait", "recv")):
                 named = zip(func._schema.arguments, args, strict=False)
-                given = [value for one, value in named if not one.name.startswith("out")]
-                self.messages.append(_message(name, given))
+                values = [value for argument, value in named if not argument.name.startswith("out")]
+                self.messages.append(_message(name, values))
         return func(*args, **(kwargs or {}))
 
 
@@ -497,18 +497,18 @@ def watch_redistribution(*, stop: bool = False) -> Iterator[list[str]]:
             f"DTensor of torch {torch.__version__} has no _op_dispatcher.{_STEP}: "
             "paritas cannot see which sharding rules it uses"
         )
-    seen: list[str] = []
+    visited: list[str] = []
 
     def noting(op_info: Any, *args: Any, **kwargs: Any) -> Any:
         schema = getattr(op_info, "schema", None)
-        seen.append(str(getattr(schema, "op", "an operator")))
+        visited.append(str(getattr(schema, "op", "an operator")))
         if stop:
-            raise Redistributed(seen[-1])
+            raise Redistributed(visited[-1])
         return original(op_info, *args, **kwargs)
 
     setattr(dispatcher, _STEP, noting)
     try:
-        yield seen
+        yield visited
     finally:
         delattr(dispatcher, _STEP)
 
@@ -574,7 +574,7 @@ class Pipeline:
         return output, losses
 
 
-def pipeline_of(made: Any) -> Pipeline | None:
+def pipeline_of(schedule: Any) -> Pipeline | None:
     """The pipeline of a schedule; None for any other object.
 
     Raises:
@@ -584,18 +584,18 @@ def pipeline_of(made: Any) -> Pipeline | None:
     if schedules is None:
         return None
     single, several = schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti
-    if not isinstance(made, single | several):
+    if not isinstance(schedule, single | several):
         return None
-    held = getattr(made, "_stage", None)
-    stages = getattr(made, "_stages", None) if held is None else [held]
-    missing = [name for name in _NEEDED if not hasattr(made, name)]
+    held = getattr(schedule, "_stage", None)
+    stages = getattr(schedule, "_stages", None) if held is None else [held]
+    missing = [name for name in _NEEDED if not hasattr(schedule, name)]
     if missing or not stages:
         raise UnsupportedTorchError(
-            f"{type(made).__name__} of torch {torch.__version__} has no "
+            f"{type(schedule).__name__} of torch {torch.__version__} has no "
             f"{', '.join(missing) or 'stages'}: paritas cannot run its steps"
         )
     return Pipeline(
-        made,
+        schedule,
         tuple(
             Stage(int(stage.stage_index), stage.submod, bool(stage.is_first), bool(stage.is_last))
             for stage in stages
@@ -649,8 +649,8 @@ def gradient_factors(*, once: bool) -> Iterator[None]:
         alone = scattering is None or scattering.size() == 1
         has_nccl = device_type != "cpu" and (alone or _has_nccl(scattering))
         summed = force_sum or (factor is not None and not alone and not has_nccl)
-        found = original(scattering, reducing, dtype, device_type, factor, summed)
-        return (None, None, *found[2:]) if once and alone and factor is not None else found
+        computed = original(scattering, reducing, dtype, device_type, factor, summed)
+        return (None, None, *computed[2:]) if once and alone and factor is not None else computed
 
     setattr(collectives, _FACTORS, factors)
     try:
@@ -661,5 +661,5 @@ def gradient_factors(*, once: bool) -> Iterator[None]:
 
 def knows_factors() -> bool:
     """Whether this torch has the function that `gradient_factors` replaces, with its arguments."""
-    found = getattr(importlib.import_module(_FSDP), _FACTORS, None)
-    return found is not None and len(inspect.signature(found).parameters) == _ARGUMENTS
+    function = getattr(importlib.import_module(_FSDP), _FACTORS, None)
+    return function is not None and len(inspect.signature(function).parameters) == _ARGUMENTS

@@ -101,10 +101,10 @@ def carry_keys_over(before: FrozenGraph, keys: DrawKeys, after: FrozenGraph) -> 
     come = {path: draw for path, draw in new.items() if path not in old}
     _note_reaches(before, gone, {node.name for node in after.nodes})
     _note_reaches(after, come, {node.name for node in before.nodes})
-    known = {draw.source for draw in old.values()}
+    sources = {draw.source for draw in old.values()}
     result: DrawKeys = {}
     for path, draw in new.items():
-        if draw.source in known:
+        if draw.source in sources:
             result[draw.source] = keys.get(draw.source, draw.source)
             continue
         partner = old.get(path) or _find_partner(draw, gone)
@@ -136,11 +136,11 @@ def _find_partner(draw: RandomDraw, gone: dict[str, RandomDraw]) -> RandomDraw |
 
 
 def _find_draws(graph: FrozenGraph, prefix: str = "") -> dict[str, RandomDraw]:
-    found: dict[str, RandomDraw] = {}
+    draws: dict[str, RandomDraw] = {}
     for node in graph.nodes:
         path = f"{prefix}{node.name}"
         for name, body in graph.bodies(node):
-            found |= _find_draws(body, f"{path}/{name}/")
+            draws |= _find_draws(body, f"{path}/{name}/")
         kind = _describe_draw(node)
         source = _find_source(node, prefix) if kind else ""
         if kind and source:
@@ -149,8 +149,8 @@ def _find_draws(graph: FrozenGraph, prefix: str = "") -> dict[str, RandomDraw]:
                 if node.target not in kernels.FORWARD
                 else _describe_mask_shape(node)
             )
-            found[path] = RandomDraw(path, (kind, shape), source)
-    return found
+            draws[path] = RandomDraw(path, (kind, shape), source)
+    return draws
 
 
 def _describe_draw(node: Node) -> str:
@@ -184,8 +184,8 @@ def _find_source(node: Node, prefix: str) -> str:
         index: Any = ""
         if seed.target in {LOOKUP, torch.ops.aten.select.int}:
             seed, index = seed.args[0], f"[{seed.args[-1]}]"
-        made = seed.target in {SEED, SEEDS} or _is_offset(seed.target)
-        return f"{prefix}{seed.name}{index}" if made else ""
+        is_seed = seed.target in {SEED, SEEDS} or _is_offset(seed.target)
+        return f"{prefix}{seed.name}{index}" if is_seed else ""
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == GRAPH_SAFE:
         state: Any = node.kwargs.get("rng_state")
         return f"{prefix}{state.name}"
@@ -197,15 +197,15 @@ def _note_reaches(graph: FrozenGraph, draws: dict[str, RandomDraw], stay: set[st
     by_name = {node.name: node for node in graph.nodes}
     for draw in draws.values():
         pending = list(by_name[draw.path.partition("/")[0]].users)
-        seen: set[str] = set()
+        visited: set[str] = set()
         while pending:
             user = pending.pop()
-            if user.name in seen:
+            if user.name in visited:
                 continue
-            seen.add(user.name)
+            visited.add(user.name)
             if user.name not in stay:
                 pending += user.users
-        draw.reaches = frozenset(seen & stay)
+        draw.reaches = frozenset(visited & stay)
 
 
 def _describe_shape(node: Node) -> str:
@@ -256,8 +256,8 @@ def in_bounds(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _wrap_index(index: Any, length: int) -> Any:
-    whole = isinstance(index, torch.Tensor) and not index.is_floating_point()
-    return index.remainder(length) if whole and length > 0 else index
+    is_integer_tensor = isinstance(index, torch.Tensor) and not index.is_floating_point()
+    return index.remainder(length) if is_integer_tensor and length > 0 else index
 
 
 def _is_mask(index: Any) -> bool:

@@ -40,8 +40,8 @@ def accumulation_hooks(tensor: Tensor) -> tuple[Callable[..., Any], ...]:
 def hook_tables(tensor: Tensor) -> dict[str, dict[Any, Any]]:
     """The hooks of a leaf by their kind, as the dicts that torch calls them from."""
     places = ("_backward_hooks", "_post_accumulate_grad_hooks") if tensor.is_leaf else ()
-    tables = {place: _hook_table(tensor, place) for place in places}
-    return {place: table for place, table in tables.items() if table is not None}
+    tables = {position: _hook_table(tensor, position) for position in places}
+    return {position: table for position, table in tables.items() if table is not None}
 
 
 def copy_hooks(source: Tensor, target: Tensor) -> None:
@@ -59,14 +59,14 @@ def refuse_once_differentiable(tensors: Iterable[Tensor]) -> None:
     follows paths to its inputs, silently leaves that part out.
     """
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         node = waiting.pop()
         if node.name() == ONCE_DIFFERENTIABLE:
             message = "a backward function was marked with @once_differentiable"
             raise RuntimeError(message)
-        following = {behind for behind, _ in node.next_functions if behind is not None} - seen
-        seen |= following
+        following = {behind for behind, _ in node.next_functions if behind is not None} - visited
+        visited |= following
         waiting += following
 
 
@@ -82,7 +82,7 @@ def has_own_backward(tensors: Iterable[Tensor]) -> bool:
     takes part too, it is False: most of it refuses to keep the graph for a second backward pass.
     """
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    seen = set(waiting)
+    visited = set(waiting)
     is_found = False
     while waiting:
         node = waiting.pop()
@@ -92,21 +92,21 @@ def has_own_backward(tensors: Iterable[Tensor]) -> bool:
             return False
         is_own = bool(made_by) and made_by.partition(".")[0] != "torch"
         is_found |= is_own or made_by.startswith(_WITH_USERS_BACKWARD) or "CppNode" in node.name()
-        following = {behind for behind, _ in node.next_functions if behind is not None} - seen
-        seen |= following
+        following = {behind for behind, _ in node.next_functions if behind is not None} - visited
+        visited |= following
         waiting += following
     return is_found
 
 
-def _registered_hooks(tensor: Tensor, place: str) -> tuple[Callable[..., Any], ...]:
-    return tuple((_hook_table(tensor, place) or {}).values())
+def _registered_hooks(tensor: Tensor, position: str) -> tuple[Callable[..., Any], ...]:
+    return tuple((_hook_table(tensor, position) or {}).values())
 
 
-def _hook_table(tensor: Tensor, place: str) -> dict[Any, Any] | None:
+def _hook_table(tensor: Tensor, position: str) -> dict[Any, Any] | None:
     try:
-        table: dict[Any, Any] | None = getattr(tensor, place)
+        table: dict[Any, Any] | None = getattr(tensor, position)
     except AttributeError:
-        message = f"torch {torch.__version__}: tensors have no {place}, so hooks cannot be read"
+        message = f"torch {torch.__version__}: tensors have no {position}, so hooks cannot be read"
         raise UnsupportedTorchError(message) from None
     return table
 
@@ -125,8 +125,8 @@ def tensor_slots(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str,
     replaced: its dicts are copies, only for reading.
     """
     if isinstance(module, torch.jit.ScriptModule):
-        own = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
-        return dict(own[0]), dict(own[1])
+        named = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+        return dict(named[0]), dict(named[1])
     return module._parameters, module._buffers  # type: ignore[return-value]
 
 
@@ -155,7 +155,9 @@ def local_part(tensor: Any) -> LocalPart | None:
         mesh=tuple(mesh.shape),
         mesh_names=tuple(mesh.mesh_dim_names or ()),
         coordinate=tuple(mesh.get_coordinate() or ()),
-        placements=tuple(_describe_placement(one, tensor.dim()) for one in tensor.placements),
+        placements=tuple(
+            _describe_placement(operand, tensor.dim()) for operand in tensor.placements
+        ),
         global_shape=tuple(tensor.shape),
         global_offset=tuple(offset),
     )
@@ -271,9 +273,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def bytes_asked(error: BaseException | None) -> int | None:
     """The size of the allocation that failed, if the error names it."""
     for cause in () if error is None else chain_of_causes(error, _cause_of):
-        found = _TRIED.search(str(cause))
-        if found is not None:
-            return int(float(found[1]) * _UNITS[found[2]])
+        match = _TRIED.search(str(cause))
+        if match is not None:
+            return int(float(match[1]) * _UNITS[match[2]])
     return None
 
 
@@ -287,15 +289,15 @@ def free_bytes(device: torch.device) -> int | None:
     """The memory that new tensors can use on a device, or None if that is unknown."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + held)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + cached)
     return _available_on_host() if device.type == "cpu" else None
 
 
 def _available_on_host() -> int | None:
     """What a process can still use: the kernel's estimate, within the limits set for it."""
-    known = (_available(Path("/proc/meminfo")), _left_to_container(CONTAINER), _left_to_process())
-    return min((left for left in known if left is not None), default=None)
+    amounts = (_available(Path("/proc/meminfo")), _left_to_container(CONTAINER), _left_to_process())
+    return min((remaining for remaining in amounts if remaining is not None), default=None)
 
 
 def _available(table: Path) -> int | None:
@@ -345,8 +347,8 @@ def copy_on_write(module: M) -> M:
     Torch copies the memory when one side asks to write to it. A parameter for which it cannot do
     this is copied at once, and so is everything else.
     """
-    lazy = ((id(one), _lazy_clone(one)) for one in module.parameters())
-    memo: dict[int, Any] = {key: made for key, made in lazy if made is not None}
+    lazy = ((id(parameter), _lazy_clone(parameter)) for parameter in module.parameters())
+    memo: dict[int, Any] = {key: copied for key, copied in lazy if copied is not None}
     return copy.deepcopy(module, memo)
 
 
@@ -357,8 +359,8 @@ def hold_shared(module: nn.Module) -> list[Tensor]:
     torch 2.13 that damages the heap (seen: "malloc_consolidate(): unaligned fastbin chunk"), or a
     copy has wrong values. As long as one reference is held by none of them, no thread has the last.
     """
-    held = (_lazy_clone(one) for one in module.parameters() if is_shared(one))
-    return [one for one in held if one is not None]
+    clones = (_lazy_clone(parameter) for parameter in module.parameters() if is_shared(parameter))
+    return [clone for clone in clones if clone is not None]
 
 
 def is_shared(tensor: Tensor) -> bool:
@@ -375,10 +377,10 @@ def _lazy_clone(parameter: nn.Parameter) -> nn.Parameter | None:
     if parameter.is_meta or size != parameter.untyped_storage().nbytes():
         return None  # of a part, all of the memory would be copied
     try:
-        made = torch._lazy_clone(parameter.detach())
+        clone = torch._lazy_clone(parameter.detach())
     except (AttributeError, RuntimeError):
         return None
-    return nn.Parameter(made, requires_grad=parameter.requires_grad)
+    return nn.Parameter(clone, requires_grad=parameter.requires_grad)
 
 
 def return_free_memory() -> None:

@@ -60,7 +60,9 @@ class UnseenKernel:
         self._launch = launch
         self._name = launcher.co_name if isinstance(launcher, CodeType) else launcher.__name__
         name = re.sub(r"\W", "_", self._name)
-        names = ", ".join(f"Any {one}" for one in _argument_names(launcher, launch))
+        names = ", ".join(
+            f"Any {argument_name}" for argument_name in _argument_names(launcher, launch)
+        )
         self._schema = torch._C.parse_schema(f"{NAMESPACE}::{name}({names}) -> Any")
 
     def __str__(self) -> str:
@@ -138,10 +140,10 @@ _kernels: weakref.WeakKeyDictionary[Any, dict[Launch, UnseenKernel]] = weakref.W
 
 def unseen_kernel(launcher: Launcher, launch: Launch) -> UnseenKernel:
     """The kernel that calls of a class launch; the same object in every run."""
-    own = _kernels.setdefault(launcher, {})
-    if launch not in own:
-        own[launch] = UnseenKernel(launcher, launch)
-    return own[launch]
+    kernels = _kernels.setdefault(launcher, {})
+    if launch not in kernels:
+        kernels[launch] = UnseenKernel(launcher, launch)
+    return kernels[launch]
 
 
 def module_state(module: nn.Module) -> list[tuple[str, Tensor]]:

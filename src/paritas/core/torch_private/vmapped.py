@@ -88,7 +88,7 @@ def transform_levels(module: GraphModule) -> dict[str, VmapLevel | None]:
 
     It is None inside several transforms, or inside another one than `torch.vmap`.
     """
-    found: dict[str, VmapLevel | None] = {}
+    levels: dict[str, VmapLevel | None] = {}
     entered: list[Node] = []
     for node in module.graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -96,10 +96,10 @@ def transform_levels(module: GraphModule) -> dict[str, VmapLevel | None]:
             entered.pop()
         if entered:
             is_one = len(entered) == 1 and _is_vmap(entered[0])
-            found[node.name] = VmapLevel(entered[0]) if is_one else None
+            levels[node.name] = VmapLevel(entered[0]) if is_one else None
         if name.endswith(_ENTER):
             entered.append(node)
-    return found
+    return levels
 
 
 def _is_vmap(node: Node) -> bool:

@@ -188,7 +188,7 @@ def written_arguments(func: Operator) -> list[tuple[int, str]]:
     if func._schema.returns:
         return []
     names = [argument.name for argument in func._schema.arguments]
-    return [(place, name) for place, name in enumerate(names) if name in traits(func).mutates]
+    return [(position, name) for position, name in enumerate(names) if name in traits(func).mutates]
 
 
 @functools.cache
@@ -340,7 +340,9 @@ def restore_modes(modes: tuple[list[Any], list[Any]]) -> None:
             _push_dispatch_mode(mode)
     if not _are_same(present_modes()[1], modes[1]):
         own = present_modes()[1]
-        default = [mode for mode in _function_mode_stack() if not any(mode is one for one in own)]
+        default = [
+            mode for mode in _function_mode_stack() if not any(mode is own_mode for own_mode in own)
+        ]
         while mode_depths()[1]:
             _pop_function_mode()
         for mode in (*default, *modes[1]):
@@ -411,14 +413,16 @@ def replaced_kernels(since: frozenset[str]) -> list[str]:
 
 def loaded_operators() -> list[tuple[Any, Any]]:
     """The overloads of torch's own operators that were used so far, each with what it calls."""
-    packets = [one for one in vars(torch.ops.aten).values() if isinstance(one, OpOverloadPacket)]
-    overloads = [one for packet in packets for one in vars(packet).values()]
-    return [(one, one._op) for one in overloads if isinstance(one, OpOverload)]
+    packets = [
+        packet for packet in vars(torch.ops.aten).values() if isinstance(packet, OpOverloadPacket)
+    ]
+    overloads = [overload for packet in packets for overload in vars(packet).values()]
+    return [(overload, overload._op) for overload in overloads if isinstance(overload, OpOverload)]
 
 
-def put_back_operators(known: list[tuple[Any, Any]]) -> dict[str, str]:
+def put_back_operators(overloads: list[tuple[Any, Any]]) -> dict[str, str]:
     """Restore what these overloads call; returns name -> `replaced`."""
-    changed = [(overload, call) for overload, call in known if overload._op is not call]
+    changed = [(overload, call) for overload, call in overloads if overload._op is not call]
     for overload, call in changed:
         overload._op = call
     return {f"torch.ops.{overload}": "replaced" for overload, _ in changed}

@@ -91,7 +91,7 @@ def figures_of(tensor: Tensor) -> Figures | None:
                 squares.max(),
             ]
         ).tolist()
-        sums = [one + other for one, other in zip(sums, block[:5], strict=True)]
+        sums = [total + other for total, other in zip(sums, block[:5], strict=True)]
         largest = max(largest, block[5])
     # Cubes are compared with the norm like the others.
     cubes = sums[3] / largest if largest else 0.0

@@ -58,35 +58,35 @@ class ModuleNames:
 
     def of_root(self, module: nn.Module) -> NamedModule:
         """The name of a module that no other module calls."""
-        known = self._find(module) or self._find_wrapped(module)
-        if known is not None:
-            return known
+        entry = self._find(module) or self._find_wrapped(module)
+        if entry is not None:
+            return entry
         self._roots = [root for root in self._roots if root.reference() is not None]
-        own = self._free(type(_unwrap_module(module)).__name__)
-        prefix = "" if all(root.prefix for root in self._roots) else f"{own}."
-        named = self._add(module, own, prefix)
+        own_name = self._free(type(_unwrap_module(module)).__name__)
+        prefix = "" if all(root.prefix for root in self._roots) else f"{own_name}."
+        named = self._add(module, own_name, prefix)
         self._roots.append(named)
-        self._walk(module, own, prefix)
+        self._walk(module, own_name, prefix)
         return named
 
     def of(self, module: nn.Module) -> NamedModule:
         """The name of a module that another module calls."""
-        known = self._find(module) or self._find_wrapped(module)
-        if known is not None:
-            return known
+        entry = self._find(module) or self._find_wrapped(module)
+        if entry is not None:
+            return entry
         for root in self._roots:
             # It may have been added to the model after the first call.
             living = root.reference()
             if living is not None:
                 self._walk(living, root.path, root.prefix)
-        known = self._find(module)
-        if known is not None:
-            return known
+        entry = self._find(module)
+        if entry is not None:
+            return entry
         # It belongs to no other module, so it is named after its class, without a number: it may
         # have been created for this call only, and the next call may create another one.
-        own = type(_unwrap_module(module)).__name__
-        named = self._add(module, own, f"{own}.")
-        self._walk(module, own, f"{own}.")
+        name = type(_unwrap_module(module)).__name__
+        named = self._add(module, name, f"{name}.")
+        self._walk(module, name, f"{name}.")
         return named
 
     def parameters(self, root: nn.Module) -> Iterator[tuple[str, NamedModule, nn.Parameter]]:
@@ -101,21 +101,21 @@ class ModuleNames:
 
     def owner(self, leaf: Tensor) -> str:
         """The path of a parameter's module, or an empty string."""
-        found = self._owners.get(id(leaf))
-        return found[1] if found is not None and found[0]() is leaf else ""
+        entry = self._owners.get(id(leaf))
+        return entry[1] if entry is not None and entry[0]() is leaf else ""
 
     def _find(self, module: nn.Module) -> NamedModule | None:
-        known = self._known.get(id(module))
+        entry = self._known.get(id(module))
         # The address of a deleted module may be reused.
-        return known if known is not None and known.reference() is module else None
+        return entry if entry is not None and entry.reference() is module else None
 
     def _find_wrapped(self, module: nn.Module) -> NamedModule | None:
         """A wrapper of a module that already has a name shares this name."""
-        known = self._find(_unwrap_module(module))
-        if known is None:
+        entry = self._find(_unwrap_module(module))
+        if entry is None:
             return None
         self._known[id(module)] = dataclasses.replace(
-            known, reference=self._reference(module), wrapper=True
+            entry, reference=self._reference(module), wrapper=True
         )
         return self._known[id(module)]
 
@@ -144,22 +144,24 @@ class ModuleNames:
 
     def _walk(self, module: nn.Module, path: str, prefix: str) -> None:
         for name, child in module.named_children():
-            own, below = path, prefix
+            own_path, below = path, prefix
             if not _stands_for(module, name):
-                own = f"{prefix}{name}"
-                below = f"{own}."
+                own_path = f"{prefix}{name}"
+                below = f"{own_path}."
             if self._find(child) is None:
-                self._add(child, own, below)
-                self._walk(child, own, below)
+                self._add(child, own_path, below)
+                self._walk(child, own_path, below)
             elif child is not module:
-                known = self._known[id(child)]
-                if known.path == own:  # otherwise it was named elsewhere, with all its children
-                    self._walk(child, own, below)
+                entry = self._known[id(child)]
+                if (
+                    entry.path == own_path
+                ):  # otherwise it was named elsewhere, with all its children
+                    self._walk(child, own_path, below)
 
-    def _free(self, wanted: str) -> str:
+    def _free(self, expected: str) -> str:
         taken = {root.path for root in self._roots}
-        others = (f"{wanted}_{count}" for count in itertools.count(1))
-        return next(name for name in itertools.chain([wanted], others) if name not in taken)
+        others = (f"{expected}_{count}" for count in itertools.count(1))
+        return next(name for name in itertools.chain([expected], others) if name not in taken)
 
 
 def _stands_for(parent: nn.Module, child: str) -> bool:
@@ -177,7 +179,7 @@ def argument_values(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple
     """All values in arguments, with their positions: "0", "1.0", "mask"."""
     if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
         return [("0", args[0])]  # the most common case
-    named = [*((str(place), value) for place, value in enumerate(args)), *kwargs.items()]
+    named = [*((str(position), value) for position, value in enumerate(args)), *kwargs.items()]
     return [leaf for position, value in named for leaf in _leaves_below(position, value)]
 
 

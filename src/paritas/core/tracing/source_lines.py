@@ -86,10 +86,10 @@ def function_of(frame: FrameType) -> FunctionType | None:
     while caller is not None and len(callers) < _MOST_CALLERS:
         callers.append(caller)
         caller = caller.f_back
-    nested = (one for each in callers for one in each.f_locals.values())
-    for one in (value, *nested):
-        if isinstance(one, FunctionType) and one.__code__ is frame.f_code:
-            return one
+    nested = (f_local for each in callers for f_local in each.f_locals.values())
+    for nested_value in (value, *nested):
+        if isinstance(nested_value, FunctionType) and nested_value.__code__ is frame.f_code:
+            return nested_value
     return None
 
 

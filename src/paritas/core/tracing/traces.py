@@ -204,12 +204,12 @@ class Trace:
         """The last value of a shape with these figures, among those that an operator gave."""
         best: TracedValue | None = None
         for value in reversed(self.values):
-            known = value.figures
-            if known is None or known.shape != figures.shape or not value.makers:
+            value_figures = value.figures
+            if value_figures is None or value_figures.shape != figures.shape or not value.makers:
                 continue
-            if known.signed == figures.signed:
+            if value_figures.signed == figures.signed:
                 return value
-            if best is None and known.distance(figures) <= tolerance:
+            if best is None and value_figures.distance(figures) <= tolerance:
                 best = value
         return best
 
@@ -480,14 +480,14 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             for name in ("module", "line", "frames", "is_backward", "forward", "function"):
                 setattr(operation, name, getattr(site, name))
         operations.append(operation)
-        wanted = self._instead.get(operation.index, {})
+        expected = self._instead.get(operation.index, {})
         outputs: list[int] = []
         for slot, tensor in enumerate(tensors):
             if not self._is_written_unseen(tensor):
                 outputs.append(self._value_of(tensor))
                 continue
-            if slot in wanted:  # not as a write that autograd counts
-                tensor.data.copy_(wanted[slot])
+            if slot in expected:  # not as a write that autograd counts
+                tensor.data.copy_(expected[slot])
             self._writes[_address(tensor)].append(operation.index)
             figures = self._figures_of(tensor, (operation.index,))
             outputs.append(self._add(tensor, figures, (operation.index,)))
@@ -629,14 +629,14 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
 
     def _replace_result(self, operation: Operation, result: Any) -> Any:
         """Replace results, and what the operator wrote to, by the places of its outputs."""
-        wanted = self._instead.get(operation.index)
-        if wanted is None:
+        expected = self._instead.get(operation.index)
+        if expected is None:
             return None
         written = {_address(tensor) for tensor in self._written}
         slots = itertools.count()
 
         def choose(tensor: Tensor) -> Tensor:
-            value = wanted.get(next(slots))
+            value = expected.get(next(slots))
             if value is None:
                 return tensor
             if _address(tensor) in written:
@@ -707,17 +707,17 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             earlier = trace.values[index] if index < len(trace.values) else None
             is_same = not makers or len(self.trace.operations) <= same
             if is_same and earlier is not None and earlier.makers == makers:
-                known = earlier.figures
-                if known is not None and known.shape == tuple(tensor.shape):
-                    return known
+                figures = earlier.figures
+                if figures is not None and figures.shape == tuple(tensor.shape):
+                    return figures
         return figures_of(tensor)
 
     def _add(self, tensor: Tensor, figures: Figures | None, makers: tuple[int, ...]) -> int:
         values = self.trace.values
         value = TracedValue(len(values), figures, makers)
         size = tensor.numel() * tensor.element_size()
-        wanted = size <= self._room if self._keep is None else value.index in self._keep
-        if wanted and figures is not None:
+        expected = size <= self._room if self._keep is None else value.index in self._keep
+        if expected and figures is not None:
             value.tensor = tensor.detach().clone()
             if self._keep is None:
                 self._room -= size
@@ -743,15 +743,15 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
 
 
 def _tensors_in(result: Any) -> list[Tensor]:
-    return [one for _, one in result_values(result) if isinstance(one, torch.Tensor)]
+    return [tensor for _, tensor in result_values(result) if isinstance(tensor, torch.Tensor)]
 
 
 def written_tensors(func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among its arguments that an operator writes to."""
     written: list[Tensor] = []
-    for place in traits(func).mutates:
-        if isinstance(place, str):
-            map_tensors(kwargs.get(place), written.append)
-        elif place < len(args):
-            map_tensors(args[place], written.append)
+    for mutate in traits(func).mutates:
+        if isinstance(mutate, str):
+            map_tensors(kwargs.get(mutate), written.append)
+        elif mutate < len(args):
+            map_tensors(args[mutate], written.append)
     return written

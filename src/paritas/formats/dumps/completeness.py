@@ -49,23 +49,23 @@ class Loss:
 def find_losses(dump: ReadableDump) -> list[Loss]:
     """Everything that the dump lacks."""
     headers = [dump.header(rank) for rank in sorted(dump.ranks)]
-    found = [Loss(text) for text in dump.losses]
+    losses = [Loss(text) for text in dump.losses]
     for rank, part in dump.ranks.items():
-        found += [Loss(f"rank {rank}: {text}", (rank, rank)) for text in part.losses]
+        losses += [Loss(f"rank {rank}: {text}", (rank, rank)) for text in part.losses]
     unreadable = dump.unreadable.items()
-    found += [Loss(f"rank {rank}: {why}", (rank, rank)) for rank, why in unreadable]
-    found += [
+    losses += [Loss(f"rank {rank}: {why}", (rank, rank)) for rank, why in unreadable]
+    losses += [
         Loss(describe_missing(span), span)
         for span in missing_ranks(headers, {*dump.ranks, *dump.unreadable})
     ]
-    return [*found, *_find_uneven(dump)]
+    return [*losses, *_find_uneven(dump)]
 
 
 def list_problems(dump: ReadableDump) -> list[str]:
     """The problems of the dump, and what it lacks."""
-    known = set(dump.problems)
+    reported = set(dump.problems)
     lacking = (loss.text for loss in find_losses(dump))
-    return [*dump.problems, *(text for text in lacking if text not in known)]
+    return [*dump.problems, *(text for text in lacking if text not in reported)]
 
 
 def describe_missing(span: Range) -> str:
@@ -83,9 +83,9 @@ def missing_ranks(headers: Sequence[Header], there: Collection[int]) -> tuple[Ra
         there: the ranks that left something.
     """
     world = max(header.world_size for header in headers)
-    asked = headers[0].selection.get("ranks")
-    if asked is not None:
-        numbers = {int(number) for number in re.findall(r"(?<!\d)\d{1,9}(?!\d)", asked)}
+    requested = headers[0].selection.get("ranks")
+    if requested is not None:
+        numbers = {int(number) for number in re.findall(r"(?<!\d)\d{1,9}(?!\d)", requested)}
         return joined_ranges(sorted(rank for rank in numbers - set(there) if rank < world))
     ends = [-1, *sorted(rank for rank in there if rank < world), world]
     gaps = ((before + 1, after - 1) for before, after in itertools.pairwise(ends))
@@ -96,9 +96,9 @@ def _find_uneven(dump: ReadableDump) -> Iterator[Loss]:
     """Steps that some ranks recorded and others did not; our own index counts its records."""
     if dump.kind not in _EVEN or len(dump.ranks) == 1:
         return
-    steps = {rank: {one.step for one in part.records} for rank, part in dump.ranks.items()}
+    steps = {rank: {record.step for record in part.records} for rank, part in dump.ranks.items()}
     for step in sorted(set().union(*steps.values())):
-        for rank, known in steps.items():
-            if step not in known:
+        for rank, rank_steps in steps.items():
+            if step not in rank_steps:
                 text = f"rank {rank} has nothing of step {step}, which other ranks recorded"
                 yield Loss(text, (rank, rank), step)

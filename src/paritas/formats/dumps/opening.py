@@ -51,8 +51,8 @@ def open_dump(path: str | os.PathLike[str], kind: str | None = None) -> Readable
         return Dump.open(root)
     for name, reader in _READERS.items():
         if kind == name or (kind is None and reader.looks_like(root)):
-            found: ReadableDump = reader.open_dump(root)
-            return found
+            readable_dump: ReadableDump = reader.open_dump(root)
+            return readable_dump
     if root.is_file() and is_graph(root):
         raise UsageError(
             f"{root} is a graph of Ascend's engine, which has no tensors: put it into the folder "
@@ -132,7 +132,7 @@ class OpenedDump:
 
     def __len__(self) -> int:
         """The number of values, of all steps and ranks."""
-        return sum(len(found.records) for found in self._dump.ranks.values())
+        return sum(len(rank.records) for rank in self._dump.ranks.values())
 
     def __iter__(self) -> Iterator[DumpValue]:
         """The values, rank by rank; no values are read."""
@@ -156,10 +156,10 @@ class OpenedDump:
             side: `input` or `output`.
             phase: `forward` or `backward`.
         """
-        wanted = {"step": step, "rank": rank, "side": side, "phase": phase}
-        criteria = {key: value for key, value in wanted.items() if value is not None}
+        expected = {"step": step, "rank": rank, "side": side, "phase": phase}
+        criteria = {key: value for key, value in expected.items() if value is not None}
         for value in self:
-            fits = any(fnmatch.fnmatchcase(one, name) for one in (value.id, value.name))
+            fits = any(fnmatch.fnmatchcase(label, name) for label in (value.id, value.name))
             if fits and all(getattr(value, key) == one for key, one in criteria.items()):
                 yield value
 
@@ -169,23 +169,23 @@ class OpenedDump:
         Raises:
             UsageError: there is none, or more than one; the message lists candidates.
         """
-        found = list(self.find(name, step=step, rank=rank))
-        outputs = [value for value in found if value.side == "output"]
-        chosen = found if len(found) == 1 else outputs
+        values = list(self.find(name, step=step, rank=rank))
+        outputs = [value for value in values if value.side == "output"]
+        chosen = values if len(values) == 1 else outputs
         if len(chosen) == 1:
             return chosen[0]
-        if not found:
+        if not values:
             near = difflib.get_close_matches(name, self.names, n=_MOST_NEAR, cutoff=0.3)
-            known = ", ".join(near or self.names[:_MOST_NEAR]) or "nothing"
+            names = ", ".join(near or self.names[:_MOST_NEAR]) or "nothing"
             raise UsageError(
-                f"{self.path} has no value {name!r} of that step and rank; it has {known}"
+                f"{self.path} has no value {name!r} of that step and rank; it has {names}"
             )
-        known = ", ".join(
-            f"{one.id} (step {one.step}, rank {one.rank})" for one in found[:_MOST_NEAR]
+        names = ", ".join(
+            f"{value.id} (step {value.step}, rank {value.rank})" for value in values[:_MOST_NEAR]
         )
         raise UsageError(
-            f"{len(found)} values of {self.path} match {name!r}: {known}; give the whole id, step= "
-            f"and rank="
+            f"{len(values)} values of {self.path} match {name!r}: {names}; give the whole id, "
+            f"step= and rank="
         )
 
 
@@ -199,8 +199,8 @@ class DumpValue:
 
     def __repr__(self) -> str:
         """Which one it is, and what it holds."""
-        held = self._record.kind if self._record.is_tensor else repr(self.value)
-        return f"<{self.id}, step {self.step}, rank {self.rank}: {held}>"
+        contents = self._record.kind if self._record.is_tensor else repr(self.value)
+        return f"<{self.id}, step {self.step}, rank {self.rank}: {contents}>"
 
     @property
     def id(self) -> str:

@@ -137,7 +137,7 @@ def check_payload(record: Record, files: DumpFiles, layout: Layout) -> Path:
     dtype = stored_dtype(known_dtype(facts.dtype))
     _check_extent(payload, dtype.itemsize, bytes_needed(dtype, payload.shape))
     fits = len(payload.shape) == len(facts.shape) and all(
-        kept in (extent, 1) for kept, extent in zip(payload.shape, facts.shape, strict=True)
+        size in (extent, 1) for size, extent in zip(payload.shape, facts.shape, strict=True)
     )
     if not fits or math.prod(facts.shape) > _MOST_ELEMENTS:
         raise UsageError(f"the stored shape {payload.shape} does not expand to {facts.shape}")
@@ -180,12 +180,12 @@ def read_extremes(payload: Payload, files: DumpFiles) -> Statistics | None:
             name = payload.file.removesuffix(".npy") + _PLAIN
             path = files.find(name, 0)
             with path.open("rb") as file:
-                place = array_place(name, read_npy_header(file), path.stat().st_size)
-            return summary_of(path, place)
-        found = read_min_max(files.find(payload.file + _ARCHIVE, 0))
+                position = array_place(name, read_npy_header(file), path.stat().st_size)
+            return summary_of(path, position)
+        rows = read_min_max(files.find(payload.file + _ARCHIVE, 0))
     except (UsageError, OSError):
         return None
-    return next((one.statistics for one in found if f"{one.kind}.{one.index}" == payload.key), None)
+    return next((row.statistics for row in rows if f"{row.kind}.{row.index}" == payload.key), None)
 
 
 # --- The index ------------------------------------------------------------------------------------
@@ -342,22 +342,22 @@ def _replace_by_extremes(record: Record, files: DumpFiles) -> Record | None:
 # --- Headers of data files ------------------------------------------------------------------------
 
 
-def complete_files(found: RankDump, files: DumpFiles) -> tuple[list[Path], list[str]]:
+def complete_files(rank_dump: RankDump, files: DumpFiles) -> tuple[list[Path], list[str]]:
     """Write the missing headers of a rank's data files; the repaired files, and the problems."""
-    if is_locked(found.folder / LOCK):
-        raise UsageError(f"{found.folder} is still being written: wait, or stop its process")
+    if is_locked(rank_dump.folder / LOCK):
+        raise UsageError(f"{rank_dump.folder} is still being written: wait, or stop its process")
     lacking = [
         path
-        for volume in volumes_of(found.folder)
+        for volume in volumes_of(rank_dump.folder)
         for path in sorted(volume.iterdir())
         if is_data(path) and not is_complete(path)
     ]
-    pieces = _collect_pieces(found, files) if lacking else {}
-    named = {record.payload.file for record in found.records if record.payload is not None}
+    pieces = _collect_pieces(rank_dump, files) if lacking else {}
+    named = {record.payload.file for record in rank_dump.records if record.payload is not None}
     repaired: list[Path] = []
     problems: list[str] = []
     for path in lacking:
-        name = path.relative_to(found.folder.parent).as_posix()
+        name = path.relative_to(rank_dump.folder.parent).as_posix()
         if name in named - pieces.keys():
             problems.append(f"{name} was not repaired: none of its values in the index exist")
             continue
@@ -369,29 +369,33 @@ def complete_files(found: RankDump, files: DumpFiles) -> tuple[list[Path], list[
     return repaired, problems
 
 
-def header_problems(found: RankDump, files: DumpFiles) -> list[str]:
+def header_problems(rank_dump: RankDump, files: DumpFiles) -> list[str]:
     """How the headers of a rank's data files differ from its index.
 
     paritas reads only the index; the headers are for other programs. A header that an unfinished
     run did not write is not a problem.
     """
-    pieces = _collect_pieces(found, files)
+    pieces = _collect_pieces(rank_dump, files)
     problems: list[str] = []
-    for path in (one for volume in volumes_of(found.folder) for one in sorted(volume.iterdir())):
-        if not is_data(path) or not (found.state == "closed" or is_complete(path)):
+    for path in (
+        entry for volume in volumes_of(rank_dump.folder) for entry in sorted(volume.iterdir())
+    ):
+        if not is_data(path) or not (rank_dump.state == "closed" or is_complete(path)):
             continue
-        name = path.relative_to(found.folder.parent).as_posix()
+        name = path.relative_to(rank_dump.folder.parent).as_posix()
         try:
             entries = dict(read_entries(path, name))
         except (UsageError, OSError) as error:
             problems.append(f"{name}: {error}")
             continue
-        own = pieces.get(name, {}).values()
-        wrong = [piece.key for piece in own if not _describes_piece(entries.get(piece.key), piece)]
+        own_pieces = pieces.get(name, {}).values()
+        wrong = [
+            piece.key for piece in own_pieces if not _describes_piece(entries.get(piece.key), piece)
+        ]
         if wrong:
             problems.append(
-                f"{name}: its header differs from the index for {len(wrong)} of {len(own)} values, "
-                f"first {wrong[0]!r}"
+                f"{name}: its header differs from the index for {len(wrong)} of {len(own_pieces)} "
+                f"values, first {wrong[0]!r}"
             )
     return problems
 
@@ -407,11 +411,11 @@ def _describes_piece(entry: FilePlace | Unreadable | None, piece: PackedPiece) -
 
 
 def _collect_pieces(
-    found: RankDump, files: DumpFiles
+    rank_dump: RankDump, files: DumpFiles
 ) -> dict[str, dict[tuple[int, str], PackedPiece]]:
     """The index's values in each file; for shared bytes, the record that wrote them."""
     pieces: dict[str, dict[tuple[int, str], PackedPiece]] = {}
-    for record in found.records:
+    for record in rank_dump.records:
         for payload, dtype in _list_whole_payloads(record, files):
             piece = PackedPiece(payload.key, dtype, payload.shape, payload.begin, payload.nbytes)
             pieces.setdefault(payload.file, {}).setdefault((payload.begin, payload.key), piece)
@@ -479,17 +483,17 @@ class Dump:
         files = DumpFiles(root)
         for rank, folder in _found_ranks(index_home(root)).items():
             try:
-                found = read_rank(rank, folder, files)
+                rank_dump = read_rank(rank, folder, files)
             except (UsageError, OSError) as error:
                 unreadable[rank] = str(error)
                 problems.append(f"rank {rank}: {error}")
                 continue
-            ranks[rank] = found
-            problems += [f"rank {rank}: {problem}" for problem in found.problems]
+            ranks[rank] = rank_dump
+            problems += [f"rank {rank}: {problem}" for problem in rank_dump.problems]
         if not ranks:
             raise UsageError(f"{root} cannot be read: {'; '.join(problems)}")
         dump = cls(root, ranks, problems, unreadable)
-        runs = {found.header.run for found in ranks.values()}
+        runs = {part.header.run for part in ranks.values()}
         if len(runs) > 1:
             names = ", ".join(f"rank {rank} of {ranks[rank].header.run[:8]}" for rank in ranks)
             dump.losses.append(f"it mixes {len(runs)} runs: {names}")
@@ -502,8 +506,8 @@ class Dump:
 
     def records(self) -> Iterator[Record]:
         """All records, rank by rank, in the order of recording."""
-        for found in self.ranks.values():
-            yield from found.records
+        for rank in self.ranks.values():
+            yield from rank.records
 
     def read(self, record: Record, *, check: bool = True) -> Tensor:
         """The values of a record, in memory of their own, in its dtype and shape.
@@ -549,9 +553,9 @@ class Dump:
     def check_files(self) -> list[str]:
         """Problems of the files other than damaged values: headers that differ from the index."""
         return [
-            f"rank {found.rank}: {problem}"
-            for found in self.ranks.values()
-            for problem in header_problems(found, self._files)
+            f"rank {rank.rank}: {problem}"
+            for rank in self.ranks.values()
+            for problem in header_problems(rank, self._files)
         ]
 
     def read_sketch(self, record: Record) -> Tensor:
@@ -569,10 +573,10 @@ class Dump:
         What cannot be repaired becomes a problem.
         """
         repaired: list[Path] = []
-        for found in self.ranks.values():
-            paths, problems = complete_files(found, self._files)
+        for rank in self.ranks.values():
+            paths, problems = complete_files(rank, self._files)
             repaired += paths
-            self.problems += [f"rank {found.rank}: {problem}" for problem in problems]
+            self.problems += [f"rank {rank.rank}: {problem}" for problem in problems]
         return repaired
 
     def _values(self, record: Record, *, is_view: bool, check: bool) -> Tensor:
@@ -583,31 +587,31 @@ class Dump:
             if payload is None or facts is None:
                 raise UsageError(f"it is not a tensor: its value is {record.value}")
             if layout in NPY_LAYOUTS:
-                values = found = read_npy(path, record, self._open if is_view else None)
+                values = npy = read_npy(path, record, self._open if is_view else None)
             else:
                 dtype = stored_dtype(known_dtype(facts.dtype))
-                place = (path, payload.begin, payload.nbytes, payload.file)
+                position = (path, payload.begin, payload.nbytes, payload.file)
                 if is_view:
-                    raw = self._open.view(*place, itemsize=dtype.itemsize)
+                    raw = self._open.view(*position, itemsize=dtype.itemsize)
                 else:
-                    raw = self._open.read(*place)
+                    raw = self._open.read(*position)
                 values = typed(raw, dtype).reshape(payload.shape)
-                found = values.expand(facts.shape)
+                npy = values.expand(facts.shape)
             if check and record.digest and layout == "packed":
                 self._verify(record, payload, path, lambda: digest(values))
             elif check and record.digest:
-                self._verify(record, payload, path, lambda: _digest_expanded(found, record))
-            return found
+                self._verify(record, payload, path, lambda: _digest_expanded(npy, record))
+            return npy
 
     def _verify(
         self, record: Record, payload: Payload, path: Path, compute: Callable[[], str]
     ) -> None:
         """Refuse bytes that do not match their digest."""
-        place = (path, payload.begin, payload.nbytes)
-        found = self._open.checked.mismatch(*place, record.digest, compute)
-        if found is not None:
+        position = (path, payload.begin, payload.nbytes)
+        mismatch = self._open.checked.mismatch(*position, record.digest, compute)
+        if mismatch is not None:
             raise UsageError(
-                f"the bytes at {payload.begin} of {payload.file} have digest {found}, but the "
+                f"the bytes at {payload.begin} of {payload.file} have digest {mismatch}, but the "
                 f"index says {record.digest}: the file or the index is damaged; copy or record the "
                 f"dump again"
             )
@@ -639,20 +643,20 @@ def _found_ranks(root: Path) -> dict[int, Path]:
     if (root / HEADER).is_file():
         raise UsageError(f"{root} is one rank of a dump: give its parent folder, {root.parent}")
     names = sorted(path.name for path in root.iterdir())
-    found = enumerated(names, _MOST_NAMED) or "nothing"
+    listing = enumerated(names, _MOST_NAMED) or "nothing"
     raise UsageError(
         f"{root} is not a paritas dump: looked for rank0/{HEADER}, rank1/{HEADER} and so on, found "
-        f"{found}"
+        f"{listing}"
     )
 
 
 def _digest_expanded(values: Tensor, record: Record) -> str:
     """The digest of values from a file that stores repeated dimensions expanded."""
     facts = record.tensor
-    kept = values.shape if facts is None else stored_shape(facts.shape, facts.stride)
+    extents = values.shape if facts is None else stored_shape(facts.shape, facts.stride)
     if values.dtype.itemsize in _CARRIERS:
         values = values.view(_CARRIERS[values.dtype.itemsize])
-    once = values[tuple(slice(extent) for extent in kept)].contiguous()
-    if tuple(kept) != tuple(values.shape) and not once.expand(values.shape).equal(values):
+    once = values[tuple(slice(extent) for extent in extents)].contiguous()
+    if tuple(extents) != tuple(values.shape) and not once.expand(values.shape).equal(values):
         raise UsageError("it was recorded with repeated values, but they differ in the file")
     return digest(once)

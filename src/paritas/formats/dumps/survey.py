@@ -118,10 +118,10 @@ class FirstNonFinite:
 
     def findings(self) -> list[NonFinite]:
         """What was found, in the order of recording; an infinity after a NaN is omitted."""
-        found = sorted(self._found.items(), key=lambda item: item[1].record.sequence)
-        if found and found[0][0] == "NaN":
-            found = found[:1]
-        return [_non_finite(kind, item) for kind, item in found]
+        entry = sorted(self._found.items(), key=lambda item: item[1].record.sequence)
+        if entry and entry[0][0] == "NaN":
+            entry = entry[:1]
+        return [_non_finite(kind, item) for kind, item in entry]
 
 
 def is_result(site: Site) -> bool:
@@ -138,8 +138,8 @@ def _call_key(site: Site) -> tuple[str, ...]:
     return (site.source, site.level, site.phase, site.graph, site.name, str(site.call))
 
 
-def _non_finite(kind: NonFiniteKind, found: _FirstFound) -> NonFinite:
-    record, statistics, call = found.record, found.statistics, found.call
+def _non_finite(kind: NonFiniteKind, first_found: _FirstFound) -> NonFinite:
+    record, statistics, call = first_found.record, first_found.statistics, first_found.call
     origin: NonFiniteOrigin = "unknown"
     if not is_result(record.site) or call.bad:
         origin = "entered"
@@ -155,7 +155,7 @@ def _non_finite(kind: NonFiniteKind, found: _FirstFound) -> NonFinite:
         site=record.site,
         count=statistics.nans + infinities,
         of=statistics.count,
-        earlier=found.earlier,
+        earlier=first_found.earlier,
         origin=origin,
         inputs=call.inputs,
         bad_inputs=call.bad,
@@ -343,8 +343,8 @@ class _NameTotals:
         self.non_finite += not statistics.is_finite
         ends = [end for end in (statistics.minimum, statistics.maximum) if end is not None]
         if ends:
-            known = self.ranges.get(side, [])
-            self.ranges[side] = [min([*known, *ends]), max([*known, *ends])]
+            extremes = self.ranges.get(side, [])
+            self.ranges[side] = [min([*extremes, *ends]), max([*extremes, *ends])]
 
     def facts(self, name: str, phase: Phase) -> NameFacts:
         side = "output" if "output" in self.kinds else "input"
@@ -366,13 +366,15 @@ class DumpSurvey:
     Statistics come from the index; if it has none, the values are read, each content once.
     """
 
-    def __init__(self, dump: ReadableDump, wanted: RecordFilter, *, check: bool = False) -> None:
+    def __init__(
+        self, dump: ReadableDump, record_filter: RecordFilter, *, check: bool = False
+    ) -> None:
         """`check` verifies the checksums of all stored values."""
         self._check = check
         self._checks: Counter[str] = Counter()
         self._endings: dict[str, None] = {}
         self._dump = dump
-        self._wanted = wanted
+        self._wanted = record_filter
         self._levels: Counter[str] = Counter()
         self._sources: dict[str, None] = {}
         self._steps: set[int] = set()
@@ -414,7 +416,7 @@ class DumpSurvey:
         headers = {rank: dump.header(rank) for rank in sorted(dump.ranks)}
         first = next(iter(headers.values()))
         files, size = _disk_use(dump.path)
-        found = [item for firsts in self._firsts.values() for item in firsts.findings()]
+        items = [item for firsts in self._firsts.values() for item in firsts.findings()]
         missing = missing_ranks(list(headers.values()), headers)
         return DumpSummary(
             path=str(dump.path),
@@ -436,7 +438,7 @@ class DumpSurvey:
             problems=(*list_problems(dump), *self._problems, *beside),
             selected=self._selected,
             names=tuple(item.facts(*key) for key, item in self._names.items()),
-            non_finite=tuple(sorted(found, key=lambda item: (item.step, item.rank, item.sequence))),
+            non_finite=tuple(sorted(items, key=lambda item: (item.step, item.rank, item.sequence))),
             from_payloads=self._from_payloads,
             checksums=self._checksums(),
         )
@@ -512,10 +514,10 @@ def _identify_bytes(path: Path, payload: Payload) -> tuple[object, ...]:
     if payload.key:
         return payload.file, payload.begin
     try:
-        found = (path / payload.file).lstat()
+        facts = (path / payload.file).lstat()
     except OSError:  # the reader reports it
         return (payload.file,)
-    return found.st_dev, found.st_ino
+    return facts.st_dev, facts.st_ino
 
 
 def _disk_use(path: Path) -> tuple[int, int]:
@@ -527,11 +529,11 @@ def _disk_use(path: Path) -> tuple[int, int]:
     for folder, _, names in os.walk(path):
         for name in names:
             try:
-                found = Path(folder, name).lstat()
+                facts = Path(folder, name).lstat()
             except OSError:
                 continue
             files += 1
-            sizes[found.st_dev, found.st_ino] = found.st_size
+            sizes[facts.st_dev, facts.st_ino] = facts.st_size
     return files, sum(sizes.values())
 
 
@@ -574,7 +576,7 @@ class RecordedCalls:
         self._origins: dict[int, Record] = {}
         open_calls: dict[Hashable, RecordedCall] = {}
         kernel: RecordedCall | None = None
-        seen = _SeenValues()
+        seen_values = _SeenValues()
         for record in records:
             site = record.site
             if site.level == "buffer":
@@ -587,10 +589,10 @@ class RecordedCalls:
                 open_calls[key] = call
             self._of[record.sequence] = call
             result = is_result(site)
-            place = site.name if site.level == "buffer" and result else site.position
-            (call.made if result else call.given)[place] = record
+            position = site.name if site.level == "buffer" and result else site.position
+            (call.made if result else call.given)[position] = record
             self._note_node(call, record, result=result)
-            self._find_origin(record, call, seen, result=result)
+            self._find_origin(record, call, seen_values, result=result)
 
     def call_of(self, record: Record) -> RecordedCall | None:
         """The call that a record belongs to; None for a record of another dump."""
@@ -612,7 +614,7 @@ class RecordedCalls:
         """
         call = self.call_of(record)
         if call is not None and is_result(record.site):
-            given = [one for one in call.given.values() if one.tensor is not None]
+            given = [argument for argument in call.given.values() if argument.tensor is not None]
             if given:
                 return given
         origin = self._origins.get(record.sequence)
@@ -639,24 +641,24 @@ class RecordedCalls:
             self._values.setdefault((scope, site.nodes[-1]), record)
 
     def _find_origin(
-        self, record: Record, call: RecordedCall, seen: _SeenValues, *, result: bool
+        self, record: Record, call: RecordedCall, seen_values: _SeenValues, *, result: bool
     ) -> None:
         if record.tensor is None:
             return
         if not result or call.is_given or not call.given:
             origin = self._buffer_of(record) if result else self._named_origin(record)
-            origin = origin or seen.nearest(record)
+            origin = origin or seen_values.nearest(record)
             if origin is not None and self._of.get(origin.sequence) is not call:
                 self._origins[record.sequence] = origin
-        seen.add(record, result=result and not call.is_given)
+        seen_values.add(record, result=result and not call.is_given)
 
     def _buffer_of(self, record: Record) -> Record | None:
         """The buffer that an output of a fused graph is read from."""
         site = record.site
         if site.source != "fused" or site.level != "node" or not site.nodes:
             return None
-        found = self._values.get((scope_of(site), site.nodes[-1]))
-        return None if found is None or found.site.level != "buffer" else found
+        producer = self._values.get((scope_of(site), site.nodes[-1]))
+        return None if producer is None or producer.site.level != "buffer" else producer
 
     def _named_origin(self, record: Record) -> Record | None:
         """The output that an input is, if its site names the node."""
@@ -696,8 +698,8 @@ class _SeenValues:
         value = _value_key(record)
         if value is None:
             return None
-        found = self._made.get((value, record.site.level)) or self._made.get(value)
-        return found or self._first.get(value)
+        producer = self._made.get((value, record.site.level)) or self._made.get(value)
+        return producer or self._first.get(value)
 
 
 def scope_of(site: Site) -> Scope:
@@ -710,8 +712,8 @@ def _value_key(record: Record) -> Hashable | None:
     facts = record.tensor
     if facts is None:
         return None
-    place = record.sequence if record.alias_of is None else record.alias_of
-    return record.digest or place, facts.dtype, facts.shape
+    position = record.sequence if record.alias_of is None else record.alias_of
+    return record.digest or position, facts.dtype, facts.shape
 
 
 def _continues_kernel(kernel: RecordedCall, record: Record) -> bool:

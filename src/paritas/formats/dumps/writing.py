@@ -90,18 +90,20 @@ def claim(root: Path, header: Header, *, overwrite: bool) -> Path:
 
 def _make_folder(root: Path, header: Header) -> Path:
     """Create the folder; others see it with its header or not at all."""
-    mine = root / rank_name(header.rank)
+    rank_folder = root / rank_name(header.rank)
     starting = root / f".starting-{header.rank}-{uuid.uuid4().hex}"
     starting.mkdir()
     try:
         write_header(starting, header)
-        starting.rename(mine)
+        starting.rename(rank_folder)
     except BaseException as error:
         shutil.rmtree(starting, ignore_errors=True)
-        if isinstance(error, OSError) and mine.exists():
-            raise UsageError(f"another process has just created {mine}: {_ADVICE}") from error
+        if isinstance(error, OSError) and rank_folder.exists():
+            raise UsageError(
+                f"another process has just created {rank_folder}: {_ADVICE}"
+            ) from error
         raise
-    return mine
+    return rank_folder
 
 
 class _ClaimedPart(NamedTuple):
@@ -129,11 +131,11 @@ def _clear_folder(root: Path, home: Path, header: Header, *, overwrite: bool) ->
     """Refuse a folder that is in use, or remove the dump in it."""
     parts, foreign = _survey_folder(home)
     if home != root:
-        known = any(part.header.layout == header.layout for part in parts)
+        has_layout = any(part.header.layout == header.layout for part in parts)
         foreign += [
             path
             for path in root.iterdir()
-            if not known or not (TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
+            if not has_layout or not (TIME.fullmatch(path.name) or TORCHAIR.fullmatch(path.name))
         ]
     if foreign:
         names = enumerated((path.name for path in foreign), _MOST_NAMED)
@@ -161,9 +163,9 @@ def _survey_folder(root: Path) -> tuple[list[_ClaimedPart], list[Path]]:
             shutil.rmtree(path, ignore_errors=True)  # left by a process that died
             continue
         match = RANK.fullmatch(path.name)
-        found = _header_or_none(path) if match else None
-        if found is not None:
-            parts.append(_ClaimedPart(path, found))
+        header = _header_or_none(path) if match else None
+        if header is not None:
+            parts.append(_ClaimedPart(path, header))
         elif not (path.name.startswith(".starting-") or _is_of_torchair_layout(path)):
             foreign.append(path)
     return parts, foreign
@@ -172,13 +174,13 @@ def _survey_folder(root: Path) -> tuple[list[_ClaimedPart], list[Path]]:
 def _is_of_torchair_layout(path: Path) -> bool:
     """Whether it is the tree or a graph of one of our ranks, whose own folder comes first."""
     if path.name == OLD_FX_TOP:
-        found = _header_or_none(path.with_name(rank_name(0)))
-        return found is not None and found.layout == "msit-7.1.0"
+        header = _header_or_none(path.with_name(rank_name(0)))
+        return header is not None and header.layout == "msit-7.1.0"
     match = TORCHAIR.fullmatch(path.name)
     if match is None:
         return False
-    found = _header_or_none(path.with_name(rank_name(int(match[1] or match[2]))))
-    return found is not None and found.layout in ("msit", "ge")
+    header = _header_or_none(path.with_name(rank_name(int(match[1] or match[2]))))
+    return header is not None and header.layout in ("msit", "ge")
 
 
 def _refuse_removal(folder: Path) -> None:
@@ -278,9 +280,9 @@ class Volume:
         if not hashed and (glimpse is None or glimpse in self._glimpses):
             hashed = digest_of(data)  # these bytes may be stored already
         if hashed:
-            place = self._places.get(hashed)
-            if place is not None:
-                return place, hashed, False
+            payload = self._places.get(hashed)
+            if payload is not None:
+                return payload, hashed, False
         key = key[:_LONGEST_KEY]
         file = self._data
         if file is None or not file.has_room(key, stored):
@@ -293,10 +295,10 @@ class Volume:
             hashed = hasher.hexdigest()
         if glimpse is not None:
             self._glimpses.add(glimpse)
-        place = self._places[hashed] = Payload(
+        payload = self._places[hashed] = Payload(
             file=self._name, nbytes=nbytes, shape=tuple(stored.shape), key=key, begin=begin
         )
-        return place, hashed, True
+        return payload, hashed, True
 
     def forget_old(self, most: int) -> None:
         """Forget all but the latest digests; older contents would be written again."""
@@ -312,8 +314,10 @@ class Volume:
         """Whether the bytes of a record are in the files, after a failed write."""
         data = self._data
         return data is None or all(
-            place is None or place.file != self._name or place.begin + place.nbytes <= data.end
-            for place in (record.payload, record.sketch)
+            location is None
+            or location.file != self._name
+            or location.begin + location.nbytes <= data.end
+            for location in (record.payload, record.sketch)
         )
 
     def enter(self, lines: Sequence[bytes]) -> None:
@@ -376,12 +380,12 @@ def _glimpse(data: Any) -> tuple[int, int]:
 
     Tensors with different glimpses differ; those with equal ones must be hashed completely.
     """
-    whole = memoryview(data).cast("B")
-    middle, last = len(whole) // 2, len(whole) - _GLIMPSE
+    raw = memoryview(data).cast("B")
+    middle, last = len(raw) // 2, len(raw) - _GLIMPSE
     hasher = xxhash.xxh3_64()
     for begin in (0, middle, last):
-        hasher.update(whole[begin : begin + _GLIMPSE])
-    return len(whole), hasher.intdigest()
+        hasher.update(raw[begin : begin + _GLIMPSE])
+    return len(raw), hasher.intdigest()
 
 
 # --- The writer -----------------------------------------------------------------------------------
@@ -560,14 +564,17 @@ class DumpWriter:
             volume.flush()
         except OSError as error:
             failure = error
-        held = fresh
+        stored = fresh
         if failure is not None or not sound:
-            held = list(itertools.takewhile(volume.holds, fresh))
-        self._write_lines(volume, held)
+            stored = list(itertools.takewhile(volume.holds, fresh))
+        self._write_lines(volume, stored)
         if failure is not None:
-            lost = fresh[len(held) : len(held) + 1]
+            lost = fresh[len(stored) : len(stored) + 1]
             needed = sum(
-                place.nbytes for one in lost for place in (one.payload, one.sketch) if place
+                location.nbytes
+                for lost_record in lost
+                for location in (lost_record.payload, lost_record.sketch)
+                if location
             )
             raise self._failed(failure, volume.folder, needed) from failure
         return len(records)
@@ -674,36 +681,36 @@ class DumpWriter:
                 raise ParitasError(
                     f"{key} has no values, and {volume.folder} has none with digest {hashed}"
                 )
-            place, is_new = found, False
+            location, is_new = found, False
             shape = stored_shape(facts.shape, facts.stride)
             nbytes = bytes_needed(stored_dtype(known_dtype(facts.dtype)), shape)
         else:
-            place, hashed, is_new = volume.put(key, stored, hashed)
+            location, hashed, is_new = volume.put(key, stored, hashed)
             shape, nbytes = tuple(stored.shape), stored.nbytes
-        if place.nbytes != nbytes:
+        if location.nbytes != nbytes:
             raise ParitasError(
-                f"{key} has {nbytes} bytes, but {place.key} was written with {place.nbytes} bytes "
-                f"under the same digest: it is not the digest of its bytes"
+                f"{key} has {nbytes} bytes, but {location.key} was written with "
+                f"{location.nbytes} bytes under the same digest: it is not the digest of its bytes"
             )
-        return self._count_bytes(place, shape, is_new=is_new), hashed
+        return self._count_bytes(location, shape, is_new=is_new), hashed
 
     def _sketch(self, volume: Volume, sketch: Tensor, key: str) -> Payload:
         """Where a sketch is; repeated values share the same sketch object."""
-        known = self._sketched.get(id(sketch))
-        if known is not None:
-            self.saved_bytes += known.nbytes
-            return known
-        place, _, is_new = volume.put(f"{key}/sketch", sketch)
-        placed = self._count_bytes(place, tuple(sketch.shape), is_new=is_new)
+        cached = self._sketched.get(id(sketch))
+        if cached is not None:
+            self.saved_bytes += cached.nbytes
+            return cached
+        location, _, is_new = volume.put(f"{key}/sketch", sketch)
+        placed = self._count_bytes(location, tuple(sketch.shape), is_new=is_new)
         self._sketched[id(sketch)] = placed
         return placed
 
-    def _count_bytes(self, place: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
+    def _count_bytes(self, payload: Payload, shape: tuple[int, ...], *, is_new: bool) -> Payload:
         if is_new:
-            self.written_bytes += place.nbytes
-            return place
-        self.saved_bytes += place.nbytes
-        return place if place.shape == shape else msgspec.structs.replace(place, shape=shape)
+            self.written_bytes += payload.nbytes
+            return payload
+        self.saved_bytes += payload.nbytes
+        return payload if payload.shape == shape else msgspec.structs.replace(payload, shape=shape)
 
     def _drop(self, step: int, volume: Volume) -> None:
         # The index goes first: no line may point to removed bytes.

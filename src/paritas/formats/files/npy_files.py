@@ -92,14 +92,14 @@ def read_npy_header(file: IO[bytes]) -> ArrayHeader:
     if length > _LONGEST:
         raise UsageError(f"its header claims {length} bytes, the limit is {_LONGEST}")
     text = (start[begin:] + file.read(max(length - (_START - begin), 0))).decode("latin-1")
-    found = _HEADER.fullmatch(text) if len(text) == length else None
-    if found is None:
+    match = _HEADER.fullmatch(text) if len(text) == length else None
+    if match is None:
         raise UsageError(f"its header does not describe one plain array: {text[:80]!r}")
     try:
-        shape = tuple(int(part.rstrip("L")) for part in re.findall(r"\d+L?", found[3]))
+        shape = tuple(int(part.rstrip("L")) for part in re.findall(r"\d+L?", match[3]))
     except ValueError as error:  # a number with thousands of digits
         raise UsageError(f"its shape is not valid: {error}") from error
-    return ArrayHeader(found[1], shape, found[2] == "True", begin + length)
+    return ArrayHeader(match[1], shape, match[2] == "True", begin + length)
 
 
 def array_place(name: str, header: ArrayHeader, size: int) -> FilePlace:
@@ -112,14 +112,14 @@ def array_place(name: str, header: ArrayHeader, size: int) -> FilePlace:
     if header.is_fortran:
         stride = contiguous_stride(header.shape[::-1])[::-1]
     room = size - header.begin
-    place = place_of(name, _NAMES[code], header.shape, stride, header.begin, room)
-    if place.nbytes != room:
+    location = place_of(name, _NAMES[code], header.shape, stride, header.begin, room)
+    if location.nbytes != room:
         raise UsageError(
-            f"its header says {header.shape} of {header.descr}, which is {place.nbytes} bytes, but "
-            f"{room} bytes follow"
+            f"its header says {header.shape} of {header.descr}, which is {location.nbytes} bytes, "
+            f"but {room} bytes follow"
         )
     swaps = order == ">" and math.prod(header.shape) > 0 and code not in ("b1", "u1", "i1")
-    return dataclasses.replace(place, is_swapped=swaps)
+    return dataclasses.replace(location, is_swapped=swaps)
 
 
 # --- Archives, `.npz` -----------------------------------------------------------------------------
@@ -145,15 +145,15 @@ def read_arrays(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unread
                     file.seek(begin)
                     inner = array_place(name, read_npy_header(file), member.file_size)
                     around = Member(member.filename, begin, member.file_size, member.CRC)
-                    place = dataclasses.replace(
+                    location = dataclasses.replace(
                         inner, begin=begin + inner.begin, key=key, member=around
                     )
                 else:
-                    place = _locate_member(archive, member, name, size)
+                    location = _locate_member(archive, member, name, size)
             except (UsageError, OSError) as error:
                 yield key, Unreadable(str(error))
             else:
-                yield key, place
+                yield key, location
 
 
 def _locate_member(
@@ -176,9 +176,9 @@ def _locate_member(
             header = read_npy_header(unpacked)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise UsageError(f"it is damaged: {error}") from error
-    place = array_place(name, header, claimed)
+    location = array_place(name, header, claimed)
     around = Member(member.filename, member.header_offset, member.compress_size, member.CRC)
-    return dataclasses.replace(place, key=member.filename, member=around, is_packed=True)
+    return dataclasses.replace(location, key=member.filename, member=around, is_packed=True)
 
 
 # --- Files without a tensor -----------------------------------------------------------------------
@@ -233,15 +233,15 @@ def _describe_object(data: bytes, header: ArrayHeader) -> str:
     return text
 
 
-def summary_of(path: Path, place: FilePlace) -> Statistics:
+def summary_of(path: Path, file_place: FilePlace) -> Statistics:
     """Statistics from a pair of minimum and maximum.
 
     The number of values is unknown: the count is 0. The counts of NaN and Inf are lower bounds, 0
     or 1.
     """
-    if place.shape != (2,):
-        raise UsageError(f"shape {place.shape} is not a pair of minimum and maximum")
-    values = values_at(path, place)
+    if file_place.shape != (2,):
+        raise UsageError(f"shape {file_place.shape} is not a pair of minimum and maximum")
+    values = values_at(path, file_place)
     if values.is_complex():
         raise UsageError("complex numbers have no minimum and maximum")
     low, high = (float(value) for value in values.tolist())

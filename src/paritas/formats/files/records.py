@@ -88,8 +88,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The canonical name, unique within one step of a rank."""
         scope = f"{self.graph}/" if self.graph else ""
         tapped = "~" if self.level == "node" and self.source == "fused" else ""
-        place = f"{self.side}.{self.position}"
-        return f"{self.phase}/{scope}{tapped}{self.name}#{self.call}/{place}"
+        position = f"{self.side}.{self.position}"
+        return f"{self.phase}/{scope}{tapped}{self.name}#{self.call}/{position}"
 
 
 class TensorFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -317,8 +317,8 @@ def volumes_of(folder: Path) -> list[Path]:
     """The folders of a rank that have an index: its own, or one per kept step."""
     steps = ((STEP.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
     ring = sorted((int(match[1]), path) for match, path in steps if match)
-    own = [folder] if (folder / INDEX).exists() or not ring else []
-    return own + [path for _, path in ring]
+    own_folder = [folder] if (folder / INDEX).exists() or not ring else []
+    return own_folder + [path for _, path in ring]
 
 
 def run_identity(rank: int, world_size: int, environment: Mapping[str, str] | None = None) -> str:
@@ -389,8 +389,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 def rank_folders(root: Path) -> dict[int, Path]:
     """The folders of the ranks, by rank."""
-    found = ((RANK.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
-    return {int(match[1]): path for match, path in sorted(found, key=str) if match}
+    matches = ((RANK.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    return {int(match[1]): path for match, path in sorted(matches, key=str) if match}
 
 
 def discard(folder: Path) -> None:

@@ -63,9 +63,9 @@ def read_entries(path: Path, name: str) -> Iterator[tuple[str, FilePlace | Unrea
             )
         text = file.read(length)
     try:
-        found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        found.pop("__metadata__", None)
-        entries = {key: msgspec.json.decode(raw, type=_TensorEntry) for key, raw in found.items()}
+        header = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        entries = {key: msgspec.json.decode(raw, type=_TensorEntry) for key, raw in header.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"its header is damaged: {error}") from error
     begin = _LENGTH_BYTES + length
@@ -88,10 +88,12 @@ def _locate_entry(name: str, key: str, entry: _TensorEntry, begin: int, size: in
     first, last = entry.data_offsets
     if not 0 <= first <= last <= size - begin:
         raise UsageError(f"its bytes {first} to {last} are not in the file: the file is truncated")
-    place = place_of(name, dtype, shape, contiguous_stride(shape), begin + first, last - first)
-    if place.nbytes != last - first:
-        raise UsageError(f"shape {shape} of {dtype} takes {place.nbytes} bytes, not {last - first}")
-    return dataclasses.replace(place, key=key)
+    position = place_of(name, dtype, shape, contiguous_stride(shape), begin + first, last - first)
+    if position.nbytes != last - first:
+        raise UsageError(
+            f"shape {shape} of {dtype} takes {position.nbytes} bytes, not {last - first}"
+        )
+    return dataclasses.replace(position, key=key)
 
 
 # --- Writing incrementally ------------------------------------------------------------------------
@@ -119,13 +121,13 @@ class PackedPiece(NamedTuple):
     nbytes: int
 
 
-def write_whole(file: io.FileIO, data: Any, whole: int) -> None:
+def write_whole(file: io.FileIO, data: Any, nbytes: int) -> None:
     """Write all the bytes: the system may accept fewer in one call."""
     done = file.write(data)
-    if done == whole:
+    if done == nbytes:
         return
     rest = memoryview(data).cast("B")
-    while done < whole:
+    while done < nbytes:
         done += file.write(rest[done:]) or 0
 
 
@@ -271,9 +273,9 @@ class PackedFile:
 
     def _write_hashing(self, data: Any, hasher: xxhash.xxh3_128) -> None:
         """Hash each block just before it is written, while it is in the cache."""
-        whole = memoryview(data).cast("B")
-        for begin in range(0, len(whole), _CACHED):
-            piece = whole[begin : begin + _CACHED]
+        raw = memoryview(data).cast("B")
+        for begin in range(0, len(raw), _CACHED):
+            piece = raw[begin : begin + _CACHED]
             hasher.update(piece)
             write_whole(self._file, piece, len(piece))
 
@@ -282,15 +284,15 @@ class PackedFile:
         reached = self._file.tell()
         buffers, self._buffers = self._buffers, []
         first = len(self._entries) - len(buffers)
-        kept = 0
+        count = 0
         for data in buffers:
             nbytes = memoryview(data).nbytes
             if self._written + nbytes > reached:
                 break
             self._written += nbytes
-            kept += 1
-        self._used -= sum(len(entry) + 1 for entry in self._entries[first + kept :])
-        del self._entries[first + kept :]
+            count += 1
+        self._used -= sum(len(entry) + 1 for entry in self._entries[first + count :])
+        del self._entries[first + count :]
         self.end = self._written
         # If this fails, bytes remain after the last payload; no index line points to them.
         with contextlib.suppress(OSError):

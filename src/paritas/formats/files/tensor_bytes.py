@@ -157,10 +157,10 @@ def _is_stored_form(tensor: Tensor) -> bool:
     ):
         return False
     try:
-        held = tensor.untyped_storage().nbytes()
+        nbytes = tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):  # inside torch.func's transforms
         return False
-    return bool(held >= (tensor.storage_offset() + tensor.numel()) * tensor.dtype.itemsize)
+    return bool(nbytes >= (tensor.storage_offset() + tensor.numel()) * tensor.dtype.itemsize)
 
 
 def _refuse_unstorable(tensor: Tensor) -> None:
@@ -173,7 +173,7 @@ def _refuse_unstorable(tensor: Tensor) -> None:
     if tensor.is_meta:
         raise UsageError("a tensor on the meta device has no values")
     try:
-        held = tensor.untyped_storage().nbytes()
+        nbytes = tensor.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError) as error:
         # torch.vmap and torch.func.grad pass such tensors to the function they transform.
         raise UsageError(
@@ -181,11 +181,11 @@ def _refuse_unstorable(tensor: Tensor) -> None:
             f"the transform"
         ) from error
     needed = _extent(tensor)
-    if held < needed and not tensor.is_quantized:
+    if nbytes < needed and not tensor.is_quantized:
         # Sharded training frees the memory of unused parameters.
         raise UsageError(
             f"a tensor of shape {tuple(tensor.shape)} needs {needed} bytes and its storage holds "
-            f"{held}: its memory was freed"
+            f"{nbytes}: its memory was freed"
         )
 
 
@@ -292,16 +292,16 @@ class CheckedBytes:
             OSError: the file cannot be read.
         """
         if nbytes < _FEW:
-            found = compute()
-            return None if found == checksum else found
+            actual = compute()
+            return None if actual == checksum else actual
         facts = os.stat(path)  # noqa: PTH116  (called for each tensor)
-        place = (os.fspath(path), facts.st_ino, facts.st_mtime_ns, facts.st_size)
-        key = (*place, begin, nbytes, checksum)
+        position = (os.fspath(path), facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        key = (*position, begin, nbytes, checksum)
         if key in self._known:
             return None
-        found = compute()
-        if found != checksum:
-            return found
+        actual = compute()
+        if actual != checksum:
+            return actual
         if len(self._known) >= _MOST_KEPT:
             self._known.clear()
         self._known[key] = None
@@ -369,22 +369,22 @@ class OpenFiles:
         skipped = begin % mmap.ALLOCATIONGRANULARITY
         try:
             # mmap checks the length against the file.
-            found = mmap.mmap(
+            mapping = mmap.mmap(
                 file.number, skipped + nbytes, access=mmap.ACCESS_COPY, offset=begin - skipped
             )
         except (OSError, ValueError):
             # No mappings on this file system, too many of them, or the file has just shrunk.
             return self.read(path, begin, nbytes, name)
-        _mapped.add(found)
-        return torch.frombuffer(found, dtype=torch.uint8, offset=skipped, count=nbytes)
+        _mapped.add(mapping)
+        return torch.frombuffer(mapping, dtype=torch.uint8, offset=skipped, count=nbytes)
 
     def blocks(
         self, path: str | os.PathLike[str], begin: int, nbytes: int, name: str
     ) -> Iterator[memoryview]:
         """Bytes of a file in blocks of bounded size."""
         end = begin + nbytes
-        for place in range(begin, end, _VIEWED_BLOCK):
-            block = self.view(path, place, min(_VIEWED_BLOCK, end - place), name, itemsize=1)
+        for position in range(begin, end, _VIEWED_BLOCK):
+            block = self.view(path, position, min(_VIEWED_BLOCK, end - position), name, itemsize=1)
             yield block.numpy().data
 
     def _open(self, path: str | os.PathLike[str], least: int, name: str) -> _Descriptor:
@@ -562,58 +562,60 @@ def place_of(
     return FilePlace(file=file, dtype=dtype, shape=shape, stride=stride, begin=begin, nbytes=nbytes)
 
 
-def values_at(file: Path, place: FilePlace, files: OpenFiles | None = None) -> Tensor:
+def values_at(file: Path, file_place: FilePlace, files: OpenFiles | None = None) -> Tensor:
     """The tensor at a place of a file; repeated dimensions are not materialised."""
-    dtype = known_dtype(place.dtype)
-    if not place.nbytes:
-        return torch.empty(place.shape, dtype=dtype)
-    if place.is_packed:
-        raw = _read_packed(file, place)
+    dtype = known_dtype(file_place.dtype)
+    if not file_place.nbytes:
+        return torch.empty(file_place.shape, dtype=dtype)
+    if file_place.is_packed:
+        raw = _read_packed(file, file_place)
     else:
         files = files or OpenFiles()
-        verify_at(file, place, files)
-        raw = files.read(file, place.begin, place.nbytes, place.file)
-    if place.is_swapped:
+        verify_at(file, file_place, files)
+        raw = files.read(file, file_place.begin, file_place.nbytes, file_place.file)
+    if file_place.is_swapped:
         width = dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
         raw = raw.reshape(-1, width).flip(1).reshape(-1)
-    return _as_tensor(raw, place, dtype)
+    return _as_tensor(raw, file_place, dtype)
 
 
-def view_at(file: Path, place: FilePlace, files: OpenFiles, *, check: bool = False) -> Tensor:
+def view_at(file: Path, file_place: FilePlace, files: OpenFiles, *, check: bool = False) -> Tensor:
     """Like `values_at`, but mapped unless it is small, compressed or rearranged.
 
     `check` also verifies the checksum of mapped values; values that are read are always verified.
     """
-    if not place.nbytes or place.is_packed or place.is_swapped:
-        return values_at(file, place, files)
-    dtype = known_dtype(place.dtype)
+    if not file_place.nbytes or file_place.is_packed or file_place.is_swapped:
+        return values_at(file, file_place, files)
+    dtype = known_dtype(file_place.dtype)
     if check:
-        verify_at(file, place, files)
-    where = (file, place.begin, place.nbytes, place.file)
-    return _as_tensor(files.view(*where, itemsize=dtype.itemsize), place, dtype)
+        verify_at(file, file_place, files)
+    where = (file, file_place.begin, file_place.nbytes, file_place.file)
+    return _as_tensor(files.view(*where, itemsize=dtype.itemsize), file_place, dtype)
 
 
-def verify_at(file: Path, place: FilePlace, files: OpenFiles) -> bool:
+def verify_at(file: Path, file_place: FilePlace, files: OpenFiles) -> bool:
     """Verify the checksum of the archive member that holds the values.
 
     Returns:
         Whether it has a checksum. Only archives have them.
     """
-    member = place.member
+    member = file_place.member
     if member is None or not member.crc:
         return False
     where = (file, member.begin, member.nbytes)
 
     def compute() -> int:
         blocks = (
-            _iterate_unpacked(file, place) if place.is_packed else files.blocks(*where, place.file)
+            _iterate_unpacked(file, file_place)
+            if file_place.is_packed
+            else files.blocks(*where, file_place.file)
         )
         return functools.reduce(lambda crc, block: zlib.crc32(block, crc), blocks, 0)
 
-    found = files.checked.mismatch(*where, member.crc, compute)
-    if found is not None:
+    mismatch = files.checked.mismatch(*where, member.crc, compute)
+    if mismatch is not None:
         raise UsageError(
-            f"{member.name} of {place.file} has checksum {found:08x}, but the archive says "
+            f"{member.name} of {file_place.file} has checksum {mismatch:08x}, but the archive says "
             f"{member.crc:08x}: the file is damaged; copy or record it again"
         )
     return True
@@ -635,35 +637,37 @@ def fill(file: IO[bytes], room: memoryview, name: str) -> None:
         done += len(block)
 
 
-def _as_tensor(raw: Tensor, place: FilePlace, dtype: torch.dtype) -> Tensor:
+def _as_tensor(raw: Tensor, file_place: FilePlace, dtype: torch.dtype) -> Tensor:
     values = bools(raw) if dtype is torch.bool else typed(raw, dtype)
-    found = values.as_strided(place.shape, place.stride)
-    if place.is_conjugate:
-        found = found.conj().resolve_conj()
-    return found.neg() if place.is_negated else found
+    conj = values.as_strided(file_place.shape, file_place.stride)
+    if file_place.is_conjugate:
+        conj = conj.conj().resolve_conj()
+    return conj.neg() if file_place.is_negated else conj
 
 
-def _iterate_unpacked(file: Path, place: FilePlace) -> Iterator[bytes]:
-    with _open_packed(file, place) as unpacked:
+def _iterate_unpacked(file: Path, file_place: FilePlace) -> Iterator[bytes]:
+    with _open_packed(file, file_place) as unpacked:
         while block := unpacked.read(_READ_BLOCK):
             yield block
 
 
-def _read_packed(file: Path, place: FilePlace) -> Tensor:
-    with _open_packed(file, place) as unpacked:
-        skipped = bytearray(place.begin)
-        fill(unpacked, memoryview(skipped), place.key)
-        raw = torch.empty(place.nbytes, dtype=torch.uint8)
-        fill(unpacked, raw.numpy().data, place.key)
+def _read_packed(file: Path, file_place: FilePlace) -> Tensor:
+    with _open_packed(file, file_place) as unpacked:
+        skipped = bytearray(file_place.begin)
+        fill(unpacked, memoryview(skipped), file_place.key)
+        raw = torch.empty(file_place.nbytes, dtype=torch.uint8)
+        fill(unpacked, raw.numpy().data, file_place.key)
         if unpacked.read(1):  # zipfile verifies the checksum only at the end
-            raise UsageError(f"{place.key} of {place.file} has more bytes than its header says")
+            raise UsageError(
+                f"{file_place.key} of {file_place.file} has more bytes than its header says"
+            )
         return raw
 
 
 @contextlib.contextmanager
-def _open_packed(file: Path, place: FilePlace) -> Iterator[IO[bytes]]:
+def _open_packed(file: Path, file_place: FilePlace) -> Iterator[IO[bytes]]:
     try:
-        with zipfile.ZipFile(file) as archive, archive.open(place.key) as unpacked:
+        with zipfile.ZipFile(file) as archive, archive.open(file_place.key) as unpacked:
             yield unpacked
     except (zipfile.BadZipFile, zlib.error, KeyError, NotImplementedError, RuntimeError) as error:
-        raise UsageError(f"{place.key} of {place.file} is damaged: {error}") from error
+        raise UsageError(f"{file_place.key} of {file_place.file} is damaged: {error}") from error

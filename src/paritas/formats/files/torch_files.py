@@ -128,10 +128,10 @@ class _PickleReader:
         return top
 
     def take_group(self) -> list[Any]:
-        for place in range(len(self._stack) - 1, -1, -1):
-            if self._stack[place] is _MARK:
-                group = self._stack[place + 1 :]
-                del self._stack[place:]
+        for position in range(len(self._stack) - 1, -1, -1):
+            if self._stack[position] is _MARK:
+                group = self._stack[position + 1 :]
+                del self._stack[position:]
                 return group
         raise UsageError("its pickle ends a group that was never begun")
 
@@ -221,10 +221,10 @@ class _PickleReader:
 
     def call(self) -> None:
         arguments = self.pop()
-        made = Call(self.pop(), arguments)
+        call = Call(self.pop(), arguments)
         if self._watch is not None:
-            self._watch.see_call(made, self._instruction)
-        self.push(_make_container(made))
+            self._watch.see_call(call, self._instruction)
+        self.push(_make_container(call))
 
     def call_with_names(self) -> None:
         self.pop()
@@ -249,12 +249,12 @@ def _make_container(call: Call) -> Any:
     arguments = call.arguments
     if isinstance(call.what, Name) and call.what.path == "collections.OrderedDict":
         pairs = arguments[0] if isinstance(arguments, tuple) and arguments else []
-        made: dict[Any, Any] = {}
+        container: dict[Any, Any] = {}
         for pair in pairs if isinstance(pairs, list) else []:
             match pair:
                 case [key, value] if isinstance(key, _PLAIN):
-                    made[key] = value
-        return made
+                    container[key] = value
+        return container
     return call
 
 
@@ -327,10 +327,10 @@ def leaves(tree: Any, most: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     `most` limits its parts: shared parts can make a tree far larger than its pickle.
     """
     waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
-    seen = 0
+    visited = 0
     while waiting:
-        seen += 1
-        if seen > most:
+        visited += 1
+        if visited > most:
             raise UsageError(f"it has more than {most} parts, too many for its size")
         way, part = waiting.pop()
         items: Any
@@ -436,15 +436,15 @@ class Saved:
 
     def leaves(self, part: Any) -> list[SavedLeaf]:
         """The leaves of a part of the tree."""
-        found: list[SavedLeaf] = []
+        saved_leaves: list[SavedLeaf] = []
         for way, item in leaves(part, self._most):
             value: FilePlace | Unreadable | PlainValue
             try:
                 value = self._storages.interpret(item)
             except UsageError as error:
                 value = Unreadable(str(error))
-            found.append(SavedLeaf(way, value))
-        return found
+            saved_leaves.append(SavedLeaf(way, value))
+        return saved_leaves
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
@@ -515,12 +515,12 @@ def read_saved(path: Path, name: str) -> Saved:
 def only_tensor(path: Path, name: str) -> FilePlace:
     """Where the values of the only tensor of a file are."""
     saved = read_saved(path, name)
-    found = [leaf.value for leaf in saved.leaves(saved.tree)]
-    if len(found) == 1 and isinstance(found[0], FilePlace):
-        return found[0]
-    reasons = [value.reason for value in found if isinstance(value, Unreadable)]
+    values = [leaf.value for leaf in saved.leaves(saved.tree)]
+    if len(values) == 1 and isinstance(values[0], FilePlace):
+        return values[0]
+    reasons = [value.reason for value in values if isinstance(value, Unreadable)]
     raise UsageError(
-        f"it holds {len(found)} values, not one tensor{': ' if reasons else ''}"
+        f"it holds {len(values)} values, not one tensor{': ' if reasons else ''}"
         + "; ".join(reasons[:3])
     )
 
@@ -604,11 +604,11 @@ class _Storages:
             return self._rebuilt((*arguments, False), typed=False)
         inner: Any = arguments[0] if arguments else None
         if what.startswith("torch._utils._rebuild_parameter") and isinstance(inner, Call):
-            found = self._tensor(inner, depth + 1)
+            value = self._tensor(inner, depth + 1)
             wants = bool(arguments[1]) if len(arguments) > 1 else True
-            if isinstance(found, FilePlace):
-                return dataclasses.replace(found, requires_grad=wants)
-            return found
+            if isinstance(value, FilePlace):
+                return dataclasses.replace(value, requires_grad=wants)
+            return value
         if what == "torch._tensor._rebuild_from_type_v2":
             match arguments:
                 case (function, Name(path=kind), inner, _) if kind in _TENSOR_CLASSES:
@@ -630,10 +630,10 @@ class _Storages:
             dtype = dtype.removeprefix("torch.") if dtype else None
         if dtype is None or not _is_count(offset):
             raise UsageError(f"a tensor's dtype is {dtype}, its offset {offset!r}")
-        place = self._place(storage, dtype, offset, shape, stride)
+        position = self._place(storage, dtype, offset, shape, stride)
         flags = arguments[-1] if isinstance(arguments[-1], dict) else {}
         return dataclasses.replace(
-            place,
+            position,
             requires_grad=arguments[4] is True,
             is_conjugate=flags.get("conj") is True and known_dtype(dtype).is_complex,
             is_negated=flags.get("neg") is True,
@@ -650,8 +650,8 @@ class _Storages:
         skipped = offset * known_dtype(dtype).itemsize
         member = storage.member
         room, begin = member.nbytes - skipped, member.begin + skipped
-        place = place_of(self._name, dtype, shape, stride, begin, room)
-        return dataclasses.replace(place, offset=offset, device=storage.location, member=member)
+        position = place_of(self._name, dtype, shape, stride, begin, room)
+        return dataclasses.replace(position, offset=offset, device=storage.location, member=member)
 
     def _storage(self, item: Persistent) -> _Storage:
         match item.identity:
@@ -662,10 +662,10 @@ class _Storages:
         kind = path.rpartition(".")[2]
         if kind not in _STORAGES and kind != "UntypedStorage":
             raise UsageError(f"a tensor's memory has the unknown class {path}")
-        found = self._members.get(key, "it is not in the file")
-        if isinstance(found, str):
-            raise UsageError(f"storage {key[:32]!r} of a tensor: {found}")
-        return _Storage(_STORAGES.get(kind), location[:32], found)
+        member = self._members.get(key, "it is not in the file")
+        if isinstance(member, str):
+            raise UsageError(f"storage {key[:32]!r} of a tensor: {member}")
+        return _Storage(_STORAGES.get(kind), location[:32], member)
 
 
 def _read_numbers(value: Any) -> tuple[int, ...]:

@@ -65,8 +65,8 @@ class ForeignDump:
 
     def records(self) -> Iterator[Record]:
         """All records, rank by rank, in program order where it is known."""
-        for found in self.ranks.values():
-            yield from found.records
+        for rank in self.ranks.values():
+            yield from rank.records
 
     def read(self, record: Record) -> Tensor:
         """The values of a record."""
@@ -160,25 +160,25 @@ class ValueReader:
 
     def read(self, record: Record) -> Tensor:
         """The values of a record."""
-        place = self._place(record)
-        return values_at(self.folder.locate(place.file), place, self.files)
+        location = self._place(record)
+        return values_at(self.folder.locate(location.file), location, self.files)
 
     def view(self, record: Record, check: bool) -> Tensor:  # noqa: FBT001  (see `ForeignDump`)
         """The same, mapped from the file where possible."""
-        place = self._place(record)
-        return view_at(self.folder.locate(place.file), place, self.files, check=check)
+        location = self._place(record)
+        return view_at(self.folder.locate(location.file), location, self.files, check=check)
 
     def verify(self, record: Record) -> bool:
         """Verify their checksum; False if there is none."""
-        place = self._place(record)
-        return verify_at(self.folder.locate(place.file), place, self.files)
+        location = self._place(record)
+        return verify_at(self.folder.locate(location.file), location, self.files)
 
     def _place(self, record: Record) -> FilePlace:
-        place = self.places.get((record.rank, record.sequence))
-        if isinstance(place, FilePlace):
-            return place
-        if place is not None:
-            raise UsageError(place)
+        location = self.places.get((record.rank, record.sequence))
+        if isinstance(location, FilePlace):
+            return location
+        if location is not None:
+            raise UsageError(location)
         if record.value is not None:
             raise UsageError(f"it is not a tensor: its value is {record.value}")
         raise UsageError("it has no values: only statistics were recorded")
@@ -201,16 +201,18 @@ class Gathered:
         self._places: dict[tuple[int, int], FilePlace | str] = {}
         self._calls: dict[tuple[int, int, str], int] = {}
 
-    def add_tensor(self, step: int, rank: int, site: Site, place: FilePlace) -> Record:
+    def add_tensor(self, step: int, rank: int, site: Site, file_place: FilePlace) -> Record:
         """Add a tensor whose values can be read."""
-        return self._add(step, rank, site, place, payload=place.payload, tensor=place.facts)
+        return self._add(
+            step, rank, site, file_place, payload=file_place.payload, tensor=file_place.facts
+        )
 
     def add_value(
-        self, step: int, rank: int, site: Site, text: str, place: FilePlace | None = None
+        self, step: int, rank: int, site: Site, text: str, file_place: FilePlace | None = None
     ) -> Record:
-        """Add a value other than a tensor; `place` if it could also be read as one."""
-        payload = None if place is None else place.payload
-        return self._add(step, rank, site, place, payload=payload, value=text)
+        """Add a value other than a tensor; `file_place` if it could also be read as one."""
+        payload = None if file_place is None else file_place.payload
+        return self._add(step, rank, site, file_place, payload=payload, value=text)
 
     def add_text(self, step: int, rank: int, site: Site, text: str, file: FoundFile) -> Record:
         """Add a value, from a file of its own, that cannot be read as a tensor."""
@@ -218,10 +220,10 @@ class Gathered:
         return self._add(step, rank, site, None, payload=payload, value=text)
 
     def add_statistics(
-        self, step: int, rank: int, site: Site, found: Statistics, dtype: str
+        self, step: int, rank: int, site: Site, statistics: Statistics, dtype: str
     ) -> Record:
         """Add a tensor known only by its statistics."""
-        return self._add(step, rank, site, None, statistics=found, dtype=dtype)
+        return self._add(step, rank, site, None, statistics=statistics, dtype=dtype)
 
     def add_unreadable(self, step: int, rank: int, site: Site, file: FoundFile, why: str) -> Record:
         """Add something that cannot be read, also as a problem."""
@@ -238,7 +240,9 @@ class Gathered:
         size = min(max(self.world_size, max(self._records) + 1), _MOST_RANKS)
         ranks: dict[int, RankDump] = {}
         for rank, records in sorted(self._records.items()):
-            is_summary = all(one.statistics is not None and one.payload is None for one in records)
+            is_summary = all(
+                record.statistics is not None and record.payload is None for record in records
+            )
             data = "stats" if is_summary else "tensor"
             ranks[rank] = rank_of(self.path, self.kind, rank, records, world_size=size, data=data)
         reader = ValueReader(self.folder, self._places)
@@ -251,14 +255,14 @@ class Gathered:
         return self.make(ForeignDump)
 
     def _add(
-        self, step: int, rank: int, site: Site, place: FilePlace | str | None, **facts: Any
+        self, step: int, rank: int, site: Site, location: FilePlace | str | None, **facts: Any
     ) -> Record:
-        known = self._records.setdefault(rank, [])
+        records = self._records.setdefault(rank, [])
         site = self._unique(step, rank, site)
-        record = Record(sequence=len(known), step=step, rank=rank, id=site.id, site=site, **facts)
-        known.append(record)
-        if place is not None:
-            self._places[rank, record.sequence] = place
+        record = Record(sequence=len(records), step=step, rank=rank, id=site.id, site=site, **facts)
+        records.append(record)
+        if location is not None:
+            self._places[rank, record.sequence] = location
         return record
 
     def _unique(self, step: int, rank: int, site: Site) -> Site:

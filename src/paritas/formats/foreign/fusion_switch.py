@@ -187,16 +187,16 @@ def load_switch(path: str | os.PathLike[str]) -> FusionSwitch:
 
 
 def _translate(
-    file: Path, read: dict[str, dict[str, bool]], known: dict[str, tuple[str, ...]]
+    file: Path, read: dict[str, dict[str, bool]], pass_names: dict[str, tuple[str, ...]]
 ) -> Iterator[str]:
     """Replace Ascend's names in `read` by Inductor's; yields a note for each."""
     meant: dict[str, dict[str, bool]] = {section: {} for section in read}
     for section, entries in read.items():
-        for name in [name for name in entries if name not in (ALL, *known[section])]:
+        for name in [name for name in entries if name not in (ALL, *pass_names[section])]:
             is_on = entries.pop(name)
             switch = f"{section}: {name} {'on' if is_on else 'off'}"
-            found = PASSES.get(name)
-            if found is None:
+            fusion_pass = PASSES.get(name)
+            if fusion_pass is None:
                 near = difflib.get_close_matches(name, PASSES, n=1, cutoff=0.0)[0]
                 note = (
                     f"{switch} has no effect: paritas does not know this pass; the closest known "
@@ -205,39 +205,44 @@ def _translate(
                 warnings.warn(f"{file}: {note}", stacklevel=4)
                 yield note
                 continue
-            places = [(where, one) for one in found.here for where in known if one in known[where]]
-            for where, one in places:
+            places = [
+                (where, one)
+                for one in fusion_pass.here
+                for where in pass_names
+                if one in pass_names[where]
+            ]
+            for where, pass_name in places:
                 # What two passes of Ascend's do is off if one of them is.
-                meant[where][one] = is_on and meant[where].get(one, True)
+                meant[where][pass_name] = is_on and meant[where].get(pass_name, True)
             here = ", ".join(one for _, one in places) or "nothing"
-            yield f"{switch} means {here} in Inductor ({found.does})"
+            yield f"{switch} means {here} in Inductor ({fusion_pass.does})"
     for section, entries in read.items():
         read[section] = {**meant[section], **entries}
 
 
 def _read_entries(
-    file: Path, section: str, entries: Any, known: tuple[str, ...]
+    file: Path, section: str, entries: Any, pass_names: tuple[str, ...]
 ) -> dict[str, bool]:
     if not isinstance(entries, dict):
         raise UsageError(f"{file}: {section} is {_shorten(entries)}; give names with on or off")
     for name, value in entries.items():
-        if name != ALL and name not in known and not is_ascend_name(name):
-            names = _names_by_likeness(name, [ALL, *known])
+        if name != ALL and name not in pass_names and not is_ascend_name(name):
+            names = _names_by_likeness(name, [ALL, *pass_names])
             raise UsageError(f"{file}: {section} has no {name!r}; the names are {names}")
         if value not in ("on", "off"):
             raise UsageError(f'{file}: {section}, {name}: {_shorten(value)}; give "on" or "off"')
     return {name: value == "on" for name, value in entries.items()}
 
 
-def _names_off(entries: dict[str, bool], known: tuple[str, ...]) -> set[str]:
+def _names_off(entries: dict[str, bool], pass_names: tuple[str, ...]) -> set[str]:
     """The names that are off; the entry of a name overrides `ALL`."""
     everything = entries.get(ALL, True)
-    return {name for name in known if not entries.get(name, everything)}
+    return {name for name in pass_names if not entries.get(name, everything)}
 
 
-def _names_by_likeness(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=_MOST_NEAR, cutoff=0.4)
-    return ", ".join([*near, *(other for other in known if other not in near)])
+def _names_by_likeness(name: str, pass_names: list[str]) -> str:
+    near = difflib.get_close_matches(name, pass_names, n=_MOST_NEAR, cutoff=0.4)
+    return ", ".join([*near, *(other for other in pass_names if other not in near)])
 
 
 def _shorten(value: Any) -> str:

@@ -122,7 +122,9 @@ class RankRecords:
         """The rank as part of a dump."""
         sizes = [file.levels.world_size for file in self._files]
         is_summary = any(record.statistics is not None for record in self._records)
-        has_values = not is_summary or any(isinstance(one, tuple) for one in self.tensors.values())
+        has_values = not is_summary or any(
+            isinstance(tensor, tuple) for tensor in self.tensors.values()
+        )
         return rank_of(
             self._folder.path,
             "ge",
@@ -139,9 +141,9 @@ class RankRecords:
         try:
             path = self._folder.locate(file.path)
             if file.suffix == TABLE:
-                return file.name.op_name, [self._make_summary(one) for one in read_table(path)]
+                return file.name.op_name, [self._make_summary(row) for row in read_table(path)]
             if file.suffix == MIN_MAX:
-                return file.name.op_name, [self._make_summary(one) for one in read_min_max(path)]
+                return file.name.op_name, [self._make_summary(row) for row in read_min_max(path)]
             header = read_ge_header(path)
         except (UsageError, OSError) as error:
             self._problems.add(f"{file.path}: {error}", is_loss=False)
@@ -152,14 +154,14 @@ class RankRecords:
             self._problems.add(
                 f"{file.path} has {file.size} bytes, but its header says {header.end}"
             )
-        wanted = [one for one in header.tensors if one.kind in ("input", "output")]
-        if not wanted:
+        tensors = [tensor for tensor in header.tensors if tensor.kind in ("input", "output")]
+        if not tensors:
             self._problems.add(f"{file.path} lists no tensors")
         # A file name has no slashes, so prefer the header's spelling if it means the same.
         op_name = header.op_name
         if spell_name(op_name) != spell_name(file.name.op_name):
             op_name = file.name.op_name
-        return op_name, [self._make_tensor(file, one) for one in wanted]
+        return op_name, [self._make_tensor(file, tensor) for tensor in tensors]
 
     def _make_tensor(self, file: DumpFile, tensor: GeTensor) -> _FileTensor:
         payload = Payload(
@@ -171,25 +173,25 @@ class RankRecords:
         )
         facts: dict[str, Any] = {"payload": payload}
         end = tensor.begin + tensor.nbytes
-        place: tuple[GeTensor, int] | str = (tensor, file.size)
+        position: tuple[GeTensor, int] | str = (tensor, file.size)
         try:
             if end > file.size:
                 raise UsageError(f"the file ends at byte {file.size}, before byte {end}")
             facts["tensor"] = facts_of(tensor)
         except UsageError as error:
-            place = f"{tensor.key} of {file.path}: {error}"
-            self._problems.add(place, is_loss=False)
+            position = f"{tensor.key} of {file.path}: {error}"
+            self._problems.add(position, is_loss=False)
         if not tensor.original_shape and len(tensor.shape) > 1:
             self._note_layout(FORMATS.get(tensor.format & 0xFF, f"number {tensor.format}"))
-        return _FileTensor(tensor.kind, tensor.index, facts, place)
+        return _FileTensor(tensor.kind, tensor.index, facts, position)
 
-    def _make_summary(self, one: GeSummary) -> _FileTensor:
-        if one.tensor is not None and math.prod(one.tensor.shape) > 1:
-            self._note_layout(one.layout)
-        facts: dict[str, Any] = {"tensor": one.tensor, "statistics": one.statistics}
-        if one.tensor is None:
-            facts["dtype"] = one.dtype
-        return _FileTensor(one.kind, one.index, facts)
+    def _make_summary(self, ge_summary: GeSummary) -> _FileTensor:
+        if ge_summary.tensor is not None and math.prod(ge_summary.tensor.shape) > 1:
+            self._note_layout(ge_summary.layout)
+        facts: dict[str, Any] = {"tensor": ge_summary.tensor, "statistics": ge_summary.statistics}
+        if ge_summary.tensor is None:
+            facts["dtype"] = ge_summary.dtype
+        return _FileTensor(ge_summary.kind, ge_summary.index, facts)
 
     def _note_layout(self, layout: str) -> None:
         if layout not in _PLAIN_LAYOUTS:
@@ -242,9 +244,9 @@ class RankRecords:
         for file in self._files:
             ids.setdefault(file.levels.model, set()).add(file.levels.model_id)
         return {
-            (model, one): f"{model}_{one}" if len(found) > 1 else model
-            for model, found in ids.items()
-            for one in found
+            (model, model_id): f"{model}_{model_id}" if len(model_ids) > 1 else model
+            for model, model_ids in ids.items()
+            for model_id in model_ids
         }
 
     def _label(self, file: DumpFile) -> str:
@@ -304,39 +306,39 @@ def open_dump(path: Path) -> ForeignDump:
     """
     problems = Problems()
     folder = Folder(path)
-    found = folder.find(lambda _: True, problems)
-    files = _tensor_files(folder, found, problems)
+    paths = folder.find(lambda _: True, problems)
+    files = _tensor_files(folder, paths, problems)
     if not files:
         reasons = "; ".join(problems.all()[:_MOST_NAMED])
         raise UsageError(
             f"{path} has no tensor files of the graph engine, with names like "
             f"Add.Add_2.44.6.1706596912161941{'; ' + reasons if reasons else ''}"
         )
-    graphs = _read_graphs(folder, found, problems)
+    graphs = _read_graphs(folder, paths, problems)
     by_rank: dict[int, list[DumpFile]] = {}
     for file in files:
         by_rank.setdefault(file.levels.rank, []).append(file)
     ranks: dict[int, RankRecords] = {}
     for rank, of_rank in sorted(by_rank.items()):
-        own = [graph for graph in graphs if graph.rank in (rank, None)]
-        if not own and len(by_rank) == 1 and len({graph.rank for graph in graphs}) == 1:
-            own = graphs  # the folders name the device, the graphs the rank
-        ranks[rank] = RankRecords(folder, rank, of_rank, own, problems)
+        rank_graphs = [graph for graph in graphs if graph.rank in (rank, None)]
+        if not rank_graphs and len(by_rank) == 1 and len({graph.rank for graph in graphs}) == 1:
+            rank_graphs = graphs  # the folders name the device, the graphs the rank
+        ranks[rank] = RankRecords(folder, rank, of_rank, rank_graphs, problems)
     opened = OpenFiles()
 
     def read(record: Record, files: OpenFiles | None = None) -> Tensor:
-        place = ranks[record.rank].tensors.get(record.sequence)
-        if isinstance(place, str):
-            raise UsageError(place)
-        if place is None or record.payload is None:
+        position = ranks[record.rank].tensors.get(record.sequence)
+        if isinstance(position, str):
+            raise UsageError(position)
+        if position is None or record.payload is None:
             raise UsageError("it has no values: only statistics were recorded")
-        tensor, size = place
+        tensor, size = position
         return read_ge_values(folder.locate(record.payload.file), tensor, size, files)
 
     def view(record: Record, _: bool) -> Tensor:  # noqa: FBT001  (there are no checksums)
         return read(record, opened)
 
-    dumps = {rank: found.finish() for rank, found in ranks.items()}
+    dumps = {rank: part.finish() for rank, part in ranks.items()}
     return ForeignDump(path, KIND, dumps, problems.all(), problems.losses(), read, view)
 
 
@@ -344,31 +346,33 @@ def _cut_suffix(name: str) -> str:
     return next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
 
 
-def _tensor_files(folder: Folder, found: list[FoundFile], problems: Problems) -> list[DumpFile]:
+def _tensor_files(
+    folder: Folder, found_files: list[FoundFile], problems: Problems
+) -> list[DumpFile]:
     mappings: dict[tuple[str, ...], dict[str, str]] = {}
     files: list[DumpFile] = []
     unknown: list[str] = []
-    for one in found:
-        if one.parts[-1] == MAPPING:
+    for found_file in found_files:
+        if found_file.parts[-1] == MAPPING:
             try:
-                mappings[one.parts[:-1]] = read_mapping(folder.locate(one.name))
+                mappings[found_file.parts[:-1]] = read_mapping(folder.locate(found_file.name))
             except (UsageError, OSError) as error:
-                problems.add(f"{one.name}: {error}")
+                problems.add(f"{found_file.name}: {error}")
     # A single file may be given without the folders it came from.
     root = folder.path if folder.is_folder else folder.path.parent
-    for one in found:
-        inside, name = one.parts[:-1], one.parts[-1]
+    for found_file in found_files:
+        inside, name = found_file.parts[:-1], found_file.parts[-1]
         names = mappings.get(inside, {})
         written = names.get(name) or names.get(_cut_suffix(name)) or name
         parsed = parse_name(_cut_suffix(written))
         if parsed is not None:
             suffix = next((end for end in _SUFFIXES if name.endswith(end)), "")
             levels = parse_levels(root, inside)
-            files.append(DumpFile(one.name, one.size, parsed, levels, suffix))
+            files.append(DumpFile(found_file.name, found_file.size, parsed, levels, suffix))
         elif name.isdecimal():
-            problems.add(f"{one.name} has a number for a name, but no {MAPPING} explains it")
+            problems.add(f"{found_file.name} has a number for a name, but no {MAPPING} explains it")
         elif name != MAPPING and not name.endswith((".txt", ".json", ".swp")):
-            unknown.append(one.name)
+            unknown.append(found_file.name)
     if unknown and files:
         names_shown = ", ".join(unknown[:_MOST_NAMED])
         text = f"{len(unknown)} files have names that the engine never uses: {names_shown}"
@@ -376,16 +380,16 @@ def _tensor_files(folder: Folder, found: list[FoundFile], problems: Problems) ->
     return files
 
 
-def _read_graphs(folder: Folder, found: list[FoundFile], problems: Problems) -> list[GeGraph]:
+def _read_graphs(folder: Folder, found_files: list[FoundFile], problems: Problems) -> list[GeGraph]:
     graphs: list[GeGraph] = []
-    for one in found:
-        name = Path(one.parts[-1])
+    for found_file in found_files:
+        name = Path(found_file.parts[-1])
         is_named = graph_label(name) is not None or _BUILT_GRAPH.fullmatch(name.name) is not None
         if not is_named and name.suffix != ".json":
             continue
         try:
-            graphs.append(read_graph(folder.locate(one.name)))
+            graphs.append(read_graph(folder.locate(found_file.name)))
         except (UsageError, OSError) as error:
             if is_named:  # other files in JSON are not about the graph
-                problems.add(f"{one.name}: {error}", is_loss=False)
+                problems.add(f"{found_file.name}: {error}", is_loss=False)
     return graphs

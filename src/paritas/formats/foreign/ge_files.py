@@ -81,9 +81,9 @@ def parse_name(name: str) -> FileName | None:
         if not _is_number(parts[at]):
             return None
         if len(parts[at]) >= _SHORTEST_TIME:
-            found = _parse_parts(parts, at)
-            if found is not None:
-                return found
+            parsed = _parse_parts(parts, at)
+            if parsed is not None:
+                return parsed
     return None
 
 
@@ -127,7 +127,7 @@ def parse_levels(root: Path, inside: tuple[str, ...]) -> Levels:
     """Parse the folders of a file: `root`, which may be any of the levels, and those inside it."""
     parts = (*root.absolute().parts, *inside)
     ranks = (_RANK.fullmatch(part) for part in parts)
-    rank = next((found for found in ranks if found), None)
+    rank = next((file_rank for file_rank in ranks if file_rank), None)
     for at in range(len(parts) - 2, -1, -1):
         if _TIME.fullmatch(parts[at]) and _is_number(parts[at + 1]):
             device, model, model_id, step = (*parts[at + 1 : at + 5], "", "", "")[:4]
@@ -150,16 +150,16 @@ def read_mapping(path: Path) -> dict[str, str]:
     """The names behind the numbers, from a `mapping.csv`."""
     if path.stat().st_size > _LARGEST_MAPPING:
         raise UsageError(f"{path.name} is larger than {_LARGEST_MAPPING} bytes")
-    found: dict[str, str] = {}
+    names_by_hash: dict[str, str] = {}
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             for row in csv.reader(file):
                 if len(row) > 1:
                     # A name may contain a comma, and names are not quoted.
-                    found[row[0].strip()] = ",".join(row[1:]).strip()
+                    names_by_hash[row[0].strip()] = ",".join(row[1:]).strip()
     except csv.Error as error:
         raise UsageError(f"{path.name} is damaged: {error}") from error
-    return found
+    return names_by_hash
 
 
 # --- Headers --------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def decode_header(header: bytes) -> GeFile:
     if header[:4] == _NANO_MAGIC:
         return _place_tensors("", decode_nano(header), len(header))
     view = memoryview(header)
-    found: dict[GeTensorKind, list[GeTensor]] = {
+    tensors: dict[GeTensorKind, list[GeTensor]] = {
         "input": [],
         "output": [],
         "buffer": [],
@@ -278,10 +278,12 @@ def decode_header(header: bytes) -> GeFile:
         body, kind = _as_message(value), _KINDS[number]
         if number == _SPACE_OR_ATTRIBUTE and not _is_space(body):
             continue  # an attribute: the generation that has these uses field 8 for scratch space
-        if sum(map(len, found.values())) >= MOST_TENSORS:
+        if sum(map(len, tensors.values())) >= MOST_TENSORS:
             raise ValueError(f"it lists more than {MOST_TENSORS} tensors")
-        found[kind].append(_decode_tensor(kind, len(found[kind]), body))
-    return _place_tensors(op_name, [one for kind in found.values() for one in kind], len(header))
+        tensors[kind].append(_decode_tensor(kind, len(tensors[kind]), body))
+    return _place_tensors(
+        op_name, [tensor for kind in tensors.values() for tensor in kind], len(header)
+    )
 
 
 # Field numbers of the whole message.
@@ -303,11 +305,11 @@ def _decode_tensor(kind: GeTensorKind, index: int, body: memoryview) -> GeTensor
 
 def _original_format(value: int | memoryview) -> int | None:
     """The program's layout; None also for NCHW, because the message omits zeros."""
-    found: int | None = None
+    as_number: int | None = None
     for number, _, field in _decode_fields(_as_message(value)):
         if number == _FORMAT_OF_ORIGINAL:
-            found = _as_number(field)
-    return found
+            as_number = _as_number(field)
+    return as_number
 
 
 def _is_space(body: memoryview) -> bool:
@@ -444,26 +446,26 @@ _DTYPES_OF_BINARY = (1, 2, 3, 7, 4, -1, 5, 6, 9, 8, 10, 12, 11, *range(13, 28), 
 
 def decode_nano(header: bytes) -> list[GeTensor]:
     """The tensors of a binary header, in the order of their bytes; raises like `decode_header`."""
-    found: list[GeTensor] = []
-    seen: set[str] = set()
+    ge_tensors: list[GeTensor] = []
+    visited: set[str] = set()
     at = 8
     while at + 12 <= len(header):
         tag, length, count = struct.unpack_from("<III", header, at)
         kind: GeTensorKind = "input" if tag == _INPUT_DESCRIPTIONS else "output"
-        if tag not in (_INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS) or kind in seen:
-            raise ValueError(f"unexpected list with tag {tag} after {sorted(seen)}")
-        seen.add(kind)
+        if tag not in (_INPUT_DESCRIPTIONS, _OUTPUT_DESCRIPTIONS) or kind in visited:
+            raise ValueError(f"unexpected list with tag {tag} after {sorted(visited)}")
+        visited.add(kind)
         if count > MOST_TENSORS:
             raise ValueError(f"it lists {count} tensors, the limit is {MOST_TENSORS}")
         end, item = at + 8 + length, at + 12
         for index in range(count):
             tensor, item = _decode_nano_tensor(header, item, kind, index)
-            found.append(tensor)
+            ge_tensors.append(tensor)
         if item != end:
             raise ValueError(f"the list of {kind}s ends at byte {item}, not at {end}")
         at = item
     # Their bytes are in this order, whichever list comes first.
-    return sorted(found, key=lambda one: one.kind)
+    return sorted(ge_tensors, key=lambda ge_tensor: ge_tensor.kind)
 
 
 def _decode_nano_tensor(
@@ -478,11 +480,11 @@ def _decode_nano_tensor(
         at += _OUTPUT.size
     # Two shapes, and for an output a name; each has a tag, in this order, and may be missing.
     parts: dict[int, bytes] = {}
-    for wanted in (0, 1) if kind == "input" else (0, 1, 2):
+    for expected in (0, 1) if kind == "input" else (0, 1, 2):
         if at + 8 > len(header):
             break
         tag, length = struct.unpack_from("<II", header, at)
-        if tag != wanted:
+        if tag != expected:
             continue
         end = at + 8 + length
         if end > len(header):

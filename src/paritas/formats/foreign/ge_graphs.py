@@ -91,8 +91,8 @@ def _tell_json(field: str, value: Any, events: Events) -> None:
             _tell_json(name, inner, events)
         events.end()
     elif isinstance(value, list):  # a repeated field
-        for one in value:
-            _tell_json(field, one, events)
+        for item in value:
+            _tell_json(field, item, events)
     else:
         events.value(field.encode(), str(value).encode("utf-8", "replace"))
 
@@ -107,13 +107,13 @@ class _TextToken(NamedTuple):
 
 def _split_tokens(data: bytes) -> Iterator[_TextToken]:
     at = 0
-    for found in _TOKEN.finditer(data):
-        if found.start() != at:
+    for token_match in _TOKEN.finditer(data):
+        if token_match.start() != at:
             break
-        at = found.end()
-        kind = found.lastgroup
+        at = token_match.end()
+        kind = token_match.lastgroup
         if kind != "gap":
-            yield _TextToken(found.group(), found.start(), is_string=kind == "string")
+            yield _TextToken(token_match.group(), token_match.start(), is_string=kind == "string")
     if at != len(data):
         raise ValueError(f"unknown syntax at byte {at}: {data[at : at + 20]!r}")
 
@@ -203,8 +203,8 @@ def _unquote(text: bytes) -> bytes:
     return _ESCAPE.sub(_unescape, body) if b"\\" in body else body
 
 
-def _unescape(found: re.Match[bytes]) -> bytes:
-    octal, hexadecimal, point, letter = found.groups()
+def _unescape(match: re.Match[bytes]) -> bytes:
+    octal, hexadecimal, point, letter = match.groups()
     if octal is not None:
         return bytes([int(octal, 8) & 255])
     if hexadecimal is not None:
@@ -267,8 +267,8 @@ class GeOp:
     @property
     def sources(self) -> list[tuple[str, int]]:
         """Its arguments as (operator, which result), without control dependencies."""
-        found = [source.rpartition(":") for source in self.inputs]
-        return [(name, int(index)) for name, _, index in found if name and index.isdecimal()]
+        sources = [source.rpartition(":") for source in self.inputs]
+        return [(name, int(index)) for name, _, index in sources if name and index.isdecimal()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,9 +300,9 @@ class GeGraph:
         The name of a fused operator joins the names of all its parts, without a separator. The
         longest name that leaves a rest which can be split is tried first.
         """
-        whole = self.find(name)
-        if whole is not None:
-            return (whole,)
+        operator = self.find(name)
+        if operator is not None:
+            return (operator,)
         text = spell_name(name)
         if len(text) > _LONGEST_NAME:
             return ()
@@ -328,8 +328,8 @@ class GeGraph:
 
     def fx_name(self, op: str, index: int) -> str:
         """The file stem of one result in a dump of the captured graph, if known."""
-        found = self.find(op)
-        outputs = found.outputs if found else ()
+        operator = self.find(op)
+        outputs = operator.outputs if operator else ()
         return outputs[index].fx_name if 0 <= index < len(outputs) else ""
 
     @functools.cached_property
@@ -353,11 +353,11 @@ def fx_node(fx_name: str) -> str:
 
 def graph_label(path: Path) -> tuple[GraphKind, str, int | None] | None:
     """Parse the file name of a graph; None if it is not torchair's."""
-    found = _FILE.fullmatch(path.name)
-    if found is None:
+    match = _FILE.fullmatch(path.name)
+    if match is None:
         return None
-    kind: GraphKind = "original" if found["kind"] == "original" else "optimized"
-    return kind, found["graph"], None if found["rank"] is None else int(found["rank"])
+    kind: GraphKind = "original" if match["kind"] == "original" else "optimized"
+    return kind, match["graph"], None if match["rank"] is None else int(match["rank"])
 
 
 def read_graph(path: Path) -> GeGraph:
@@ -368,8 +368,8 @@ def read_graph(path: Path) -> GeGraph:
     try:
         (parse_json if is_json else parse_text)(path, collected)
     except ValueError as error:
-        wanted = "an OM model in JSON" if is_json else "a text graph"
-        raise UsageError(f"{path.name} is not {wanted}: {error}") from error
+        expected = "an OM model in JSON" if is_json else "a text graph"
+        raise UsageError(f"{path.name} is not {expected}: {error}") from error
     return GeGraph(path, label, kind, rank, collected.name, collected.ops)
 
 
@@ -504,7 +504,7 @@ class Fusion:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes of the captured graph that the parts compute, in order."""
-        names = (fx_node(one.fx_name) for part in self.parts for one in part.outputs)
+        names = (fx_node(output.fx_name) for part in self.parts for output in part.outputs)
         return tuple(dict.fromkeys(name for name in names if name))
 
 
@@ -544,10 +544,10 @@ class GeProvenance:
         if fusion is None:
             return GeNodes()
         outputs = fusion.parts[-1].outputs
-        own = fx_node(outputs[index].fx_name) if index < len(outputs) == count else ""
-        if not own:
+        node = fx_node(outputs[index].fx_name) if index < len(outputs) == count else ""
+        if not node:
             return GeNodes(fusion.nodes)
-        return GeNodes((*(name for name in fusion.nodes if name != own), own), exact=True)
+        return GeNodes((*(name for name in fusion.nodes if name != node), node), exact=True)
 
     def argument(self, op_name: str, index: int, count: int) -> GeNodes:
         """The nodes of the n-th of `count` arguments, which come from outside the parts."""
@@ -561,22 +561,26 @@ class GeProvenance:
         if len(sources) != count:
             return GeNodes()
         producer, result = sources[index]
-        own = fx_node(fusion.graph.fx_name(producer, result))
-        if own:
-            return GeNodes((own,), exact=True)
-        found = fusion.graph.find(producer)
+        node = fx_node(fusion.graph.fx_name(producer, result))
+        if node:
+            return GeNodes((node,), exact=True)
+        producer_op = fusion.graph.find(producer)
         # The inputs of the program are named after the placeholders.
-        return GeNodes((producer,)) if found is not None and found.type == "Data" else GeNodes()
+        return (
+            GeNodes((producer,))
+            if producer_op is not None and producer_op.type == "Data"
+            else GeNodes()
+        )
 
     def _find_listed(self, op_name: str) -> Fusion | None:
         """The parts that a graph lists."""
-        found = (graph.find(op_name) for graph in self._graphs)
-        originals = next((op.originals for op in found if op is not None and op.originals), ())
+        operators = (graph.find(op_name) for graph in self._graphs)
+        originals = next((op.originals for op in operators if op is not None and op.originals), ())
         for graph in self._graphs if originals else ():
             parts = [graph.find(name) for name in originals]
-            known = tuple(part for part in parts if part is not None)
-            if len(known) == len(parts):
-                return Fusion(graph, known)
+            present_parts = tuple(part for part in parts if part is not None)
+            if len(present_parts) == len(parts):
+                return Fusion(graph, present_parts)
         return None
 
     def _find_joined(self, op_name: str) -> Fusion | None:
@@ -594,8 +598,10 @@ class GeProvenance:
         candidates = [graph for graph in graphs if graph.kind == kind]
         if len(candidates) < 2:  # noqa: PLR2004  (there is a choice among two)
             return candidates[0] if candidates else None
-        named = [one for one in candidates if one.label == model]
-        named = named or [one for one in candidates if f"_{one.label}_" in f"_{model}_"]
+        named = [candidate for candidate in candidates if candidate.label == model]
+        named = named or [
+            candidate for candidate in candidates if f"_{candidate.label}_" in f"_{model}_"
+        ]
         if len(named) == 1:
             return named[0]
         scores = [sum(bool(graph.split(name)) for name in names) for graph in candidates]

@@ -118,18 +118,18 @@ def plan_layout(tensor: GeTensor, count: int) -> DeviceLayout:
     if not tensor.original_shape or not tensor.shape:
         return _plan_unchanged(shape)
     if name == "FRACTAL_NZ":
-        found = _plan_tiles(shape, original)
+        layout = _plan_tiles(shape, original)
     elif name in _AXES and (name in _WEIGHTS or len(shape) == len(_AXES[name])):
-        found = _plan_by_axes(name, tensor, shape, original)
+        layout = _plan_by_axes(name, tensor, shape, original)
     else:
-        found = _plan_plain(shape, original, is_known=name != "")
-    if found is None:
+        layout = _plan_plain(shape, original, is_known=name != "")
+    if layout is None:
         label = name or f"number {tensor.format}"
         raise UsageError(
             f"{tensor.key} has shape {shape} in layout {label}, which does not match the shape "
             f"{original} of the program"
         )
-    return found
+    return layout
 
 
 def _multiply_sizes(shape: tuple[int, ...]) -> int:
@@ -153,7 +153,7 @@ def _plan_plain(
     if math.prod(shape) == math.prod(original):
         return DeviceLayout(shape, order, shape, shape, original)
     fits = len(shape) == len(original)
-    if fits and all(kept <= extent for kept, extent in zip(original, shape, strict=True)):
+    if fits and all(size <= extent for size, extent in zip(original, shape, strict=True)):
         return DeviceLayout(shape, order, shape, original, original)
     return None
 
@@ -192,10 +192,10 @@ def _plan_by_axes(
             f"the operator's output, or convert it with the vendor's tool"
         )
     for target in _list_targets(name, len(original), tensor.original_format):
-        wanted = dict(zip(target, original, strict=True))
-        extents = _find_extents(name, shape, wanted)
-        if extents is not None and _fits_blocks(extents, wanted):
-            return _plan_reordered(_AXES[name], extents, target, wanted)
+        expected = dict(zip(target, original, strict=True))
+        extents = _find_extents(name, shape, expected)
+        if extents is not None and _fits_blocks(extents, expected):
+            return _plan_reordered(_AXES[name], extents, target, expected)
     if math.prod(shape) == math.prod(original) and not {"C1", "N1"} & set(_AXES[name]):
         return _plan_plain(shape, original, is_known=name in ("NCHW", "NCDHW"))
     return None
@@ -206,35 +206,35 @@ def _list_targets(name: str, rank: int, original_format: int | None) -> Iterator
     likely = FORMATS.get(original_format if original_format is not None else -1, "")
     full = 5 if "D" in _AXES[name] else 4
     layouts = _PROGRAM_LAYOUTS[full]
-    for layout in sorted(layouts, key=lambda one: one != likely):
+    for layout in sorted(layouts, key=lambda possible: possible != likely):
         # Fewer dimensions: some of extent 1 were dropped.
         yield from itertools.combinations(_AXES[layout], rank)
 
 
 def _find_extents(
-    name: str, shape: tuple[int, ...], wanted: Mapping[str, int]
+    name: str, shape: tuple[int, ...], expected: Mapping[str, int]
 ) -> dict[str, int] | None:
     """The device's extents by axis; the first dimension of weights combines several axes."""
     axes = _AXES[name]
     if name not in _WEIGHTS:
         return dict(zip(axes, shape, strict=True))
-    if len(shape) != _TILE_DIMS or len(wanted) != len(axes) - 2:
+    if len(shape) != _TILE_DIMS or len(expected) != len(axes) - 2:
         return None
     first = axes[:-3]
     extents = dict(zip(axes[-3:], shape[1:], strict=True))
-    extents |= {axis: wanted[axis] for axis in first if axis != "C1"}
-    extents["C1"] = _count_blocks(wanted["C"], extents["C0"])
+    extents |= {axis: expected[axis] for axis in first if axis != "C1"}
+    extents["C1"] = _count_blocks(expected["C"], extents["C0"])
     is_whole = math.prod(extents[axis] for axis in first) == shape[0]
     return {axis: extents[axis] for axis in axes} if is_whole else None
 
 
-def _fits_blocks(extents: Mapping[str, int], wanted: Mapping[str, int]) -> bool:
+def _fits_blocks(extents: Mapping[str, int], expected: Mapping[str, int]) -> bool:
     for axis in {name[0] for name in extents}:
-        kept = wanted.get(axis, 1)
+        extent = expected.get(axis, 1)
         if axis in extents:
-            if extents[axis] != kept:
+            if extents[axis] != extent:
                 return False
-        elif _count_blocks(kept, extents[f"{axis}0"]) != extents[f"{axis}1"]:
+        elif _count_blocks(extent, extents[f"{axis}0"]) != extents[f"{axis}1"]:
             return False
     return True
 
@@ -243,7 +243,7 @@ def _plan_reordered(
     axes: tuple[str, ...],
     extents: Mapping[str, int],
     target: tuple[str, ...],
-    wanted: Mapping[str, int],
+    expected: Mapping[str, int],
 ) -> DeviceLayout:
     letters = [*target, *({name[0] for name in axes} - set(target))]
     parts = [[axis for axis in (name, f"{name}1", f"{name}0") if axis in axes] for name in letters]
@@ -251,8 +251,8 @@ def _plan_reordered(
         blocks=tuple(extents[axis] for axis in axes),
         order=tuple(axes.index(axis) for part in parts for axis in part),
         merged=tuple(math.prod(extents[axis] for axis in part) for part in parts),
-        kept=tuple(wanted.get(name, 1) for name in letters),
-        shape=tuple(wanted.values()),
+        kept=tuple(expected.get(name, 1) for name in letters),
+        shape=tuple(expected.values()),
     )
 
 
@@ -384,8 +384,8 @@ def read_ge_values(
             f"{path.name} had {size} bytes and now has {present}: it changed after the dump was "
             f"opened"
         )
-    place = (path, tensor.begin, -(-count * coding.bits // 8), path.name)
-    raw = OpenFiles().read(*place) if files is None else files.view(*place, itemsize=width)
+    location = (path, tensor.begin, -(-count * coding.bits // 8), path.name)
+    raw = OpenFiles().read(*location) if files is None else files.view(*location, itemsize=width)
     if coding.widening:
         return layout.undo(_widen(raw, coding, count)).contiguous()
     dtype = known_dtype(coding.dtype)
@@ -423,13 +423,13 @@ def _widen(raw: Tensor, coding: _Coding, count: int) -> Tensor:
         return _hifloat8_values()[raw.int()]
     bits = coding.bits
     places = range(0, 8, bits) if bits > 1 else range(7, -1, -1)
-    parts = torch.stack([(raw >> place) & (1 << bits) - 1 for place in places], -1)
+    parts = torch.stack([(raw >> location) & (1 << bits) - 1 for location in places], -1)
     codes = parts.reshape(-1)[:count]
     if coding.widening == "float4":
         return torch.tensor([*FLOAT4_VALUES, *(-value for value in FLOAT4_VALUES)])[codes.int()]
     if coding.widening == "signed":
-        left = 8 - bits
-        return (codes << left).view(torch.int8) >> left
+        remaining = 8 - bits
+        return (codes << remaining).view(torch.int8) >> remaining
     return codes
 
 
@@ -505,12 +505,12 @@ def read_table(path: Path) -> list[GeSummary]:
                 raise UsageError(
                     f"not a table of the engine: its columns are {', '.join(columns[:20])}"
                 )
-            found: list[GeSummary] = []
+            ge_summaries: list[GeSummary] = []
             for row in filter(any, rows):
-                if len(found) >= _MOST_ROWS:
+                if len(ge_summaries) >= _MOST_ROWS:
                     raise UsageError(f"it has more than {_MOST_ROWS} rows")
-                found.append(_parse_summary(dict(zip(columns, row, strict=False))))
-            return found
+                ge_summaries.append(_parse_summary(dict(zip(columns, row, strict=False))))
+            return ge_summaries
     except csv.Error as error:
         raise UsageError(f"it is damaged: {error}") from error
 
@@ -542,8 +542,8 @@ def _parse_summary(row: Mapping[str, str]) -> GeSummary:
 def _make_statistics(**figures: float | None) -> Statistics:
     """Statistics of finite values; NaN and Inf are only counted."""
     extremes = [figures.get(name) for name in ("minimum", "maximum", "mean", "l2")]
-    seen = [value for value in extremes if value is not None]
-    if any(math.isnan(value) for value in seen):
+    visited = [value for value in extremes if value is not None]
+    if any(math.isnan(value) for value in visited):
         figures["nans"] = figures.get("nans") or 1
     if figures.get("maximum") == math.inf:
         figures["positive_infinities"] = figures.get("positive_infinities") or 1
@@ -571,8 +571,8 @@ def _parse_shape(text: str) -> tuple[int, ...] | None:
 
 
 def _parse_integer(text: str | None) -> int | None:
-    found = re.fullmatch(r"\s*([0-9]{1,18})\s*", text or "")
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"\s*([0-9]{1,18})\s*", text or "")
+    return int(match[1]) if match else None
 
 
 def _parse_number(text: str | None) -> float | None:
@@ -584,20 +584,22 @@ def _parse_number(text: str | None) -> float | None:
 
 def read_min_max(path: Path) -> list[GeSummary]:
     """Read the minima and maxima of the tensors of one file; the number of values is unknown."""
-    found: list[GeSummary] = []
-    for key, place in read_arrays(path, path.name):
+    ge_summaries: list[GeSummary] = []
+    for key, location in read_arrays(path, path.name):
         kind = {"inputs": "input", "outputs": "output"}.get(key)
         if kind is None:
             continue
-        if not isinstance(place, FilePlace) or place.nbytes > _LARGEST_ARRAY:
-            raise UsageError(f"{key} cannot be read: {getattr(place, 'reason', 'it is too large')}")
-        values = values_at(path, place)
+        if not isinstance(location, FilePlace) or location.nbytes > _LARGEST_ARRAY:
+            raise UsageError(
+                f"{key} cannot be read: {getattr(location, 'reason', 'it is too large')}"
+            )
+        values = values_at(path, location)
         if values.numel() and (values.shape[1:] != (2,) or values.is_complex()):
             raise UsageError(f"{key} has shape {tuple(values.shape)}: expected pairs")
         # Several tensors share one array, in a dtype that holds all their values.
-        dtype = place.dtype if len(values) == 1 else ""
+        dtype = location.dtype if len(values) == 1 else ""
         side: GeTensorKind = "input" if kind == "input" else "output"
         for index, (low, high) in enumerate(values.double().reshape(-1, 2).tolist()):
             figures = _make_statistics(count=0, minimum=low, maximum=high)
-            found.append(GeSummary(side, index, figures, dtype=dtype))
-    return found
+            ge_summaries.append(GeSummary(side, index, figures, dtype=dtype))
+    return ge_summaries

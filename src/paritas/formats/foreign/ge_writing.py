@@ -101,8 +101,8 @@ class GeTree:
         name = spell_name(model) or "graph"
         number = self._models.setdefault(name, len(self._models) + 1)
         folder = f"{self._run}/{name}/{number}/{step}"
-        place = self._root / folder
-        place.mkdir(parents=True, exist_ok=True)
+        position = self._root / folder
+        position.mkdir(parents=True, exist_ok=True)
         # No two files in a folder have the same name: the time always increases.
         self._last_time = max(time.time_ns() // 1000, self._last_time + 1)
         task = self._tasks[folder] = self._tasks.get(folder, 0) + 1
@@ -110,7 +110,7 @@ class GeTree:
         # The operator keeps its dots.
         operator = re.sub(r"[/\\ ]", "_", op_name) or "op"
         file_name = f"{kind}.{operator}.{task}.0.{self._last_time}"
-        file = f"{folder}/{fitting_name(place, file_name)}"
+        file = f"{folder}/{fitting_name(position, file_name)}"
         written = write_tensor_file(
             self._root / file, inputs, outputs, op_name=op_name, moment=self._last_time
         )
@@ -147,16 +147,18 @@ def write_tensor_file(
             f"a file holds at most {MOST_TENSORS} tensors, got {len(inputs) + len(outputs)}"
         )
     taken = [_store_row_major(tensor, f"input {at}") for at, tensor in enumerate(inputs)]
-    given = [_store_row_major(tensor, f"output {at}") for at, tensor in enumerate(outputs)]
+    store_row_majors = [
+        _store_row_major(tensor, f"output {at}") for at, tensor in enumerate(outputs)
+    ]
     when = time.time_ns() // 1000 if moment is None else moment
     header = _encode_bytes(1, _VERSION) + _encode_number(2, when)
-    for at, one in enumerate(given):
-        header += _encode_bytes(_OUTPUT, _encode_output(one, op_name, at))
-    header += b"".join(_encode_bytes(_INPUT, _encode_input(one)) for one in taken)
+    for at, store_row_major in enumerate(store_row_majors):
+        header += _encode_bytes(_OUTPUT, _encode_output(store_row_major, op_name, at))
+    header += b"".join(_encode_bytes(_INPUT, _encode_input(operand)) for operand in taken)
     header += _encode_bytes(6, op_name.encode())
     with whole_file(Path(path)) as file:
         file.write(struct.pack("<Q", len(header)) + header)
-        for tensor in (*taken, *given):
+        for tensor in (*taken, *store_row_majors):
             if tensor.numel():
                 file.write(raw_bytes(tensor))
     return decode_header(header)
@@ -248,13 +250,13 @@ def read_bin(path: str | os.PathLike[str]) -> BinFile:
         size = file.stat().st_size
         if header.end > size:
             raise UsageError(f"{file.name} has {size} bytes, but its header needs {header.end}")
-        found: dict[str, list[Tensor]] = {"input": [], "output": []}
+        tensors: dict[str, list[Tensor]] = {"input": [], "output": []}
         for tensor in header.tensors:
-            if tensor.kind in found:
-                found[tensor.kind].append(ge_tensors.read_ge_values(file, tensor, size))
+            if tensor.kind in tensors:
+                tensors[tensor.kind].append(ge_tensors.read_ge_values(file, tensor, size))
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
-    return BinFile(header.op_name, tuple(found["input"]), tuple(found["output"]))
+    return BinFile(header.op_name, tuple(tensors["input"]), tuple(tensors["output"]))
 
 
 def write_bin(
@@ -415,19 +417,23 @@ class CallFiles:
             new = _CallFile(self._operator(entry.site), entry)
             return files.setdefault(_file_key(entry), new)
 
-        readings = [one for one in waiting if _is_reading(one.site)]
+        readings = [waiting_entry for waiting_entry in waiting if _is_reading(waiting_entry.site)]
         for entry in waiting:
             if _fits_format(entry) and not _is_reading(entry.site):
                 file = file_of(entry)
                 (file.inputs if _is_given(entry.site) else file.outputs).append(entry)
-        values = {_find_held_node(one.site): one for one in reversed(waiting) if _fits_format(one)}
+        values = {
+            _find_held_node(waiting_entry.site): waiting_entry
+            for waiting_entry in reversed(waiting)
+            if _fits_format(waiting_entry)
+        }
         taken: set[int] = set()
         for file in files.values():
             # A kernel is one operator for each value that it writes; each gets its inputs, from
             # memory or from another of them.
             given = [values[name] for name in file.operator.takes if name in values and readings]
             file.inputs += given
-            taken.update(one.sequence for one in given)
+            taken.update(waiting_entry.sequence for waiting_entry in given)
         for entry in readings:
             if _fits_format(entry) and entry.sequence not in taken:
                 file_of(entry).inputs.append(entry)
@@ -437,8 +443,8 @@ class CallFiles:
         """Remember where bytes are: they may come again without their values."""
         for record in records:
             if record.payload is not None and record.tensor is not None and record.digest:
-                place = _EarlierPayload(record.payload, record.tensor)
-                self._earlier.setdefault(record.digest, place)
+                earlier_payload = _EarlierPayload(record.payload, record.tensor)
+                self._earlier.setdefault(record.digest, earlier_payload)
 
     def drop_step(self, step: int) -> None:
         """Remove the files of a step."""
@@ -448,8 +454,8 @@ class CallFiles:
                 self._folders.discard(folder)
                 gone = [
                     key
-                    for key, one in self._earlier.items()
-                    if one.payload.file.startswith(f"{folder}/")
+                    for key, stored in self._earlier.items()
+                    if stored.payload.file.startswith(f"{folder}/")
                 ]
                 for key in gone:
                     del self._earlier[key]
@@ -466,13 +472,15 @@ class CallFiles:
             outputs=[_expand_stored(entry) for entry in file.outputs],
         )
         self._folders.add(path.rpartition("/")[0])
-        found = {one.key: one for one in written.tensors}
+        written_tensors = {tensor.key: tensor for tensor in written.tensors}
         places: dict[int, Payload] = {}
         for side, entries in (("input", file.inputs), ("output", file.outputs)):
             for at, entry in enumerate(entries):
                 # The value of another operator has its place in the file of that operator.
                 if side == "output" or _is_given(entry.site):
-                    places[entry.sequence] = _make_payload(entry, path, found[f"{side}.{at}"])
+                    places[entry.sequence] = _make_payload(
+                        entry, path, written_tensors[f"{side}.{at}"]
+                    )
         return places
 
     def _operator(self, site: Site) -> Operator:
@@ -482,9 +490,9 @@ class CallFiles:
             return Operator(GIVEN_TYPE, site.name)
         if site.level != "buffer":
             return Operator(site.op or site.level, site.name)
-        known = self._operators.get((site.phase, site.graph, site.name))
-        if known is not None:
-            return known
+        cached = self._operators.get((site.phase, site.graph, site.name))
+        if cached is not None:
+            return cached
         # The nodes of a buffer that is read are those that made it.
         return Operator.of_buffer(site, (site.name,) if site.side == "input" else site.nodes)
 
@@ -492,23 +500,23 @@ class CallFiles:
         """The bytes of an entry without values, from a pending or written one."""
         dtype = stored_dtype(known_dtype(facts.dtype))
         shape = stored_shape(facts.shape, facts.stride)
-        for one in waiting:
-            if one.digest == entry.digest and one.stored is not None:
-                return one.stored.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
-        found = self._earlier.get(entry.digest)
-        if found is None:
+        for waiting_entry in waiting:
+            if waiting_entry.digest == entry.digest and waiting_entry.stored is not None:
+                return waiting_entry.stored.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+        earlier = self._earlier.get(entry.digest)
+        if earlier is None:
             raise ParitasError(
                 f"{entry.site.id} of step {entry.step} has no values, and no file of this dump "
                 f"has digest {entry.digest!r}"
             )
-        payload, before = found
+        payload, before = earlier
         root = self._home if RANK.fullmatch(payload.file.partition("/")[0]) else self._root
         with (root / payload.file).open("rb") as file:
             file.seek(payload.begin)
             raw = torch.frombuffer(bytearray(file.read(payload.nbytes)), dtype=torch.uint8)
-        whole = raw.view(stored_dtype(known_dtype(before.dtype))).reshape(payload.shape)
-        kept = tuple(map(slice, stored_shape(before.shape, before.stride)))
-        return whole[kept].contiguous().reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
+        stored = raw.view(stored_dtype(known_dtype(before.dtype))).reshape(payload.shape)
+        extents = tuple(map(slice, stored_shape(before.shape, before.stride)))
+        return stored[extents].contiguous().reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
 
 
 def _expand_stored(entry: Entry) -> Tensor:
@@ -642,7 +650,11 @@ def original_graph_text(name: str, nodes: Sequence[NodeFacts]) -> str:
 def optimized_graph_text(name: str, buffers: Sequence[FusedFacts]) -> str:
     """The fused graph: an operator for each buffer."""
     return _format_graph(
-        name, ((one.node, (*_format_origin(one.node), *_format_fusion(one))) for one in buffers)
+        name,
+        (
+            (buffer.node, (*_format_origin(buffer.node), *_format_fusion(buffer)))
+            for buffer in buffers
+        ),
     )
 
 
@@ -652,10 +664,10 @@ def _format_origin(node: NodeFacts) -> Iterator[str]:
             yield from _format_attribute(key, [f"s: {_quote(value)}"])
 
 
-def _format_fusion(one: FusedFacts) -> Iterator[str]:
-    yield from _format_attribute("buffer", [f"s: {_quote(one.buffer)}"])
-    yield from _format_attribute("kernel", [f"s: {_quote(one.kernel)}"])
-    names = [f"s: {_quote(name)}" for name in one.originals]
+def _format_fusion(fused_facts: FusedFacts) -> Iterator[str]:
+    yield from _format_attribute("buffer", [f"s: {_quote(fused_facts.buffer)}"])
+    yield from _format_attribute("kernel", [f"s: {_quote(fused_facts.kernel)}"])
+    names = [f"s: {_quote(name)}" for name in fused_facts.originals]
     listed = _format_block("list", [*names, "val_type: VT_LIST_STRING"])
     yield from _format_attribute("_datadump_original_op_names", listed)
 

@@ -109,24 +109,24 @@ class Entries:
 
     def records(self, step: int, rank: int, first: int) -> list[Record]:
         """All records; `first` is the number of the first one."""
-        found: list[Record] = []
+        records: list[Record] = []
         ids: dict[str, int] = {}
         for name, begins in in_order(self._data, self._parents):
             if name not in self._data:
                 continue
             for site, leaf in self._sites(name, begins=begins):
-                if len(found) >= self._most:
+                if len(records) >= self._most:
                     self._problems.add(
                         f"{self._folder}{name}: there are more than {self._most} values, too many"
                         f" for a file of its size; the rest is ignored"
                     )
-                    return found
+                    return records
                 record = self._record(_make_unique(site, ids), leaf, name)
                 if record is not None:
-                    number = first + len(found)
+                    number = first + len(records)
                     self._note_sharding(leaf, number, name)
-                    found.append(replace(record, sequence=number, step=step, rank=rank))
-        return found
+                    records.append(replace(record, sequence=number, step=step, rank=rank))
+        return records
 
     def _is_sound(self, name: str) -> bool:
         if len(name) > _LONGEST_NAME or not _is_text(name):
@@ -178,7 +178,7 @@ class Entries:
             if call.kind == "function":
                 # They belong to autograd's node, whose arguments differ from the function's: the
                 # node of a linear layer takes the bias first.
-                positions = [f"grad_fn.{place}" for place in range(_count_gradients(gradients))]
+                positions = [f"grad_fn.{index}" for index in range(_count_gradients(gradients))]
             yield from _pair_with_positions(gradients, "input", positions)
         else:
             output = _unpack_output(entry.get("output", []))
@@ -193,27 +193,27 @@ class Entries:
 
         msprobe numbers the tensors that require one, wherever in the arguments they are.
         """
-        plain = [str(place) for place in range(_count_gradients(gradients))]
+        plain = [str(position) for position in range(_count_gradients(gradients))]
         forward = self._data.get(forward_name(name))
         if not isinstance(forward, dict) or not isinstance(gradients, list):
             return plain
         tree = forward.get(part, [])
-        wanted = [
+        expected = [
             (position, leaf["shape"])
             for position, leaf in leaves(_unpack_output(tree) if part == "output" else tree)
             if is_tensor(leaf) and leaf.get("requires_grad") is True
         ]
-        fits = len(wanted) == len(gradients) and all(
+        fits = len(expected) == len(gradients) and all(
             gradient is None or (is_tensor(gradient) and gradient["shape"] == shape)
-            for gradient, (_, shape) in zip(gradients, wanted, strict=True)
+            for gradient, (_, shape) in zip(gradients, expected, strict=True)
         )
-        return [position for position, _ in wanted] if fits else plain
+        return [position for position, _ in expected] if fits else plain
 
     def _site(self, name: str, call: MsprobeCall, value: _EntryValue) -> Site:
         path = self._paths.get(call.name, call.name)
-        own, module, number = call.name, "", call.number
+        own_name, module, number = call.name, "", call.number
         if call.kind in _OF_MODULES:
-            own = module = path
+            own_name = module = path
         elif call.kind == "function":
             above = parse_name(self._parents.get(name, ""))
             module = self._paths.get(above.name, above.name) if above.kind == "module" else ""
@@ -223,15 +223,15 @@ class Entries:
         if value.parameter:
             level = "parameter"
             # The parameters of the model itself have no path in front.
-            own = value.parameter if path == call.op else f"{path}.{value.parameter}"
+            own_name = value.parameter if path == call.op else f"{path}.{value.parameter}"
         phase: Phase = call.phase
         if call.kind == "saved" and self._is_gradient(name, call):
-            own, phase = own.removesuffix("_grad"), "backward"
+            own_name, phase = own_name.removesuffix("_grad"), "backward"
         line, code = self._lines.of(name, call)
         return Site(
             source="eager",
             level=level,
-            name=_drop_surrogates(own),
+            name=_drop_surrogates(own_name),
             phase=phase,
             side=value.side,
             position=_drop_surrogates(value.position),
@@ -243,8 +243,8 @@ class Entries:
         )
 
     def _is_gradient(self, name: str, call: MsprobeCall) -> bool:
-        whole = f"{call.name.removesuffix('_grad')}.{call.number}.debug"
-        return call.name.endswith("_grad") and whole != name and whole in self._data
+        debug_name = f"{call.name.removesuffix('_grad')}.{call.number}.debug"
+        return call.name.endswith("_grad") and debug_name != name and debug_name in self._data
 
     def _record(self, site: Site, leaf: Any, name: str) -> Record | None:
         nothing = Record(sequence=0, step=0, rank=0, id=site.id, site=site)
@@ -404,23 +404,26 @@ def open_dump(path: Path) -> ForeignDump:
     if not any(records.values()):
         raise UsageError(f"{path} cannot be read: {'; '.join(problems.all())}")
     place_shards(records, shardings, problems)
-    found = {rank: _make_rank(root, rank, own, len(records)) for rank, own in records.items()}
+    rank_dumps = {
+        rank: _make_rank(root, rank, rank_records, len(records))
+        for rank, rank_records in records.items()
+    }
     opened = OpenFiles()
 
     def read(record: Record) -> Tensor:
-        file, place, dtype = _locate_values(files, record)
-        return values_at(file, place, opened).to(dtype)
+        file, position, dtype = _locate_values(files, record)
+        return values_at(file, position, opened).to(dtype)
 
     def view(record: Record, check: bool) -> Tensor:  # noqa: FBT001  (see `ForeignDump`)
-        file, place, dtype = _locate_values(files, record)
-        return view_at(file, place, opened, check=check).to(dtype)
+        file, position, dtype = _locate_values(files, record)
+        return view_at(file, position, opened, check=check).to(dtype)
 
     def verify(record: Record) -> bool:
-        file, place, _ = _locate_values(files, record)
-        return verify_at(file, place, opened)
+        file, position, _ = _locate_values(files, record)
+        return verify_at(file, position, opened)
 
     listed = (problems.all(), problems.losses())
-    return ForeignDump(root, _KIND, found, *listed, read, view, verify)
+    return ForeignDump(root, _KIND, rank_dumps, *listed, read, view, verify)
 
 
 def _is_main(file: Path) -> bool:
@@ -436,11 +439,13 @@ def _find_parts(root: Path) -> list[_ProcessPart]:
     if not root.is_dir():
         return _find_parts(root.parent) if root.name in _MAIN and root.is_file() else []
     if any((root / name).is_file() for name in _MAIN):
-        whole = root.resolve()
-        process = whole.name if _PROCESS.fullmatch(whole.name) else ""
-        return [_ProcessPart(root, _parse_step(whole.parent.name) or 0, process)]
+        resolved = root.resolve()
+        process = resolved.name if _PROCESS.fullmatch(resolved.name) else ""
+        return [_ProcessPart(root, _parse_step(resolved.parent.name) or 0, process)]
     steps = [
-        (own, one) for one in _list_folders(root) if (own := _parse_step(one.name)) is not None
+        (step, folder)
+        for folder in _list_folders(root)
+        if (step := _parse_step(folder.name)) is not None
     ]
     if not steps:  # it may be a step itself, under another name
         steps = [(_parse_step(root.resolve().name) or 0, root)]
@@ -453,15 +458,15 @@ def _find_parts(root: Path) -> list[_ProcessPart]:
 
 
 def _list_folders(above: Path) -> list[Path]:
-    found = [one for one in above.iterdir() if one.is_dir() and not one.is_symlink()]
-    if len(found) > _MOST_FOLDERS:
-        raise UsageError(f"{above} has {len(found)} folders: give one of them")
-    return sorted(found, key=lambda one: natural_key(one.name))
+    folders = [folder for folder in above.iterdir() if folder.is_dir() and not folder.is_symlink()]
+    if len(folders) > _MOST_FOLDERS:
+        raise UsageError(f"{above} has {len(folders)} folders: give one of them")
+    return sorted(folders, key=lambda folder: natural_key(folder.name))
 
 
 def _parse_step(name: str) -> int | None:
-    found = _STEP.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def _number_processes(parts: list[_ProcessPart], problems: Problems) -> dict[str, int]:
@@ -474,8 +479,8 @@ def _number_processes(parts: list[_ProcessPart], problems: Problems) -> dict[str
         # Never two in one step: the same program, restarted between steps.
         return dict.fromkeys(others, 0)
     following = max(ranks.values(), default=-1) + 1
-    for place, name in enumerate(others):
-        ranks[name] = following + place
+    for position, name in enumerate(others):
+        ranks[name] = following + position
         text = f"{name} counts as rank {ranks[name]}: msprobe did not know its rank"
         problems.add(text, is_loss=False)
     return ranks
@@ -500,7 +505,7 @@ def _read_part(files: Folder, part: _ProcessPart, problems: Problems) -> Entries
     parents = parents_of(_read_optional(files, folder, "construct.json", problems))
     lines = StackLines(_read_optional(files, folder, "stack.json", problems))
     values = part.folder / VALUES
-    present = {one.name for one in values.iterdir()} if values.is_dir() else set()
+    present = {entry.name for entry in values.iterdir()} if values.is_dir() else set()
     return Entries(entries, parents, lines, folder, present, most, problems)
 
 
@@ -517,9 +522,9 @@ def _read_optional(files: Folder, folder: str, name: str, problems: Problems) ->
 
 def _make_rank(root: Path, rank: int, records: list[Record], world_size: int) -> RankDump:
     data = "tensor" if any(record.payload for record in records) else "stats"
-    made = rank_of(root, _KIND, rank, records, world_size=world_size, data=data)
-    header = replace(made.header, sources=("eager",), notes=_NOTES)
-    return dataclasses.replace(made, header=header)
+    rank_dump = rank_of(root, _KIND, rank, records, world_size=world_size, data=data)
+    header = replace(rank_dump.header, sources=("eager",), notes=_NOTES)
+    return dataclasses.replace(rank_dump, header=header)
 
 
 def _locate_values(files: Folder, record: Record) -> tuple[Path, FilePlace, torch.dtype]:
@@ -532,13 +537,13 @@ def _locate_values(files: Folder, record: Record) -> tuple[Path, FilePlace, torc
     file = files.locate(payload.file)
     if payload.file.endswith(".npy"):
         with file.open("rb") as opened:
-            place = array_place(payload.file, read_npy_header(opened), file.stat().st_size)
+            position = array_place(payload.file, read_npy_header(opened), file.stat().st_size)
     else:
-        place = only_tensor(file, payload.file)
-    wide = facts.dtype == "bfloat16" and place.dtype == "float32"  # numpy has no bfloat16
-    if place.shape != facts.shape or (place.dtype != facts.dtype and not wide):
+        position = only_tensor(file, payload.file)
+    wide = facts.dtype == "bfloat16" and position.dtype == "float32"  # numpy has no bfloat16
+    if position.shape != facts.shape or (position.dtype != facts.dtype and not wide):
         raise UsageError(
-            f"{payload.file} holds {place.dtype} of {place.shape}, but dump.json says "
+            f"{payload.file} holds {position.dtype} of {position.shape}, but dump.json says "
             f"{facts.dtype} of {facts.shape}"
         )
-    return file, place, known_dtype(facts.dtype)
+    return file, position, known_dtype(facts.dtype)

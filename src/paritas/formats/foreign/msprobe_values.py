@@ -123,8 +123,8 @@ def plain_paths(classes: Mapping[str, str]) -> dict[str, str]:
         if parallel:
             parts = parts[1:]
         # A wrapped top-level model is named after its class, like one that is not wrapped.
-        wanted = ".".join(part for part in parts if part not in _WRAPPED) or classes[path]
-        plain[path] = path if wanted in taken else wanted
+        expected = ".".join(part for part in parts if part not in _WRAPPED) or classes[path]
+        plain[path] = path if expected in taken else expected
         taken.add(plain[path])
     return plain
 
@@ -166,7 +166,7 @@ def in_order(names: Iterable[str], parents: Mapping[str, str]) -> Iterator[tuple
             begun.add(outer)
             above.append(outer)
             outer = parents.get(outer)
-        yield from ((one, True) for one in reversed(above))
+        yield from ((frame, True) for frame in reversed(above))
         yield name, False
 
 
@@ -210,12 +210,16 @@ def _user_line(frames: Iterable[object]) -> tuple[str, str]:
 
 def number_gradients(names: Iterable[str]) -> dict[str, int]:
     """The index of each gradient of its module in this step, from 0: some releases count on."""
-    seen: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    visited: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for name in names:
         call = parse_name(name)
         if call.kind == "gradient":
-            seen[call.name].append((call.number, name))
-    return {name: place for found in seen.values() for place, (_, name) in enumerate(sorted(found))}
+            visited[call.name].append((call.number, name))
+    return {
+        name: position
+        for numbers_of_call in visited.values()
+        for position, (_, name) in enumerate(sorted(numbers_of_call))
+    }
 
 
 # --- Values ---------------------------------------------------------------------------------------
@@ -438,7 +442,7 @@ def sharding_of(leaf: dict[str, Any]) -> Sharding | None:
     placed = leaf.get("placements")
     if not isinstance(placed, list) or len(placed) != len(extents):
         raise UsageError(f"its placements on a mesh of {extents} are not valid: {str(placed)[:80]}")
-    placements = [_read_placement(one, len(leaf["shape"])) for one in placed]
+    placements = [_read_placement(placement, len(leaf["shape"])) for placement in placed]
     names, dimensions = zip(*placements, strict=True)
     return Sharding(extents, ranks, names, dimensions)
 
@@ -446,13 +450,13 @@ def sharding_of(leaf: dict[str, Any]) -> Sharding | None:
 def _read_mesh(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     extents: list[int] = []
     level: list[Any] = [mesh]
-    while level and all(isinstance(one, list) for one in level):
-        lengths = {len(one) for one in level}
+    while level and all(isinstance(level_item, list) for level_item in level):
+        lengths = {len(level_item) for level_item in level}
         level = list(itertools.chain.from_iterable(level))
         if len(lengths) != 1 or len(extents) >= _MOST_MESH_DIMENSIONS or len(level) > _MOST_RANKS:
             break
         extents.append(lengths.pop())
-    ranks = tuple(one for one in level if type(one) is int)
+    ranks = tuple(level_item for level_item in level if type(level_item) is int)
     if not ranks or len(ranks) != len(level) or math.prod(extents) != len(ranks):
         raise UsageError(f"its mesh {str(mesh)[:80]} is not valid")
     return tuple(extents), ranks
@@ -481,13 +485,13 @@ def place_shards(
         shardings: by rank and index in that rank's list.
     """
     shapes: defaultdict[tuple[int, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
-    for rank, known in shardings.items():
-        for at in known:
+    for rank, rank_shards in shardings.items():
+        for at in rank_shards:
             record = records[rank][at]
             if record.tensor is not None:
                 shapes[record.step, record.id][rank] = record.tensor.shape
-    for rank, known in shardings.items():
-        for at, sharding in known.items():
+    for rank, rank_shards in shardings.items():
+        for at, sharding in rank_shards.items():
             record = records[rank][at]
             try:
                 placement = _place_shard(rank, sharding, shapes[record.step, record.id])
@@ -504,30 +508,34 @@ def _place_shard(
     extents = sharding.extents
     if rank not in sharding.ranks:
         raise UsageError(f"its mesh has only the ranks {str(list(sharding.ranks))[:80]}")
-    own = sharding.ranks.index(rank)
-    steps = [math.prod(extents[place + 1 :]) for place in range(len(extents))]
-    coordinate = tuple(own // step % extent for step, extent in zip(steps, extents, strict=True))
-    whole, offset = list(shapes[rank]), [0] * len(shapes[rank])
+    own_number = sharding.ranks.index(rank)
+    steps = [math.prod(extents[position + 1 :]) for position in range(len(extents))]
+    coordinate = tuple(
+        own_number // step % extent for step, extent in zip(steps, extents, strict=True)
+    )
+    full_shape, offset = list(shapes[rank]), [0] * len(shapes[rank])
     cut = [dimension for dimension in sharding.dimensions if dimension is not None]
     if len(set(cut)) != len(cut):
         raise UsageError("one dimension is sharded over several mesh dimensions: not supported")
     for mesh, dimension in enumerate(sharding.dimensions):
         if dimension is None:
             continue
-        first = own - coordinate[mesh] * steps[mesh]
-        along = [sharding.ranks[first + place * steps[mesh]] for place in range(extents[mesh])]
-        missing = [other for other in along if len(shapes.get(other, ())) != len(whole)]
+        first = own_number - coordinate[mesh] * steps[mesh]
+        along = [
+            sharding.ranks[first + position * steps[mesh]] for position in range(extents[mesh])
+        ]
+        missing = [other for other in along if len(shapes.get(other, ())) != len(full_shape)]
         if missing:
             raise UsageError(f"rank {missing[0]} did not record its part of the tensor")
         parts = [shapes[other][dimension] for other in along]
-        whole[dimension] = sum(parts)
+        full_shape[dimension] = sum(parts)
         offset[dimension] = sum(parts[: coordinate[mesh]])
-    if math.prod(max(extent, 1) for extent in whole) > _MOST_ELEMENTS:
-        raise UsageError(f"its global shape {tuple(whole)} is larger than any memory")
+    if math.prod(max(extent, 1) for extent in full_shape) > _MOST_ELEMENTS:
+        raise UsageError(f"its global shape {tuple(full_shape)} is larger than any memory")
     return LocalPlacement(
         mesh=extents,
         coordinate=coordinate,
         placements=sharding.placements,
-        global_shape=tuple(whole),
+        global_shape=tuple(full_shape),
         global_offset=tuple(offset),
     )

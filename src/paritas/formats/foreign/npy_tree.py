@@ -141,8 +141,8 @@ def read_array(path: Path, files: OpenFiles | None = None) -> Array:
             file.seek(header.begin)
             values = np.fromfile(file, dtype=dtype, count=count)
         else:
-            place = (path, header.begin, needed, path.name)
-            values = files.view(*place, itemsize=dtype.itemsize).numpy().view(dtype)
+            position = (path, header.begin, needed, path.name)
+            values = files.view(*position, itemsize=dtype.itemsize).numpy().view(dtype)
     return values.reshape(shape[::-1]).T if header.is_fortran else values.reshape(shape)
 
 
@@ -150,23 +150,23 @@ def _check_array(
     array: Array, facts: TensorFacts, dtype: torch.dtype
 ) -> tuple[Array, tuple[int, ...]]:
     """Refuse a file that does not match its index."""
-    shape, wanted = facts.shape, facts.shape
+    shape, expected = facts.shape, facts.shape
     if dtype in _NATIVE:
         name = _NATIVE[dtype]
     elif dtype is torch.complex32:
         name = "complex64"
     elif dtype.is_floating_point:
         name = "float32"
-        wanted = _unpacked_shape(shape) if dtype is _FLOAT4 else shape
+        expected = _unpacked_shape(shape) if dtype is _FLOAT4 else shape
     else:
         name = str(_carrier_dtype(dtype)).removeprefix("torch.")
-    if array.dtype.name != name or array.shape != wanted:
+    if array.dtype.name != name or array.shape != expected:
         raise ParitasError(
             f"the file holds {array.shape} of {array.dtype}, but {facts.dtype} of {shape} is "
-            f"stored as {wanted} of {name}"
+            f"stored as {expected} of {name}"
         )
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
-    return np.ascontiguousarray(native).reshape(wanted), shape
+    return np.ascontiguousarray(native).reshape(expected), shape
 
 
 def _expand(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -191,11 +191,11 @@ def _narrow_floats(wide: Tensor, dtype: torch.dtype) -> Tensor:
     is_nan = wide.isnan()
     if is_nan.any():
         carrier = _CARRIERS[dtype.itemsize]
-        kept = (wide.view(torch.int32)[is_nan] & _all_bits(dtype)).to(carrier)
+        payload = (wide.view(torch.int32)[is_nan] & _all_bits(dtype)).to(carrier)
         # Only NaNs that were widened here carry the narrow one's bits.
-        is_ours = kept.view(dtype).to(torch.float32).isnan()
+        is_ours = payload.view(dtype).to(torch.float32).isnan()
         present = narrow.view(carrier)
-        present[is_nan] = torch.where(is_ours, kept, present[is_nan])
+        present[is_nan] = torch.where(is_ours, payload, present[is_nan])
     return narrow
 
 
@@ -303,17 +303,21 @@ class NpyTree:
             (self._root / folder).rename(leaving)
             shutil.rmtree(leaving)
             del self._folders[folder]
-            for known in self._earlier.values():
-                gone = [key for key, one in known.items() if one.file.startswith(f"{folder}/")]
+            for earlier in self._earlier.values():
+                gone = [
+                    key
+                    for key, file_facts in earlier.items()
+                    if file_facts.file.startswith(f"{folder}/")
+                ]
                 for key in gone:
-                    del known[key]
+                    del earlier[key]
 
     def _write_tensor(self, file: str, entry: Entry, facts: TensorFacts) -> Payload:
         path = self._root / file
-        known = self._earlier.setdefault(entry.digest, {})
+        by_kind = self._earlier.setdefault(entry.digest, {})
         # The same bytes in the same shape can be other values, if other dimensions are repeated.
         kind = (facts.dtype, facts.shape, stored_shape(facts.shape, facts.stride))
-        same = known.get(kind)
+        same = by_kind.get(kind)
         if same is not None:
             # Some file systems have no links, and all limit their number.
             with contextlib.suppress(OSError):
@@ -329,26 +333,26 @@ class NpyTree:
             stored = self._recover(earlier, facts)
         size = write_array(path, array_of(stored, facts.shape))
         if entry.digest:
-            known[kind] = _EarlierFile(file, facts)
+            by_kind[kind] = _EarlierFile(file, facts)
         return Payload(file=file, nbytes=size, shape=facts.shape)
 
     def _recover(self, earlier: _EarlierFile, facts: TensorFacts) -> Tensor:
         """The bytes of an entry without values, from an earlier file."""
-        whole = tensor_of(read_array(self._root / earlier.file), earlier.facts)
-        kept = tuple(map(slice, stored_shape(earlier.facts.shape, earlier.facts.stride)))
-        once = whole[kept].contiguous()
+        tensor = tensor_of(read_array(self._root / earlier.file), earlier.facts)
+        extents = tuple(map(slice, stored_shape(earlier.facts.shape, earlier.facts.stride)))
+        once = tensor[extents].contiguous()
         dtype = stored_dtype(known_dtype(facts.dtype))
         shape = stored_shape(facts.shape, facts.stride)
         return once.reshape(-1).view(torch.uint8).view(dtype).reshape(shape)
 
     def _find_earlier(self, entry: Entry) -> _EarlierFile:
         """An earlier file with the bytes of an entry, preferably one that still exists."""
-        found = list(self._earlier.get(entry.digest, {}).values())
-        for one in found:
-            if (self._root / one.file).exists():
-                return one
-        if found:
-            return found[0]
+        earlier = list(self._earlier.get(entry.digest, {}).values())
+        for waiting_entry in earlier:
+            if (self._root / waiting_entry.file).exists():
+                return waiting_entry
+        if earlier:
+            return earlier[0]
         raise ParitasError(
             f"{entry.site.id} of step {entry.step} has no values, and no file of this dump has "
             f"digest {entry.digest!r}"
@@ -513,11 +517,11 @@ class _TreeFile:
 def looks_like(path: Path) -> bool:
     """Whether files have torchair's names for the nodes of a graph."""
     for name in glimpse(path):
-        *folders, own = PurePosixPath(name).parts
-        if _FILE.fullmatch(own):
+        *folders, file_name = PurePosixPath(name).parts
+        if _FILE.fullmatch(file_name):
             return True
         in_rank = any(_RANK.fullmatch(folder) for folder in (*folders, path.name))
-        if in_rank and (_DEVICE_FILE.fullmatch(own) or own.endswith(".npy")):
+        if in_rank and (_DEVICE_FILE.fullmatch(file_name) or file_name.endswith(".npy")):
             return True
     return False
 
@@ -525,18 +529,18 @@ def looks_like(path: Path) -> bool:
 def open_dump(path: Path) -> ForeignDump:
     """Open such a tree, or a part of one."""
     gathered = Gathered(path, "fx")
-    found = gathered.folder.find(
+    files = gathered.folder.find(
         lambda name: name.endswith((".npy", ".pt", MAPPING)), gathered.problems
     )
-    names = _mapped_names(gathered, found)
+    names = _mapped_names(gathered, files)
     times = sorted(
-        {match[1] for file in found for match in map(_MODULE.fullmatch, file.parts) if match},
+        {match[1] for file in files for match in map(_MODULE.fullmatch, file.parts) if match},
         key=int,
     )
-    modules = {time: f"gm_{place}" for place, time in enumerate(times)}
+    modules = {time: f"gm_{position}" for position, time in enumerate(times)}
     above = path.resolve().parts[-4:] if path.is_dir() else ()
     items: list[_TreeFile] = []
-    for file in found:
+    for file in files:
         if file.parts[-1] == MAPPING:
             continue
         where = _parse_folders(above, file, modules, gathered)
@@ -577,15 +581,15 @@ def _parse_folders(
     folders = [*above, *file.parts[:-1]]
     rank = 0
     step, graph = _model_and_token([name for name in file.parts[:-1] if name not in _TOPS])
-    for place, folder in enumerate(folders):
+    for position, folder in enumerate(folders):
         if match := _RANK.fullmatch(folder):
             gathered.world_size = max(gathered.world_size, int(match[1]))
             rank = int(match[2])
-            step, graph = _model_and_token(folders[place + 1 :])
+            step, graph = _model_and_token(folders[position + 1 :])
         elif match := _MODULE.fullmatch(folder):
             graph = modules.get(match[1], "gm_0")
         elif folder == OLD_FX_TOP:
-            following = folders[place + 1 :][:1]
+            following = folders[position + 1 :][:1]
             # The folder of a token has a number one higher.
             if following and _NUMBER.fullmatch(following[0]):
                 step = max(int(following[0]) - 1, 0)
@@ -616,17 +620,17 @@ def _parse_file(file: FoundFile, name: str, where: _FolderFacts, problems: Probl
 
 def _without_summaries_of_whole(items: list[_TreeFile]) -> list[_TreeFile]:
     """Drop the summary of a tensor that is also there as a whole."""
-    whole = {(*item.call, item.side, item.position) for item in items if not item.is_summary}
+    whole_values = {(*item.call, item.side, item.position) for item in items if not item.is_summary}
     return [
         item
         for item in items
-        if not item.is_summary or (*item.call, item.side, item.position) not in whole
+        if not item.is_summary or (*item.call, item.side, item.position) not in whole_values
     ]
 
 
 def _add_files(gathered: Gathered, items: Iterable[_TreeFile]) -> None:
     calls: dict[tuple[_FolderFacts, str], dict[tuple[object, ...], int]] = {}
-    for item in sorted(items, key=lambda one: one.order):
+    for item in sorted(items, key=lambda entry: entry.order):
         numbers = calls.setdefault((item.where, item.node), {})
         number = numbers.setdefault(item.call, len(numbers))
         try:
@@ -671,12 +675,12 @@ def _add_file(gathered: Gathered, item: _TreeFile, site: Site) -> None:
         if header.kind in "OUS":
             gathered.add_text(step, rank, site, object_text(opened, header, file.size), file)
             return
-        place = array_place(file.name, header, file.size)
+        position = array_place(file.name, header, file.size)
         if item.is_summary:
-            gathered.add_statistics(step, rank, site, summary_of(path, place), place.dtype)
+            gathered.add_statistics(step, rank, site, summary_of(path, position), position.dtype)
             return
         text = python_text(opened, header) if site.side == "input" else None
     if text is None:
-        gathered.add_tensor(step, rank, site, place)
+        gathered.add_tensor(step, rank, site, position)
     else:
-        gathered.add_value(step, rank, site, text, place)
+        gathered.add_value(step, rank, site, text, position)

@@ -81,40 +81,40 @@ def _make_site(name: str) -> Site:
 
 def _place_in_run(file: FoundFile, *, is_only: bool) -> tuple[int, int, str]:
     """Step, rank and the prefix of the names of a file's tensors."""
-    *folders, own = file.parts
+    *folders, file_name = file.parts
     numbers = []
     for pattern in (_STEP, _RANK):
-        found = [
-            (place, match)
-            for place, name in enumerate(folders)
+        matches = [
+            (position, match)
+            for position, name in enumerate(folders)
             if (match := pattern.fullmatch(name))
         ]
-        numbers.append(int(found[0][1][1]) if len(found) == 1 else 0)
-        if len(found) == 1:
-            del folders[found[0][0]]
+        numbers.append(int(matches[0][1][1]) if len(matches) == 1 else 0)
+        if len(matches) == 1:
+            del folders[matches[0][0]]
     if is_only:
         return numbers[0], numbers[1], ""
-    stem = PurePosixPath(own).stem
+    stem = PurePosixPath(file_name).stem
     part = _PART.fullmatch(stem)
     names = [*folders, *([stem] if part is None else [])]
     return numbers[0], numbers[1], "/".join(names)
 
 
-def _find_tensors(place: Path, file: FoundFile) -> Tensors:
+def _find_tensors(path: Path, file: FoundFile) -> Tensors:
     suffix = PurePosixPath(file.name).suffix.lower()
     if suffix == ".npy":
-        with place.open("rb") as opened:
+        with path.open("rb") as opened:
             yield "", array_place(file.name, read_npy_header(opened), file.size)
     elif suffix == ".npz":
-        yield from read_arrays(place, file.name)
+        yield from read_arrays(path, file.name)
     elif suffix == ".safetensors":
-        yield from read_entries(place, file.name)
+        yield from read_entries(path, file.name)
     else:
-        yield from _find_saved(place, file.name)
+        yield from _find_saved(path, file.name)
 
 
-def _find_saved(place: Path, name: str) -> Tensors:
-    saved = read_saved(place, name)
+def _find_saved(path: Path, name: str) -> Tensors:
+    saved = read_saved(path, name)
     for leaf in saved.leaves(saved.tree):
         key = ".".join(leaf.way)
         if isinstance(leaf.value, (FilePlace, Unreadable)):

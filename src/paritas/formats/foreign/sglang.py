@@ -155,7 +155,7 @@ class _SglangReading:
             match value:
                 case {"value": value, "meta": dict() as meta}:
                     pass
-            found = saved.leaves(value)
+            leaves = saved.leaves(value)
         except (UsageError, OSError) as error:
             site = _make_site(tags, ())
             record = self._gathered.add_unreadable(step, rank, site, file, str(error))
@@ -163,7 +163,7 @@ class _SglangReading:
             return
         self._note_ranks(rank, meta)
         dims = meta.get("dims")
-        for leaf in found:
+        for leaf in leaves:
             record = self._record(step, rank, _make_site(tags, leaf.way), file, leaf)
             self.tags[rank, record.sequence] = tags
             if isinstance(dims, str) and record.tensor is not None:
@@ -187,13 +187,13 @@ class _SglangReading:
             self._gathered.world_size = max(self._gathered.world_size, size)
         if rank in self.parallel:
             return
-        known: dict[str, int] = {}
+        ranks: dict[str, int] = {}
         for name, info in meta.items():
             if isinstance(name, str) and name.endswith("_parallel_info") and isinstance(info, dict):
                 numbers = ((key, number) for key, number in info.items() if type(number) is int)
-                known.update({key: number for key, number in numbers if isinstance(key, str)})
-        if known:
-            self.parallel[rank] = known
+                ranks.update({key: number for key, number in numbers if isinstance(key, str)})
+        if ranks:
+            self.parallel[rank] = ranks
 
 
 def _make_site(tags: dict[str, str], way: tuple[str, ...]) -> Site:
@@ -202,7 +202,7 @@ def _make_site(tags: dict[str, str], way: tuple[str, ...]) -> Site:
     phase: Phase = "forward"
     level: Level = "tensor"
     side: Side = "output"
-    place: tuple[str, ...] = ()
+    position: tuple[str, ...] = ()
     if name.startswith("grad__"):
         name, phase = name.removeprefix("grad__"), "backward"
     if name.startswith("param__"):
@@ -212,7 +212,7 @@ def _make_site(tags: dict[str, str], way: tuple[str, ...]) -> Site:
         if match := _HOOKED.fullmatch(name):
             name, level = match["module"] or "", "module"
             side = "input" if match["input"] else "output"
-            place = tuple(part for part in (match["position"], match["key"]) if part)
+            position = tuple(part for part in (match["position"], match["key"]) if part)
     others = {key: value for key, value in tags.items() if key not in _NOT_NAMES}
     layer = others.get("layer_id")
     if level in ("module", "parameter"):
@@ -224,6 +224,6 @@ def _make_site(tags: dict[str, str], way: tuple[str, ...]) -> Site:
         name=f"{name}[{suffix}]" if suffix else name,
         phase=phase,
         side=side,
-        position=".".join((*place, *way)) or "0",
+        position=".".join((*position, *way)) or "0",
         module=f"layers.{layer}" if layer is not None else "",
     )

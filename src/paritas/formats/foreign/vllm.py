@@ -84,7 +84,9 @@ def answer_records(pair: Any, where: str) -> list[dict[str, Any]]:
         common["name"] = name
     elif name:
         names = [{"name": f"{name}, output {number}"} for number in range(len(records))]
-        records = [record | own for record, own in zip(records, names, strict=True)]
+        records = [
+            record | named_record for record, named_record in zip(records, names, strict=True)
+        ]
     return [record | common for record in records]
 
 
@@ -106,38 +108,40 @@ def _sampling(request: Any, where: str) -> dict[str, Any]:
                 f"{where}: the request has {name}={value!r}, which changes what may be drawn; send "
                 "a request without it"
             )
-    found = {name: given(name) for name in _PARAMETERS if given(name) is not None}
-    if not isinstance(request, Mapping) and "temperature" not in found:
+    parameters = {name: given(name) for name in _PARAMETERS if given(name) is not None}
+    if not isinstance(request, Mapping) and "temperature" not in parameters:
         kind = type(request).__name__
         raise UsageError(f"{where}: request must be SamplingParams or JSON, not {kind}")
-    temperature = found.get("temperature", 1.0)
+    temperature = parameters.get("temperature", 1.0)
     if isinstance(temperature, int | float) and 0 <= temperature < _GREEDY:
-        found = {name: one for name, one in found.items() if name not in _TRUNCATING}
-        found["temperature"] = 0.0
-    return found
+        parameters = {
+            name: tensor for name, tensor in parameters.items() if name not in _TRUNCATING
+        }
+        parameters["temperature"] = 0.0
+    return parameters
 
 
 # --- The library: LLM.generate --------------------------------------------------------------------
 
 
 def _of_library(response: Any, where: str) -> list[dict[str, Any]]:
-    prompt = [int(one) for one in response.prompt_token_ids or ()]
+    prompt = [int(prompt_token_id) for prompt_token_id in response.prompt_token_ids or ()]
     shared: dict[str, Any] = {"prompt": prompt}
     if response.prompt_logprobs is not None:
         shared["prompt_logprobs"] = _numbers(response.prompt_logprobs, prompt, where)
-    found = []
-    for one in response.outputs:
-        output = [int(token) for token in one.token_ids]
+    records = []
+    for completion in response.outputs:
+        output = [int(token) for token in completion.token_ids]
         record = {**shared, "output": output}
-        if one.logprobs is not None:
-            tables = list(one.logprobs)
+        if completion.logprobs is not None:
+            tables = list(completion.logprobs)
             record["logprobs"] = _numbers(tables, output, where)
             record["top_logprobs"] = [
                 {int(token): float(entry.logprob) for token, entry in table.items()}
                 for table in tables
             ]
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _numbers(tables: Any, tokens: list[int], where: str) -> list[float | None]:
@@ -204,7 +208,7 @@ def _of_server(request: Any, response: Mapping[str, Any], where: str) -> list[di
         read = msgspec.convert(dict(response), _Response, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: response: {error}") from None
-    return [_of_choice(request, read, one, where) for one in read.choices]
+    return [_of_choice(request, read, choice, where) for choice in read.choices]
 
 
 def _of_choice(
@@ -241,7 +245,10 @@ def _columns(
     """The tokens as text, their log probabilities, and those of others."""
     if logprobs.content is not None:
         entries = logprobs.content
-        tables = [{one.text: one.logprob for one in entry.top_logprobs} for entry in entries]
+        tables = [
+            {top_logprob.text: top_logprob.logprob for top_logprob in entry.top_logprobs}
+            for entry in entries
+        ]
         numbers: list[float | None] = [entry.logprob for entry in entries]
         return [entry.text for entry in entries], numbers, tables if any(tables) else []
     tables = [table or {} for table in logprobs.top_logprobs or ()]
@@ -249,7 +256,7 @@ def _columns(
 
 
 def _token_id(text: str, where: str) -> int:
-    found = _TOKEN_ID.fullmatch(text)
-    if found is None:
+    match = _TOKEN_ID.fullmatch(text)
+    if match is None:
         raise UsageError(f"{where} has texts in place of token ids ({text!r}): {_ASK_FOR_IDS}")
-    return int(found[1])
+    return int(match[1])

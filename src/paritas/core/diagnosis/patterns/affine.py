@@ -100,7 +100,7 @@ class NamedFactor:
 
 def named_factors(case: Case) -> list[NamedFactor]:
     """The factors that have a meaning here, the most likely first; without 0, 1 and -1."""
-    found: dict[float, NamedFactor] = {}
+    factors: dict[float, NamedFactor] = {}
     for factor in (
         *_rank_factors(case),
         *_argument_factors(case),
@@ -108,8 +108,8 @@ def named_factors(case: Case) -> list[NamedFactor]:
         *_size_factors(case),
     ):
         if factor.value not in {0.0, 1.0, -1.0}:
-            found.setdefault(round(factor.value, 12), factor)
-    return list(found.values())
+            factors.setdefault(round(factor.value, 12), factor)
+    return list(factors.values())
 
 
 def name_factor(case: Case, value: float, error: float) -> list[NamedFactor]:
@@ -189,19 +189,19 @@ def _of_size(value: float, name: str) -> NamedFactor:
 
 def _known_sizes(case: Case) -> dict[int, str]:
     """The sizes that occur, and where."""
-    found: dict[int, str] = {}
+    names: dict[int, str] = {}
     # Several runs are stacked along an axis that the result does not have.
     runs = 1 if case.context.stacked else 0
     for dim, size in reversed(list(enumerate(case.shape[runs:]))):
-        found.setdefault(size, f"the size of dimension {dim}")
+        names.setdefault(size, f"the size of dimension {dim}")
     for position, tensor in enumerate(case.context.inputs):
         for dim in reversed(range(tensor.dim())):
-            found.setdefault(tensor.shape[dim], f"the size of input {position}'s dimension {dim}")
+            names.setdefault(tensor.shape[dim], f"the size of input {position}'s dimension {dim}")
     for name, value in case.context.arguments.items():
         if isinstance(value, int) and not isinstance(value, bool):
-            found.setdefault(value, f"the argument {name}")
-    found.setdefault(math.prod(case.shape), "the number of elements")
-    return {size: where for size, where in list(found.items())[:_SIZES] if size > 1}
+            names.setdefault(value, f"the argument {name}")
+    names.setdefault(math.prod(case.shape), "the number of elements")
+    return {size: where for size, where in list(names.items())[:_SIZES] if size > 1}
 
 
 # --- Scales: one factor for all, or one per index -------------------------------------------------
@@ -240,18 +240,18 @@ def _one_factor(case: Case) -> list[Pattern]:
     names = name_factor(case, factor, error)
     if names:
         weight = weight.charged(cost=math.log2(len(named_factors(case)) + 1))
-        text, known = f"scaled by {names[0].name}", names[0].name
+        text, factor_name = f"scaled by {names[0].name}", names[0].name
     else:
         tight = fits_honestly(case, factor * case.right, slack=max(1.0, abs(factor)))
         weight = weight.charged(parameters=1.0) if tight else None
-        text, known = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
+        text, factor_name = f"scaled by {factor:.{_known_digits(factor, error)}g}", ""
     if weight is None:
         return []
     side = "" if weight.whole else _side_of_wrong(case)
     text += f", but only {side} values" if side else ""
     figures: dict[str, float | str] = {"factor": factor, "standard error": error}
-    if known:
-        figures["name"] = known
+    if factor_name:
+        figures["name"] = factor_name
     if len(names) > 1:
         figures["or"] = "; ".join(other.name for other in names[1:3])
     return [weight.pattern(PatternKind.SCALE, text, figures)]
@@ -308,8 +308,8 @@ def _weigh_factor(case: Case, factor: float) -> Weight | None:
 
 def _known_digits(factor: float, error: float) -> int:
     """The number of known digits, from 3 to 7."""
-    known = math.log10(abs(factor) / error) if error > 0 else math.inf
-    return int(min(max(known, 3), 7))
+    digits = math.log10(abs(factor) / error) if error > 0 else math.inf
+    return int(min(max(digits, 3), 7))
 
 
 def _factor_per_index(case: Case) -> list[Pattern]:
@@ -340,12 +340,12 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         each = f"at each index of dimension {where}: {low:.4g} to {high:.4g}"
         text = f"scaled by a different factor {each}"
         if turns:
-            said = ", ".join(f"{one:g}" for one in turns)
-            text = f"multiplied by {said} in turn along dimension {where}"
+            sentence = ", ".join(f"{turn:g}" for turn in turns)
+            text = f"multiplied by {sentence} in turn along dimension {where}"
         text = _name_vector(case, factors) or text
         figures = {"axis": float(axis), "least": low, "most": high}
         pattern = weight.pattern(PatternKind.AXIS_SCALE, text, figures, trust=0.95)
-        best = max(best, [pattern], key=lambda one: one[0].confidence if one else 0.0)
+        best = max(best, [pattern], key=lambda ranked: ranked[0].confidence if ranked else 0.0)
     return best
 
 
@@ -355,12 +355,12 @@ _MOST_TURNS = 4
 
 def _turns(factors: Tensor) -> list[float]:
     """Short factors that take turns along an axis; empty if they do not."""
-    short = [float(f"{one:.2g}") + 0.0 for one in factors.tolist()]
+    short = [float(f"{number:.2g}") + 0.0 for number in factors.tolist()]
     if not torch.allclose(factors, torch.tensor(short, dtype=factors.dtype), atol=1e-3):
         return []
     for period in range(2, min(_MOST_TURNS, len(short) // 2) + 1):
         turns = short[:period]
-        if all(one == turns[place % period] for place, one in enumerate(short)):
+        if all(number == turns[position % period] for position, number in enumerate(short)):
             return turns
     return []
 
@@ -382,8 +382,8 @@ def _factors_along(over: Tensor, under: Tensor, axis: int) -> Tensor:
 
 def _name_vector(case: Case, factors: Tensor) -> str:
     """Name the factors if they are a known vector: a weight applied twice or not at all."""
-    known = {f"input {i}": tensor for i, tensor in enumerate(case.context.inputs)}
-    for name, tensor in {**known, **case.context.named}.items():
+    named = {f"input {i}": tensor for i, tensor in enumerate(case.context.inputs)}
+    for name, tensor in {**named, **case.context.named}.items():
         vector = tensor.detach().cpu().double().flatten()
         if vector.numel() != factors.numel() or not bool((vector != 0).all()):
             continue
@@ -402,7 +402,7 @@ _ALIKE = 0.25
 
 def propose_addends(case: Case) -> list[Pattern]:
     """`residual` and `axis offset`: the error is a multiple of a known tensor."""
-    found = []
+    patterns = []
     for name, tensor, kind in _broadcast_known(case):
         times, error = robust_proportion(case, tensor, case.error)
         if not math.isfinite(times) or abs(times) <= 2 * _STANDARD_ERRORS * error:
@@ -420,15 +420,15 @@ def propose_addends(case: Case) -> list[Pattern]:
             continue
         sentence = text or f"{times:.4g} times {name} is added to the right value"
         figures: dict[str, float | str] = {"times": times, "standard error": error, "tensor": name}
-        found.append(weight.pattern(kind, sentence, figures, trust=1.0 if text else 0.9))
-    return sorted(found, key=lambda pattern: -pattern.confidence)[:2]
+        patterns.append(weight.pattern(kind, sentence, figures, trust=1.0 if text else 0.9))
+    return sorted(patterns, key=lambda pattern: -pattern.confidence)[:2]
 
 
 def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, PatternKind]]:
     """The known tensors, broadcast in every way in which they may have been added."""
-    known = dict(case.context.named)
-    known |= {f"input {place}": tensor for place, tensor in enumerate(case.context.inputs)}
-    for name, tensor in known.items():
+    named = dict(case.context.named)
+    named |= {f"input {position}": tensor for position, tensor in enumerate(case.context.inputs)}
+    for name, tensor in named.items():
         if tensor.dtype == torch.bool or not tensor.numel() or not bool((tensor != 0).any()):
             continue
         value = tensor.detach().cpu()
@@ -444,18 +444,18 @@ def _broadcast_known(case: Case) -> Iterator[tuple[str, Tensor, PatternKind]]:
 
 def _broadcast_shapes(target: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The shapes in which a tensor can be broadcast; a vector also along each axis of its size."""
-    found = []
+    shapes = []
     padded = (1,) * (len(target) - len(shape)) + shape
     if len(padded) == len(target) and all(
-        mine in {1, whole} for mine, whole in zip(padded, target, strict=True)
+        extent in {1, whole} for extent, whole in zip(padded, target, strict=True)
     ):
-        found.append(padded)
+        shapes.append(padded)
     if len(shape) == 1:
         for axis, size in enumerate(target):
             view = tuple(size if dim == axis else 1 for dim in range(len(target)))
-            if size == shape[0] and view not in found:
-                found.append(view)
-    return found
+            if size == shape[0] and view not in shapes:
+                shapes.append(view)
+    return shapes
 
 
 def _is_like(case: Case, tensor: Tensor) -> bool:
@@ -504,9 +504,9 @@ def propose_offsets(case: Case) -> list[Pattern]:
     """Known tensors first, then one number, then an unknown vector."""
     if case.is_boolean or not case.is_beyond_noise:
         return []
-    known = propose_addends(case)
+    addends = propose_addends(case)
     number = _one_number(case) or _number_away_from_zero(case)
-    return known + (number or ([] if known else _offsets_along_axes(case)))
+    return addends + (number or ([] if addends else _offsets_along_axes(case)))
 
 
 def _number_away_from_zero(case: Case) -> list[Pattern]:
@@ -580,8 +580,8 @@ def _describe_amount(case: Case, offset: float, error: float) -> str:
     spread = float(finite.std(correction=0)) if finite.numel() else 0.0
     if spread and mean and abs(abs(offset) - abs(mean)) <= min(4 * error, 0.02 * abs(mean)):
         return f"the tensor's mean ({mean:.4g})"
-    known = math.log10(abs(offset) / error) if error > 0 else math.inf
-    return f"{abs(offset):.{int(min(max(known, 3), 7))}g}"
+    digits = math.log10(abs(offset) / error) if error > 0 else math.inf
+    return f"{abs(offset):.{int(min(max(digits, 3), 7))}g}"
 
 
 def _offsets_along_axes(case: Case) -> list[Pattern]:
@@ -589,15 +589,17 @@ def _offsets_along_axes(case: Case) -> list[Pattern]:
     dims = [dim for dim, size in enumerate(case.shape) if size > 1]
     if len(dims) < 2:  # noqa: PLR2004
         return []
-    kept: list[tuple[int, ...]] = [(dim,) for dim in dims]
+    axis_sets: list[tuple[int, ...]] = [(dim,) for dim in dims]
     if len(dims) > 2:  # noqa: PLR2004
-        kept += [tuple(other for other in dims if other != dim) for dim in dims]
+        axis_sets += [tuple(other for other in dims if other != dim) for dim in dims]
     mask = case.wrong & case.both_finite
     weight = torch.where(mask, case.unit**-2, 0.0)
     error = (weight * torch.where(mask, case.error, torch.zeros_like(case.error)), weight)
-    found = [pattern for keep in kept if (pattern := _axis_offset(case, keep, error)) is not None]
+    patterns = [
+        pattern for keep in axis_sets if (pattern := _axis_offset(case, keep, error)) is not None
+    ]
     # Among those that explain as much, the one with the fewest numbers.
-    return sorted(found, key=lambda pattern: -round(pattern.confidence, 2))[:1]
+    return sorted(patterns, key=lambda pattern: -round(pattern.confidence, 2))[:1]
 
 
 def _axis_offset(
@@ -612,8 +614,12 @@ def _axis_offset(
     weight = weigh(case, moved, parameters=touched, slack=slack)
     if weight is None or not fits_honestly(case, moved, parameters=touched, slack=slack):
         return None
-    kept = tuple(axis_number(case.context, one) for one in keep)
-    name = f"dimension {kept[0]}" if len(kept) == 1 else "dimensions " + _join_axes(kept)
+    axis_numbers = tuple(axis_number(case.context, dim) for dim in keep)
+    name = (
+        f"dimension {axis_numbers[0]}"
+        if len(axis_numbers) == 1
+        else "dimensions " + _join_axes(axis_numbers)
+    )
     size = float(vector.abs().square().mean().sqrt())
     return weight.pattern(
         PatternKind.AXIS_OFFSET,

@@ -279,7 +279,9 @@ _BELOW: Parts = {
         v.square().sum(-1).sqrt().mean().expand_as(v[..., :1])
     ),
 }
-_ACROSS = frozenset(one for one in _BELOW if "all lines" in one or "across" in one)
+_ACROSS = frozenset(
+    sentence for sentence in _BELOW if "all lines" in sentence or "across" in sentence
+)
 _OTHER_LINE = frozenset({"the sum of the first line"})
 _OF_OTHERS = {
     *(*_ACROSS, *_OTHER_LINE, *_OF_ALL_LINES),
@@ -394,14 +396,14 @@ class Lines:
     def of(self, x: Tensor) -> Tensor:
         """All lines of a tensor."""
         x = x.movedim(self.dims, tuple(range(-len(self.dims), 0)))
-        return x.reshape(-1, math.prod(self.shape[one] for one in self.dims))
+        return x.reshape(-1, math.prod(self.shape[dim] for dim in self.dims))
 
     def back(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
         """A result in its shape."""
         if not self.keeps:
             return value.reshape(shape)
         rest = [size for axis, size in enumerate(self.shape) if axis not in self.dims]
-        moved = value.reshape(*rest, *(self.shape[one] for one in self.dims))
+        moved = value.reshape(*rest, *(self.shape[dim] for dim in self.dims))
         return moved.movedim(tuple(range(-len(self.dims), 0)), self.dims)
 
 
@@ -415,8 +417,8 @@ def aggregate_variations(
     Args:
         operands: the floating-point tensors that the value is computed of.
     """
-    tensors = [one for one in operands if one.numel() > 1]
-    if not 1 <= len(tensors) <= 2 or sum(one.numel() for one in tensors) > _MOST_ELEMENTS:  # noqa: PLR2004
+    tensors = [operand for operand in operands if operand.numel() > 1]
+    if not 1 <= len(tensors) <= 2 or sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS:  # noqa: PLR2004
         return 0, []
     if not bool(case.both_finite.all()) or not case.is_beyond_noise or case.is_exact:
         return 0, []
@@ -446,8 +448,8 @@ def _layouts(shape: tuple[int, ...], result: tuple[int, ...], *, pairs: bool) ->
     for count in range(1, rank + 1):
         for dims in itertools.combinations(reversed(range(rank)), count):
             rest = tuple(size for axis, size in enumerate(shape) if axis not in dims)
-            kept = tuple(1 if axis in dims else size for axis, size in enumerate(shape))
-            if result in (rest, kept) and math.prod(shape[one] for one in dims) > 1:
+            shape_kept = tuple(1 if axis in dims else size for axis, size in enumerate(shape))
+            if result in (rest, shape_kept) and math.prod(shape[dim] for dim in dims) > 1:
                 yield Lines(shape, tuple(sorted(dims)), keeps=False)
 
 
@@ -466,29 +468,29 @@ class _Search:
 
 
 def _all_forms(lines: Lines, wide: Sequence[Tensor], case: Case) -> _Search:
-    laid = [lines.of(one) for one in wide]
+    laid = [lines.of(tensor) for tensor in wide]
     step = max(1, -(-laid[0].numel() // _ALL_LINES))
-    some = [one[::step] for one in laid]
+    some = [tensor[::step] for tensor in laid]
     if len(some) > 1:
-        made = _similarities(some[0], some[1])
+        forms_found = _similarities(some[0], some[1])
     elif lines.keeps:
-        made = itertools.chain(_quotients(some[0]), _running(some[0]))
+        forms_found = itertools.chain(_quotients(some[0]), _running(some[0]))
     else:
-        made = _reductions(some[0])
-    right, given, noise = (
-        (lines.of(one) if lines.keeps else one.flatten())[::step].flatten()
-        for one in (case.right, case.given, case.allowed)
+        forms_found = _reductions(some[0])
+    right, candidate, noise = (
+        (lines.of(tensor) if lines.keeps else tensor.flatten())[::step].flatten()
+        for tensor in (case.right, case.given, case.allowed)
     )
     forms, values = [], []
-    for form, value in made:
+    for form, value in forms_found:
         if step == 1 or form.parts[1] not in _OF_OTHERS:
             forms.append(form)
             values.append(value.flatten())
     stacked = torch.stack(values)
     apart = (stacked - right).abs().amax(-1)
     fits = (apart <= _SAME * right.abs().max()).nonzero().flatten().tolist()
-    own = min((forms[one] for one in fits), key=_simplicity, default=None)
-    return _Search(forms, stacked, Sample(given, noise), own)
+    own_form = min((forms[fit] for fit in fits), key=_simplicity, default=None)
+    return _Search(forms, stacked, Sample(candidate, noise), own_form)
 
 
 def _simplicity(form: Form) -> int:
@@ -499,17 +501,19 @@ def _differing(
     search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
 ) -> list[tuple[int, int, Variation]]:
     is_few = len(search.sample.given.unique()) < _FEW_RESULTS
-    made = []
-    for place in search.sample.fits(search.values).nonzero().flatten().tolist():
-        form = search.forms[place]
-        differ = sum(one != other for one, other in zip(form.parts, right.parts, strict=True))
+    variations = []
+    for position in search.sample.fits(search.values).nonzero().flatten().tolist():
+        form = search.forms[position]
+        differ = sum(part != other for part, other in zip(form.parts, right.parts, strict=True))
         if differ and not (is_few and differ > 1):
-            said = f"{form.said} instead of {right.said}"
+            sentence = f"{form.said} instead of {right.said}"
             change = _Change(lines, tuple(tensors), form)
-            made.append((differ, _simplicity(form), Variation(_kind(form, right), said, change)))
-    made.sort(key=lambda one: one[:2])
-    if made or is_few:
-        return [(differ, 0, one) for differ, _, one in made[:_MOST_TRIED]]
+            variations.append(
+                (differ, _simplicity(form), Variation(_kind(form, right), sentence, change))
+            )
+    variations.sort(key=lambda variation: variation[:2])
+    if variations or is_few:
+        return [(differ, 0, variation) for differ, _, variation in variations[:_MOST_TRIED]]
     return _scaled(search, right, lines, tensors)
 
 
@@ -523,21 +527,21 @@ def _scaled(
     """Forms with one part that differs, and a short factor."""
     values, given = search.values.nan_to_num(0.0, 0.0, 0.0), search.sample.given
     factors = (values * given).sum(-1) / values.square().sum(-1)
-    made = []
-    for place in search.sample.fits(factors[:, None] * values).nonzero().flatten().tolist():
-        form, factor = search.forms[place], float(factors[place])
-        differ = sum(one != other for one, other in zip(form.parts, right.parts, strict=True))
+    variations = []
+    for position in search.sample.fits(factors[:, None] * values).nonzero().flatten().tolist():
+        form, factor = search.forms[position], float(factors[position])
+        differ = sum(part != other for part, other in zip(form.parts, right.parts, strict=True))
         if not differ:
             return []  # a factor on the right value has a kind of its own
         for digits in _DIGITS:
             for short in (float(f"{factor:.{digits}g}"), 1 / float(f"{1 / factor:.{digits}g}")):
-                if differ <= 2 and bool(search.sample.fits(short * search.values[place])):  # noqa: PLR2004
+                if differ <= 2 and bool(search.sample.fits(short * search.values[position])):  # noqa: PLR2004
                     change = _Change(lines, tuple(tensors), form, short)
-                    said = f"{short:.4g} times {form.said} instead of {right.said}"
-                    variation = Variation(_kind(form, right), said, change)
-                    made.append((differ, _simplicity(form) + digits, variation))
-    made.sort(key=lambda one: one[:2])
-    return [(differ + 1, 1, one) for differ, _, one in made[:_MOST_TRIED]]
+                    sentence = f"{short:.4g} times {form.said} instead of {right.said}"
+                    variation = Variation(_kind(form, right), sentence, change)
+                    variations.append((differ, _simplicity(form) + digits, variation))
+    variations.sort(key=lambda entry: entry[:2])
+    return [(differ + 1, 1, entry) for differ, _, entry in variations[:_MOST_TRIED]]
 
 
 def _kind(form: Form, right: Form) -> PatternKind:
@@ -572,7 +576,7 @@ class _Change:
     def __call__(self, step: Any) -> Any:
         result = step.run()
         result = result if isinstance(result, torch.Tensor) else result[0]
-        operands = torch.broadcast_tensors(*(one.to(result) for one in self.operands))
+        operands = torch.broadcast_tensors(*(operand.to(result) for operand in self.operands))
         value = self.form.compute(*map(self.lines.of, operands))
         value = value if self.factor == 1 else value * self.factor
         return step.with_first(self.lines.back(value, tuple(result.shape)))

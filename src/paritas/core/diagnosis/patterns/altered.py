@@ -33,22 +33,22 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
     With each its length and how many of its numbers were solved for.
     """
     operands = {
-        name: one
-        for name, one in step.values.items()
-        if isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel() > 1
+        name: operand
+        for name, operand in step.values.items()
+        if isinstance(operand, torch.Tensor) and operand.is_floating_point() and operand.numel() > 1
     }
-    made: list[tuple[float, int, Variation]] = []
+    variations: list[tuple[float, int, Variation]] = []
     for name, value in itertools.islice(operands.items(), _MOST_OPERANDS):
-        made += ((2, 1, one) for one in _limited(name, value, case))
-        made += ((3, 1, one) for one in _rounded(name, value))
+        variations += ((2, 1, variation) for variation in _limited(name, value, case))
+        variations += ((3, 1, variation) for variation in _rounded(name, value))
         if name == "self" and torch.Tag.pointwise not in step.operator.tags:
-            made += ((2, 0, one) for one in _conjugated(step.name))
+            variations += ((2, 0, variation) for variation in _conjugated(step.name))
         if step.name in _PERIODIC:
-            made += ((3, 1, one) for one in _wrapped(name, _PERIODIC[step.name]))
+            variations += ((3, 1, variation) for variation in _wrapped(name, _PERIODIC[step.name]))
     if torch.Tag.pointwise in step.operator.tags:
-        made += ((3, 1, one) for one in _rounded_result(step))
-    made.sort(key=operator.itemgetter(0))
-    return len(made), made
+        variations += ((3, 1, variation) for variation in _rounded_result(step))
+    variations.sort(key=operator.itemgetter(0))
+    return len(variations), variations
 
 
 # --- A function before and one after --------------------------------------------------------------
@@ -64,11 +64,11 @@ def _conjugated(operator_name: str) -> Iterator[Variation]:
     """A function of the operand, of the result, or of both: the root of the mean of squares."""
     for before, after in itertools.product(_BEFORE, _AFTER):
         if before != after or before == "neg({})":
-            said = after.format(f"{operator_name}({before.format('x')})")
+            sentence = after.format(f"{operator_name}({before.format('x')})")
             change = partial(_around, before=FUNCTIONS[before], after=FUNCTIONS[after])
             is_sign = {before, after} == {"{}", "neg({})"}
             kind = PatternKind.SIGN if is_sign else PatternKind.OTHER_FUNCTION
-            yield Variation(kind, f"{said} instead of {operator_name}(x)", change)
+            yield Variation(kind, f"{sentence} instead of {operator_name}(x)", change)
 
 
 def _around(
@@ -90,7 +90,7 @@ def _limited(name: str, value: Tensor, case: Case) -> Iterator[Variation]:
     if tuple(value.shape) != case.shape:
         return
     wide = widen(value)
-    for said, size, limit in (
+    for sentence, size, limit in (
         ("above {0}", wide, lambda x, most: x.clamp(max=most)),
         ("below {0}", -wide, lambda x, most: x.clamp(min=-most)),
         ("at -{0} and {0}", wide.abs(), lambda x, most: x.clamp(-most, most)),
@@ -100,8 +100,8 @@ def _limited(name: str, value: Tensor, case: Case) -> Iterator[Variation]:
         if not inside.numel():
             continue
         for most in _between(float(inside.max()), least):
-            shown = -most if said.startswith("below") else most
-            words = f"{name} is clipped {said.format(f'{shown:.7g}')}"
+            shown = -most if sentence.startswith("below") else most
+            words = f"{name} is clipped {sentence.format(f'{shown:.7g}')}"
             yield Variation(PatternKind.CLIPPED, words, with_altered(name, _Limit(limit, most)))
 
 
@@ -143,13 +143,13 @@ def _rounded(name: str, value: Tensor) -> Iterator[Variation]:
     size = float(widen(value).abs().max())
     for step, (words, way) in itertools.product(_STEPS, _WAYS.items()):
         if math.isfinite(size) and size / step >= _FEWEST_STEPS:
-            said = (
+            sentence = (
                 f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
             )
             change = with_altered(name, _Stepped(way, step))
             is_nearest = way is torch.round
             kind = PatternKind.PRECISION if is_nearest else PatternKind.APPROXIMATION
-            yield Variation(kind, said, change)
+            yield Variation(kind, sentence, change)
 
 
 def _rounded_result(step: Step) -> Iterator[Variation]:
@@ -160,9 +160,9 @@ def _rounded_result(step: Step) -> Iterator[Variation]:
     size = float(widen(result).abs().max())
     for length in _STEPS:
         if math.isfinite(size) and size / length >= _FEWEST_STEPS:
-            said = f"the result is rounded to the nearest of steps of {length:.6g}"
+            sentence = f"the result is rounded to the nearest of steps of {length:.6g}"
             change = partial(_around_result, alter=_Stepped(torch.round, length))
-            yield Variation(PatternKind.PRECISION, said, change)
+            yield Variation(PatternKind.PRECISION, sentence, change)
 
 
 def _around_result(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
@@ -192,9 +192,9 @@ def _wrapped(name: str, period: float) -> Iterator[Variation]:
         turns.append(float(torch.tensor(period).to(dtype)))
     for turn, (words, way) in itertools.product(dict.fromkeys(turns), _WAYS.items()):
         del words
-        said = f"turns of {turn:.7g} instead of {period:.7g} are subtracted from {name}"
+        sentence = f"turns of {turn:.7g} instead of {period:.7g} are subtracted from {name}"
         change: Any = with_altered(name, _Turned(way, turn))
-        yield Variation(PatternKind.APPROXIMATION, said, change)
+        yield Variation(PatternKind.APPROXIMATION, sentence, change)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,12 +42,12 @@ def propose_approximations(case: Case) -> list[Pattern]:
         return []
     use = torch.isfinite(x) & case.both_finite & case.wrong
     order = x[use].argsort(stable=True)
-    x, right, error = (one[use][order] for one in (x, case.right, case.error))
+    x, right, error = (tensor[use][order] for tensor in (x, case.right, case.error))
     relative = (error / right.abs()).nan_to_num(0.0, 0.0, 0.0)
     if bool((error.diff() != 0)[x.diff() == 0].any()):
         return []  # one input, two results
-    given = case.given[use]
-    if len(given.unique()) < _LEAST_DISTINCT * len(x.unique()):
+    candidate = case.given[use]
+    if len(candidate.unique()) < _LEAST_DISTINCT * len(x.unique()):
         return []
     smooth = max(smoothness(error), smoothness(relative))
     if len(x) < _FEWEST or smooth < _LEAST_SMOOTH:
@@ -104,18 +104,18 @@ def propose_curves(case: Case, argument: Tensor | None = None) -> list[Pattern]:
     wrong = float(case.wrong.double().mean())
     if not inputs or wrong < _LEAST_WRONG or not bool(case.both_finite.all()):
         return []
-    flat = [one.flatten() for one in inputs]
+    flat = [tensor.flatten() for tensor in inputs]
     count = flat[0].numel()
     step = max(1, math.isqrt(count**2 // _MOST_PAIRS))
     # Neighbours in the inputs, never in their place.
-    some = [one[::step] for one in flat]
+    some = [column[::step] for column in flat]
     error = case.error.flatten()[::step]
-    if any(len(one.unique()) < len(one) // 2 for one in some) or _follows_place(inputs):
+    if any(len(column.unique()) < len(column) // 2 for column in some) or _follows_place(inputs):
         return []
     least, fewest = (_OF_ONE, _FEWEST) if len(some) == 1 else (_OF_TWO, _FEWEST_OF_TWO)
     # What does not depend on the inputs at all has an error that does.
-    given = case.given.flatten()[::step]
-    smooth = min(_smoothness_beside(one, some) for one in (error, given))
+    candidate = case.given.flatten()[::step]
+    smooth = min(_smoothness_beside(curve, some) for curve in (error, candidate))
     if len(error) < fewest or smooth < least:
         return []
     return [
@@ -130,24 +130,24 @@ def propose_curves(case: Case, argument: Tensor | None = None) -> list[Pattern]:
 
 def _examples(case: Case, inputs: list[Tensor]) -> str:
     order = inputs[0].flatten().argsort()
-    said = []
+    sentence = []
     for share in _EXAMPLES:
         at = order[int(share * (len(order) - 1))]
-        where = " and ".join(f"{float(one.flatten()[at]):.4g}" for one in inputs)
-        given, right = (float(one.flatten()[at]) for one in (case.given, case.right))
-        said.append(f"at {where} it gives {given:.4g} instead of {right:.4g}")
+        where = " and ".join(f"{float(tensor.flatten()[at]):.4g}" for tensor in inputs)
+        candidate, right = (float(tensor.flatten()[at]) for tensor in (case.given, case.right))
+        sentence.append(f"at {where} it gives {candidate:.4g} instead of {right:.4g}")
     words = "input" if len(inputs) == 1 else "inputs"
-    return f"{words}: {', '.join(said)}"
+    return f"{words}: {', '.join(sentence)}"
 
 
 def _follows_place(inputs: list[Tensor]) -> bool:
     """Whether neighbours along an axis have nearly the same inputs, as positions have."""
-    for one in inputs:
-        ranks = one.flatten().argsort().argsort().double().reshape(one.shape)
-        for axis, size in enumerate(one.shape):
+    for tensor in inputs:
+        ranks = tensor.flatten().argsort().argsort().double().reshape(tensor.shape)
+        for axis, size in enumerate(tensor.shape):
             if size > 1:
                 apart = float(ranks.diff(dim=axis).abs().mean())
-                if 1 - 3 * apart / one.numel() > _FOLLOWS:
+                if 1 - 3 * apart / tensor.numel() > _FOLLOWS:
                     return True
     return False
 
@@ -157,7 +157,7 @@ def _smoothness_beside(error: Tensor, inputs: list[Tensor]) -> float:
     if len(inputs) == 1:
         return smoothness(error[inputs[0].argsort()])
     count = len(error)
-    ranks = torch.stack([one.argsort().argsort().double() for one in inputs], -1)
+    ranks = torch.stack([tensor.argsort().argsort().double() for tensor in inputs], -1)
     apart = torch.cdist(ranks, ranks)
     nearest = apart.fill_diagonal_(torch.inf).argmin(-1)
     order = error.argsort().argsort().double()
@@ -169,9 +169,11 @@ def _inputs(case: Case) -> list[Tensor]:
     steps = case.context.call.steps if case.context.call is not None else ()
     if len(steps) != 1 or torch.Tag.pointwise not in steps[0][1].operator.tags:
         return []
-    tensors = [one for one in steps[0][1].values.values() if isinstance(one, torch.Tensor)]
-    alike = all(one.is_floating_point() and tuple(one.shape) == case.shape for one in tensors)
-    return [widen(one) for one in tensors] if alike and len(tensors) <= 2 else []  # noqa: PLR2004
+    tensors = [value for value in steps[0][1].values.values() if isinstance(value, torch.Tensor)]
+    alike = all(
+        tensor.is_floating_point() and tuple(tensor.shape) == case.shape for tensor in tensors
+    )
+    return [widen(tensor) for tensor in tensors] if alike and len(tensors) <= 2 else []  # noqa: PLR2004
 
 
 def _only_input(case: Case) -> Tensor | None:

@@ -72,9 +72,9 @@ def solve_arguments(predictor: Predictor) -> Iterator[SolvedArgument]:
     """The arguments of the functions of a call that give the candidate."""
     if predictor.case.reference.numel() > _MOST_ELEMENTS or not predictor.case.is_finite:
         return
-    for place, step in reversed(predictor.steps):
+    for position, step in reversed(predictor.steps):
         for undo in _ways_to_undo(step):
-            yield from undo(predictor, place)
+            yield from undo(predictor, position)
     yield from _weights_of_attention(predictor)
 
 
@@ -87,11 +87,11 @@ def _ways_to_undo(step: Step) -> Iterator[Callable[[Predictor, int], Iterator[So
         yield _parts_of_norm
 
 
-def _result_at(predictor: Predictor, place: int) -> tuple[Step, Tensor] | None:
+def _result_at(predictor: Predictor, position: int) -> tuple[Step, Tensor] | None:
     """An operator of a call in float64, and the result that it must have given."""
 
     def predict(variation: Variation) -> Tensor | None:
-        value = predictor.value(place, variation.change, wide=True)
+        value = predictor.value(position, variation.change, wide=True)
         return None if value is None else widen(value)
 
     result = result_of(predict, predictor.case.given)
@@ -108,7 +108,7 @@ class _Solution:
     noise: Tensor
     change: Callable[[Step, Tensor], Any]
 
-    def at(self, predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
+    def at(self, predictor: Predictor, position: int) -> Iterator[SolvedArgument]:
         """As part of a call."""
         is_known = torch.isfinite(self.value) & torch.isfinite(self.noise)
         value = torch.where(is_known, self.value, self.right)
@@ -119,7 +119,7 @@ class _Solution:
         def change(step: Step) -> Any:
             return self.change(step, value)
 
-        predicted = predictor.value(place, change, wide=True)
+        predicted = predictor.value(position, change, wide=True)
         if predicted is not None:
             yield SolvedArgument(
                 self.words, value, self.right, noise, widen(predicted), predictor.case
@@ -134,27 +134,27 @@ def _ask(predictor: Predictor, operands: Sequence[Tensor]) -> Predictor | None:
     runs, call = predictor.case.context.runs, predictor.call
     if runs is None or not runs.is_faithful:
         return None
-    expected, given = runs.reference(operands), runs.candidate(operands)
-    if expected is None or given is None or expected.shape != predictor.case.reference.shape:
+    expected, candidate = runs.reference(operands), runs.candidate(operands)
+    if expected is None or candidate is None or expected.shape != predictor.case.reference.shape:
         return None
     floating = []
     for tensor in call.floating:
-        place = runs.place_of(tensor)
-        floating.append(tensor if place is None else operands[place])
+        position = runs.place_of(tensor)
+        floating.append(tensor if position is None else operands[position])
     try:
         other = call.with_floating(floating)
     except UNUSABLE:
         return None
     context = Context(operator=predictor.case.context.operator, call=other)
-    return Predictor.of(Case(given, expected, context=context), other)
+    return Predictor.of(Case(candidate, expected, context=context), other)
 
 
 def _operands_with(runs: PlaceRuns, changes: dict[int, Tensor]) -> list[Tensor]:
-    return [changes.get(place, one) for place, one in enumerate(runs.operands)]
+    return [changes.get(position, operand) for position, operand in enumerate(runs.operands)]
 
 
-def _same_step(predictor: Predictor, place: int) -> Step | None:
-    return dict(predictor.steps).get(place)
+def _same_step(predictor: Predictor, position: int) -> Step | None:
+    return dict(predictor.steps).get(position)
 
 
 # --- Functions of one argument --------------------------------------------------------------------
@@ -183,14 +183,14 @@ _INVERSES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] = {
 _ANGLES = ((0.3, 1.4), (0.02, 0.12), (8.0, 40.0))
 
 
-def _argument_of_function(predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
-    step = _same_step(predictor, place)
+def _argument_of_function(predictor: Predictor, position: int) -> Iterator[SolvedArgument]:
+    step = _same_step(predictor, position)
     if step is None or not isinstance(step.values.get("self"), torch.Tensor):
         return
     x = widen(step.values["self"])
     low, high = _INVERSES[step.name][1]
     if bool(((x >= low) & (x <= high)).all()):
-        yield from _undone(predictor, place)
+        yield from _undone(predictor, position)
         return
     runs = predictor.case.context.runs
     at = None if runs is None else runs.place_of(step.values["self"])
@@ -199,24 +199,26 @@ def _argument_of_function(predictor: Predictor, place: int) -> Iterator[SolvedAr
     for least, most in _ANGLES:
         draw = torch.Generator().manual_seed(0)
         angles = least + (most - least) * torch.rand(x.shape, generator=draw, dtype=torch.float64)
-        asked = _ask(predictor, _operands_with(runs, {at: angles.to(runs.operands[at])}))
-        if asked is not None:
-            yield from _undone(asked, place)
+        requested = _ask(predictor, _operands_with(runs, {at: angles.to(runs.operands[at])}))
+        if requested is not None:
+            yield from _undone(requested, position)
 
 
-def _undone(predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
-    known = _result_at(predictor, place)
-    if known is None:
+def _undone(predictor: Predictor, position: int) -> Iterator[SolvedArgument]:
+    scored = _result_at(predictor, position)
+    if scored is None:
         return
-    step, given = known
+    step, candidate = scored
     right = widen(step.values["self"])
-    value = _INVERSES[step.name][0](given)
+    value = _INVERSES[step.name][0](candidate)
     unit = roundoff(predictor.case.candidate)
     near = 1e-6 * (1 + right.abs())
     above, below = (widen(step.run(self=value + by)) for by in (near, -near))
     slope = (above - below).abs() / (2 * near)
-    noise = _ROUNDINGS * unit * (given.abs() / slope + value.abs())
-    yield from _Solution("its argument", value, right, noise, _with_argument).at(predictor, place)
+    noise = _ROUNDINGS * unit * (candidate.abs() / slope + value.abs())
+    yield from _Solution("its argument", value, right, noise, _with_argument).at(
+        predictor, position
+    )
 
 
 def _with_argument(step: Step, value: Tensor) -> Any:
@@ -226,64 +228,66 @@ def _with_argument(step: Step, value: Tensor) -> Any:
 # --- Scores of a softmax --------------------------------------------------------------------------
 
 
-def _scores(predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
+def _scores(predictor: Predictor, position: int) -> Iterator[SolvedArgument]:
     """The scores, up to a number for each row: what a row with a score of 0 does not leave open."""
-    step = _same_step(predictor, place)
+    step = _same_step(predictor, position)
     runs = predictor.case.context.runs
     at = None if step is None or runs is None else runs.place_of(step.values["self"])
-    asked = None
+    requested = None
     if step is not None and runs is not None and at is not None:
         anchored = runs.operands[at].clone()
         anchored.select(step.values["dim"], 0).zero_()
-        asked = _ask(predictor, _operands_with(runs, {at: anchored}))
-    if asked is None:
-        yield from _scores_without_mean(predictor, place)
+        requested = _ask(predictor, _operands_with(runs, {at: anchored}))
+    if requested is None:
+        yield from _scores_without_mean(predictor, position)
         return
-    known = _result_at(asked, place)
-    if known is not None:
-        yield from _anchored_scores(asked, place, *known)
+    scored = _result_at(requested, position)
+    if scored is not None:
+        yield from _anchored_scores(requested, position, *scored)
 
 
 def _anchored_scores(
-    predictor: Predictor, place: int, step: Step, given: Tensor
+    predictor: Predictor, position: int, step: Step, candidate: Tensor
 ) -> Iterator[SolvedArgument]:
     dim = step.values["dim"]
-    powers = _logarithms(step, given)
+    powers = _logarithms(step, candidate)
     if powers is None:
         return
     value = powers - powers.narrow(dim, 0, 1)
-    yield from _solved_scores("the input that its result stands for", value, predictor, place, step)
+    yield from _solved_scores(
+        "the input that its result stands for", value, predictor, position, step
+    )
 
 
-def _scores_without_mean(predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
-    known = _result_at(predictor, place)
-    powers = None if known is None else _logarithms(*known)
-    if known is None or powers is None:
+def _scores_without_mean(predictor: Predictor, position: int) -> Iterator[SolvedArgument]:
+    scored = _result_at(predictor, position)
+    powers = None if scored is None else _logarithms(*scored)
+    if scored is None or powers is None:
         return
-    step = known[0]
+    step = scored[0]
     dim, right = step.values["dim"], widen(step.values["self"])
     is_seen = (right > -HUGE) & torch.isfinite(powers)
     count = is_seen.sum(dim, keepdim=True).clamp(min=1)
     left_open = (torch.where(is_seen, right - powers, 0.0).sum(dim, keepdim=True)) / count
     yield from _solved_scores(
-        "the input that its result stands for", powers + left_open, predictor, place, step
+        "the input that its result stands for", powers + left_open, predictor, position, step
     )
 
 
 def _solved_scores(
-    words: str, value: Tensor, predictor: Predictor, place: int, step: Step
+    words: str, value: Tensor, predictor: Predictor, position: int, step: Step
 ) -> Iterator[SolvedArgument]:
     right = widen(step.values["self"])
     is_seen = right > -HUGE
     noise = 2 * _ROUNDINGS * roundoff(predictor.case.candidate) * (1 + value.abs())
 
     def change(step: Step, value: Tensor) -> Any:
-        own = step.values["self"]
-        return step.run(self=torch.where(is_seen.to(own.device), value.to(own), own))
+        original = step.values["self"]
+        return step.run(self=torch.where(is_seen.to(original.device), value.to(original), original))
 
     hidden = torch.where(is_seen, value, 0.0), torch.where(is_seen, right, 0.0)
     if not _is_of_sums(*hidden, noise, step.values["dim"]):
-        yield from _Solution(words, *hidden, noise, change).at(predictor, place)
+        yield from _Solution(words, *hidden, noise, change).at(predictor, position)
 
 
 def _is_of_sums(value: Tensor, right: Tensor, noise: Tensor, dim: int) -> bool:
@@ -304,43 +308,45 @@ def _is_of_sums(value: Tensor, right: Tensor, noise: Tensor, dim: int) -> bool:
     return is_one and float(numbers.max() - numbers.min()) > _SAME * float(numbers.abs().max())
 
 
-def _logarithms(step: Step, given: Tensor) -> Tensor | None:
+def _logarithms(step: Step, candidate: Tensor) -> Tensor | None:
     """Those of the shares; None if they do not add up to 1, as those of no scores do."""
     dim = step.values["dim"]
-    shares = given if step.name == "softmax" else given.exp()
+    shares = candidate if step.name == "softmax" else candidate.exp()
     total = shares.sum(dim)
     if bool((shares < 0).any()) or bool(((total - 1).abs() > _SAME).any()):
         return None
-    return shares.log() if step.name == "softmax" else given
+    return shares.log() if step.name == "softmax" else candidate
 
 
 # --- Rows, weight and bias of a norm --------------------------------------------------------------
 
 
-def _parts_of_norm(predictor: Predictor, place: int) -> Iterator[SolvedArgument]:
+def _parts_of_norm(predictor: Predictor, position: int) -> Iterator[SolvedArgument]:
     """The rows before weight and bias; the weight and the bias, if the rows are right."""
     runs = predictor.case.context.runs
-    asked = predictor
+    requested = predictor
     if runs is not None:
         # A weight of ones and a bias of zeros hide what is done with them.
-        asked = _ask(predictor, runs.vary(1)) or predictor
-    known = _result_at(asked, place)
-    norm = None if known is None else norm_of(known[0])
-    if known is None or norm is None:
+        requested = _ask(predictor, runs.vary(1)) or predictor
+    scored = _result_at(requested, position)
+    norm = None if scored is None else norm_of(scored[0])
+    if scored is None or norm is None:
         return
-    step, given = known
-    unit = roundoff(asked.case.candidate)
+    step, candidate = scored
+    unit = roundoff(requested.case.candidate)
     weight, bias = (
-        torch.as_tensor(one).detach().cpu().double() for one in (norm.weight, norm.bias)
+        torch.as_tensor(tensor).detach().cpu().double() for tensor in (norm.weight, norm.bias)
     )
     plain = widen(dataclasses.replace(norm, weight=1.0, bias=0.0).value())
-    noise = _ROUNDINGS * unit * (given.abs() + bias.abs() + (plain * weight).abs()) / weight.abs()
-    affine = list(_affine_of_norm(asked, place, step, given, plain))
+    noise = (
+        _ROUNDINGS * unit * (candidate.abs() + bias.abs() + (plain * weight).abs()) / weight.abs()
+    )
+    affine = list(_affine_of_norm(requested, position, step, candidate, plain))
     yield from affine
     if not affine:
-        value = (given - bias) / weight
+        value = (candidate - bias) / weight
         rows = _Solution("the value before weight and bias", value, plain, noise, _with_rows)
-        yield from rows.at(asked, place)
+        yield from rows.at(requested, position)
 
 
 def _with_rows(step: Step, value: Tensor) -> Any:
@@ -349,24 +355,24 @@ def _with_rows(step: Step, value: Tensor) -> Any:
 
 
 def _affine_of_norm(
-    predictor: Predictor, place: int, step: Step, given: Tensor, plain: Tensor
+    predictor: Predictor, position: int, step: Step, candidate: Tensor, plain: Tensor
 ) -> Iterator[SolvedArgument]:
     """Each weight and bias by least squares: what each column was multiplied by."""
     norm: Any = norm_of(step)
-    wide = [torch.as_tensor(one).detach().cpu().double() for one in (norm.weight, norm.bias)]
-    shape = next((one.shape for one in wide if one.dim()), None)
+    wide = [torch.as_tensor(tensor).detach().cpu().double() for tensor in (norm.weight, norm.bias)]
+    shape = next((tensor.shape for tensor in wide if tensor.dim()), None)
     if shape is None:
         return
-    padded = (1,) * (given.dim() - len(shape)) + tuple(shape)
+    padded = (1,) * (candidate.dim() - len(shape)) + tuple(shape)
     axes = [axis for axis, size in enumerate(padded) if size == 1]
-    if not axes or math.prod(given.shape[axis] for axis in axes) < 4:  # noqa: PLR2004
+    if not axes or math.prod(candidate.shape[axis] for axis in axes) < 4:  # noqa: PLR2004
         return
     mean = partial(torch.mean, dim=axes, keepdim=True)
     apart = plain - mean(plain)
-    weight = mean(apart * given) / mean(apart * apart)
-    bias = mean(given) - weight * mean(plain)
-    scatter = mean((given - plain * weight - bias).square()).sqrt()
-    size = _ROUNDINGS * roundoff(predictor.case.candidate) * mean(given.square()).sqrt()
+    weight = mean(apart * candidate) / mean(apart * apart)
+    bias = mean(candidate) - weight * mean(plain)
+    scatter = mean((candidate - plain * weight - bias).square()).sqrt()
+    size = _ROUNDINGS * roundoff(predictor.case.candidate) * mean(candidate.square()).sqrt()
     if bool((scatter > 4 * size).any()):
         return  # it is the rows that are wrong
     noise = torch.maximum(scatter, size)
@@ -378,7 +384,7 @@ def _affine_of_norm(
             yield from _Solution(
                 f"its {name}", value.reshape(shape), right, spread.reshape(shape),
                 partial(_with_affine, name=name),
-            ).at(predictor, place)  # fmt: skip
+            ).at(predictor, position)  # fmt: skip
 
 
 def _with_affine(step: Step, value: Tensor, name: str) -> Any:
@@ -394,10 +400,10 @@ _MOST_KEYS = 512
 def _weights_of_attention(predictor: Predictor) -> Iterator[SolvedArgument]:
     """The scores, else what the values are multiplied by, as values of 0 and 1 show them."""
     runs = predictor.case.context.runs
-    steps = [(place, step) for place, step in predictor.steps if is_attention(step)]
+    steps = [(index, step) for index, step in predictor.steps if is_attention(step)]
     if runs is None or not steps or "grad_out" in steps[0][1].values:
         return
-    place, step = steps[-1]
+    position, step = steps[-1]
     key, value = (runs.place_of(step.values[name]) for name in ("key", "value"))
     if key is None or value is None or step.values["key"].dim() != _RANK:
         return
@@ -405,20 +411,20 @@ def _weights_of_attention(predictor: Predictor) -> Iterator[SolvedArgument]:
     anchored[..., 0, :] = 0
     # The first key is zeros, so its score is known.
     for changes in ({key: anchored}, {}):
-        asked = predictor if not changes else _ask(predictor, _operands_with(runs, changes))
-        shown = None if asked is None else _shown_weights(runs, changes, value, step)
-        at = None if asked is None else _same_step(asked, place)
-        if asked is None or shown is None or at is None:
+        requested = predictor if not changes else _ask(predictor, _operands_with(runs, changes))
+        shown = None if requested is None else _shown_weights(runs, changes, value, step)
+        at = None if requested is None else _same_step(requested, position)
+        if requested is None or shown is None or at is None:
             continue
         query = runs.place_of(step.values["query"])
         if changes and query is not None:
 
-            def show(queries: Tensor, place: int = query) -> Tensor | None:
-                return _shown_weights(runs, {key: anchored, place: queries}, value, step)
+            def show(queries: Tensor, index: int = query) -> Tensor | None:
+                return _shown_weights(runs, {key: anchored, index: queries}, value, step)
 
-            yield from _keys(asked, place, at, show)
+            yield from _keys(requested, position, at, show)
         solve = _scores_of_weights if changes else _plain_weights
-        yield from solve(asked, place, at, shown)
+        yield from solve(requested, position, at, shown)
 
 
 def _shown_weights(
@@ -447,7 +453,7 @@ _MOST_CALLS = 16
 
 
 def _keys(
-    predictor: Predictor, place: int, step: Step, show: Callable[[Tensor], Tensor | None]
+    predictor: Predictor, position: int, step: Step, show: Callable[[Tensor], Tensor | None]
 ) -> Iterator[SolvedArgument]:
     """The keys, as queries with one feature each show them where every query sees every key.
 
@@ -477,7 +483,7 @@ def _keys(
     value = scores[..., ::groups, :, :] / (length * factor_of(step))
     unit = roundoff(predictor.case.candidate)
     noise = 4 * _ROUNDINGS * unit * (right.abs() + right.abs().max())
-    yield from _Solution("key", value, right, noise, _with_keys).at(predictor, place)
+    yield from _Solution("key", value, right, noise, _with_keys).at(predictor, position)
 
 
 def _with_keys(step: Step, value: Tensor) -> Any:
@@ -486,13 +492,13 @@ def _with_keys(step: Step, value: Tensor) -> Any:
 
 
 def _plain_weights(
-    predictor: Predictor, place: int, step: Step, shown: Tensor
+    predictor: Predictor, position: int, step: Step, shown: Tensor
 ) -> Iterator[SolvedArgument]:
     right = widen(weights_and_values(step)[0])
     noise = _ROUNDINGS * roundoff(predictor.case.candidate) * (right + 1 / right.shape[-1])
     yield from _Solution(
         "the matrix that multiplies the values", shown, right, noise, _with_weights
-    ).at(predictor, place)
+    ).at(predictor, position)
 
 
 def _with_weights(step: Step, value: Tensor) -> Any:
@@ -501,7 +507,7 @@ def _with_weights(step: Step, value: Tensor) -> Any:
 
 
 def _scores_of_weights(
-    predictor: Predictor, place: int, step: Step, shown: Tensor
+    predictor: Predictor, position: int, step: Step, shown: Tensor
 ) -> Iterator[SolvedArgument]:
     """Relative to the first key, which is zeros."""
     right_weights = widen(weights_and_values(step)[0])
@@ -527,4 +533,4 @@ def _scores_of_weights(
         return  # only the first key is off, or all others are: which one is not known
     if not _is_of_sums(*hidden, noise, -1):
         words = "the matrix of scores"
-        yield from _Solution(words, *hidden, noise, change).at(predictor, place)
+        yield from _Solution(words, *hidden, noise, change).at(predictor, position)

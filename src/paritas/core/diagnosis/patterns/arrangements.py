@@ -88,17 +88,17 @@ def matched_rows(case: Case, axis: int) -> Tensor | None:
         return None
     hit = case.wrong.movedim(axis, 0).reshape(size, -1)
     columns = hit.sum(dim=0).topk(min(_COLUMNS, hit.shape[1])).indices
-    mine = case.given.movedim(axis, 0).reshape(size, -1)[:, columns]
-    theirs = case.right.movedim(axis, 0).reshape(size, -1)[:, columns]
+    actual = case.given.movedim(axis, 0).reshape(size, -1)[:, columns]
+    expected = case.right.movedim(axis, 0).reshape(size, -1)[:, columns]
     allowed = MAX_Z * case.allowed.movedim(axis, 0).reshape(size, -1)[:, columns]
-    if not bool(torch.isfinite(mine).all() and torch.isfinite(theirs).all()):
+    if not bool(torch.isfinite(actual).all() and torch.isfinite(expected).all()):
         return None
     source = torch.arange(size)
     rows = hit.any(dim=1).nonzero().flatten()
-    apart = torch.cdist(mine[rows], theirs, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
+    apart = torch.cdist(actual[rows], expected, p=2.0, compute_mode="donot_use_mm_for_euclid_dist")
     nearest = apart.argmin(dim=1)
     limit = torch.maximum(allowed[rows], allowed[nearest])
-    near = (mine[rows] - theirs[nearest]).abs() <= limit
+    near = (actual[rows] - expected[nearest]).abs() <= limit
     if float(near.double().mean()) < 0.9:  # noqa: PLR2004
         return None
     source[rows] = nearest
@@ -114,7 +114,7 @@ def describe_order(source: Tensor) -> str:
     blocks = _exchanged_blocks(moved, taken)
     if blocks:
         return blocks
-    listed = enumerated((f"{taken[one]} at {one}" for one in moved), _NAMED)
+    listed = enumerated((f"{taken[position]} at {position}" for position in moved), _NAMED)
     if len(set(taken)) < len(taken):
         return f"slices taken from the wrong place: slice {listed}"
     return f"slices are permuted: slice {listed}"
@@ -126,7 +126,7 @@ def _exchanged_blocks(moved: list[int], taken: list[int]) -> str:
         return ""
     first, second = moved[: len(moved) // 2], moved[len(moved) // 2 :]
     runs = all(part == list(range(part[0], part[-1] + 1)) for part in (first, second))
-    if runs and [taken[one] for one in moved] == second + first:
+    if runs and [taken[position] for position in moved] == second + first:
         left, right = f"{first[0]}:{first[-1] + 1}", f"{second[0]}:{second[-1] + 1}"
         return f"blocks {left} and {right} are swapped"
     return ""
@@ -154,9 +154,9 @@ def propose_permutations(case: Case) -> list[Pattern]:
     for search in (_axes_exchanged, _read_otherwise, _regular_order, _permuted_rows, _same_values):
         # A wrong block may be reordered by itself, or as the whole is.
         for block, probe in zip(blocks, probes, strict=True):
-            found = first_supported(search(block, probe))
-            if found:
-                return found
+            explanation = first_supported(search(block, probe))
+            if explanation:
+                return explanation
     return []
 
 
@@ -253,7 +253,7 @@ def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
             case.right.flip(pair),
             PatternKind.PERMUTATION,
             "flipped along the axes {} and {}".format(
-                *(axis_number(case.context, one) for one in pair)
+                *(axis_number(case.context, axis_of_pair) for axis_of_pair in pair)
             ),
             cost=math.log2(len(pairs)) + 1,
             noise=case.allowed.flip(pair),
@@ -310,10 +310,10 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
     places = moved.nonzero().flatten().tolist()
     if case.is_boolean and len(source[moved].unique()) > 1:
         return None  # a row of a mask has few forms, and any may be found elsewhere
-    listed = enumerated((f"{int(source[one])} at {one}" for one in places), _NAMED)
-    said = "copied from another place"
+    listed = enumerated((f"{int(source[position])} at {position}" for position in places), _NAMED)
+    sentence = "copied from another place"
     return _reordered(
-        case, axis, source, said, cost, kind=PatternKind.COPY, detail=f": slice {listed}"
+        case, axis, source, sentence, cost, kind=PatternKind.COPY, detail=f": slice {listed}"
     )
 
 
@@ -326,10 +326,10 @@ def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     few = torch.isin(probe.given, case.reference.detach().cpu().double()[wrong])
     if float(few.double().mean()) < _SAME:
         return
-    mine = case.given[wrong].sort().values
-    theirs = case.reference.detach().cpu().double()[wrong].sort().values
-    distinct = len(torch.unique(theirs)) / len(theirs)
-    same = float((mine == theirs).double().mean())
+    values = case.given[wrong].sort().values
+    expected = case.reference.detach().cpu().double()[wrong].sort().values
+    distinct = len(torch.unique(expected)) / len(expected)
+    same = float((values == expected).double().mean())
     if distinct < _DISTINCT or same < _SAME:
         return
     # Mostly distinct values that are equal bit for bit cannot be drawn again.
@@ -359,13 +359,13 @@ def propose_shifts(case: Case) -> list[Pattern]:
     axes = range(len(case.shape))
     inner = Probe(part.case)
     # A roll of few slices, or of slices that are not neighbours, is a permutation.
-    found = [_shifted_along(part.case, axis, inner) for axis in axes if part.is_run(axis)]
+    shifted_alongs = [_shifted_along(part.case, axis, inner) for axis in axes if part.is_run(axis)]
     for axis in axes:
         if len(part.indices[axis]) < case.shape[axis] and part.is_run(axis):
-            found += first_supported(_from_outside(case, part, axis))
-    if len(case.shape) > 1 and not any(found):
-        found.append(_in_memory(case))
-    return [pattern for pattern in found if pattern is not None]
+            shifted_alongs += first_supported(_from_outside(case, part, axis))
+    if len(case.shape) > 1 and not any(shifted_alongs):
+        shifted_alongs.append(_in_memory(case))
+    return [pattern for pattern in shifted_alongs if pattern is not None]
 
 
 def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
@@ -373,7 +373,7 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
     if size < 2:  # noqa: PLR2004
         return None
     name = axis_name(case.context, axis, len(case.shape))
-    found = []
+    patterns = []
     for distance in _distances(case.given, case.right, case.wrong, axis):
         # The ends may hold anything after a shift, so the rest decides whether it is one.
         inside = _source_indices(size, distance, "zeros")
@@ -383,24 +383,24 @@ def _shifted_along(case: Case, axis: int, probe: Probe) -> Pattern | None:
         for fill in _FILLS:
             source = _source_indices(size, distance, fill)
             prediction, noise = _read_from(case, axis, source)
-            kind, said = PatternKind.SHIFT, _describe_shift(distance, name, fill)
+            kind, sentence = PatternKind.SHIFT, _describe_shift(distance, name, fill)
             if fill == "wrap" and 2 * abs(distance) == size:
-                kind, said = PatternKind.PERMUTATION, f"the two halves swapped along {name}"
+                kind, sentence = PatternKind.PERMUTATION, f"the two halves swapped along {name}"
             pattern = supported_pattern(
                 case,
                 prediction,
                 kind,
-                said,
+                sentence,
                 cost=math.log2(size * 4),
                 noise=noise,
                 evidence={"distance": distance, "axis": axis, "fill": fill},
             )
             if pattern is not None:
-                found.append(pattern)
+                patterns.append(pattern)
                 if _goodness(pattern) == 1:
                     break
-        if found:
-            return max(found, key=_goodness)
+        if patterns:
+            return max(patterns, key=_goodness)
     return None
 
 
@@ -418,21 +418,23 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern |
             continue
         source = (part.indices[axis] - distance) % size
         prediction, noise = case.right, case.allowed
-        for one, kept in enumerate(part.indices):
-            prediction = prediction.index_select(one, source if one == axis else kept)
-            noise = noise.index_select(one, source if one == axis else kept)
+        for other_axis, index in enumerate(part.indices):
+            prediction = prediction.index_select(
+                other_axis, source if other_axis == axis else index
+            )
+            noise = noise.index_select(other_axis, source if other_axis == axis else index)
         name = axis_name(case.context, axis, len(case.shape))
-        kind, said = PatternKind.SHIFT, _describe_shift(distance, name, "block")
+        kind, sentence = PatternKind.SHIFT, _describe_shift(distance, name, "block")
         if not bool(torch.isin(source, part.indices[axis]).any()):
             # What was copied is still in its own place.
             many = f"{abs(distance)} place{'s' * (abs(distance) != 1)}"
             kind = PatternKind.COPY
-            said = f"copied from {many} {_before_or_after(-distance)} along {name}"
+            sentence = f"copied from {many} {_before_or_after(-distance)} along {name}"
         yield supported_pattern(
             part.case,
             prediction,
             kind,
-            said,
+            sentence,
             cost=math.log2(size * 4) + 1,
             noise=noise,
             evidence={"distance": distance, "axis": axis, "fill": "from beside the block"},
@@ -470,7 +472,7 @@ def _in_memory(case: Case) -> Pattern | None:
     )
 
 
-def _distances(given: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[int]:
+def _distances(candidate: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[int]:
     """The few distances at which the correlation along an axis is highest."""
     size = right.shape[axis]
     if size < 2:  # noqa: PLR2004
@@ -489,8 +491,8 @@ def _distances(given: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[i
 
     hit = lines(wrong).sum(dim=-1)
     chosen = hit.topk(min(_LINES, len(hit))).indices
-    at = [one[chosen] for one in at]
-    left, source = lines(given), lines(right)
+    at = [score[chosen] for score in at]
+    left, source = lines(candidate), lines(right)
     bad = ~(torch.isfinite(left) & torch.isfinite(source))
     left, source = left.masked_fill(bad, 0.0), source.masked_fill(bad, 0.0)
     left = left - left.mean(dim=-1, keepdim=True)
@@ -498,9 +500,9 @@ def _distances(given: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[i
     spectrum = torch.fft.rfft(left, n=kept) * torch.fft.rfft(source, n=kept).conj()
     correlation = torch.fft.irfft(spectrum.sum(dim=0), n=kept)
     peaks = correlation.topk(min(_PEAKS, kept)).indices.tolist()
-    found = [peak if peak <= kept // 2 else peak - kept for peak in peaks]
+    shifts = [peak if peak <= kept // 2 else peak - kept for peak in peaks]
     # Also the small distances that loops are off by: correlation cannot separate smooth values.
-    return [one for one in dict.fromkeys([*found, 1, -1]) if one % size]
+    return [shift for shift in dict.fromkeys([*shifts, 1, -1]) if shift % size]
 
 
 def _source_indices(size: int, distance: int, fill: str) -> Tensor:

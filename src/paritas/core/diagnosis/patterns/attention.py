@@ -86,29 +86,29 @@ def _parts_of(  # noqa: PLR0913  (each is a mistake)
     key, value = key.index_select(-3, orders["key"]), value.index_select(-3, orders["value"])
     factor = factor_of(step) if factor is None else factor
     scores = bend((query @ key.mT) * factor)
-    kept = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
     if diagonal is not None:
-        kept = kept.triu(diagonal) if future else kept.tril(diagonal)
+        visible = visible.triu(diagonal) if future else visible.tril(diagonal)
     if window is not None:
-        kept = kept.triu(1 - window)
+        visible = visible.triu(1 - window)
     if keys is not None:
-        hidden = torch.ones(kept.shape[-1], dtype=torch.bool, device=kept.device)
+        hidden = torch.ones(visible.shape[-1], dtype=torch.bool, device=visible.device)
         hidden[keys] = False
-        kept = kept & ~hidden
+        visible = visible & ~hidden
     mask = mask_of(step)
     mask = None if mask is None or counts is not None else alter(mask)
     if mask is not None and mask.dtype == torch.bool:
-        kept = kept & mask
+        visible = visible & mask
     elif mask is not None and after:
-        kept = kept & (mask > -1)
+        visible = visible & (mask > -1)
     elif mask is not None:
         scores = scores + mask
     if counts is not None:
         scores = scores + bias_of(step) + counts.to(scores).log()
     elif not after:
-        scores = scores.masked_fill(~kept, fill)
+        scores = scores.masked_fill(~visible, fill)
     weights = normalise(scores)
-    return _Parts(query, key, value, weights * kept if after else weights, factor)
+    return _Parts(query, key, value, weights * visible if after else weights, factor)
 
 
 def _attend(step: Step, **mistakes: Any) -> Any:
@@ -127,11 +127,12 @@ def _gradients(step: Step, parts: _Parts, *, subtracted: bool = True, factor: An
     if subtracted:
         inner = inner - (inner * weights).sum(-1, keepdim=True)
     scores = weights * inner * (parts.factor if factor is None else factor)
-    found = (scores @ parts.key, scores.mT @ parts.query, weights.mT @ grad)
+    gradients = (scores @ parts.key, scores.mT @ parts.query, weights.mT @ grad)
     sizes = [step.values[name].shape for name in ("query", "key", "value")]
     # Heads that share their keys add up their gradients.
     shaped = (
-        one.unflatten(-3, (size[-3], -1)).sum(-3) for one, size in zip(found, sizes, strict=True)
+        gradient.unflatten(-3, (size[-3], -1)).sum(-3)
+        for gradient, size in zip(gradients, sizes, strict=True)
     )
     return tuple(shaped)
 
@@ -168,9 +169,9 @@ def bias_of(step: Step) -> Tensor | float:
 
 def factor_of(step: Step) -> float:
     """The factor on the scores."""
-    given = step.values.get("scale")
+    candidate = step.values.get("scale")
     size = step.values["query"].shape[-1]
-    return float(given) if isinstance(given, float) else 1 / math.sqrt(size)
+    return float(candidate) if isinstance(candidate, float) else 1 / math.sqrt(size)
 
 
 def attends(**mistakes: Any) -> Callable[[Step], Any]:
@@ -187,8 +188,8 @@ def _mask_variations(step: Step) -> Iterator[Variation]:
     causal = step.values.get("is_causal") is True
     late = key.shape[-2] - query.shape[-2]
 
-    def take(said: str, **mistakes: Any) -> Variation:
-        return Variation(PatternKind.MASK, said, attends(**mistakes))
+    def take(text: str, **mistakes: Any) -> Variation:
+        return Variation(PatternKind.MASK, text, attends(**mistakes))
 
     if causal:
         yield take("the causal mask is not applied", diagonal=None)
@@ -200,22 +201,22 @@ def _mask_variations(step: Step) -> Iterator[Variation]:
             )
     else:
         for diagonal in dict.fromkeys((0, late)):
-            said = "a causal mask is applied although none was requested"
-            yield take(said, diagonal=diagonal)
+            sentence = "a causal mask is applied although none was requested"
+            yield take(sentence, diagonal=diagonal)
     for width in tails(key.shape[-2]):
-        said = f"keys {width} or more places before the query are hidden"
-        yield take(said, window=width)
+        sentence = f"keys {width} or more places before the query are hidden"
+        yield take(sentence, window=width)
     yield take("the causal mask hides the past instead of the future", diagonal=0, future=True)
     if mask is not None:
         yield take("the mask is not applied", alter=lambda _: None)
         if mask.dtype == torch.bool:
-            said = "the mask is added to the scores as a number: it hides nothing"
-            yield take(said, alter=lambda one: one.to(query.dtype))
-        for said, alter in mask_changes(mask):
-            yield take(said, alter=alter)
+            sentence = "the mask is added to the scores as a number: it hides nothing"
+            yield take(sentence, alter=lambda value: value.to(query.dtype))
+        for sentence, alter in mask_changes(mask):
+            yield take(sentence, alter=alter)
     if mask is not None or causal:
-        said = "the mask is applied after the softmax, whose rows no longer add up to 1"
-        yield take(said, after=True)
+        sentence = "the mask is applied after the softmax, whose rows no longer add up to 1"
+        yield take(sentence, after=True)
     if causal or (mask is not None and mask.dtype == torch.bool):
         for fill in NOT_HIDING:
             yield take(f"what the mask hides has a score of {fill:g}, not of -inf", fill=fill)
@@ -240,19 +241,19 @@ def _factor_variations(step: Step) -> Iterator[Variation]:
         (2 * right, "twice the right one"),
         (right / 2, "half the right one"),
     ):
-        said = f"the factor on the scores is {words}"
-        yield Variation(PatternKind.FACTOR, said, attends(factor=factor))
+        sentence = f"the factor on the scores is {words}"
+        yield Variation(PatternKind.FACTOR, sentence, attends(factor=factor))
     for names in (("query", "key"), ("query",), ("key",)):
         what = " and ".join({"query": "queries"}.get(name, "keys") for name in names)
         for words, normalise in _NORMALISED.items():
-            said = f"the {what} are divided by {words}"
+            sentence = f"the {what} are divided by {words}"
             change = partial(_with_operands, names=names, change=normalise)
-            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
-    said = "exp2 is taken instead of exp"
-    yield Variation(PatternKind.OTHER_FUNCTION, said, attends(factor=right * math.log(2)))
-    said = "the factor is applied to the weights after the softmax, not to the scores"
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
+    sentence = "exp2 is taken instead of exp"
+    yield Variation(PatternKind.OTHER_FUNCTION, sentence, attends(factor=right * math.log(2)))
+    sentence = "the factor is applied to the weights after the softmax, not to the scores"
     late = lambda scores: right * _softmax(scores)  # noqa: E731
-    yield Variation(PatternKind.FACTOR, said, attends(factor=1.0, normalise=late))
+    yield Variation(PatternKind.FACTOR, sentence, attends(factor=1.0, normalise=late))
 
 
 _NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -269,9 +270,9 @@ def _key_variations(step: Step) -> Iterator[Variation]:
     count = step.values["key"].shape[-2]
     for first, last in left_out(count):
         verb = "is" if first + last == 1 else "are"
-        said = f"{words_of(first, last)} of the {count} keys {verb} left out"
+        sentence = f"{words_of(first, last)} of the {count} keys {verb} left out"
         change = attends(keys=slice(first, count - last))
-        yield Variation(PatternKind.PARTIAL_SUM, said, change)
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
 
 
 def _feature_variations(step: Step) -> Iterator[Variation]:
@@ -281,9 +282,11 @@ def _feature_variations(step: Step) -> Iterator[Variation]:
     for first, last in cuts:
         if first + last < size:
             verb = "is" if first + last == 1 else "are"
-            said = f"{words_of(first, last)} of the {size} features {verb} left out of the scores"
+            sentence = (
+                f"{words_of(first, last)} of the {size} features {verb} left out of the scores"
+            )
             change = partial(_with_features, first=first, last=last)
-            yield Variation(PatternKind.PARTIAL_SUM, said, change)
+            yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
 
 
 def _with_features(step: Step, first: int, last: int) -> Any:
@@ -298,15 +301,15 @@ _CAPS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0)
 
 def _softmax_variations(step: Step) -> Iterator[Variation]:
     for dim, words in ((-2, "queries"), (-3, "heads")):
-        said = f"the softmax is taken over the {words} instead of the keys"
+        sentence = f"the softmax is taken over the {words} instead of the keys"
         across = partial(_softmax, dim=dim)
-        yield Variation(PatternKind.WRONG_AXIS, said, attends(normalise=across))
+        yield Variation(PatternKind.WRONG_AXIS, sentence, attends(normalise=across))
     for cap in _CAPS:
-        said = f"the scores are capped at {cap:g} by tanh"
+        sentence = f"the scores are capped at {cap:g} by tanh"
         change = attends(bend=partial(_capped, cap=cap))
-        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
-    said = "the weights are not divided by their sum"
-    yield Variation(PatternKind.MISSING_REDUCTION, said, attends(normalise=_undivided))
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
+    sentence = "the weights are not divided by their sum"
+    yield Variation(PatternKind.MISSING_REDUCTION, sentence, attends(normalise=_undivided))
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
         for words, mistake in (
             ("the scores are", {"bend": partial(_rounded, digits=digits)}),
@@ -315,21 +318,23 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
                 {"normalise": partial(_rounded_softmax, digits=digits)},
             ),
         ):
-            said = f"{words} rounded to {dtype}"
-            yield Variation(PatternKind.PRECISION, said, attends(**mistake))
-    said = "the sum that softmax divides by has 1 added"
-    yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=_with_one))
+            sentence = f"{words} rounded to {dtype}"
+            yield Variation(PatternKind.PRECISION, sentence, attends(**mistake))
+    sentence = "the sum that softmax divides by has 1 added"
+    yield Variation(PatternKind.OTHER_FUNCTION, sentence, attends(normalise=_with_one))
     for words, normalise in _OTHER_WEIGHTS.items():
-        said = f"the weights are {words} instead of the softmax"
-        yield Variation(PatternKind.OTHER_FUNCTION, said, attends(normalise=normalise))
+        sentence = f"the weights are {words} instead of the softmax"
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, attends(normalise=normalise))
     for words, normalise in _sums_of_parts(step.values["key"].shape[-2]):
         yield Variation(PatternKind.STATISTICS, words, attends(normalise=normalise))
     count = step.values["key"].shape[-2]
     for block in dict.fromkeys((count // 2, *tails(count))):
         if 0 < block < count:
-            said = f"the sum over the first {block} keys is not rescaled to the maximum of all keys"
+            sentence = (
+                f"the sum over the first {block} keys is not rescaled to the maximum of all keys"
+            )
             change = attends(normalise=partial(_not_rescaled, block=block))
-            yield Variation(PatternKind.STATISTICS, said, change)
+            yield Variation(PatternKind.STATISTICS, sentence, change)
 
 
 def _relu_weights(scores: Tensor) -> Tensor:
@@ -371,9 +376,9 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
     if not x.dim() or x.shape[dim] < 2:  # noqa: PLR2004
         return
     for words, normalise in _OTHER_WEIGHTS.items() if step.name == "softmax" else ():
-        said = f"{words} instead of the softmax".replace("scores", "values")
+        sentence = f"{words} instead of the softmax".replace("scores", "values")
         change = partial(_weighted, normalise=normalise)
-        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     for words, normalise in _sums_of_parts(x.shape[dim]):
         yield Variation(PatternKind.STATISTICS, words, partial(_weighted, normalise=normalise))
 
@@ -403,10 +408,10 @@ def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
             if len({*parts}) == 1
             else f"the parts of {enumerated([*map(str, parts)], 4)}"
         )
-        said = f"each of {words} of the row is divided by its own sum"
-        yield said, partial(_normalised_parts, parts=parts, shared=False)
-        said = f"{said}, and the parts count the same"
-        yield said, partial(_normalised_parts, parts=parts, shared=True)
+        sentence = f"each of {words} of the row is divided by its own sum"
+        yield sentence, partial(_normalised_parts, parts=parts, shared=False)
+        sentence = f"{sentence}, and the parts count the same"
+        yield sentence, partial(_normalised_parts, parts=parts, shared=True)
     yield "each element is divided by the sum up to it, not by that of the row", _running
     yield "each element is divided by the sum of the others", _of_others
 
@@ -416,8 +421,8 @@ def _normalised_parts(scores: Tensor, parts: tuple[int, ...], *, shared: bool) -
     weights = torch.cat([_softmax(piece) for piece in pieces], -1)
     if not shared:
         return weights
-    seen = sum((piece > -math.inf).any(-1, keepdim=True).to(scores) for piece in pieces)
-    return weights / torch.as_tensor(seen).clamp(min=1)
+    visited = sum((piece > -math.inf).any(-1, keepdim=True).to(scores) for piece in pieces)
+    return weights / torch.as_tensor(visited).clamp(min=1)
 
 
 def _running(scores: Tensor) -> Tensor:
@@ -445,16 +450,16 @@ def softmax_with(normalise: Callable[[Tensor], Tensor], step: Step) -> Any:
 
 def capped_scores(number: float) -> Variation:
     """The scores capped at a number by tanh."""
-    said = f"the scores are capped at {number:.4g} by tanh"
+    sentence = f"the scores are capped at {number:.4g} by tanh"
     change = attends(bend=partial(_capped, cap=number))
-    return Variation(PatternKind.OTHER_FUNCTION, said, change)
+    return Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 def limited_scores(number: float) -> Variation:
     """The scores limited to a number and its negative."""
-    said = f"the scores are limited to {-number:.4g} and {number:.4g}"
+    sentence = f"the scores are limited to {-number:.4g} and {number:.4g}"
     change = attends(bend=partial(torch.clamp, min=-number, max=number))
-    return Variation(PatternKind.CLIPPED, said, change)
+    return Variation(PatternKind.CLIPPED, sentence, change)
 
 
 def _capped(scores: Tensor, cap: float) -> Tensor:
@@ -504,18 +509,18 @@ def _gradient_variations(step: Step) -> Iterator[Variation]:
         query, key, value = _gradients(step, plain(step))
         return query, value, key
 
-    said = "the sum over the row is left out of the gradient of the scores"
-    yield Variation(PatternKind.MISSING_OPERAND, said, without_sum)
-    said = "the factor on the scores is left out of the gradient"
-    yield Variation(PatternKind.FACTOR, said, without_factor)
+    sentence = "the sum over the row is left out of the gradient of the scores"
+    yield Variation(PatternKind.MISSING_OPERAND, sentence, without_sum)
+    sentence = "the factor on the scores is left out of the gradient"
+    yield Variation(PatternKind.FACTOR, sentence, without_factor)
     if step.values["key"].shape == step.values["value"].shape:
-        said = "the gradients of keys and values are exchanged"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)
+        sentence = "the gradients of keys and values are exchanged"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swapped)
     count = step.values["query"].shape[-2]
     for first, last in (*left_out(count), (count // 2, 0), (0, count // 2)):
-        said = f"{words_of(first, last)} of the {count} queries are left out of the gradients"
+        sentence = f"{words_of(first, last)} of the {count} queries are left out of the gradients"
         change = partial(_of_some_queries, kept=slice(first, count - last), plain=plain)
-        yield Variation(PatternKind.PARTIAL_SUM, said, change)
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
 
 
 def _of_some_queries(step: Step, kept: slice, plain: Callable[[Step], _Parts]) -> Any:
@@ -534,27 +539,29 @@ _MOST_HEADS = 64
 
 
 def deduced_attention(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor
 ) -> Iterator[Variation]:
     """The keys that each query saw, and the heads that it read, by the result."""
     if "grad_out" in step.values:
         return
     for shared in ((0, 1), (1,), ()):
-        seen: list[Tensor] = []
+        visited: list[Tensor] = []
 
-        def look(step: Step, shared: tuple[int, ...] = shared, seen: list[Tensor] = seen) -> Any:
-            seen.append(_keys_seen(step, given, shared))
+        def look(
+            step: Step, shared: tuple[int, ...] = shared, observed: list[Tensor] = visited
+        ) -> Any:
+            observed.append(_keys_seen(step, candidate, shared))
             return step.run()
 
         predict(Variation(PatternKind.MASK, "", look))
-        if seen:
-            yield from _seen_variations(step, seen[0])
+        if visited:
+            yield from _seen_variations(step, visited[0])
             break
-    yield from _head_variations(step, predict, given)
+    yield from _head_variations(step, predict, candidate)
     yield from _slot_variations(step)
 
 
-def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
+def _keys_seen(step: Step, candidate: Tensor, shared: tuple[int, ...]) -> Tensor:
     """How often each query saw each key: the weights of the values that give the result.
 
     With p the exponentials of all scores and c the result, the counts u of a query solve
@@ -570,10 +577,10 @@ def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
     query, key, value = parts.query, parts.key, parts.value
     if query.dim() != 4 or query.numel() * key.shape[-2] > _MOST_NUMBERS:  # noqa: PLR2004
         raise ValueError("too many keys")
-    given = given.to(value).reshape(*query.shape[:-1], value.shape[-1])
+    candidate = candidate.to(value).reshape(*query.shape[:-1], value.shape[-1])
     scores = query @ key.mT * parts.factor + bias_of(step)
     p = (scores - scores.amax(-1, keepdim=True)).exp()
-    columns = p.unsqueeze(-1) * (value.unsqueeze(-3) - given.unsqueeze(-2))
+    columns = p.unsqueeze(-1) * (value.unsqueeze(-3) - candidate.unsqueeze(-2))
     gram = columns @ columns.mT
     if shared:
         gram = gram.sum(shared, keepdim=True)
@@ -585,13 +592,13 @@ def _keys_seen(step: Step, given: Tensor, shared: tuple[int, ...]) -> Tensor:
     # Most keys are seen once.
     usual = torch.where(counts > _NEAR_WHOLE, counts, math.nan).nanmedian(-1, keepdim=True).values
     counts = counts / usual
-    whole = counts.round()
-    if not bool(((counts - whole).abs() <= _NEAR_WHOLE).all()) or bool((whole < 0).any()):
+    rounded = counts.round()
+    if not bool(((counts - rounded).abs() <= _NEAR_WHOLE).all()) or bool((rounded < 0).any()):
         raise ValueError("no keys that were seen give the result")
-    nothing = (given == 0).all(-1)
+    nothing = (candidate == 0).all(-1)
     for axis in shared:
         nothing = nothing.all(axis, keepdim=True)
-    return whole.masked_fill(nothing.unsqueeze(-1), 0.0)
+    return rounded.masked_fill(nothing.unsqueeze(-1), 0.0)
 
 
 def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
@@ -605,8 +612,8 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
     missing = hidden.all(0) & ~right.all(0)
     if bool(often.any()):
         first = int(often.any(0).nonzero()[0])
-        said = f"some keys count more than once, the first of them is key {first} of {size}"
-        yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+        sentence = f"some keys count more than once, the first of them is key {first} of {size}"
+        yield Variation(PatternKind.DOUBLED_REDUCTION, sentence, change)
     elif bool(missing.any()) and torch.equal(hidden, right | missing):
         places = missing.nonzero().reshape(-1).tolist()
         some = (
@@ -617,15 +624,15 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
         order = _order_seen(hidden, right)
         if order is not None:
             kind, words = describe_places(order)
-            said = f"keys and values are read from other places: {words}"
-            yield Variation(kind, said, partial(_with_order, order=order))
-        said = "the queries see other keys than the mask allows"
+            sentence = f"keys and values are read from other places: {words}"
+            yield Variation(kind, sentence, partial(_with_order, order=order))
+        sentence = "the queries see other keys than the mask allows"
         if not bool((right & ~hidden).any()):
-            said = "the queries do not see all keys that the mask allows"
+            sentence = "the queries do not see all keys that the mask allows"
         elif not bool((hidden & ~right).any()):
-            said = "the queries see keys that the mask hides"
+            sentence = "the queries see keys that the mask hides"
         chosen = int((hidden != right).sum())
-        yield Variation(PatternKind.MASK, said, change, chosen=chosen)
+        yield Variation(PatternKind.MASK, sentence, change, chosen=chosen)
 
 
 def _order_seen(hidden: Tensor, right: Tensor) -> Tensor | None:
@@ -650,21 +657,21 @@ def _with_order(step: Step, order: Tensor) -> Any:
 def seen_rightly(step: Step) -> Tensor:
     """Which keys each query should see."""
     query, key, mask = step.values["query"], step.values["key"], mask_of(step)
-    kept = torch.ones(1, 1, query.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device)
+    visible = torch.ones(1, 1, query.shape[-2], key.shape[-2], dtype=torch.bool, device=key.device)
     if step.values.get("is_causal") is True:
-        kept = kept.tril()
+        visible = visible.tril()
     if mask is not None:
-        kept = kept & (mask if mask.dtype == torch.bool else mask > _HIDDEN)
-    seen: Tensor = kept.to(query.dtype)
-    return seen
+        visible = visible & (mask if mask.dtype == torch.bool else mask > _HIDDEN)
+    visited: Tensor = visible.to(query.dtype)
+    return visited
 
 
 def _head_variations(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor
 ) -> Iterator[Variation]:
     """Each head with the keys or values of the head that gives its result."""
     heads, sources = step.values["query"].shape[-3], step.values["key"].shape[-3]
-    if given.dim() < 3 or given.shape[-3] != heads or not 1 < sources <= _MOST_HEADS:  # noqa: PLR2004
+    if candidate.dim() < 3 or candidate.shape[-3] != heads or not 1 < sources <= _MOST_HEADS:  # noqa: PLR2004
         return
     groups = heads // sources
     shared = torch.arange(sources).repeat_interleave(groups)
@@ -677,15 +684,15 @@ def _head_variations(
             value = predict(Variation(PatternKind.WRONG_INDEX, "", attends(heads=(names, order))))
             if value is None:
                 return
-            left = (value.reshape(given.shape) - given).nan_to_num(0.0).square()
+            left = (value.reshape(candidate.shape) - candidate).nan_to_num(0.0).square()
             errors.append(left.movedim(-3, 0).reshape(heads, -1).sum(1))
         order = torch.stack(errors).argmin(0)
         if not torch.equal(order, right):
             what = " and ".join({"query": "queries"}.get(name, f"{name}s") for name in names)
-            said = f"heads read the {what} of other heads"
+            sentence = f"heads read the {what} of other heads"
             if names == ("query", "key"):
-                said = "heads use the weights of other heads for their values"
-            yield Variation(PatternKind.WRONG_INDEX, said, attends(heads=(names, order)))
+                sentence = "heads use the weights of other heads for their values"
+            yield Variation(PatternKind.WRONG_INDEX, sentence, attends(heads=(names, order)))
 
 
 # --- Places of a cache ----------------------------------------------------------------------------
@@ -702,18 +709,18 @@ def _slot_variations(step: Step) -> Iterator[Variation]:
             some = f"{start}" if size == 1 else f"{start} to {start + size - 1}"
             for names in (("key", "value"), ("key",)):
                 what = " and ".join(f"{name}s" for name in names)
-                said = f"the {what} at place {some} of {count} are zeros: they were not written"
+                sentence = f"the {what} at place {some} of {count} are zeros: they were not written"
                 change = partial(_with_page, names=names, start=start, size=size, source=None)
-                yield Variation(PatternKind.ZEROS, said, change)
+                yield Variation(PatternKind.ZEROS, sentence, change)
             for source in dict.fromkeys((start - size, 0)):
                 for names in (("key", "value"), ("key",)) if 0 <= source != start else ():
                     what = " and ".join(f"{name}s" for name in names)
-                    said = f"the {what} at place {some} of {count} are those from {source} on"
+                    sentence = f"the {what} at place {some} of {count} are those from {source} on"
                     change = partial(_with_page, names=names, start=start, size=size, source=source)
                     # Keys of another tile than the values: the tile was not read again.
                     is_stale = names == ("key",)
                     kind = PatternKind.STALE if is_stale else PatternKind.WRONG_INDEX
-                    yield Variation(kind, said, change)
+                    yield Variation(kind, sentence, change)
 
 
 def _with_page(

@@ -69,9 +69,9 @@ def changes_of(value: Tensor) -> Iterator[Change]:
         yield from _moves(axis, value.shape[axis])
     for first, second in itertools.combinations(axes, 2):
         if value.shape[first] == value.shape[second]:
-            said = f"{{}} is transposed (axes {first} and {second})"
+            sentence = f"{{}} is transposed (axes {first} and {second})"
             apply = partial(torch.transpose, dim0=first, dim1=second)
-            yield Change(PatternKind.TRANSPOSE, said, apply)
+            yield Change(PatternKind.TRANSPOSE, sentence, apply)
     # Along other axes, a statistic is the value itself, and a sum a multiple of it.
     varied = [axis for axis in axes if not bool((value == value.narrow(axis, 0, 1)).all())]
     if value.is_floating_point():
@@ -128,26 +128,26 @@ def _moves(axis: int, size: int) -> Iterator[Change]:
     """Slices along an axis at other places, or one of them lost."""
     along = f"along axis {axis}"
     for by, where in ((1, "before"), (-1, "after")):
-        said = f"{{}} is read one place {where} the right one {along}"
+        sentence = f"{{}} is read one place {where} the right one {along}"
         # Of two, the other one is the first or the last of them.
         for move in (roll, repeat_edge, shift_in_zeros) if size > 2 else ():  # noqa: PLR2004
-            yield Change(PatternKind.SHIFT, said, partial(move, axis=axis, by=by))
+            yield Change(PatternKind.SHIFT, sentence, partial(move, axis=axis, by=by))
     for by in far_places(size):
-        said = f"{{}} is read {describe_distance(by)} the right one {along}"
-        yield Change(PatternKind.SHIFT, said, partial(roll, axis=axis, by=by))
+        sentence = f"{{}} is read {describe_distance(by)} the right one {along}"
+        yield Change(PatternKind.SHIFT, sentence, partial(roll, axis=axis, by=by))
     for words, order in _orders(size):
         yield Change(PatternKind.PERMUTATION, f"{words} {along}", partial(_taken, axis, order))
-    for place, which in ((0, "first"), (size - 1, "last")):
-        said = f"the {which} slice of {{}} {along} is used for all"
-        order = torch.full((size,), place)
-        yield Change(PatternKind.COPY, said, partial(_taken, axis, order))
+    for position, which in ((0, "first"), (size - 1, "last")):
+        sentence = f"the {which} slice of {{}} {along} is used for all"
+        order = torch.full((size,), position)
+        yield Change(PatternKind.COPY, sentence, partial(_taken, axis, order))
     half = size // 2
     for start, end, which in (
         *((0, 1, "first slice"), (size - 1, size, "last slice")),
         *((0, half, "first half"), (half, size, "second half")),
     ):
-        said = f"the {which} of {{}} {along} is 0"
-        yield Change(PatternKind.ZEROS, said, partial(_emptied, axis, start, end))
+        sentence = f"the {which} of {{}} {along} is 0"
+        yield Change(PatternKind.ZEROS, sentence, partial(_emptied, axis, start, end))
 
 
 def _orders(size: int) -> Iterator[tuple[str, Tensor]]:
@@ -221,8 +221,8 @@ def _extents(value: Tensor, axes: list[int]) -> list[tuple[int, ...]]:
     """All axes, each of these, the last two, and all but one of the first two."""
     every = tuple(range(value.dim()))
     several = [every[-2:], every[1:], (*every[:1], *every[2:])] if len(every) > 2 else []  # noqa: PLR2004
-    found = dict.fromkeys([every, *((one,) for one in axes), *several])
-    return [dims for dims in found if any(one in axes for one in dims)]
+    extents = dict.fromkeys([every, *((axis,) for axis in axes), *several])
+    return [dims for dims in extents if any(dim in axes for dim in dims)]
 
 
 def _by_statistics(dims: tuple[int, ...], rank: int) -> Iterator[Change]:
@@ -230,23 +230,23 @@ def _by_statistics(dims: tuple[int, ...], rank: int) -> Iterator[Change]:
     where = "all of it" if is_whole else f"ax{'e' if len(dims) > 1 else 'i'}s {_name(dims)}"
     for name in _SUBTRACTED:
         kind = PatternKind.OFFSET if is_whole else PatternKind.AXIS_OFFSET
-        said = f"the {name} of {{}} over {where} is subtracted from it"
-        yield Change(kind, said, partial(_without, _NUMBERS[name], dims))
+        sentence = f"the {name} of {{}} over {where} is subtracted from it"
+        yield Change(kind, sentence, partial(_without, _NUMBERS[name], dims))
     for name, epsilons in _DIVISORS.items():
         kind = PatternKind.FACTOR if is_whole else PatternKind.AXIS_SCALE
-        said = f"{{}} is divided by its {name} over {where}"
+        sentence = f"{{}} is divided by its {name} over {where}"
         for eps in epsilons:
-            yield Change(kind, said, partial(_divided, _NUMBERS[name], dims, eps))
+            yield Change(kind, sentence, partial(_divided, _NUMBERS[name], dims, eps))
     for name, reduce in _NUMBERS.items():
-        said = f"the {name} of {{}} over {where} is used instead of each element"
-        yield Change(PatternKind.STATISTICS, said, partial(_spread, reduce, dims))
-    said = f"{{}} is standardised over {where}"
-    yield Change(PatternKind.OTHER_FUNCTION, said, partial(_standardised, dims))
+        sentence = f"the {name} of {{}} over {where} is used instead of each element"
+        yield Change(PatternKind.STATISTICS, sentence, partial(_spread, reduce, dims))
+    sentence = f"{{}} is standardised over {where}"
+    yield Change(PatternKind.OTHER_FUNCTION, sentence, partial(_standardised, dims))
     if len(dims) == 1:
-        said = f"the first slice of {{}} along axis {dims[0]} is subtracted from all"
-        yield Change(PatternKind.AXIS_OFFSET, said, partial(_without, _first, dims))
-        said = f"softmax of {{}} along axis {dims[0]} is used"
-        yield Change(PatternKind.OTHER_FUNCTION, said, partial(torch.softmax, dim=dims[0]))
+        sentence = f"the first slice of {{}} along axis {dims[0]} is subtracted from all"
+        yield Change(PatternKind.AXIS_OFFSET, sentence, partial(_without, _first, dims))
+        sentence = f"softmax of {{}} along axis {dims[0]} is used"
+        yield Change(PatternKind.OTHER_FUNCTION, sentence, partial(torch.softmax, dim=dims[0]))
 
 
 def _name(dims: tuple[int, ...]) -> str:
@@ -281,15 +281,15 @@ def _standardised(dims: tuple[int, ...], value: Tensor) -> Tensor:
 
 def _sums_along(axis: int) -> Iterator[Change]:
     along = f"along axis {axis}"
-    said = f"{{}} is added up {along}: every slice is the sum of all"
-    yield Change(PatternKind.WRONG_REDUCTION, said, partial(_summed, axis))
-    said = f"{{}} is a running sum {along}: what came before is kept"
-    yield Change(PatternKind.WRONG_REDUCTION, said, partial(torch.cumsum, dim=axis))
+    sentence = f"{{}} is added up {along}: every slice is the sum of all"
+    yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(_summed, axis))
+    sentence = f"{{}} is a running sum {along}: what came before is kept"
+    yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(torch.cumsum, dim=axis))
     for by, where in ((1, "before"), (-1, "after")):
-        said = f"the slice of {{}} {where} each one {along} is added to it"
-        yield Change(PatternKind.RESIDUAL, said, partial(_with_neighbour, axis, by, 1))
-        said = f"the slice of {{}} {where} each one {along} is subtracted from it"
-        yield Change(PatternKind.RESIDUAL, said, partial(_with_neighbour, axis, by, -1))
+        sentence = f"the slice of {{}} {where} each one {along} is added to it"
+        yield Change(PatternKind.RESIDUAL, sentence, partial(_with_neighbour, axis, by, 1))
+        sentence = f"the slice of {{}} {where} each one {along} is subtracted from it"
+        yield Change(PatternKind.RESIDUAL, sentence, partial(_with_neighbour, axis, by, -1))
 
 
 def _summed(axis: int, value: Tensor) -> Tensor:
@@ -326,8 +326,8 @@ def operand_pairs(step: Step) -> Iterator[Variation]:
     """The operator with one operand together with another one of the same shape."""
     for slot, other in itertools.permutations(_slots(step), 2):
         if _are_alike(slot.of(step), other.of(step)):
-            for kind, said, combine in _COMBINED:
-                words = said.format(other.words, slot.words)
+            for kind, sentence, combine in _COMBINED:
+                words = sentence.format(other.words, slot.words)
                 run = partial(_with_combined, slot=slot, other=other, combine=combine)
                 yield Variation(kind, words, run)
 
@@ -361,8 +361,8 @@ def result_pairs(step: Step, output: int = 0) -> Iterator[Variation]:
     right = _output_of(step, output)
     for slot in _slots(step):
         if _are_alike(right, slot.of(step)):
-            for kind, said, combine in _COMBINED:
-                words = said.format(slot.words, "the result")
+            for kind, sentence, combine in _COMBINED:
+                words = sentence.format(slot.words, "the result")
                 run = partial(_with_result_of, output=output, other=slot, combine=combine)
                 yield Variation(kind, words, run)
 
@@ -374,8 +374,8 @@ _COMBINED: tuple[tuple[PatternKind, str, Callable[[Tensor, Tensor], Tensor]], ..
 )
 
 
-def _are_alike(one: Tensor, other: Tensor) -> bool:
-    return one.is_floating_point() and other.is_floating_point() and one.shape == other.shape
+def _are_alike(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.is_floating_point() and other.is_floating_point() and tensor.shape == other.shape
 
 
 def _other_places(step: Step, output: int) -> Iterator[Variation]:
@@ -383,9 +383,9 @@ def _other_places(step: Step, output: int) -> Iterator[Variation]:
     sizes = {size for slot in _slots(step) for size in slot.of(step).shape if size > 1}
     for size, by in itertools.product(sorted(sizes), (1, -1)):
         way = "large" if by > 0 else "small"
-        said = f"every place is one too {way}, and wraps around at {size}"
+        sentence = f"every place is one too {way}, and wraps around at {size}"
         run = partial(_with_result, output=output, alter=partial(_counted_on, by, size))
-        yield Variation(PatternKind.WRONG_INDEX, said, run)
+        yield Variation(PatternKind.WRONG_INDEX, sentence, run)
 
 
 def _counted_on(by: int, size: int, value: Tensor) -> Tensor:
@@ -434,9 +434,9 @@ def _slots(step: Step) -> Iterator[_Slot]:
         if isinstance(value, torch.Tensor):
             yield _Slot(name)
         elif isinstance(value, list | tuple):
-            for place, one in enumerate(value[:_MOST_LISTED]):
-                if isinstance(one, torch.Tensor):
-                    yield _Slot(name, place)
+            for position, tensor in enumerate(value[:_MOST_LISTED]):
+                if isinstance(tensor, torch.Tensor):
+                    yield _Slot(name, position)
 
 
 def _with_operand(step: Step, slot: _Slot, alter: Callable[[Tensor], Tensor]) -> Any:

@@ -42,20 +42,20 @@ def _kernel_variations(step: Step) -> Iterator[Variation]:
     weight = step.values["weight"]
     spatial = [axis for axis in range(2, weight.dim()) if weight.shape[axis] > 1]
     if spatial:
-        said = "the kernel is flipped: a true convolution, not a correlation"
+        sentence = "the kernel is flipped: a true convolution, not a correlation"
         change = partial(_with_weight, alter=partial(_flipped, axes=spatial))
-        yield Variation(PatternKind.PERMUTATION, said, change)
+        yield Variation(PatternKind.PERMUTATION, sentence, change)
     for axis in spatial:
-        for place in range(min(weight.shape[axis] - 1, 6)):
+        for position in range(min(weight.shape[axis] - 1, 6)):
             order = torch.arange(weight.shape[axis])
-            order[[place, place + 1]] = order[[place + 1, place]]
-            said = f"{place} and {place + 1} of the kernel are swapped along axis {axis}"
+            order[[position, position + 1]] = order[[position + 1, position]]
+            sentence = f"{position} and {position + 1} of the kernel are swapped along axis {axis}"
             change = partial(_with_weight, alter=partial(_reordered, axis=axis, order=order))
-            yield Variation(PatternKind.PERMUTATION, said, change)
+            yield Variation(PatternKind.PERMUTATION, sentence, change)
     if weight.shape[0] == weight.shape[1]:
-        said = "the kernel's input and output channels are swapped"
-        change = partial(_with_weight, alter=lambda one: one.transpose(0, 1))
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, change)
+        sentence = "the kernel's input and output channels are swapped"
+        change = partial(_with_weight, alter=lambda value: value.transpose(0, 1))
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, change)
 
 
 def _gradient_variations(step: Step) -> Iterator[Variation]:
@@ -70,10 +70,10 @@ def _gradient_variations(step: Step) -> Iterator[Variation]:
 
 def _with_places(step: Step, axis: int, first: int, last: int) -> Any:
     grad = step.values["grad_output"]
-    kept = torch.zeros_like(grad)
+    selected = torch.zeros_like(grad)
     size = grad.shape[axis] - first - last
-    kept.narrow(axis, first, size).copy_(grad.narrow(axis, first, size))
-    return step.run(grad_output=kept)
+    selected.narrow(axis, first, size).copy_(grad.narrow(axis, first, size))
+    return step.run(grad_output=selected)
 
 
 def _flipped(value: Tensor, axes: list[int]) -> Tensor:
@@ -95,22 +95,24 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
     padding, stride = list(step.values["padding"]), list(step.values["stride"])
     if any(padding):
         for mode in ("replicate", "reflect", "circular"):
-            said = f"the padding is {mode!r}, not zeros"
-            yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode=mode))
-        said = "the padding is ones, not zeros"
-        yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode="constant", value=1.0))
-        said = "windows that reach into the padding are scaled by what they miss"
-        yield Variation(PatternKind.FACTOR, said, _scaled_at_the_border)
+            sentence = f"the padding is {mode!r}, not zeros"
+            yield Variation(PatternKind.ARGUMENT, sentence, partial(_padded, mode=mode))
+        sentence = "the padding is ones, not zeros"
+        yield Variation(
+            PatternKind.ARGUMENT, sentence, partial(_padded, mode="constant", value=1.0)
+        )
+        sentence = "windows that reach into the padding are scaled by what they miss"
+        yield Variation(PatternKind.FACTOR, sentence, _scaled_at_the_border)
     axes = range(len(padding))
     for by in dict.fromkeys((1, -1, max(padding), -max(padding), max(stride) - 1, 1 - max(stride))):
         for chosen in (*([axis] for axis in axes), list(axes)):
             if by and (len(chosen) == 1 or len(padding) > 1):
                 where = f"axis {chosen[0] + 2}" if len(chosen) == 1 else "all axes"
-                said = (
+                sentence = (
                     f"the windows along {where} begin {abs(by)} too {'early' if by > 0 else 'late'}"
                 )
                 change = partial(_padded_unevenly, axes=chosen, by=by)
-                yield Variation(PatternKind.SHIFT, f"{said}: uneven padding", change)
+                yield Variation(PatternKind.SHIFT, f"{sentence}: uneven padding", change)
 
 
 def _padded(step: Step, mode: str, value: float | None = None) -> Any:
@@ -122,8 +124,8 @@ def _scaled_at_the_border(step: Step) -> Any:
     x, weight = step.values["input"], step.values["weight"]
     ones = torch.ones_like(weight)
     counts = [
-        step.run(input=torch.ones_like(one), weight=ones, bias=None, padding=padding)
-        for one, padding in (
+        step.run(input=torch.ones_like(value), weight=ones, bias=None, padding=padding)
+        for value, padding in (
             (x, step.values["padding"]),
             (torch.nn.functional.pad(x, _sides_of(step)), [0] * len(step.values["padding"])),
         )
@@ -152,12 +154,15 @@ def _dilation_variations(step: Step) -> Iterator[Variation]:
     sizes = step.values["weight"].shape[2:]
     for dilation in (1, 2, 3):
         other = [dilation] * len(right)
-        wider = [(size - 1) * (dilation - one) for size, one in zip(sizes, right, strict=True)]
-        sides = [one + more // 2 for one, more in zip(padding, wider, strict=True)]
+        wider = [
+            (size - 1) * (dilation - right_dilation)
+            for size, right_dilation in zip(sizes, right, strict=True)
+        ]
+        sides = [extent + more // 2 for extent, more in zip(padding, wider, strict=True)]
         if other != right and min(sides) >= 0 and not any(more % 2 for more in wider):
-            said = f"dilation is {other} instead of {right}"
+            sentence = f"dilation is {other} instead of {right}"
             change = partial(_with_arguments, dilation=other, padding=sides)
-            yield Variation(PatternKind.ARGUMENT, said, change)
+            yield Variation(PatternKind.ARGUMENT, sentence, change)
 
 
 def _with_arguments(step: Step, **arguments: Any) -> Any:
@@ -170,16 +175,16 @@ def _cut_elsewhere(step: Step) -> Iterator[Variation]:
     for by in range(-max(padding), max(padding) + 1):
         if by:
             way = "early" if by < 0 else "late"
-            said = f"the result is cut out of the whole {abs(by)} too {way}"
-            yield Variation(PatternKind.SHIFT, said, partial(_cut_moved, by=by))
+            sentence = f"the result is cut out of the whole {abs(by)} too {way}"
+            yield Variation(PatternKind.SHIFT, sentence, partial(_cut_moved, by=by))
 
 
 def _cut_moved(step: Step, by: int) -> Any:
     shape = step.run().shape
-    whole = step.run(padding=[0] * len(step.values["padding"]))
+    result = step.run(padding=[0] * len(step.values["padding"]))
     for axis, size in enumerate(step.values["padding"], start=2):
-        whole = whole.narrow(axis, size + by, shape[axis])
-    return whole
+        result = result.narrow(axis, size + by, shape[axis])
+    return result
 
 
 # --- Channels and groups --------------------------------------------------------------------------
@@ -198,13 +203,13 @@ def _channel_variations(step: Step) -> Iterator[Variation]:
             "of all groups in turn": index.reshape(each, groups).T.flatten(),
             "of all groups, taken in turn the other way": index.reshape(groups, each).T.flatten(),
         }
-    for place in range(min(channels - 1, 8)):
+    for position in range(min(channels - 1, 8)):
         order = index.clone()
-        order[[place, place + 1]] = index[[place + 1, place]]
-        orders[f"{place} and {place + 1} exchanged"] = order
+        order[[position, position + 1]] = index[[position + 1, position]]
+        orders[f"{position} and {position + 1} exchanged"] = order
     for words, order in orders.items():
-        said = f"the input channels {words} are read"
-        yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_channels, order=order))
+        sentence = f"the input channels {words} are read"
+        yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_with_channels, order=order))
 
 
 def _with_channels(step: Step, order: Tensor) -> Any:
@@ -216,9 +221,9 @@ def _missing_variations(step: Step) -> Iterator[Variation]:
     weight = step.values["weight"]
     for first, last in left_out(weight.shape[1]):
         some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
-        said = f"{some} left out of each sum over the {weight.shape[1]} input channels"
+        sentence = f"{some} left out of each sum over the {weight.shape[1]} input channels"
         change = partial(_without_weights, dim=1, first=first, last=last)
-        yield Variation(PatternKind.PARTIAL_SUM, said, change)
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
     for dim, end in itertools.product(sliding_axes(step), (False, True)):
         for count in range(1, min(weight.shape[dim], 3)):
             first, last = (0, count) if end else (count, 0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def deduced_variations(
     step: Step,
     predict: Callable[[Variation], Tensor | None],
-    given: Tensor,
+    candidate: Tensor,
     part: Tensor,
     around: Sequence[Tensor] = (),
 ) -> Iterator[Variation]:
@@ -37,37 +37,37 @@ def deduced_variations(
 
     Args:
         predict: the value in question if the operator is computed so.
-        given: the candidate, in float64.
+        candidate: the candidate, in float64.
         part: where it is wrong.
         around: the arguments of the call that the operator is a part of.
     """
     if step.name in _TABLES:
-        said = "other rows are read than the indices say"
-        change = partial(_rows_read, given=given)
-        yield Variation(PatternKind.WRONG_INDEX, said, change)
+        sentence = "other rows are read than the indices say"
+        change = partial(_rows_read, given=candidate)
+        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
     elif step.name == "gather":
-        said = "other elements are read than the indices say"
-        change = partial(_elements_read, given=given)
-        yield Variation(PatternKind.WRONG_INDEX, said, change)
+        sentence = "other elements are read than the indices say"
+        change = partial(_elements_read, given=candidate)
+        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
     elif step.name in _TAKING:
-        said = f"other slices are taken along axis {step.values['dim']}"
-        change = partial(_slices_taken, given=given)
-        yield Variation(PatternKind.WRONG_INDEX, said, change)
+        sentence = f"other slices are taken along axis {step.values['dim']}"
+        change = partial(_slices_taken, given=candidate)
+        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
     elif step.name == "index" and _only_index(step) is not None:
-        said = "other rows are read than the indices say"
-        change = partial(_rows_indexed, given=given)
-        yield Variation(PatternKind.WRONG_INDEX, said, change)
-    yield from _chosen_elements(step, given, part)
-    yield from limited_arguments(step, given)
+        sentence = "other rows are read than the indices say"
+        change = partial(_rows_indexed, given=candidate)
+        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
+    yield from _chosen_elements(step, candidate, part)
+    yield from limited_arguments(step, candidate)
     if is_attention(step):
-        yield from deduced_attention(step, predict, given)
-    yield from solved_terms(step, predict, given, part)
-    yield from scattered_rows(step, given)
-    yield from solved_operands(step, predict, given, around)
-    yield from _slices_read(step, predict, given)
-    yield from solved_statistics(step, predict, given)
-    yield from solved_scores(step, predict, given)
-    yield from _added_rows(step, predict, given)
+        yield from deduced_attention(step, predict, candidate)
+    yield from solved_terms(step, predict, candidate, part)
+    yield from scattered_rows(step, candidate)
+    yield from solved_operands(step, predict, candidate, around)
+    yield from _slices_read(step, predict, candidate)
+    yield from solved_statistics(step, predict, candidate)
+    yield from solved_scores(step, predict, candidate)
+    yield from _added_rows(step, predict, candidate)
 
 
 # --- A row of an operand that is added ------------------------------------------------------------
@@ -76,13 +76,13 @@ _SAME_ROW = 1e-4
 
 
 def _added_rows(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor
 ) -> Iterator[Variation]:
     """The same row of an operand is added to, or taken from, every row of the result."""
     right = predict(Variation(PatternKind.RESIDUAL, "", lambda step: step.run()))
-    if right is None or given.dim() < 2:  # noqa: PLR2004
+    if right is None or candidate.dim() < 2:  # noqa: PLR2004
         return
-    added = (given - right).reshape(-1, given.shape[-1])
+    added = (candidate - right).reshape(-1, candidate.shape[-1])
     row = added.median(dim=0).values
     size = float(row.abs().max())
     if not size > 0 or float((added - row).abs().max()) > _SAME_ROW * size:
@@ -93,11 +93,11 @@ def _added_rows(
         rows = value.detach().cpu().double()
         for sign, words in ((1.0, "added to"), (-1.0, "subtracted from")):
             apart = (rows - sign * row).abs().amax(1)
-            place = int(apart.argmin())
-            if float(apart[place]) <= _SAME_ROW * size:
-                said = f"row {place} of {name} is {words} every row of the result"
-                change = partial(_with_row, name=name, place=place, sign=sign)
-                yield Variation(PatternKind.RESIDUAL, said, change)
+            position = int(apart.argmin())
+            if float(apart[position]) <= _SAME_ROW * size:
+                sentence = f"row {position} of {name} is {words} every row of the result"
+                change = partial(_with_row, name=name, place=position, sign=sign)
+                yield Variation(PatternKind.RESIDUAL, sentence, change)
 
 
 def _with_row(step: Step, name: str, place: int, sign: float) -> Any:
@@ -114,7 +114,7 @@ _INDEXED = frozenset({"gather", "index"})
 
 
 def _slices_read(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor
 ) -> Iterator[Variation]:
     """One operand with the slices along an axis that give the slices of the result."""
     operands = {n: v for n, v in step.values.items() if _is_operand(v)}
@@ -122,7 +122,7 @@ def _slices_read(
         return  # it is the result that is read elsewhere
     for name, value in operands.items():
         for axis, size in enumerate(value.shape):
-            along = _axes_of_size(given.shape, size)
+            along = _axes_of_size(candidate.shape, size)
             if not along or not 1 < size <= _MOST_SLICES:
                 continue
             values = _values_of_slices(name, axis, size, predict)
@@ -132,17 +132,17 @@ def _slices_read(
                 # The slice of the result first, then the slice of the operand.
                 parts = values.flatten(1 + start, 1 + end).movedim(1 + start, 0)
                 parts = parts.reshape(size, size, -1)
-                wanted = given.flatten(start, end).movedim(start, 0).reshape(size, 1, -1)
-                source = (parts - wanted).nan_to_num(0.0).square().sum(-1).argmin(1)
+                target = candidate.flatten(start, end).movedim(start, 0).reshape(size, 1, -1)
+                source = (parts - target).nan_to_num(0.0).square().sum(-1).argmin(1)
                 right = parts[torch.arange(size), torch.arange(size)]
                 # Slices of the result at other places are another matter.
-                is_moved = torch.allclose(right[source], wanted.squeeze(1), equal_nan=True)
+                is_moved = torch.allclose(right[source], target.squeeze(1), equal_nan=True)
                 if not is_moved and not torch.equal(source, torch.arange(size)):
-                    said = f"other slices of {name} are read along axis {axis}"
+                    sentence = f"other slices of {name} are read along axis {axis}"
                     change = partial(_with_slices, name=name, axis=axis, source=source)
                     is_mask = name in ("attn_mask", "attn_bias", "mask")
                     kind = PatternKind.MASK if is_mask else PatternKind.WRONG_INDEX
-                    yield Variation(kind, said, change)
+                    yield Variation(kind, sentence, change)
 
 
 def _axes_of_size(shape: torch.Size, size: int) -> list[tuple[int, int]]:
@@ -163,14 +163,14 @@ def _values_of_slices(
     name: str, axis: int, size: int, predict: Callable[[Variation], Tensor | None]
 ) -> Tensor | None:
     """The results if the operand has one of its slices everywhere along an axis."""
-    found = []
-    for one in range(size):
-        change = partial(_with_slices, name=name, axis=axis, source=torch.full((size,), one))
+    values = []
+    for index in range(size):
+        change = partial(_with_slices, name=name, axis=axis, source=torch.full((size,), index))
         value = predict(Variation(PatternKind.WRONG_INDEX, "", change))
         if value is None:
             return None
-        found.append(value)
-    return torch.stack(found)
+        values.append(value)
+    return torch.stack(values)
 
 
 def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:
@@ -196,7 +196,7 @@ def _rows_read(step: Step, given: Tensor) -> Any:
 
 def _only_index(step: Step) -> int | None:
     """The axis that `x[index]` reads, if it is one."""
-    places = [at for at, one in enumerate(step.values["indices"]) if one is not None]
+    places = [at for at, value in enumerate(step.values["indices"]) if value is not None]
     is_one = len(places) == 1 and step.values["indices"][places[0]].dtype == torch.int64
     return places[0] if is_one else None
 
@@ -209,18 +209,18 @@ def _rows_indexed(step: Step, given: Tensor) -> Any:
     return step.run(indices=indices)
 
 
-def _nearest_rows(table: Tensor, indices: Tensor, axis: int, given: Tensor) -> Tensor:
+def _nearest_rows(table: Tensor, indices: Tensor, axis: int, candidate: Tensor) -> Tensor:
     """For each index, the row of a table that is nearest to the one given in its place."""
     rows = table.movedim(axis, 0).reshape(table.shape[axis], -1)
     shape = [*table.shape]
     shape[axis : axis + 1] = indices.shape
-    wanted = given.to(table.device).reshape(shape)
-    wanted = wanted.flatten(axis, axis + indices.dim() - 1).movedim(axis, 0)
-    wanted = wanted.reshape(indices.numel(), -1).to(rows.dtype)
-    if len(rows) * len(wanted) > _MOST_PAIRS:
+    target = candidate.to(table.device).reshape(shape)
+    target = target.flatten(axis, axis + indices.dim() - 1).movedim(axis, 0)
+    target = target.reshape(indices.numel(), -1).to(rows.dtype)
+    if len(rows) * len(target) > _MOST_PAIRS:
         raise ValueError("too many rows to look for one")
     way = "donot_use_mm_for_euclid_dist"
-    nearest = torch.cdist(wanted.nan_to_num(0.0), rows, compute_mode=way).argmin(dim=1)
+    nearest = torch.cdist(target.nan_to_num(0.0), rows, compute_mode=way).argmin(dim=1)
     return nearest.reshape(indices.shape).to(indices.dtype)
 
 
@@ -230,11 +230,11 @@ def _slices_taken(step: Step, given: Tensor) -> Any:
     result = step.run()
     rows = x.movedim(axis, 0).reshape(x.shape[axis], -1)
     shape = result.unsqueeze(axis).shape if step.name == "select" else result.shape
-    wanted = given.to(x).reshape(shape).movedim(axis, 0)
-    if len(rows) * len(wanted) > _MOST_PAIRS:
+    target = given.to(x).reshape(shape).movedim(axis, 0)
+    if len(rows) * len(target) > _MOST_PAIRS:
         raise ValueError("too many slices to look for one")
     way = "donot_use_mm_for_euclid_dist"
-    near = wanted.reshape(len(wanted), -1).nan_to_num(0.0)
+    near = target.reshape(len(target), -1).nan_to_num(0.0)
     nearest = torch.cdist(near, rows, compute_mode=way).argmin(dim=1)
     return x.index_select(axis, nearest).reshape(result.shape)
 
@@ -245,10 +245,10 @@ def _elements_read(step: Step, given: Tensor) -> Any:
     lines = source.movedim(axis, -1)[
         tuple(slice(size) for size in index.movedim(axis, -1).shape[:-1])
     ]
-    wanted = given.to(source).reshape(index.shape).movedim(axis, -1)
-    if wanted.numel() * lines.shape[-1] > _MOST_PAIRS:
+    target = given.to(source).reshape(index.shape).movedim(axis, -1)
+    if target.numel() * lines.shape[-1] > _MOST_PAIRS:
         raise ValueError("too many elements to look for one")
-    nearest = (wanted.unsqueeze(-1) - lines.unsqueeze(-2)).abs().argmin(dim=-1)
+    nearest = (target.unsqueeze(-1) - lines.unsqueeze(-2)).abs().argmin(dim=-1)
     return step.run(index=nearest.movedim(-1, axis))
 
 
@@ -257,27 +257,31 @@ def _elements_read(step: Step, given: Tensor) -> Any:
 _LOWEST = -1e4
 
 
-def _chosen_elements(step: Step, given: Tensor, part: Tensor) -> Iterator[Variation]:
+def _chosen_elements(step: Step, candidate: Tensor, part: Tensor) -> Iterator[Variation]:
     """Each element is one of two: what a mask lets through, and what it puts in its place."""
-    some = given[part]
+    some = candidate[part]
     is_one_value = bool((some == some[0]).all()) and not (
         _lets_through(step, some[0]) or _is_filled_in(step, some[0])
     )
     # Values that were not written look like masked ones.
     if not is_one_value and step.name in ("tril", "triu", "masked_fill", "where", "softmax"):
-        said = "other elements are masked"
-        yield Variation(PatternKind.MASK, said, partial(_chosen, given=given))
+        sentence = "other elements are masked"
+        yield Variation(PatternKind.MASK, sentence, partial(_chosen, given=candidate))
     elif step.name == "add" and _additive_mask(step) is not None:
-        said = "the mask is added to other elements"
-        yield Variation(PatternKind.MASK, said, partial(_added_mask, given=given))
+        sentence = "the mask is added to other elements"
+        yield Variation(PatternKind.MASK, sentence, partial(_added_mask, given=candidate))
 
 
 def _lets_through(step: Step, value: Tensor) -> bool:
     """Whether a mask that is wrong lets one value through, as of a tensor of ones."""
-    kept = step.values.get("self")
-    if step.name not in ("tril", "triu", "masked_fill") or not isinstance(kept, torch.Tensor):
+    masked_operand = step.values.get("self")
+    if step.name not in ("tril", "triu", "masked_fill") or not isinstance(
+        masked_operand, torch.Tensor
+    ):
         return False
-    return bool((kept == kept.flatten()[0]).all()) and bool(kept.flatten()[0] == value)
+    return bool((masked_operand == masked_operand.flatten()[0]).all()) and bool(
+        masked_operand.flatten()[0] == value
+    )
 
 
 def _is_filled_in(step: Step, value: Tensor) -> bool:
@@ -294,26 +298,28 @@ def _chosen(step: Step, given: Tensor) -> Any:
     if step.name == "softmax":
         return _masked_softmax(step, given)
     if step.name == "where":
-        kept, other = values["self"], values["other"]
+        chosen, other = values["self"], values["other"]
     elif step.name == "masked_fill":
-        kept, other = values["self"], values["value"]
+        chosen, other = values["self"], values["value"]
     else:
-        kept, other = values["self"], 0.0
+        chosen, other = values["self"], 0.0
     result = step.run()
-    kept, other = (torch.as_tensor(one).to(result).expand_as(result) for one in (kept, other))
+    chosen, other = (
+        torch.as_tensor(choice).to(result).expand_as(result) for choice in (chosen, other)
+    )
     given = given.to(result).reshape(result.shape)
-    apart = [(given - one).abs().nan_to_num(0.0, math.inf, 0.0) for one in (kept, other)]
-    return torch.where(apart[0] <= apart[1], kept, other)
+    apart = [(given - choice).abs().nan_to_num(0.0, math.inf, 0.0) for choice in (chosen, other)]
+    return torch.where(apart[0] <= apart[1], chosen, other)
 
 
-def _masked_softmax(step: Step, given: Tensor) -> Any:
+def _masked_softmax(step: Step, candidate: Tensor) -> Any:
     """Softmax of what is not zero in the result.
 
     A row with one such element is 1 there, whatever was masked: only the others show a mask.
     """
     x, right = step.values["self"], step.run()
-    given = given.to(x).reshape(x.shape)
-    is_masked = given == 0
+    candidate = candidate.to(x).reshape(x.shape)
+    is_masked = candidate == 0
     newly = (is_masked & (right != 0)).any(step.values["dim"], keepdim=True)
     several = (~is_masked).sum(step.values["dim"], keepdim=True) > 1
     if int((newly & several).sum()) <= int((newly & ~several).sum()):

@@ -100,21 +100,21 @@ def derivative_variations(step: Step) -> Iterator[Variation]:
     right = name.removesuffix("_backward")
     for other, derivative in (_OF_RESULT if at == "output" else _OF_INPUT).items():
         called = "the derivative" if at == "output" else f"the derivative of {right}"
-        said = f"{other} instead of {called}"
-        said = said if at == "output" else f"the derivative of {said}"
-        yield _instead(PatternKind.OTHER_FUNCTION, said, at, derivative)
-    for said, derivative in _PARTS.get(name, {}).items():
-        yield _instead(PatternKind.MISSING_OPERAND, said, at, derivative)
+        sentence = f"{other} instead of {called}"
+        sentence = sentence if at == "output" else f"the derivative of {sentence}"
+        yield _instead(PatternKind.OTHER_FUNCTION, sentence, at, derivative)
+    for sentence, derivative in _PARTS.get(name, {}).items():
+        yield _instead(PatternKind.MISSING_OPERAND, sentence, at, derivative)
     yield _instead(PatternKind.MISSING_OPERAND, "the derivative is left out", at, torch.ones_like)
-    said = "the gradient that comes in is left out"
+    sentence = "the gradient that comes in is left out"
     alone = lambda step: step.run(grad_output=torch.ones_like(step.values["grad_output"]))  # noqa: E731
-    yield Variation(PatternKind.MISSING_OPERAND, said, alone)
-    said = f"the derivative is taken at the negative of {at}"
+    yield Variation(PatternKind.MISSING_OPERAND, sentence, alone)
+    sentence = f"the derivative is taken at the negative of {at}"
     negated = lambda step: step.run(**{at: -step.values[at]})  # noqa: E731
-    yield Variation(PatternKind.SIGN, said, negated)
+    yield Variation(PatternKind.SIGN, sentence, negated)
     if at == "self" and (right in UNARY or right in _FORWARD):
-        said = f"the derivative is taken at the result of {right}, not at its input"
-        yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_at_result, name=right))
+        sentence = f"the derivative is taken at the result of {right}, not at its input"
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, partial(_at_result, name=right))
 
 
 # Functions whose backward kernels have another name, or that take further arguments.
@@ -149,14 +149,14 @@ def _leaking(number: float) -> Variation:
         right = step.run()
         return torch.where(right == 0, number * step.values["grad_output"], right)
 
-    said = f"where the derivative should be 0 it is {number:.7g}"
-    return Variation(PatternKind.OTHER_FUNCTION, said, run)
+    sentence = f"where the derivative should be 0 it is {number:.7g}"
+    return Variation(PatternKind.OTHER_FUNCTION, sentence, run)
 
 
 def _instead(
-    kind: PatternKind, said: str, at: str, derivative: Callable[[Tensor], Tensor]
+    kind: PatternKind, sentence: str, at: str, derivative: Callable[[Tensor], Tensor]
 ) -> Variation:
     def change(step: Step) -> Any:
         return step.values["grad_output"] * derivative(step.values[at])
 
-    return Variation(kind, said, change)
+    return Variation(kind, sentence, change)

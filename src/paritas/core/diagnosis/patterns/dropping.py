@@ -66,15 +66,15 @@ def dropped_elements(value: Tensor, right: Tensor) -> Dropped | None:
     if int(telling.sum()) < _FEWEST:
         return None
     is_zero = value.abs() <= _NOTHING * float(right.abs().max())
-    dropped, kept = is_zero & telling, ~is_zero & telling
+    dropped, retained = is_zero & telling, ~is_zero & telling
     count = int(dropped.sum())
-    if count < _FEWEST_DROPPED or not bool(kept.any()):
+    if count < _FEWEST_DROPPED or not bool(retained.any()):
         return None
-    factor = float((value[kept] / right[kept]).median())
+    factor = float((value[retained] / right[retained]).median())
     factor = 1.0 if abs(factor - 1) <= _NEAR else factor
     if factor != 1 and not _makes_up_for(factor, count, int(telling.sum())):
         return None
-    if _depends_on_value(right[dropped], right[kept]) or _is_of_slices(dropped, telling):
+    if _depends_on_value(right[dropped], right[retained]) or _is_of_slices(dropped, telling):
         return None
     expected = torch.where(is_zero, 0.0, factor * right)
     is_near = (value - expected).abs() <= _NEAR * (expected.abs() + right.square().mean().sqrt())
@@ -88,11 +88,12 @@ def _makes_up_for(factor: float, dropped: int, total: int) -> bool:
     return 0 < share < 1 and abs(dropped / total - share) <= spread
 
 
-def _depends_on_value(dropped: Tensor, kept: Tensor) -> bool:
+def _depends_on_value(dropped: Tensor, retained: Tensor) -> bool:
     """Whether the values themselves say which of them are dropped."""
-    orders = (dropped, kept), (dropped.abs(), kept.abs())
+    orders = (dropped, retained), (dropped.abs(), retained.abs())
     return any(
-        bool(one.max() < other.min()) or bool(one.min() > other.max()) for one, other in orders
+        bool(values.max() < other.min()) or bool(values.min() > other.max())
+        for values, other in orders
     )
 
 
@@ -100,8 +101,8 @@ def _is_of_slices(dropped: Tensor, telling: Tensor) -> bool:
     """Whether whole slices are dropped: terms of a sum that are left out, or a tile."""
     for axis in range(dropped.dim() if dropped.dim() > 1 else 0):
         others = [dim for dim in range(dropped.dim()) if dim != axis]
-        whole = (dropped | ~telling).all(dim=others)
-        if bool((whole == dropped.any(dim=others)).all()):
+        whole_slices = (dropped | ~telling).all(dim=others)
+        if bool((whole_slices == dropped.any(dim=others)).all()):
             return True
     return False
 

@@ -131,8 +131,10 @@ def _state(predictor: Predictor, operand: _Operand, describe: Describe) -> list[
 
 def _propose_function(case: Case) -> list[Pattern]:
     """An argument that is a function of the right one, where it is wrong."""
-    given, right, noise = (one[case.wrong] for one in (case.given, case.right, case.allowed))
-    return propose_curves(Case(given, right, noise=noise, context=Context()), right)
+    candidate, right, noise = (
+        tensor[case.wrong] for tensor in (case.given, case.right, case.allowed)
+    )
+    return propose_curves(Case(candidate, right, noise=noise, context=Context()), right)
 
 
 def _name_patterns(case: Case, name: str, call: LiveCall, describe: Describe) -> list[Pattern]:
@@ -143,8 +145,8 @@ def _name_patterns(case: Case, name: str, call: LiveCall, describe: Describe) ->
     stated = []
     # Of one value everywhere, many mistakes make another one, or two.
     few = len(case.right.unique()) == 1 and len(case.given[case.wrong].unique()) <= _FEW_VALUES
-    for found in () if few else patterns:
-        pattern = _of_a_part(found, alone, where)
+    for proposed in () if few else patterns:
+        pattern = _of_a_part(proposed, alone, where)
         sentence = f"{name} is not the reference's: {pattern.sentence}"
         if pattern.kind == PatternKind.ZEROS and _is_added(name, call):
             kind = PatternKind.MISSING_BIAS if name == "bias" else PatternKind.MISSING_OPERAND
@@ -164,7 +166,7 @@ def _is_of_terms(case: Case, axis: int | None) -> bool:
     """Whether an operand is zero in all of some slices along an axis, and right in the others."""
     if axis is None or case.wrong.dim() < -axis:
         return False
-    others = [one for one in range(case.wrong.dim()) if one != axis % case.wrong.dim()]
+    others = [dim for dim in range(case.wrong.dim()) if dim != axis % case.wrong.dim()]
     hit, zero = case.wrong, case.given == 0
     if others:
         hit, zero = hit.any(dim=others), zero.all(dim=others)
@@ -223,8 +225,8 @@ def _one_side(case: Case) -> str:
 
 def _with_exact(pattern: Pattern, share: float) -> Pattern:
     """A pattern that is no more exact than what the operand gives."""
-    own = pattern.evidence.get("bit for bit", 0.0)
-    least = min(share, own if isinstance(own, float | int) else 0.0)
+    exact = pattern.evidence.get("bit for bit", 0.0)
+    least = min(share, exact if isinstance(exact, float | int) else 0.0)
     return msgspec.structs.replace(pattern, evidence={**pattern.evidence, "bit for bit": least})
 
 
@@ -266,21 +268,21 @@ def _slots(predictor: Predictor) -> Iterator[_Slot]:
             yield _Slot(names[number], operand, put)
     if len(predictor.steps) < 2:  # noqa: PLR2004
         return
-    for place, step in predictor.steps:
+    for position, step in predictor.steps:
         for name, operand in step.values.items():
             if _can_be_compared(operand):
-                put = functools.partial(_put_in_step, predictor, place, name)
+                put = functools.partial(_put_in_step, predictor, position, name)
                 yield _Slot(f"{name} of {step.operator}", operand, put)
 
 
 def _names_of(call: LiveCall) -> list[str]:
     """The names of the floating-point tensors of a call."""
-    known = _parameters_of(call.target)
-    names = [*known, *[""] * len(call.args)][: len(call.args)]
+    parameters = _parameters_of(call.target)
+    names = [*parameters, *[""] * len(call.args)][: len(call.args)]
     given = [*zip(names, call.args, strict=True), *call.kwargs.items()]
     found: list[str] = []
     for name, value in given:
-        tensors = [one for one in tensors_of(value) if one.is_floating_point()]
+        tensors = [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
         is_plain = isinstance(value, torch.Tensor)
         found += [name if is_plain and name else f"tensor {len(found)}" for _ in tensors]
     return found
@@ -298,11 +300,11 @@ def _parameters_of(target: Any) -> list[str]:
     return [] if schema is None else [argument.name for argument in schema.arguments]
 
 
-def _put_in_step(predictor: Predictor, place: int, name: str, value: Tensor) -> Tensor | None:
+def _put_in_step(predictor: Predictor, position: int, name: str, value: Tensor) -> Tensor | None:
     def change(step: Step) -> Any:
         return step.run(**{name: value.to(step.values[name])})
 
-    result = predictor.value(place, change, wide=True)
+    result = predictor.value(position, change, wide=True)
     return None if result is None else widen(result)
 
 

@@ -51,13 +51,15 @@ def _sums_over_letters(call: LiveCall) -> Iterator[LiveCall]:
 
 def _norms(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:
     tensors = _floating(call)
-    epsilons = {float(one) for step in steps for one in _small_numbers(step)} or {0.0}
+    epsilons = {float(small_number) for step in steps for small_number in _small_numbers(step)} or {
+        0.0
+    }
     shapes = {tuple(_reduced_shape(step)) for step in steps if step.name in _STATISTICS}
     for x, shape, eps in itertools.product(tensors, shapes, epsilons):
         if not shape or x.dim() <= len(shape) or tuple(x.shape[-len(shape) :]) != shape:
             continue
-        vectors = [one for one in tensors if tuple(one.shape) == shape]
-        weights = [None, *vectors, *(1 + one for one in vectors)]
+        vectors = [tensor for tensor in tensors if tuple(tensor.shape) == shape]
+        weights = [None, *vectors, *(1 + vector for vector in vectors)]
         for weight in weights:
             yield LiveCall(_ATEN._fused_rms_norm.default, (x, list(shape), weight, eps), {})  # noqa: SLF001
         for weight, bias in itertools.product(weights, [None, *vectors]):
@@ -78,12 +80,12 @@ def _instance_norms(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:
     """A norm of each channel of each sample, which torch computes as one long batch norm."""
     norm = next(step for step in steps if step.name == "native_batch_norm")
     tensors = _floating(call)
-    for x in (one for one in tensors if one.dim() > 2):  # noqa: PLR2004
+    for x in (tensor for tensor in tensors if tensor.dim() > 2):  # noqa: PLR2004
         samples, channels = x.shape[:2]
         inner = norm.values["input"]
         if not norm.values["training"] or inner.shape[1] != samples * channels or samples == 1:
             continue
-        vectors = [one for one in tensors if tuple(one.shape) == (channels,)]
+        vectors = [tensor for tensor in tensors if tuple(tensor.shape) == (channels,)]
         size = x.numel() // (samples * channels)
         for weight, bias in itertools.product([*vectors, None], repeat=2):
             if bias is None or bias is not weight:
@@ -92,10 +94,14 @@ def _instance_norms(call: LiveCall, steps: list[Step]) -> Iterator[LiveCall]:
 
 
 def _floating(call: LiveCall) -> list[Tensor]:
-    given = call.floating
+    floating = call.floating
     if isinstance(call.target, torch.nn.Module):
-        given += [one.detach() for one in call.target.parameters() if one.is_floating_point()]
-    return given
+        floating += [
+            parameter.detach()
+            for parameter in call.target.parameters()
+            if parameter.is_floating_point()
+        ]
+    return floating
 
 
 # A number that is added and not larger may be an eps.
@@ -103,12 +109,12 @@ _LARGEST = 0.1
 
 
 def _small_numbers(step: Step) -> Iterator[float]:
-    for one in step.values.values():
-        if isinstance(one, float) and 0 < one <= _LARGEST and math.isfinite(one):
-            yield one
+    for value in step.values.values():
+        if isinstance(value, float) and 0 < value <= _LARGEST and math.isfinite(value):
+            yield value
 
 
 def _reduced_shape(step: Step) -> list[int]:
     x, dims = step.values["self"], reduced_dims(step)
     last = tuple(range(x.dim() - len(dims), x.dim()))
-    return [x.shape[one] for one in dims] if tuple(sorted(dims)) == last else []
+    return [x.shape[dim] for dim in dims] if tuple(sorted(dims)) == last else []

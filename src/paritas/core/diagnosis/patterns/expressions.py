@@ -76,13 +76,17 @@ class Sample:
             step = max(1, len(some) // most)
             chosen.append(some[::step][:most])
         at = torch.cat(chosen)
-        given = case.given.flatten()[at]
+        candidate = case.given.flatten()[at]
         wrong = case.given.flatten()[chosen[0]]
         # One or two values are limits, or what was put there.
         few = 3 if case.is_exact else 4
-        if len(chosen[0]) < _FEWEST or len(given.unique()) < few or len(wrong.unique()) < few - 1:
+        if (
+            len(chosen[0]) < _FEWEST
+            or len(candidate.unique()) < few
+            or len(wrong.unique()) < few - 1
+        ):
             return None
-        sample = cls(given, case.allowed.flatten()[at])
+        sample = cls(candidate, case.allowed.flatten()[at])
         return None if sample.is_straight(case.right.flatten()[at]) else (sample, at)
 
     def is_straight(self, right: Tensor) -> bool:
@@ -116,24 +120,26 @@ class Operands:
     @classmethod
     def of(cls, step: Step, case: Case, at: Tensor) -> Operands | None:
         """None if an element depends on more than its own place."""
-        values = {name: one for name, one in _operand_values(step).items() if one.numel() > 1}
+        values = {name: value for name, value in _operand_values(step).items() if value.numel() > 1}
         if not 1 <= len(values) <= _MOST_OPERANDS:
             return None
         try:
             sampled = [
-                one.expand(case.shape).flatten()[at].detach().cpu() for one in values.values()
+                value.expand(case.shape).flatten()[at].detach().cpu() for value in values.values()
             ]
-            if any(len(one.unique()) < _FEWEST for one in sampled):
+            if any(len(sample.unique()) < _FEWEST for sample in sampled):
                 return None  # of few numbers, some function gives any others
-            found = cls(step, tuple(values), tuple(sampled))
-            alone = found.own(*(widen(one) if one.is_floating_point() else one for one in sampled))
+            operands = cls(step, tuple(values), tuple(sampled))
+            alone = operands.own(
+                *(widen(sample) if sample.is_floating_point() else sample for sample in sampled)
+            )
         except (RuntimeError, ValueError, TypeError, LookupError):
             return None
         right = case.right.flatten()[at]
         fits = alone.shape == right.shape and torch.allclose(
             alone.double(), right, rtol=_SAME, atol=_SAME * float(right.abs().max()), equal_nan=True
         )
-        return found if fits else None
+        return operands if fits else None
 
     def own(self, *values: Tensor) -> Tensor:
         """The operator of other values."""
@@ -152,7 +158,9 @@ class Operands:
             result = step.run()
             result = result if isinstance(result, torch.Tensor) else result[0]
             values = [_operand_values(step)[name].expand_as(result) for name in self.names]
-            return step.with_first(expression.compute(*(values[one] for one in places)).to(result))
+            return step.with_first(
+                expression.compute(*(values[position] for position in places)).to(result)
+            )
 
         return run
 
@@ -166,7 +174,7 @@ def _operand_values(step: Step) -> dict[str, Tensor]:
     if step.name == "glu":
         halves = step.values["self"].chunk(2, step.values["dim"])
         return dict(zip(("the first half", "the second half"), halves, strict=True))
-    values = {name: one for name, one in step.values.items() if isinstance(one, torch.Tensor)}
+    values = {name: value for name, value in step.values.items() if isinstance(value, torch.Tensor)}
     number = step.values.get("other")
     if isinstance(number, int | float) and len(values) == 1:
         values["other"] = torch.full_like(values["self"], number, dtype=torch.float64)
@@ -185,30 +193,32 @@ def expressed_variations(
     if drawn is None or operands is None:
         return 0, []
     sample = drawn[0]
-    found: list[tuple[tuple[int, ...], Expression]] = []
-    wide = [widen(one) for one in operands.sampled]
+    expressions: list[tuple[tuple[int, ...], Expression]] = []
+    wide = [widen(value) for value in operands.sampled]
     alone = operands.own if len(wide) == 1 and operands.sampled[0].is_floating_point() else None
     words = step.name
     tables = {
-        place: _Table.of(one, alone, words)
-        for place, one in enumerate(wide)
-        if not case.is_exact and bool((one != one[0]).any())
+        index: _Table.of(value, alone, words)
+        for index, value in enumerate(wide)
+        if not case.is_exact and bool((value != value[0]).any())
     }
     is_near = float(case.error.norm()) <= _NEAR * float(case.right.norm())
     tried = sum(len(one.formats) for one in tables.values())
-    for place, table in tables.items():
-        found += [((place,), one) for one in _of_one(sample, table, is_near=is_near)]
+    for position, table in tables.items():
+        expressions += [((position,), one) for one in _of_one(sample, table, is_near=is_near)]
     for pair in itertools.permutations(range(len(wide)), 2):
-        a, b = (wide[one] for one in pair)
+        a, b = (wide[expression] for expression in pair)
         if pair[1] in tables:
-            found += [(pair, one) for one in _of_two(sample, a, tables[pair[1]])]
+            expressions += [(pair, index) for index in _of_two(sample, a, tables[pair[1]])]
         if pair[0] < pair[1]:
-            found += [(pair, one) for one in _of_both(sample, a, b, exact=case.is_exact)]
+            expressions += [
+                (pair, expression) for expression in _of_both(sample, a, b, exact=case.is_exact)
+            ]
             tried += len(_PLAIN) ** 2 * len(_PAIRS)
     if len(wide) > 1 and not case.is_exact:
         every = tuple(range(len(wide)))
-        found += [(every, one) for one in _of_operator(sample, operands, wide)]
-    shortest = _shortest(operands, found)
+        expressions += [(every, expression) for expression in _of_operator(sample, operands, wide)]
+    shortest = _shortest(operands, expressions)
     if case.is_exact and shortest:  # only a plain operation, and what is made of it: few of these
         tried = int(
             min(tried, math.prod([len(_PAIRS), *[len(_OF_WHOLE)] * int(shortest[0][0] - 1)]))
@@ -220,12 +230,12 @@ def _of_operator(
     sample: Sample, operands: Operands, wide: Sequence[Tensor]
 ) -> Iterator[Expression]:
     """The operator with a function of one of its operands."""
-    for place, (said, function) in itertools.product(range(len(wide)), FUNCTIONS.items()):
-        compute = _OfChanged(operands, place, function)
-        value = None if said == _IDENTITY else _attempted(compute, wide)
+    for position, (sentence, function) in itertools.product(range(len(wide)), FUNCTIONS.items()):
+        compute = _OfChanged(operands, position, function)
+        value = None if sentence == _IDENTITY else _attempted(compute, wide)
         if value is not None and bool(sample.fits(value)):
-            marks = [f"{{{one}}}" for one in range(len(wide))]
-            marks[place] = said.format(marks[place])
+            marks = [f"{{{index}}}" for index in range(len(wide))]
+            marks[position] = sentence.format(marks[position])
             yield Expression(f"{operands.step.name}({', '.join(marks)})", 2, compute)
 
 
@@ -249,17 +259,19 @@ class _OfChanged:
 
 
 def _shortest(
-    operands: Operands, found: list[tuple[tuple[int, ...], Expression]]
+    operands: Operands, expressions: list[tuple[tuple[int, ...], Expression]]
 ) -> list[tuple[float, int, Variation]]:
-    found.sort(key=lambda one: (one[1].length, one[1].numbers))
-    made: dict[str, tuple[float, int, Variation]] = {}
+    expressions.sort(key=lambda entry: (entry[1].length, entry[1].numbers))
+    variations: dict[str, tuple[float, int, Variation]] = {}
     letters = ("x",) if len(operands.names) == 1 else operands.names
-    for places, one in itertools.islice(found, _MOST_TRIED):
-        said = one.said.replace("{}", "{0}").format(*(letters[place] for place in places))
-        words = f"{said} instead of {operands.step.name}"
-        variation = Variation(one.kind, words, operands.change(one, places))
-        made.setdefault(said, (one.length, one.numbers, variation))
-    return list(made.values())
+    for places, expression in itertools.islice(expressions, _MOST_TRIED):
+        sentence = expression.said.replace("{}", "{0}").format(
+            *(letters[position] for position in places)
+        )
+        words = f"{sentence} instead of {operands.step.name}"
+        variation = Variation(expression.kind, words, operands.change(expression, places))
+        variations.setdefault(sentence, (expression.length, expression.numbers, variation))
+    return list(variations.values())
 
 
 # --- The functions --------------------------------------------------------------------------------
@@ -317,24 +329,24 @@ class _Table:
     values: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, own: Callable[[Tensor], Tensor] | None, words: str) -> _Table:
+    def of(cls, x: Tensor, function: Callable[[Tensor], Tensor] | None, words: str) -> _Table:
         """All functions of an operand, and all functions of those."""
         functions = dict(FUNCTIONS)
-        if own is not None:
-            functions[f"{words}({{}})"] = own
+        if function is not None:
+            functions[f"{words}({{}})"] = function
         simple = _rows_of(functions, x[None])
-        inner = {said: value[0] for said, value in simple.items()}
-        deep = {said: one for said, one in inner.items() if said != _IDENTITY}
-        table = cls([*inner], [functions[said] for said in inner], [], torch.empty(0))
-        table.lengths.extend(int(said != _IDENTITY) for said in inner)
+        inner = {text: value[0] for text, value in simple.items()}
+        deep = {text: value for text, value in inner.items() if text != _IDENTITY}
+        table = cls([*inner], [functions[text] for text in inner], [], torch.empty(0))
+        table.lengths.extend(int(text != _IDENTITY) for text in inner)
         rows = [torch.stack([*inner.values()])]
-        outers = {said: one for said, one in functions.items() if said != _IDENTITY}
+        outers = {text: value for text, value in functions.items() if text != _IDENTITY}
         for outer, values in _rows_of(outers, torch.stack([*deep.values()])).items():
             useful = _are_useful(values)
             rows.append(values[useful])
-            for said in itertools.compress(deep, useful.tolist()):
-                table.formats.append(outer.format(said))
-                table.functions.append(_Composed(functions[outer], functions[said]))
+            for sentence in itertools.compress(deep, useful.tolist()):
+                table.formats.append(outer.format(sentence))
+                table.functions.append(_Composed(functions[outer], functions[sentence]))
                 table.lengths.append(2)
         return dataclasses.replace(table, values=torch.cat(rows))
 
@@ -344,10 +356,10 @@ def _rows_of(
 ) -> dict[str, Tensor]:
     """Functions of rows of values; only those that give something for some row."""
     rows: dict[str, Tensor] = {}
-    for said, function in functions.items():
+    for sentence, function in functions.items():
         value = _attempted(function, [values])
         if value is not None and value.shape == values.shape and bool(_are_useful(value).any()):
-            rows[said] = value.double()
+            rows[sentence] = value.double()
     return rows
 
 
@@ -375,21 +387,21 @@ def _of_one(sample: Sample, table: _Table, *, is_near: bool) -> Iterator[Express
     yield from _scaled_ones(sample, table)
     simple = [at for at, length in enumerate(table.lengths) if length <= 1]
     values = table.values[simple]
-    for said, pair in itertools.islice(_PAIRS.items(), 6):
+    for sentence, pair in itertools.islice(_PAIRS.items(), 6):
         both = pair(values[:, None], values[None, :])
         for i, j in sample.fits(both).nonzero().tolist():
             left, right = simple[i], simple[j]
-            words = said.format(table.formats[left], table.formats[right])
+            words = sentence.format(table.formats[left], table.formats[right])
             compute = _Paired(pair, table.functions[left], table.functions[right])
             length = 2 + table.lengths[left] + table.lengths[right]
             yield Expression(words, length, compute)
-    for said, pair in (("{} * {}", torch.mul), ("{} / {}", torch.div)):
+    for sentence, pair in (("{} * {}", torch.mul), ("{} / {}", torch.div)):
         both = pair(values[:, None], values[None, :]).flatten(0, 1)
         names: list[str] = []
         functions: list[Callable[[Tensor], Tensor]] = []
         lengths: list[int] = []
         for left, right in itertools.product(simple, repeat=2):
-            words = said.format(table.formats[left], table.formats[right])
+            words = sentence.format(table.formats[left], table.formats[right])
             names.append(words)
             functions.append(_Paired(pair, table.functions[left], table.functions[right]))
             lengths.append(2 + table.lengths[left] + table.lengths[right])
@@ -476,13 +488,13 @@ class _Affine:
 
 def _scaled(table: _Table, at: int, short: tuple[float, float], numbers: int) -> Expression:
     factor, offset = short
-    said = table.formats[at]
+    sentence = table.formats[at]
     if factor != 1:
-        said = f"-({said})" if factor == -1 else f"{factor:.5g} * {said}"
+        sentence = f"-({sentence})" if factor == -1 else f"{factor:.5g} * {sentence}"
     if offset:
-        said = f"{said} {'+' if offset > 0 else '-'} {abs(offset):.5g}"
+        sentence = f"{sentence} {'+' if offset > 0 else '-'} {abs(offset):.5g}"
     length = table.lengths[at] + (factor != 1) + (offset != 0)
-    return Expression(said, length, _Affine(table.functions[at], factor, offset), numbers)
+    return Expression(sentence, length, _Affine(table.functions[at], factor, offset), numbers)
 
 
 # --- Series ---------------------------------------------------------------------------------------
@@ -511,20 +523,20 @@ def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]
         solution = torch.linalg.lstsq(powers, sample.given[:, None]).solution[:, 0]
         if not bool(sample.fits(powers @ solution)):
             continue
-        numbers = [float(one) / size**power for power, one in enumerate(solution)]
+        numbers = [float(coefficient) / size**power for power, coefficient in enumerate(solution)]
         least = max(float(sample.noise.max()), _NOTHING * float(sample.given.abs().max()))
         numbers = [
-            0.0 if abs(one) * size**power < 2 * least else float(f"{one:.7g}")
-            for power, one in enumerate(numbers)
+            0.0 if abs(number) * size**power < 2 * least else float(f"{number:.7g}")
+            for power, number in enumerate(numbers)
         ]
-        terms = sum(one != 0 for one in numbers)
+        terms = sum(number != 0 for number in numbers)
         if terms > _MOST_TERMS:
             return  # so many numbers give any smooth function
         if not any(numbers[2:]):
             return  # a factor and an offset, which have kinds
-        said = f"a polynomial of degree {degree}, {_written(numbers)},"
+        sentence = f"a polynomial of degree {degree}, {_written(numbers)},"
         kind = PatternKind.APPROXIMATION if is_near else PatternKind.OTHER_FUNCTION
-        yield Expression(said, 3 + terms, _Polynomial(tuple(numbers)), terms, kind)
+        yield Expression(sentence, 3 + terms, _Polynomial(tuple(numbers)), terms, kind)
         return
 
 
@@ -548,30 +560,34 @@ def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
     """Expressions of two operands: something of the second, and the first."""
     size = a.abs().clamp(min=1e-30)
     given = sample.given.abs().clamp(min=1e-30)
-    for said, pair, inverse, slope in (
+    for sentence, pair, inverse, slope in (
         ("{} * {}", torch.mul, lambda y: y / a, 1 / size),
         ("{} + {}", torch.add, lambda y: y - a, torch.ones_like(a)),
         ("{} - {}", torch.sub, lambda y: a - y, torch.ones_like(a)),
         ("{} / {}", torch.div, lambda y: a / y, size / given.square()),
     ):
-        left = sample.inverted(inverse, slope)
-        if not bool(torch.isfinite(left.given).all()):
-            keep = torch.isfinite(left.given)
+        residual = sample.inverted(inverse, slope)
+        if not bool(torch.isfinite(residual.given).all()):
+            keep = torch.isfinite(residual.given)
             if int(keep.sum()) < _FEWEST:
                 continue
-            left = Sample(left.given[keep], left.noise[keep])
+            residual = Sample(residual.given[keep], residual.noise[keep])
             part = dataclasses.replace(table, values=table.values[:, keep])
         else:
             part = table
-        if _count_values(left.given) < _FEWEST:
+        if _count_values(residual.given) < _FEWEST:
             continue
-        for one in itertools.chain(_plain_ones(left, part), _scaled_ones(left, part)):
-            if one.said == _IDENTITY and not one.numbers:
+        for expression in itertools.chain(
+            _plain_ones(residual, part), _scaled_ones(residual, part)
+        ):
+            if expression.said == _IDENTITY and not expression.numbers:
                 continue  # a plain operation of both: see below
-            inner = one.said.replace("{}", "{1}")
-            words = said.format("{0}", f"({inner})" if one.numbers else inner)
-            compute = _Joined(pair, one.compute)
-            yield dataclasses.replace(one, said=words, length=one.length + 2, compute=compute)
+            inner = expression.said.replace("{}", "{1}")
+            words = sentence.format("{0}", f"({inner})" if expression.numbers else inner)
+            compute = _Joined(pair, expression.compute)
+            yield dataclasses.replace(
+                expression, said=words, length=expression.length + 2, compute=compute
+            )
 
 
 def _count_values(solved: Tensor) -> int:
@@ -591,37 +607,41 @@ class _Joined:
 
 def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[Expression]:
     """w(u(a) op v(b)) of plain functions, with a factor."""
-    plain = {said: FUNCTIONS[said] for said in _PLAIN}
+    plain = {text: FUNCTIONS[text] for text in _PLAIN}
     first, second = (_rows_of(plain, x[None]) or {_IDENTITY: x[None]} for x in (a, b))
     rows, columns = (torch.cat([*one.values()]) for one in (first, second))
     outers = _OF_WHOLE if exact else _PLAIN
-    for said, pair in _PAIRS.items():
+    for sentence, pair in _PAIRS.items():
         both = pair(rows[:, None], columns[None, :]).flatten(0, 1)
         names = list(itertools.product(first, second))
         for outer in outers:
             values = FUNCTIONS[outer](both)
             for at in sample.fits(values).nonzero().flatten().tolist():
-                yield _of_names(said, pair, names[at], outer)
+                yield _of_names(sentence, pair, names[at], outer)
         if exact:
             continue
         plainly = pair(a, b)
         for outer in FUNCTIONS.keys() - set(outers):
             value = _attempted(FUNCTIONS[outer], [plainly])
             if value is not None and bool(sample.fits(value)):
-                yield _of_names(said, pair, (_IDENTITY, _IDENTITY), outer)
+                yield _of_names(sentence, pair, (_IDENTITY, _IDENTITY), outer)
         functions = [_Both(pair, FUNCTIONS[u], FUNCTIONS[v]) for u, v in names]
-        words = [said.format(u.format("{0}"), v.format("{1}")) for u, v in names]
-        lengths = [1 + sum(one != _IDENTITY for one in two) for two in names]
+        words = [sentence.format(u.format("{0}"), v.format("{1}")) for u, v in names]
+        lengths = [1 + sum(name != _IDENTITY for name in two) for two in names]
         table = _Table(words, functions, lengths, both)  # type: ignore[arg-type]
         yield from _scaled_pairs(sample, table)
 
 
 def _scaled_pairs(sample: Sample, table: _Table) -> Iterator[Expression]:
-    for one in _scaled_ones(sample, table):
-        if one.numbers == 1:
-            compute = _AffineOfBoth(one.compute.function, one.compute.factor)  # type: ignore[attr-defined]
-            words = one.said.replace("* ", "* (", 1) + ")" if " * " in one.said else one.said
-            yield dataclasses.replace(one, said=words, compute=compute)
+    for scaled_one in _scaled_ones(sample, table):
+        if scaled_one.numbers == 1:
+            compute = _AffineOfBoth(scaled_one.compute.function, scaled_one.compute.factor)  # type: ignore[attr-defined]
+            words = (
+                scaled_one.said.replace("* ", "* (", 1) + ")"
+                if " * " in scaled_one.said
+                else scaled_one.said
+            )
+            yield dataclasses.replace(scaled_one, said=words, compute=compute)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -645,10 +665,10 @@ class _Both:
 
 
 def _of_names(
-    said: str, pair: Callable[[Tensor, Tensor], Tensor], names: tuple[str, str], outer: str
+    sentence: str, pair: Callable[[Tensor, Tensor], Tensor], names: tuple[str, str], outer: str
 ) -> Expression:
     left, right = names
-    words = outer.format(said.format(left.format("{0}"), right.format("{1}")))
-    length = 1 + sum(one != _IDENTITY for one in (left, right, outer))
+    words = outer.format(sentence.format(left.format("{0}"), right.format("{1}")))
+    length = 1 + sum(name != _IDENTITY for name in (left, right, outer))
     compute = _Both(pair, FUNCTIONS[left], FUNCTIONS[right], FUNCTIONS[outer])
     return Expression(words, length, compute)

@@ -64,8 +64,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
     if name in ("softmax_backward_data", "threshold_backward"):
         yield from _gradient_variations(name)
     if name in ("slice_backward", "select_backward"):
-        said = f"the gradient is given to every place along axis {step.values['dim']}"
-        yield Variation(PatternKind.COPY, said, _given_to_all)
+        sentence = f"the gradient is given to every place along axis {step.values['dim']}"
+        yield Variation(PatternKind.COPY, sentence, _given_to_all)
     if name in ("rsqrt", "sqrt", "reciprocal"):
         yield from _root_variations()
     yield from function_variations(step)
@@ -93,11 +93,11 @@ def _exchanged_results(step: Step) -> Iterator[Variation]:
         for number, value in enumerate(step.run())
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1
     }
-    for place, other in itertools.permutations(results, 2):
-        if results[place].shape == results[other].shape:
-            said = f"result {other} is returned in the place of result {place}"
-            change = partial(_with_result, place=place, other=other)
-            yield Variation(PatternKind.WRONG_INDEX, said, change)
+    for position, other in itertools.permutations(results, 2):
+        if results[position].shape == results[other].shape:
+            sentence = f"result {other} is returned in the place of result {position}"
+            change = partial(_with_result, place=position, other=other)
+            yield Variation(PatternKind.WRONG_INDEX, sentence, change)
 
 
 def _with_result(step: Step, place: int, other: int) -> Any:
@@ -112,34 +112,34 @@ def _with_result(step: Step, place: int, other: int) -> Any:
 def _weight_norm_variations(step: Step) -> Iterator[Variation]:
     """Another length that the direction is divided by, or none."""
     v, dim = step.values["v"], step.values["dim"] % step.values["v"].dim()
-    kept = tuple(one for one in range(v.dim()) if one != dim)
+    kept = tuple(each_axis for each_axis in range(v.dim()) if each_axis != dim)
     axes = {tuple(range(v.dim())): "the whole of v"}
     for axis in kept:
-        others = tuple(one for one in range(v.dim()) if one != axis)
+        others = tuple(other_axis for other_axis in range(v.dim()) if other_axis != axis)
         axes[others] = f"each slice along axis {axis}"
         axes[(axis,)] = f"each line along axis {axis}"
     for dims, words in axes.items():
         if dims != kept:
-            said = f"v is divided by the length of {words}, not of each slice along axis {dim}"
+            sentence = f"v is divided by the length of {words}, not of each slice along axis {dim}"
             yield Variation(
-                PatternKind.WRONG_AXIS, said, _with_first(partial(_weight_norm, dims=dims))
+                PatternKind.WRONG_AXIS, sentence, _with_first(partial(_weight_norm, dims=dims))
             )
     for power, words in ((1.0, "the sum of magnitudes"), (torch.inf, "the largest magnitude")):
-        said = f"v is divided by {words} of each slice, not by its length"
+        sentence = f"v is divided by {words} of each slice, not by its length"
         change = partial(_weight_norm, dims=kept, power=power)
-        yield Variation(PatternKind.STATISTICS, said, _with_first(change))
+        yield Variation(PatternKind.STATISTICS, sentence, _with_first(change))
     for length, words in (
-        (lambda one: one.square(), "the square of its length"),
-        (lambda one: one.sqrt(), "the root of its length"),
+        (lambda value: value.square(), "the square of its length"),
+        (lambda value: value.sqrt(), "the root of its length"),
     ):
-        said = f"each slice of v is divided by {words}"
+        sentence = f"each slice of v is divided by {words}"
         change = partial(_weight_norm, dims=kept, bend=length)
-        yield Variation(PatternKind.STATISTICS, said, _with_first(change))
-    for said, compute in (
+        yield Variation(PatternKind.STATISTICS, sentence, _with_first(change))
+    for sentence, compute in (
         ("v is not divided by its length", lambda step: step.values["v"] * step.values["g"]),
         ("v is not multiplied by g", lambda step: _weight_norm(step, kept, scaled=False)),
     ):
-        yield Variation(PatternKind.MISSING_OPERAND, said, _with_first(compute))
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, _with_first(compute))
 
 
 def _weight_norm(
@@ -147,7 +147,7 @@ def _weight_norm(
     dims: tuple[int, ...],
     *,
     power: float = 2.0,
-    bend: Callable[[Tensor], Tensor] = lambda one: one,
+    bend: Callable[[Tensor], Tensor] = lambda value: value,
     scaled: bool = True,
 ) -> Tensor:
     v, g = step.values["v"], step.values["g"]
@@ -162,17 +162,17 @@ def _weight_norm(
 def _gradient_variations(name: str) -> Iterator[Variation]:
     if name == "threshold_backward":
         for word, compute in dict(COMPARISONS.values()).items():
-            said = f"the gradient passes where the input is {word} the threshold, not >"
-            yield Variation(PatternKind.MASK, said, partial(_passed, compute=compute))
+            sentence = f"the gradient passes where the input is {word} the threshold, not >"
+            yield Variation(PatternKind.MASK, sentence, partial(_passed, compute=compute))
         return
-    said = "the sum over the row is left out of the gradient"
-    yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_sum)
-    said = "the gradient is that of log_softmax"
-    yield Variation(PatternKind.OTHER_FUNCTION, said, _gradient_of_logarithm)
-    said = "only the diagonal of the derivative counts"
-    yield Variation(PatternKind.MISSING_OPERAND, said, _diagonal_gradient)
-    said = "the gradient is not multiplied by the softmax"
-    yield Variation(PatternKind.MISSING_OPERAND, said, _gradient_without_factor)
+    sentence = "the sum over the row is left out of the gradient"
+    yield Variation(PatternKind.MISSING_OPERAND, sentence, _gradient_without_sum)
+    sentence = "the gradient is that of log_softmax"
+    yield Variation(PatternKind.OTHER_FUNCTION, sentence, _gradient_of_logarithm)
+    sentence = "only the diagonal of the derivative counts"
+    yield Variation(PatternKind.MISSING_OPERAND, sentence, _diagonal_gradient)
+    sentence = "the gradient is not multiplied by the softmax"
+    yield Variation(PatternKind.MISSING_OPERAND, sentence, _gradient_without_factor)
 
 
 def _gradient_of_logarithm(step: Step) -> Tensor:
@@ -188,13 +188,13 @@ def _diagonal_gradient(step: Step) -> Tensor:
 
 
 def _norm_gradient_variations() -> Iterator[Variation]:
-    for said, centred, scaled in (
+    for sentence, centred, scaled in (
         ("the gradient through the mean is left out", False, True),
         ("the gradient through the deviation is left out", True, False),
         ("the gradients through mean and deviation are left out", False, False),
     ):
         change = partial(_norm_gradient, centred=centred, scaled=scaled)
-        yield Variation(PatternKind.MISSING_OPERAND, said, _with_first(change))
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, _with_first(change))
 
 
 def _norm_gradient(step: Step, *, centred: bool, scaled: bool) -> Tensor:
@@ -240,8 +240,8 @@ def _root_variations() -> Iterator[Variation]:
             outer = step.run(self=step.values["self"] - eps)
             return outer + eps if step.name == "sqrt" else 1 / (1 / outer + eps)
 
-        said = f"eps ({eps:g}) is added to the root, not to what is under it"
-        yield Variation(PatternKind.EPS, said, moved)
+        sentence = f"eps ({eps:g}) is added to the root, not to what is under it"
+        yield Variation(PatternKind.EPS, sentence, moved)
         for by, words in ((-eps, "left out"), (eps, "added twice")):
 
             def shifted(step: Step, by: float = by) -> Any:

@@ -69,7 +69,9 @@ def _decomposed(step: Step) -> tuple[Formula, ...]:
     if decompose is None or "backward" not in step.name:
         return ()
     results = range(count_results(step.operator))
-    return tuple(Formula(partial(_write_apart, decompose, one), output=one) for one in results)
+    return tuple(
+        Formula(partial(_write_apart, decompose, output), output=output) for output in results
+    )
 
 
 def _write_apart(decompose: Callable[..., Any], output: int, step: Step, at: Writer) -> Tensor:
@@ -108,17 +110,19 @@ class _Apart(DispatchMode):
         kwargs = kwargs or {}
         kind = traits(func)
         name = kind.name.strip("_")
-        given = tensors_of(list(args))
-        said = self._name(args[0]) if kind.view else f"{name}({', '.join(map(self._name, args))})"
-        if kind.view or kind.mutates or not given or count_results(func) != 1:
+        tensors = tensors_of(list(args))
+        sentence = (
+            self._name(args[0]) if kind.view else f"{name}({', '.join(map(self._name, args))})"
+        )
+        if kind.view or kind.mutates or not tensors or count_results(func) != 1:
             value = func(*args, **kwargs)
         else:
             self._steps += 1
-            is_short = len(said) <= _LONGEST
-            role = f"step {self._steps}, {said}" if is_short else f"step {self._steps}, {name}"
+            is_short = len(sentence) <= _LONGEST
+            role = f"step {self._steps}, {sentence}" if is_short else f"step {self._steps}, {name}"
             value = self._at(role, func, *args, **kwargs)
         if isinstance(value, torch.Tensor):
-            self._names[id(value)] = said if len(said) <= _LONGEST else "...", value
+            self._names[id(value)] = sentence if len(sentence) <= _LONGEST else "...", value
         return value
 
     def _name(self, value: Any) -> str:
@@ -298,7 +302,7 @@ def _write_spread(step: Step, at: Writer) -> Tensor:
     apart = at("the deviations", aten.sub.Tensor, x, mean)
     squares = at("the squares", aten.square.default, apart)
     total = at("the sum", aten.sum.dim_IntList, squares, dims, keep)
-    count = total.new_tensor(float(math.prod(x.shape[one] for one in dims) - less))
+    count = total.new_tensor(float(math.prod(x.shape[dim] for dim in dims) - less))
     value = at("the divisor", aten.div.Tensor, total, count)
     return at("the root", aten.sqrt.default, value) if step.name.startswith("std") else value
 
@@ -464,8 +468,8 @@ def _write_class_loss(step: Step, at: Writer) -> Tensor:
         weights = weight[index.reshape(-1)]
         picked = at("the weight of the terms", aten.mul.Tensor, picked, weights)
         counts = at("the weight of the count", aten.mul.Tensor, counts, weights)
-    kept = at("the ignored", aten.mul.Tensor, picked, (counts != 0).to(x.dtype))
-    terms = at("the sign", aten.neg.default, kept)
+    picked_terms = at("the ignored", aten.mul.Tensor, picked, (counts != 0).to(x.dtype))
+    terms = at("the sign", aten.neg.default, picked_terms)
     if values["reduction"] not in (_MEAN, _SUM):
         return terms.reshape(target.shape)
     total = at("the sum", aten.sum.dim_IntList, terms, [0], False)
@@ -496,14 +500,14 @@ def _write_distance_gradient(step: Step, at: Writer) -> Tensor:
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def _write_attention_gradient(wanted: str, step: Step, at: Writer) -> Tensor:
+def _write_attention_gradient(target: str, step: Step, at: Writer) -> Tensor:
     """The gradient of the query, the key or the value."""
     values = step.values
     query, key, value = (values[name] for name in ("query", "key", "value"))
     grad = values.get("grad_out", values.get("grad_out_"))
     scale = values["scale"] or query.shape[-1] ** -0.5
     chances = _chances(step, scale)
-    if wanted == "value":
+    if target == "value":
         return at("the product of chances and gradient", aten.matmul.default, chances.mT, grad)
     inner = at("the gradient of the chances", aten.matmul.default, grad, value.mT)
     products = at("the products with the result", aten.mul.Tensor, grad, values["out"])
@@ -511,7 +515,7 @@ def _write_attention_gradient(wanted: str, step: Step, at: Writer) -> Tensor:
     apart = at("the difference", aten.sub.Tensor, inner, total)
     scores = at("the gradient of the scores", aten.mul.Tensor, chances, apart)
     scores = at("the scale", aten.mul.Tensor, scores, scores.new_tensor(scale))
-    if wanted == "query":
+    if target == "query":
         return at("the product with the keys", aten.matmul.default, scores, key)
     return at("the product with the queries", aten.matmul.default, scores.mT, query)
 
@@ -584,4 +588,4 @@ _FORMULAS: Mapping[str, tuple[Formula, ...]] = {
 def divisor_of(step: Step) -> int:
     """How many elements a mean has."""
     dims = step.values["dim"]
-    return math.prod(step.values["self"].shape[one] for one in dims)
+    return math.prod(step.values["self"].shape[dim] for dim in dims)

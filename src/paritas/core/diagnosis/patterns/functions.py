@@ -176,18 +176,18 @@ def function_variations(step: Step) -> Iterator[Variation]:
                 )
         yield from _operand_changes(step)
     if name in _BY_SIZE:
-        said = f"the operand of the {_BY_SIZE[name]} size, whatever its sign"
-        yield Variation(kind, said, _chosen_by_size)
+        sentence = f"the operand of the {_BY_SIZE[name]} size, whatever its sign"
+        yield Variation(kind, sentence, _chosen_by_size)
     if name == "where":
         for word in ("maximum", "minimum"):
-            said = f"the {word} of the two branches, whatever the condition"
-            yield Variation(kind, said, partial(_of_branches, compute=_BINARY[word]))
+            sentence = f"the {word} of the two branches, whatever the condition"
+            yield Variation(kind, sentence, partial(_of_branches, compute=_BINARY[word]))
     if name == "to_copy":
         yield from _cast_variations(step)
     if name in _SIBLINGS:
         sibling = getattr(torch.ops.aten, _SIBLINGS[name])
-        said = f"{_SIBLINGS[name].strip('_')} instead of {name}"
-        yield Variation(kind, said, partial(_sibling, function=sibling))
+        sentence = f"{_SIBLINGS[name].strip('_')} instead of {name}"
+        yield Variation(kind, sentence, partial(_sibling, function=sibling))
     if name in COMPARISONS:
         yield from _comparison_variations(name)
     if name in _LOGICAL:
@@ -196,40 +196,40 @@ def function_variations(step: Step) -> Iterator[Variation]:
 
 def _unary_variations(name: str) -> Iterator[Variation]:
     for words, compute in _HALVES.items() if name == "round" else ():
-        said = f"halves are rounded {words}, not to the even number"
-        yield Variation(PatternKind.TIE_BREAKING, said, partial(_unary, compute=compute))
+        sentence = f"halves are rounded {words}, not to the even number"
+        yield Variation(PatternKind.TIE_BREAKING, sentence, partial(_unary, compute=compute))
     for other, compute in UNARY.items():
         if other != name:
-            said = f"{other} instead of {name}"
-            yield Variation(PatternKind.OTHER_FUNCTION, said, partial(_unary, compute=compute))
+            sentence = f"{other} instead of {name}"
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, partial(_unary, compute=compute))
     if name == "neg":
         return
-    for said, compose in _COMPOSED.items():
+    for sentence, compose in _COMPOSED.items():
         change = partial(_composed, compose=compose)
-        yield Variation(PatternKind.OTHER_FUNCTION, said.format(name), change)
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence.format(name), change)
     if name == "pow":
         return
-    said = f"the argument of {name} is negated"
-    yield Variation(PatternKind.SIGN, said, partial(_with_inner, factor=-1.0))
+    sentence = f"the argument of {name} is negated"
+    yield Variation(PatternKind.SIGN, sentence, partial(_with_inner, factor=-1.0))
     for factor, words in _INNER.items():
-        said = f"the argument of {name} is multiplied by {words}"
-        yield Variation(PatternKind.FACTOR, said, partial(_with_inner, factor=factor))
+        sentence = f"the argument of {name} is multiplied by {words}"
+        yield Variation(PatternKind.FACTOR, sentence, partial(_with_inner, factor=factor))
 
 
 def _operand_changes(step: Step) -> Iterator[Variation]:
     """One of two operands left out, or a factor applied twice."""
     first, second = list(step.values)[:2]
-    for left_out, kept in ((second, first), (first, second)):
-        if isinstance(step.values[kept], torch.Tensor):
-            change = partial(_one_operand, name=kept)
-            said = f"{left_out} is left out"
+    for left_out, operand_name in ((second, first), (first, second)):
+        if isinstance(step.values[operand_name], torch.Tensor):
+            change = partial(_one_operand, name=operand_name)
+            sentence = f"{left_out} is left out"
             number = step.values[left_out]
             is_eps = isinstance(number, float) and step.name == "add" and number <= LARGEST_EPS
             kind = PatternKind.EPS if is_eps else PatternKind.MISSING_OPERAND
-            yield Variation(kind, said, change)
+            yield Variation(kind, sentence, change)
     if step.name in ("mul", "div"):
-        said = f"{second} is applied twice"
-        yield Variation(PatternKind.FACTOR, said, lambda step: step.run(self=step.run()))
+        sentence = f"{second} is applied twice"
+        yield Variation(PatternKind.FACTOR, sentence, lambda step: step.run(self=step.run()))
 
 
 def _one_operand(step: Step, name: str) -> Tensor:
@@ -253,13 +253,13 @@ def _cast_variations(step: Step) -> Iterator[Variation]:
         return
     if value.is_floating_point():
         for words, compute in _TO_WHOLE.items():
-            said = f"{words}, not cut off"
+            sentence = f"{words}, not cut off"
             change = partial(_cast_of, compute=compute)
-            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     limits = torch.iinfo(dtype)
     saturate = partial(torch.clamp, min=limits.min, max=limits.max)
-    said = f"values beyond the range of {str(dtype).removeprefix('torch.')} are clipped to it"
-    yield Variation(PatternKind.CLIPPED, said, partial(_cast_of, compute=saturate))
+    sentence = f"values beyond the range of {str(dtype).removeprefix('torch.')} are clipped to it"
+    yield Variation(PatternKind.CLIPPED, sentence, partial(_cast_of, compute=saturate))
 
 
 def _cast_of(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
@@ -278,8 +278,8 @@ def _logical_variations(name: str) -> Iterator[Variation]:
     right = _LOGICAL[name][0]
     for word, compute in dict(_LOGICAL.values()).items():
         if word != right:
-            said = f"the masks are joined with {word} instead of {right}"
-            yield Variation(PatternKind.MASK, said, partial(_binary, compute=compute))
+            sentence = f"the masks are joined with {word} instead of {right}"
+            yield Variation(PatternKind.MASK, sentence, partial(_binary, compute=compute))
 
 
 def _with_moved_side(step: Step, by: int) -> Any:
@@ -290,12 +290,12 @@ def _comparison_variations(name: str) -> Iterator[Variation]:
     sign = COMPARISONS[name][0]
     for other, (word, compute) in COMPARISONS.items():
         if other != name:
-            said = f"the comparison is {word} instead of {sign}"
-            yield Variation(PatternKind.MASK, said, partial(_binary, compute=compute))
+            sentence = f"the comparison is {word} instead of {sign}"
+            yield Variation(PatternKind.MASK, sentence, partial(_binary, compute=compute))
     for by in (1, -1):
         size = "large" if by > 0 else "small"
-        said = f"the mask is off by one: the right side of {sign} is one too {size}"
-        yield Variation(PatternKind.MASK, said, partial(_with_moved_side, by=by))
+        sentence = f"the mask is off by one: the right side of {sign} is one too {size}"
+        yield Variation(PatternKind.MASK, sentence, partial(_with_moved_side, by=by))
 
 
 def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:

@@ -47,12 +47,12 @@ def step_variations(step: Step) -> Iterator[Variation]:
     if step.name in _TWICE:
         yield from _pair_variations(step, values[0], values[1])
     elif (step.name in UNARY or step.name in _WITH_NUMBERS) and "self" in step.values:
-        said = f"{step.name} is left out"
+        sentence = f"{step.name} is left out"
         kind = PatternKind.SIGN if step.name == "neg" else PatternKind.OTHER_FUNCTION
-        yield Variation(kind, said, partial(_one_operand, name="self"))
+        yield Variation(kind, sentence, partial(_one_operand, name="self"))
         if step.name in UNARY and step.name != "neg":
-            said = f"{step.name} is applied twice"
-            yield Variation(PatternKind.OTHER_FUNCTION, said, _done_twice)
+            sentence = f"{step.name} is applied twice"
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, _done_twice)
 
 
 def _pair_variations(step: Step, left: Any, right: Any) -> Iterator[Variation]:
@@ -61,20 +61,20 @@ def _pair_variations(step: Step, left: Any, right: Any) -> Iterator[Variation]:
     is_product = step.name in ("mul", "div")
     small = isinstance(right, float) and not is_product and abs(right) <= LARGEST_EPS
     left_out = PatternKind.EPS if small else PatternKind.MISSING_OPERAND
-    said = f"the second operand of {step.name} is left out"
-    yield Variation(left_out, said, partial(_one_operand, name="self"))
+    sentence = f"the second operand of {step.name} is left out"
+    yield Variation(left_out, sentence, partial(_one_operand, name="self"))
     if isinstance(right, torch.Tensor):
-        said = f"the first operand of {step.name} is left out"
-        yield Variation(left_out, said, partial(_one_operand, name="other"))
-    said = f"the second operand of {step.name} is applied twice"
+        sentence = f"the first operand of {step.name} is left out"
+        yield Variation(left_out, sentence, partial(_one_operand, name="other"))
+    sentence = f"the second operand of {step.name} is applied twice"
     twice = PatternKind.EPS if small else PatternKind.FACTOR
     if isinstance(right, torch.Tensor) and right.dim() == 1 and not is_product:
         twice = PatternKind.REPEATED_BIAS
-    yield Variation(twice, said, _done_twice)
+    yield Variation(twice, sentence, _done_twice)
     if isinstance(right, torch.Tensor) and step.name == "mul":
-        for name, one in (("self", left), ("other", right)):
-            if one.dim() <= 1 < max(left.dim(), right.dim()):
-                for said, change in (
+        for name, operand in (("self", left), ("other", right)):
+            if operand.dim() <= 1 < max(left.dim(), right.dim()):
+                for sentence, change in (
                     ("1 + the factor is taken instead of the factor", _one_more),
                     ("the factor - 1 is taken instead of the factor", _one_less),
                     ("the square of the factor is taken", torch.square),
@@ -82,7 +82,7 @@ def _pair_variations(step: Step, left: Any, right: Any) -> Iterator[Variation]:
                     ("the inverse of the factor is taken", torch.reciprocal),
                 ):
                     altered = partial(_with_operand, name=name, change=change)
-                    yield Variation(PatternKind.FACTOR, said, altered)
+                    yield Variation(PatternKind.FACTOR, sentence, altered)
 
 
 def _one_more(value: Tensor) -> Tensor:
@@ -110,8 +110,10 @@ def _done_twice(step: Step) -> Any:
 
 def alteration_variations() -> Iterator[Variation]:
     """The result of one of several operators is left out, or negated."""
-    said = "it is left out: 0 is used"
-    yield Variation(PatternKind.MISSING_OPERAND, said, partial(_altered, alter=torch.zeros_like))
+    sentence = "it is left out: 0 is used"
+    yield Variation(
+        PatternKind.MISSING_OPERAND, sentence, partial(_altered, alter=torch.zeros_like)
+    )
     yield Variation(PatternKind.SIGN, "it is negated", partial(_altered, alter=torch.neg))
 
 
@@ -132,8 +134,8 @@ def reduction_variations(step: Step) -> Iterator[Variation]:
         return
     x, dims = step.values["self"], reduced_dims(step)
     if step.name in ("argmax", "argmin") and step.values.get("dim") is not None:
-        said = "the position is that in the whole memory, not along the axis"
-        yield Variation(PatternKind.WRONG_INDEX, said, partial(_in_memory, dim=dims[0]))
+        sentence = "the position is that in the whole memory, not along the axis"
+        yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_in_memory, dim=dims[0]))
     yield from _other_axes(step, x, dims)
     yield from _other_rows(step, x, dims)
 
@@ -144,10 +146,10 @@ def selection_variations(step: Step) -> Iterator[Variation]:
         return
     for dim in reduced_dims(step):
         size = step.values["self"].shape[dim]
-        for kind, said, places in _selections(size):
+        for kind, sentence, places in _selections(size):
             if len(places) == 1 and step.name != "sum":
                 continue  # another number of the same elements: one of them
-            words = f"{said} along axis {dim}"
+            words = f"{sentence} along axis {dim}"
             change = partial(_selected, dim=dim, places=places)
             yield Variation(kind, words, change)
             if step.name in _AVERAGES:
@@ -166,24 +168,24 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
     tiles = [tile for tile in _TILES if tile < size]
     counts = {*range(1, _FEW), size // 2, size - size // 2, size - 1}
     counts |= {size - tile for tile in tiles}
-    for count in sorted(one for one in counts - set(tails(size)) if 0 < one < size):
+    for count in sorted(length for length in counts - set(tails(size)) if 0 < length < size):
         kind = PatternKind.PARTIAL_SUM
         yield kind, f"the last {count} of {size} elements are left out", every[:-count]
         yield kind, f"the first {count} of {size} elements are left out", every[count:]
-    for stride in sorted({2, 4, *(one for one in range(3, 9) if size % one == 0)}):
+    for stride in sorted({2, 4, *(width for width in range(3, 9) if size % width == 0)}):
         for start in range(stride if stride < size else 0):
-            said = f"only every element number {start} of {stride} counts"
-            yield PatternKind.PARTIAL_SUM, said, every[start::stride]
-    for tile in (one for one in tiles[1:] if 2 * one < size):
+            sentence = f"only every element number {start} of {stride} counts"
+            yield PatternKind.PARTIAL_SUM, sentence, every[start::stride]
+    for tile in (width for width in tiles[1:] if 2 * width < size):
         for start in range(tile, size - tile, tile)[:_FEW]:
-            said = f"elements {start} to {start + tile - 1} of {size} are left out"
-            kept = torch.cat([every[:start], every[start + tile :]])
-            yield PatternKind.PARTIAL_SUM, said, kept
+            sentence = f"elements {start} to {start + tile - 1} of {size} are left out"
+            selection = torch.cat([every[:start], every[start + tile :]])
+            yield PatternKind.PARTIAL_SUM, sentence, selection
     for tile in (1, *tiles):
         kind = PatternKind.DOUBLED_REDUCTION
         for start in {0, size - tile}:
-            said = f"elements {start} to {start + tile - 1} of {size} count twice"
-            yield kind, said, torch.cat([every, every[start : start + tile]])
+            sentence = f"elements {start} to {start + tile - 1} of {size} count twice"
+            yield kind, sentence, torch.cat([every, every[start : start + tile]])
 
 
 def _selected(step: Step, dim: int, places: Tensor) -> Any:
@@ -208,14 +210,14 @@ def _other_axes(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
         return
     for count in range(1, x.dim() + 1):
         for other in itertools.combinations(range(x.dim()), count):
-            if other == dims or math.prod(x.shape[one] for one in other) == 1:
+            if other == dims or math.prod(x.shape[axis_number] for axis_number in other) == 1:
                 continue
             if isinstance(dim, int) and count > 1:
                 continue
-            said = f"along axes {list(other)} instead of {list(dims)}"
+            sentence = f"along axes {list(other)} instead of {list(dims)}"
             given = other[0] if isinstance(dim, int) else list(other)
             change = partial(_along, dim=given)
-            yield Variation(PatternKind.WRONG_AXIS, said, change)
+            yield Variation(PatternKind.WRONG_AXIS, sentence, change)
 
 
 def _in_memory(step: Step, dim: int) -> Tensor:
@@ -234,16 +236,16 @@ def _other_rows(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
     if not step.values.get("keepdim"):
         return
     kind = PatternKind.WRONG_INDEX
-    for axis in (one for one in range(x.dim()) if one not in dims and x.shape[one] > 1):
+    for axis in (dim for dim in range(x.dim()) if dim not in dims and x.shape[dim] > 1):
         for by in (1, -1):
             where = "before" if by > 0 else "after"
-            said = f"that of the row {where} the right one along axis {axis} is used"
+            sentence = f"that of the row {where} the right one along axis {axis} is used"
             for edge in (False, True):
                 change = partial(_of_neighbour, axis=axis, by=by, edge=edge)
-                yield Variation(kind, said, change)
-        for place, words in ((0, "first"), (x.shape[axis] - 1, "last")):
-            said = f"that of the {words} row along axis {axis} is used for all"
-            yield Variation(kind, said, partial(_of_one_row, axis=axis, place=place))
+                yield Variation(kind, sentence, change)
+        for position, words in ((0, "first"), (x.shape[axis] - 1, "last")):
+            sentence = f"that of the {words} row along axis {axis} is used for all"
+            yield Variation(kind, sentence, partial(_of_one_row, axis=axis, place=position))
 
 
 def _of_neighbour(step: Step, axis: int, by: int, *, edge: bool) -> Tensor:
@@ -271,25 +273,25 @@ def running_variations(step: Step) -> Iterator[Variation]:
     """A running sum or product that starts again, or that begins with something else."""
     x, name = step.values.get("self"), step.name
     if name in _OPPOSITES:
-        said = f"{_OPPOSITES[name].__name__} instead of {name}"
+        sentence = f"{_OPPOSITES[name].__name__} instead of {name}"
         opposite = partial(_opposite, function=_OPPOSITES[name])
-        yield Variation(PatternKind.WRONG_REDUCTION, said, opposite)
+        yield Variation(PatternKind.WRONG_REDUCTION, sentence, opposite)
     if name not in _NEUTRAL or not isinstance(x, torch.Tensor) or not x.dim():
         return
     size = x.shape[step.values["dim"]]
-    for place in [*range(1, size)][:_MOST_STARTS]:
-        said = f"what comes before element {place} is not carried over"
-        yield Variation(PatternKind.PARTIAL_SUM, said, partial(_restarted, sizes=[place]))
+    for position in [*range(1, size)][:_MOST_STARTS]:
+        sentence = f"what comes before element {position} is not carried over"
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(_restarted, sizes=[position]))
     for length in range(2, min(size // 2 + 1, _MOST_STARTS)):
-        said = f"it starts again every {length} elements: the sum so far is not carried over"
+        sentence = f"it starts again every {length} elements: the sum so far is not carried over"
         sizes = [length] * (size // length)
-        yield Variation(PatternKind.PARTIAL_SUM, said, partial(_restarted, sizes=sizes))
-    said = "the first element is left out"
-    yield Variation(PatternKind.OFF_BY_ONE, said, _without_first)
-    said = "the first element counts twice"
-    yield Variation(PatternKind.DOUBLED_REDUCTION, said, _with_first_twice)
-    said = "it is not started again with each row"
-    yield Variation(PatternKind.WRONG_AXIS, said, _over_all_rows)
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(_restarted, sizes=sizes))
+    sentence = "the first element is left out"
+    yield Variation(PatternKind.OFF_BY_ONE, sentence, _without_first)
+    sentence = "the first element counts twice"
+    yield Variation(PatternKind.DOUBLED_REDUCTION, sentence, _with_first_twice)
+    sentence = "it is not started again with each row"
+    yield Variation(PatternKind.WRONG_AXIS, sentence, _over_all_rows)
 
 
 # So many places and lengths are tried.
@@ -331,14 +333,14 @@ def _over_all_rows(step: Step) -> Any:
 
 def moved_eps(eps: float) -> Iterator[Variation]:
     """A root whose eps was meant to be added to what is under it."""
-    for said, change in (
+    for sentence, change in (
         ("added to the root, not to what is under it", _eps_on_the_root),
         ("added to the result, not to what is under the root", _eps_on_the_result),
         ("the least value under the root, not added", _eps_as_least),
         ("left out", _without_eps),
         ("added twice", _with_eps_twice),
     ):
-        yield Variation(PatternKind.EPS, f"eps ({eps:.3g}) is {said}", partial(change, eps=eps))
+        yield Variation(PatternKind.EPS, f"eps ({eps:.3g}) is {sentence}", partial(change, eps=eps))
 
 
 def _eps_on_the_root(step: Step, eps: float) -> Any:

@@ -32,25 +32,25 @@ def propose_items(case: Case, items: Sequence[Tensor], *, is_picked: bool) -> li
     """
     cost = math.log2(1 + len(items))
     alike = [
-        (place, widen(one)) for place, one in enumerate(items) if tuple(one.shape) == case.shape
+        (index, widen(item)) for index, item in enumerate(items) if tuple(item.shape) == case.shape
     ]
     right = next(
         (
-            place
-            for place, one in alike
-            if trusted_formula(case, functools.partial(widen, one)) is not None
+            index
+            for index, operand in alike
+            if trusted_formula(case, functools.partial(widen, operand)) is not None
         ),
         None,
     )
-    for place, one in alike:
-        if right is not None and place != right:
-            said = f"item {place} instead of item {right}"
+    for position, tensor in alike:
+        if right is not None and position != right:
+            sentence = f"item {position} instead of item {right}"
             kind = PatternKind.WRONG_INDEX
-            pattern = supported_pattern(case, one, kind, said, cost=cost)
+            pattern = supported_pattern(case, tensor, kind, sentence, cost=cost)
             if pattern is not None:
                 return [pattern]
     is_known = is_picked and right is not None
-    return _propose_slices(case, [one for _, one in alike]) if is_known else []
+    return _propose_slices(case, [operand for _, operand in alike]) if is_known else []
 
 
 def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
@@ -59,12 +59,12 @@ def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
         every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
         if every is None or every.numel() * size > _MOST_COMPARED:
             continue
-        rows, wanted = (one.movedim(axis, 0).flatten(1) for one in (every, case.given))
-        source = torch.cdist(wanted.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
-        said = f"the slices along axis {axis} are those of other items"
+        rows, target = (tensor.movedim(axis, 0).flatten(1) for tensor in (every, case.given))
+        source = torch.cdist(target.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
+        sentence = f"the slices along axis {axis} are those of other items"
         cost = size * math.log2(len(rows))
         value = every.index_select(axis, source)
-        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, said, cost=cost)
+        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, sentence, cost=cost)
         if pattern is not None:
             return [pattern]
     return []

@@ -23,7 +23,7 @@ def layout_variations(step: Step) -> Iterator[Variation]:
     if step.name == "glu":
         size = step.values["self"].shape[step.values["dim"]]
         half = torch.arange(size) % (size // 2)
-        for kind, said, order in (
+        for kind, sentence, order in (
             (
                 PatternKind.SWAPPED_OPERANDS,
                 "the halves are exchanged",
@@ -32,23 +32,23 @@ def layout_variations(step: Step) -> Iterator[Variation]:
             (PatternKind.COPY, "the first half is used for both", half),
             (PatternKind.COPY, "the second half is used for both", half + size // 2),
         ):
-            yield Variation(kind, said, partial(_with_order, order=order))
+            yield Variation(kind, sentence, partial(_with_order, order=order))
     elif step.name == "constant_pad_nd":
         for mode in ("reflect", "replicate", "circular"):
-            said = f"the padding is {mode!r}, not a constant"
-            yield Variation(PatternKind.ARGUMENT, said, partial(_padded, mode=mode))
+            sentence = f"the padding is {mode!r}, not a constant"
+            yield Variation(PatternKind.ARGUMENT, sentence, partial(_padded, mode=mode))
         sides = list(step.values["pad"])
         other = [side for at in range(0, len(sides), 2) for side in (sides[at + 1], sides[at])]
         if other != sides:
-            said = "the padding is on the other side"
-            yield Variation(PatternKind.SHIFT, said, partial(_padded_as, sides=other))
+            sentence = "the padding is on the other side"
+            yield Variation(PatternKind.SHIFT, sentence, partial(_padded_as, sides=other))
     elif not step.name.endswith("backward"):  # which is resized the other way round
         rank = next(iter(step.values.values())).dim() - 2
         for mode in _MODES.get(rank, ()):
             for corners in (False, True) if "linear" in mode or "cubic" in mode else (None,):
-                said = f"it is resized by {mode!r}{' between corners' if corners else ''}"
+                sentence = f"it is resized by {mode!r}{' between corners' if corners else ''}"
                 change = partial(_resized, mode=mode, corners=corners)
-                yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+                yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 def _with_order(step: Step, order: torch.Tensor) -> Any:

@@ -28,31 +28,31 @@ def letter_variations(step: Step) -> Iterator[Variation]:
         return
     before, result = equation.split("->")
     terms = before.split(",")
-    if any(len(term) != one.dim() for term, one in zip(terms, tensors, strict=True)):
+    if any(len(term) != tensor.dim() for term, tensor in zip(terms, tensors, strict=True)):
         return
     sizes = {
         letter: size
-        for term, one in zip(terms, tensors, strict=True)
-        for letter, size in zip(term, one.shape, strict=True)
+        for term, tensor in zip(terms, tensors, strict=True)
+        for letter, size in zip(term, tensor.shape, strict=True)
     }
-    for place, term in enumerate([*terms, result]):
-        others = _other_letters(term, sizes, is_result=place == len(terms))
+    for position, term in enumerate([*terms, result]):
+        others = _other_letters(term, sizes, is_result=position == len(terms))
         for other in itertools.islice(others, _MOST_TRIED):
             changed = [*terms, result]
-            changed[place] = other
+            changed[position] = other
             if not set(changed[-1]) <= set("".join(changed[:-1])):
                 continue
-            said = f"{term} is read as {other} in {equation}"
+            sentence = f"{term} is read as {other} in {equation}"
             is_turned = sorted(other) == sorted(term)
             kind = PatternKind.TRANSPOSE if is_turned else PatternKind.WRONG_INDEX
             other_equation = f"{','.join(changed[:-1])}->{changed[-1]}"
-            yield Variation(kind, said, partial(_with_equation, equation=other_equation))
+            yield Variation(kind, sentence, partial(_with_equation, equation=other_equation))
 
 
 def _other_letters(term: str, sizes: dict[str, int], *, is_result: bool) -> Iterator[str]:
     """Orders of the same letters first, then other letters."""
-    choices = [[one for one in sizes if sizes[one] == sizes[letter]] for letter in term]
-    others = ["".join(one) for one in itertools.islice(itertools.product(*choices), 4096)]
+    choices = [[size for size in sizes if sizes[size] == sizes[letter]] for letter in term]
+    others = ["".join(letters) for letters in itertools.islice(itertools.product(*choices), 4096)]
     for is_turned in (True,) if is_result else (True, False):
         for other in others:
             is_order = sorted(other) == sorted(term)

@@ -78,9 +78,9 @@ def propose_steps(case: Case) -> Iterator[Pattern | None]:
 
 
 def _resembles(case: Case) -> bool:
-    right, given = case.right.flatten(), case.given.flatten()
-    size = float(right.norm() * given.norm())
-    return size > 0 and float(right @ given) >= _RESEMBLES * size
+    right, candidate = case.right.flatten(), case.given.flatten()
+    size = float(right.norm() * candidate.norm())
+    return size > 0 and float(right @ candidate) >= _RESEMBLES * size
 
 
 # --- Which values share a scale -------------------------------------------------------------------
@@ -103,7 +103,7 @@ class _Grouping:
 
 def _whole_slices(case: Case) -> Iterator[_Grouping]:
     shape = case.shape
-    yield _Grouping("", lambda one: one.reshape(1, -1), lambda one: one.reshape(shape))
+    yield _Grouping("", lambda value: value.reshape(1, -1), lambda value: value.reshape(shape))
     if len(shape) < 2:  # noqa: PLR2004
         return
     for axis, size in enumerate(shape):
@@ -136,14 +136,14 @@ def _along(case: Case, axis: int, *, first: bool) -> _Grouping:
             value.movedim(axis, 0).flatten(1) if first else value.movedim(axis, -1).flatten(0, -2)
         )
 
-    rest = [size for place, size in enumerate(shape) if place != axis]
+    rest = [size for position, size in enumerate(shape) if position != axis]
     moved = [shape[axis], *rest] if first else [*rest, shape[axis]]
 
     def join(value: Tensor) -> Tensor:
         return value.reshape(moved).movedim(0 if first else -1, axis)
 
-    said = f"along axis {axis_number(case.context, axis)}"
-    words = f"each slice {said}" if first else f"each line {said}"
+    sentence = f"along axis {axis_number(case.context, axis)}"
+    words = f"each slice {sentence}" if first else f"each line {sentence}"
     if first and axis == 0 and case.context.stacked:
         words = "each run"
     return _Grouping(words, split, join)
@@ -151,7 +151,7 @@ def _along(case: Case, axis: int, *, first: bool) -> _Grouping:
 
 def _in_groups(case: Case, axis: int, group: int) -> _Grouping:
     shape = case.shape
-    rest = [size for place, size in enumerate(shape) if place != axis]
+    rest = [size for position, size in enumerate(shape) if position != axis]
 
     def split(value: Tensor) -> Tensor:
         return value.movedim(axis, -1).reshape(-1, group)
@@ -167,28 +167,30 @@ def _in_groups(case: Case, axis: int, group: int) -> _Grouping:
 
 
 def _in_steps(case: Case, grouping: _Grouping, *, predicts: bool = False) -> Pattern | None:
-    right, given, unit = (grouping.split(one) for one in (case.right, case.given, case.unit))
-    if given.shape[1] < 2:  # noqa: PLR2004
+    right, candidate, unit = (
+        grouping.split(tensor) for tensor in (case.right, case.given, case.unit)
+    )
+    if candidate.shape[1] < 2:  # noqa: PLR2004
         return None
-    first = slice(None, None, max(1, len(given) // _FIRST))
+    first = slice(None, None, max(1, len(candidate) // _FIRST))
     for from_least in (False, True):
-        if _steps(given[first, :_FIRST], unit[first, :_FIRST], from_least=from_least) is None:
+        if _steps(candidate[first, :_FIRST], unit[first, :_FIRST], from_least=from_least) is None:
             continue
-        steps = _steps(given, unit, from_least=from_least)
+        steps = _steps(candidate, unit, from_least=from_least)
         if steps is None or steps.bits < _FEWEST_BITS:
             continue
-        if bool((given == given[:, :1]).all()):
+        if bool((candidate == candidate[:, :1]).all()):
             continue  # one value for each group is no step
         if steps.hold(right, unit):
             continue
         each = f", one for {grouping.words}" if grouping.words else ""
-        step = f"{float(steps.step):.4g}" if len(given) == 1 else f"a step{each}"
+        step = f"{float(steps.step):.4g}" if len(candidate) == 1 else f"a step{each}"
         words = f"in whole multiples of {step}, here at most {steps.most} of them"
         words = f"{words} from the least" if from_least else words
-        value = grouping.join(steps.rounded(right if predicts else given))
-        if predicts or steps.are_near(right, given):
-            return _state(case, value, words, len(given))
-        return _state_moved(case, value, words, steps, (right, given))
+        value = grouping.join(steps.rounded(right if predicts else candidate))
+        if predicts or steps.are_near(right, candidate):
+            return _state(case, value, words, len(candidate))
+        return _state_moved(case, value, words, steps, (right, candidate))
     return None
 
 
@@ -210,14 +212,14 @@ def _state_moved(
     offset = (given - right).median(1, keepdim=True).values
     factor = (right * given).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
     is_whole = len(right) == 1
-    for kinds, said, moved, numbers in (
+    for kinds, text, moved, numbers in (
         ((PatternKind.OFFSET, PatternKind.AXIS_OFFSET), "an offset", right + offset, offset),
         ((PatternKind.SCALE, PatternKind.AXIS_SCALE), "a factor", right * factor, factor),
     ):
         if steps.are_near(moved, given) and given.shape[1] > _FEWEST_MOVED:
             least, most = float(numbers.min()), float(numbers.max())
             span = f"{least:.4g}" if is_whole else f"{least:.4g} to {most:.4g}"
-            sentence = f"{words}, and with {said} of {span}"
+            sentence = f"{words}, and with {text} of {span}"
             return _state(case, value, sentence, 2 * len(given), kinds[0 if is_whole else 1])
     return None
 
@@ -245,10 +247,10 @@ class _Steps:
             self.step > 0, ((value - self.start) / step).round() * step + self.start, value
         )
 
-    def are_near(self, right: Tensor, given: Tensor) -> bool:
+    def are_near(self, right: Tensor, candidate: Tensor) -> bool:
         """Whether most values are less than a step from where they were."""
         has_step = (self.step > 0).expand_as(right)
-        apart = (given - right).abs() <= 1.01 * self.step
+        apart = (candidate - right).abs() <= 1.01 * self.step
         return bool(has_step.any()) and float(apart[has_step].double().mean()) >= _MOSTLY
 
     def hold(self, right: Tensor, unit: Tensor) -> bool:
@@ -256,10 +258,10 @@ class _Steps:
         return float(near(self.rounded(right), right, unit).double().mean()) >= _MOSTLY
 
 
-def _steps(given: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
+def _steps(candidate: Tensor, unit: Tensor, *, from_least: bool) -> _Steps | None:
     """The largest steps that the values are multiples of; None if not for nearly all groups."""
-    start = given.amin(1, keepdim=True) if from_least else torch.zeros_like(given[:, :1])
-    apart = given - start
+    start = candidate.amin(1, keepdim=True) if from_least else torch.zeros_like(candidate[:, :1])
+    apart = candidate - start
     most = apart.abs().amax(1, keepdim=True)
     largest = apart.abs().argmax(1, keepdim=True)
     at_most = unit.gather(1, largest)
@@ -292,11 +294,11 @@ def _fewest_steps(apart: Tensor, noise: Tensor, tells: Tensor) -> Tensor:
         numbers = torch.arange(first, min(first + _AT_ONCE, _MOST_STEPS + 1))
         fits = is_open.unsqueeze(1).repeat(1, len(numbers))
         for columns in (slice(None, _FEW), slice(_FEW, None)):
-            group, place = fits.nonzero(as_tuple=True)
-            each = (most[group] / numbers[place]).unsqueeze(1)
+            group, position = fits.nonzero(as_tuple=True)
+            each = (most[group] / numbers[position]).unsqueeze(1)
             value = apart[group, columns]
             is_level = (value - (value / each).round() * each).abs() <= noise[group, columns]
-            fits[group, place] = (is_level | ~tells[group, columns]).all(1)
+            fits[group, position] = (is_level | ~tells[group, columns]).all(1)
         count = torch.where(fits.any(1), numbers[fits.long().argmax(1)], count)
     return count
 
@@ -317,11 +319,11 @@ def _state(
 
 def _in_few_digits(case: Case) -> Pattern | None:
     """Numbers of few significant binary digits, as of narrow floats whose scale is a power of 2."""
-    given, right = case.given, case.right
-    tells = given.abs() > MAX_Z * case.unit
+    candidate, right = case.given, case.right
+    tells = candidate.abs() > MAX_Z * case.unit
     for digits in range(1, _MOST_DIGITS + 1):
-        rounded, spacing = _with_digits(given, digits)
-        if not bool(near(given, rounded, case.unit)[tells].all()):
+        rounded, spacing = _with_digits(candidate, digits)
+        if not bool(near(candidate, rounded, case.unit)[tells].all()):
             continue
         chance = (2 * MAX_Z * case.unit / spacing).clamp(max=1.0)
         bits = float(torch.where(tells, -chance.log2(), 0.0).sum())
@@ -344,25 +346,27 @@ def _with_digits(value: Tensor, digits: int) -> tuple[Tensor, Tensor]:
 
 def _of_a_code_book(case: Case, grouping: _Grouping) -> Pattern | None:
     """The same few levels in all groups, times a scale of each."""
-    right, given, unit = (grouping.split(one) for one in (case.right, case.given, case.unit))
-    scale = given.abs().amax(1, keepdim=True)
-    if given.shape[1] < 2 or bool((scale == 0).any()):  # noqa: PLR2004
+    right, candidate, unit = (
+        grouping.split(tensor) for tensor in (case.right, case.given, case.unit)
+    )
+    scale = candidate.abs().amax(1, keepdim=True)
+    if candidate.shape[1] < 2 or bool((scale == 0).any()):  # noqa: PLR2004
         return None
-    at_most = unit.gather(1, given.abs().argmax(1, keepdim=True))
-    level, noise = given / scale, MAX_Z * (unit + given.abs() / scale * at_most) / scale
+    at_most = unit.gather(1, candidate.abs().argmax(1, keepdim=True))
+    level, noise = candidate / scale, MAX_Z * (unit + candidate.abs() / scale * at_most) / scale
     level, order = level.flatten().sort()
     width = noise.flatten()[order]
     apart = level.diff() > torch.maximum(width[1:], width[:-1])
     number = torch.cat([torch.zeros(1, dtype=torch.long), apart.long().cumsum(0)])
     count = int(number[-1]) + 1
     # In each group, one value is the largest of it by definition.
-    telling = given.numel() - len(given)
+    telling = candidate.numel() - len(candidate)
     if not 1 < count <= min(_MOST_LEVELS, telling // 2):
         return None
     middle = torch.zeros(count, dtype=level.dtype).index_add(0, number, level)
     middle = (middle / torch.bincount(number, minlength=count))[number]
     if bool(((level - middle).abs() > width).any()) or not _keeps_order(
-        right, given, noise * scale
+        right, candidate, noise * scale
     ):
         return None
     typical = float(width.median())
@@ -371,15 +375,15 @@ def _of_a_code_book(case: Case, grouping: _Grouping) -> Pattern | None:
         return None
     prediction = torch.empty_like(level)
     prediction[order] = middle
-    prediction = grouping.join(prediction.reshape(given.shape) * scale)
+    prediction = grouping.join(prediction.reshape(candidate.shape) * scale)
     each = f" times a scale of {grouping.words}" if grouping.words else ""
     words = f"only {count} different values{each}, in the order of the right ones"
-    return _state(case, prediction, words, count + len(given))
+    return _state(case, prediction, words, count + len(candidate))
 
 
-def _keeps_order(right: Tensor, given: Tensor, noise: Tensor) -> bool:
+def _keeps_order(right: Tensor, candidate: Tensor, noise: Tensor) -> bool:
     """Whether a larger right value has no smaller level in its group."""
     order = right.argsort(1)
-    given, noise = given.gather(1, order), noise.gather(1, order)
+    candidate, noise = candidate.gather(1, order), noise.gather(1, order)
     limit = noise[:, 1:] + noise[:, :-1]
-    return float((given.diff(dim=1) >= -limit).double().mean()) >= _NEARLY_ALL
+    return float((candidate.diff(dim=1) >= -limit).double().mean()) >= _NEARLY_ALL

@@ -66,14 +66,14 @@ def limits_of(value: Tensor, operand: Tensor, near: float) -> Limits | None:
     if bounds == [None, None] or int(inside.sum()) < _FEWEST:
         return None  # nothing that went through: a constant, rather
     # A bound that rounding made long is shortened.
-    short = Limits(*(None if one is None else float(f"{one:.6g}") for one in bounds))
-    for one in (short, limits):
-        if float((one.apply(operand) - value).abs().max()) <= near:
-            return one
+    short = Limits(*(None if bound is None else float(f"{bound:.6g}") for bound in bounds))
+    for tried_limits in (short, limits):
+        if float((tried_limits.apply(operand) - value).abs().max()) <= near:
+            return tried_limits
     return None
 
 
-def limited_arguments(step: Step, given: Tensor) -> Iterator[Variation]:
+def limited_arguments(step: Step, candidate: Tensor) -> Iterator[Variation]:
     """A function of one tensor, whose argument was limited to bounds that the result shows.
 
     Where the function rises or falls everywhere, it is the result that looks limited.
@@ -82,28 +82,28 @@ def limited_arguments(step: Step, given: Tensor) -> Iterator[Variation]:
     if step.name not in UNARY or not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return
     right = step.run()
-    if right.shape != given.shape or not bool(torch.isfinite(right).all()):
+    if right.shape != candidate.shape or not bool(torch.isfinite(right).all()):
         return
-    x, right = (one.detach().cpu().double() for one in (x, right))
-    wrong = (given - right).abs() > _SAME * right.square().mean().sqrt()
+    x, right = (tensor.detach().cpu().double() for tensor in (x, right))
+    wrong = (candidate - right).abs() > _SAME * right.square().mean().sqrt()
     if bool(wrong.all()) or not bool(wrong.any()):
         return
     middle = x[~wrong].median()
     bounds: list[float | None] = []
     for side in (-1, 1):
         cut = wrong & (side * (x - middle) > 0)
-        bound = _bound(UNARY[step.name], side * x[cut], given[cut], side * x[~wrong], side)
+        bound = _bound(UNARY[step.name], side * x[cut], candidate[cut], side * x[~wrong], side)
         if bound is None and bool(cut.any()):
             return
         bounds.append(bound)
     limits = Limits(*bounds)
-    at_bounds = torch.tensor([one for one in bounds if one is not None], dtype=torch.float64)
+    at_bounds = torch.tensor([limit for limit in bounds if limit is not None], dtype=torch.float64)
     values = UNARY[step.name](at_bounds).reshape(-1, *[1] * right.dim())
     went_through = ~wrong & ((right - values).abs() > _SAME).all(0)
     if int(went_through.sum()) < _FEWEST:
         return  # a constant, rather
-    said = f"the argument of {step.name} is limited to {limits.words}"
-    yield Variation(PatternKind.CLIPPED, said, partial(_limited, limits=limits))
+    sentence = f"the argument of {step.name} is limited to {limits.words}"
+    yield Variation(PatternKind.CLIPPED, sentence, partial(_limited, limits=limits))
 
 
 def _limited(step: Step, limits: Limits) -> Any:
@@ -111,23 +111,23 @@ def _limited(step: Step, limits: Limits) -> Any:
 
 
 def _bound(
-    function: Callable[[Tensor], Tensor], cut: Tensor, given: Tensor, clear: Tensor, side: int
+    function: Callable[[Tensor], Tensor], cut: Tensor, candidate: Tensor, clear: Tensor, side: int
 ) -> float | None:
     """The number between what is right and what is wrong whose function is what is given."""
-    if len(cut) < _FEWEST or not bool(torch.isfinite(given).all()):
+    if len(cut) < _FEWEST or not bool(torch.isfinite(candidate).all()):
         return None
-    wanted, near = given.median(), _SAME * float(given.abs().max())
+    target, near = candidate.median(), _SAME * float(candidate.abs().max())
     below = clear[clear < cut.min()]
-    if float((given - wanted).abs().max()) > near or not below.numel():
+    if float((candidate - target).abs().max()) > near or not below.numel():
         return None
     low, high = float(below.max()), float(cut.min())
     for _ in range(_ROUNDS):
         places = torch.linspace(low, high, _TRIED, dtype=torch.float64)
-        best = int((function(side * places) - wanted).abs().argmin())
+        best = int((function(side * places) - target).abs().argmin())
         low, high = float(places[max(best - 1, 0)]), float(places[min(best + 1, _TRIED - 1)])
     solved = side * float(places[best])
     for number in shortened(solved):
         value = function(torch.tensor(number, dtype=torch.float64))
-        if abs(number - solved) <= _SAME * max(1.0, abs(solved)) and abs(value - wanted) <= near:
+        if abs(number - solved) <= _SAME * max(1.0, abs(solved)) and abs(value - target) <= near:
             return number
     return None

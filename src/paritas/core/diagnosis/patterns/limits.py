@@ -68,8 +68,8 @@ class NonfiniteCause:
 
 def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
     """All conditions that hold somewhere, the most specific first."""
-    found = [*_pair_causes(case), *_element_causes(case), *_row_causes(case), *_sum_causes(case)]
-    for cause in sorted(found, key=lambda cause: not cause.is_specific):
+    causes = [*_pair_causes(case), *_element_causes(case), *_row_causes(case), *_sum_causes(case)]
+    for cause in sorted(causes, key=lambda cause: not cause.is_specific):
         if bool(cause.mask.any()):
             yield cause
 
@@ -77,8 +77,8 @@ def nan_causes(case: Case) -> Iterator[NonfiniteCause]:
 def _elementwise(case: Case) -> list[tuple[int, Tensor]]:
     """The inputs that broadcast to the result."""
     return [
-        (place, widen(tensor).expand(case.shape))
-        for place, tensor in enumerate(case.context.inputs)
+        (position, widen(tensor).expand(case.shape))
+        for position, tensor in enumerate(case.context.inputs)
         if _broadcasts_to(tensor, case.shape) and not tensor.is_complex()
     ]
 
@@ -96,30 +96,30 @@ def _pair_causes(case: Case) -> Iterator[NonfiniteCause]:
             )
             if first < second:
                 infs = torch.isinf(a) & torch.isinf(b)
-                known = name in {"add", "sub", "rsub"}
-                yield NonfiniteCause("inf - inf", f"from inf - inf {both}", infs, known)
+                is_specific = name in {"add", "sub", "rsub"}
+                yield NonfiniteCause("inf - inf", f"from inf - inf {both}", infs, is_specific)
                 zeros = (a == 0) & (b == 0)
                 yield NonfiniteCause("0 / 0", f"from 0 / 0 {both}", zeros, name in {"div", "where"})
 
 
 def _element_causes(case: Case) -> Iterator[NonfiniteCause]:
     name = case.context.operator_name
-    for place, x in _elementwise(case):
+    for position, x in _elementwise(case):
         yield NonfiniteCause(
-            "NaN of an input", f"that came in with input {place}", torch.isnan(x), True
+            "NaN of an input", f"that came in with input {position}", torch.isnan(x), True
         )
         if name in _ROOTS:
-            what = f"from {_ROOTS[name]} of negative numbers in input {place}"
+            what = f"from {_ROOTS[name]} of negative numbers in input {position}"
             yield NonfiniteCause("root or log of a negative", what, x < 0, True)
         if name in _EXPONENTIALS - _ROWS:
-            yield from _overflow_causes(f"input {place}", x)
-        zero = f"where input {place} is 0: 0 / 0, 0 * inf or the logarithm of 0"
+            yield from _overflow_causes(f"input {position}", x)
+        zero = f"where input {position} is 0: 0 / 0, 0 * inf or the logarithm of 0"
         yield NonfiniteCause(
             "zero", zero, x == 0, name in {"div", "log", "xlogy", "reciprocal", "rsqrt"}
         )
-        infinite = f"where input {place} is infinite: inf - inf or 0 * inf"
+        infinite = f"where input {position} is infinite: inf - inf or 0 * inf"
         yield NonfiniteCause("inf - inf or 0 * inf", infinite, torch.isinf(x), False)
-        negative = f"where input {place} is negative, as from its root or logarithm"
+        negative = f"where input {position} is negative, as from its root or logarithm"
         if bool((x >= 0).any()):  # if all are, nothing shows that it is because of them
             yield NonfiniteCause("negative", negative, x < 0, False)
 
@@ -210,19 +210,19 @@ def propose_nonfinite(case: Case) -> list[Pattern]:
     if not bool(wrong.any()) or case.is_exact or case.given.is_complex():
         return []
     infinite = wrong & torch.isinf(case.given)
-    made = wrong & torch.isnan(case.given)
+    new_nans = wrong & torch.isnan(case.given)
     swallowed = wrong & torch.isfinite(case.given) & ~torch.isfinite(case.right)
-    found = _overflow(case) if bool((infinite & torch.isfinite(case.right)).any()) else []
-    for mask, name in ((made, "NaN"), (infinite, "an infinity"), (swallowed, "")):
+    patterns = _overflow(case) if bool((infinite & torch.isfinite(case.right)).any()) else []
+    for mask, name in ((new_nans, "NaN"), (infinite, "an infinity"), (swallowed, "")):
         share = float(mask.sum()) / float(wrong.sum())
-        if share < _HALF or (found and name == "an infinity"):
+        if share < _HALF or (patterns and name == "an infinity"):
             continue
-        found.append(
+        patterns.append(
             _swallowed(case, mask, share)
             if not name
             else _became_nonfinite(case, mask, name, share)
         )
-    return found
+    return patterns
 
 
 def _overflow(case: Case) -> list[Pattern]:
@@ -232,10 +232,10 @@ def _overflow(case: Case) -> list[Pattern]:
     """
     infinite = torch.isinf(case.given) & torch.isfinite(case.right)
     share = float((infinite & case.wrong).sum()) / float(case.wrong.sum())
-    own = str(case.candidate.dtype).removeprefix("torch.")
-    for name, limit in sorted(_OVERFLOWS.items(), key=lambda item: item[0] != own):
+    own_format = str(case.candidate.dtype).removeprefix("torch.")
+    for name, limit in sorted(_OVERFLOWS.items(), key=lambda item: item[0] != own_format):
         beyond = case.right.abs() > limit
-        if name != own and not _is_tried(case.right.abs(), limit):
+        if name != own_format and not _is_tried(case.right.abs(), limit):
             continue
         infinity = torch.full_like(case.right, torch.inf)
         prediction = torch.where(beyond, torch.copysign(infinity, case.right), case.given)
@@ -279,7 +279,7 @@ def _scaled_overflow(case: Case, infinite: Tensor, share: float) -> list[Pattern
     bits = choices / math.log(2) + count
     if bits < _ENOUGH_BITS:
         return []
-    said = f"overflow: values beyond {least:.3g} become infinity, and no others"
+    sentence = f"overflow: values beyond {least:.3g} become infinity, and no others"
     evidence: dict[str, float | str] = {
         "limit": least,
         "elements": float(count),
@@ -289,7 +289,7 @@ def _scaled_overflow(case: Case, infinite: Tensor, share: float) -> list[Pattern
         Pattern(
             kind=PatternKind.OVERFLOW,
             confidence=0.97 * (1 - 2.0**-bits),
-            sentence=said,
+            sentence=sentence,
             evidence=evidence,
         )
     ]
@@ -349,12 +349,12 @@ def _find_cause(case: Case, mask: Tensor) -> NonfiniteCause | None:
 
 
 def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
-    right, given = case.right[mask], case.given[mask]
+    right, candidate = case.right[mask], case.given[mask]
     lost = "NaN" if bool(torch.isnan(right).all()) else "infinity"
     if not (bool(torch.isnan(right).all()) or bool(torch.isinf(right).all())):
         lost = "NaN or infinity"
-    value = float(given[0])
-    constant = bool((given == value).all())
+    value = float(candidate[0])
+    constant = bool((candidate == value).all())
     sentence = f"{value:.6g} instead of {lost}" if constant else f"a number instead of {lost}"
     evidence: dict[str, float | str] = {
         "elements": float(mask.sum()),
@@ -401,13 +401,15 @@ def propose_clipping(case: Case) -> list[Pattern]:
         return []
     if not _may_be_cut_off(case):
         return []
-    found = _clipping_of_runs(case) or _clipping(case)
+    patterns = _clipping_of_runs(case) or _clipping(case)
     block = wrong_block(case)
-    if found or block.is_whole:
-        return found
+    if patterns or block.is_whole:
+        return patterns
     return [
-        msgspec.structs.replace(one, sentence=f"{one.sentence}, but only in a part of the result")
-        for one in _clipping(block.case)
+        msgspec.structs.replace(
+            pattern, sentence=f"{pattern.sentence}, but only in a part of the result"
+        )
+        for pattern in _clipping(block.case)
     ]
 
 
@@ -416,8 +418,11 @@ def _clipping_of_runs(case: Case) -> list[Pattern]:
     cases = (case, *case.repeated, *case.lengthened)
     if len(cases) == 1:
         return []
-    sides = zip(*((one.candidate, one.reference) for one in cases), strict=True)
-    candidate, reference = (torch.cat([one.flatten() for one in side]) for side in sides)
+    sides = zip(
+        *((repeated_case.candidate, repeated_case.reference) for repeated_case in cases),
+        strict=True,
+    )
+    candidate, reference = (torch.cat([tensor.flatten() for tensor in side]) for side in sides)
     return _clipping(Case(candidate, reference))
 
 
@@ -441,8 +446,8 @@ def _clipping(case: Case) -> list[Pattern]:
     inside = (prediction == case.right) & ~case.wrong & ~at_bound
     if int(inside.sum()) < min(_FEWEST_INSIDE, case.reference.numel() // 4):
         return []  # nothing that went through: a constant, rather
-    known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
-    weight = weigh(case, prediction, parameters=0.0 if known else len(bounds), cost=2.0)
+    is_known = all(bound in LIMITS or bound in {0.0, 1.0, -1.0} for bound in bounds)
+    weight = weigh(case, prediction, parameters=0.0 if is_known else len(bounds), cost=2.0)
     if weight is None or not weight.whole:
         return []
     named = {"lower bound": low, "upper bound": high}
@@ -461,7 +466,7 @@ def propose_limited_lengths(case: Case) -> list[Pattern]:
     if case.is_exact or case.right.is_complex() or len(case.shape) < 2 or not case.is_finite:  # noqa: PLR2004
         return []
     last = len(case.shape) - 1
-    around = tuple(one for one in range(last + 1) if one != 0)
+    around = tuple(dim for dim in range(last + 1) if dim != 0)
     ways = {"each row along the last axis": (last,), "each slice along axis 0": around}
     return first_supported(
         _limited_lengths(case, words, dims) for words, dims in ways.items() if case.is_beyond_noise
@@ -469,13 +474,14 @@ def propose_limited_lengths(case: Case) -> list[Pattern]:
 
 
 def _limited_lengths(case: Case, words: str, dims: tuple[int, ...]) -> Pattern | None:
-    right, given = (
-        torch.linalg.vector_norm(one, dim=dims, keepdim=True) for one in (case.right, case.given)
+    right, candidate = (
+        torch.linalg.vector_norm(tensor, dim=dims, keepdim=True)
+        for tensor in (case.right, case.given)
     )
     shortened = case.wrong.any(dim=dims, keepdim=True)
     if int(shortened.sum()) < _FEWEST_SHORTENED:
         return None
-    bound = float(given[shortened].median())
+    bound = float(candidate[shortened].median())
     longer, passes = right[shortened], right[~shortened]
     if float(longer.max()) <= float(longer.min()) * (1 + _LENGTHS_APART):
         return None  # of one length, a factor gives the same
@@ -540,17 +546,17 @@ def propose_wrapped(case: Case) -> list[Pattern]:
     if not case.is_exact and not (_are_whole(some) and _are_different(some)):
         return _wrapped_levels(case) or _begun_below(case)
     # Floats were rounded to integers before.
-    whole = case.right if case.is_exact else case.right.round()
+    rounded = case.right if case.is_exact else case.right.round()
     for bits in _WIDTHS:
         for signed in (True, False):
-            wrapped = _wrap(_as_int64(case, whole), bits, signed=signed)
+            wrapped = _wrap(_as_int64(case, rounded), bits, signed=signed)
             weight = weigh(case, wrapped.double(), cost=3.0)
-            if weight is None or not _shows_wrapping(case, whole, wrapped.double()):
+            if weight is None or not _shows_wrapping(case, rounded, wrapped.double()):
                 continue
             name = f"{'' if signed else 'u'}int{bits}"
             sentence = f"wrapped around: the right value modulo 2^{bits}, as in {name}"
-            known: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
-            return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
+            evidence: dict[str, float | str] = {"bits": float(bits), "signed": str(signed).lower()}
+            return [weight.pattern(PatternKind.WRAPPED, sentence, evidence)]
     return _begun_again(case)
 
 
@@ -617,28 +623,28 @@ def _wrapped_levels(case: Case) -> list[Pattern]:
             if scale <= 0:
                 break
         else:
-            whole = (case.right / scale).round()
-            wrapped = (whole + count / 2) % count - count / 2
-            hit = wrapped != whole
+            rounded = (case.right / scale).round()
+            wrapped = (rounded + count / 2) % count - count / 2
+            hit = wrapped != rounded
             weight = weigh(case, wrapped * scale, parameters=1.0, cost=3.0)
-            if weight is None or not _shows_wrapping(case, whole * scale, wrapped * scale):
+            if weight is None or not _shows_wrapping(case, rounded * scale, wrapped * scale):
                 continue
             sentence = f"wrapped around: multiples of {scale:.4g}, as {name} without its limits"
-            known: dict[str, float | str] = {"scale": scale, "elements beyond": float(hit.sum())}
-            return [weight.pattern(PatternKind.WRAPPED, sentence, known)]
+            evidence: dict[str, float | str] = {"scale": scale, "elements beyond": float(hit.sum())}
+            return [weight.pattern(PatternKind.WRAPPED, sentence, evidence)]
     return []
 
 
 _FEWEST_LEVELS = 8
 
 
-def _shows_wrapping(case: Case, whole: Tensor, wrapped: Tensor) -> bool:
+def _shows_wrapping(case: Case, rounded: Tensor, wrapped: Tensor) -> bool:
     """Whether what is beyond the range is nearer to what wraps around than to what does not.
 
     Without such values, they are rounded at most.
     """
-    hit = wrapped != whole
-    nearer = (case.given - wrapped).abs() < (case.given - whole).abs()
+    hit = wrapped != rounded
+    nearer = (case.given - wrapped).abs() < (case.given - rounded).abs()
     return bool(hit.any()) and float(nearer[hit].double().mean()) >= _MOST
 
 
@@ -652,15 +658,19 @@ def _are_different(values: Tensor) -> bool:
     return bool((values != values[0]).any())
 
 
-def _as_int64(case: Case, whole: Tensor) -> Tensor:
+def _as_int64(case: Case, rounded: Tensor) -> Tensor:
     """As int64; from the reference itself if float64 has too few digits."""
     if case.is_exact and case.arbiter is None:
         return case.reference.detach().cpu().to(torch.int64)
-    finite = torch.where(torch.isfinite(whole), whole, 0.0)
+    finite = torch.where(torch.isfinite(rounded), rounded, 0.0)
     return finite.clamp(-(2.0**62), 2.0**62).to(torch.int64)
 
 
 def _wrap(value: Tensor, bits: int, *, signed: bool) -> Tensor:
     modulus = 1 << bits
-    kept = value.remainder(modulus)
-    return torch.where(kept >= modulus // 2, kept - modulus, kept) if signed else kept
+    remainder = value.remainder(modulus)
+    return (
+        torch.where(remainder >= modulus // 2, remainder - modulus, remainder)
+        if signed
+        else remainder
+    )

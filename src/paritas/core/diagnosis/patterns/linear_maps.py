@@ -74,8 +74,8 @@ def solve_bias(predictor: Predictor) -> Iterator[SolvedOperand]:
         return
     bias = widen(predictor.call.floating[form.bias])
     axis = range(len(case.shape))[form.channels]
-    others = [one for one in range(len(case.shape)) if one != axis]
-    count = math.prod(case.shape[one] for one in others)
+    others = [dim for dim in range(len(case.shape)) if dim != axis]
+    count = math.prod(case.shape[dim] for dim in others)
     if not others or bias.shape != (case.shape[axis],) or count < 2:  # noqa: PLR2004
         return
     noise = case.unit.square().mean(others).sqrt() / math.sqrt(count)
@@ -87,42 +87,42 @@ def is_linear(call: LiveCall) -> bool:
     return _name_of(call) in {*_PRODUCTS, *_CONVOLUTIONS}
 
 
-def _solve_system(predictor: Predictor, left: int, system: _System) -> Iterator[SolvedOperand]:
-    case, given = predictor.case, predictor.call.floating
+def _solve_system(predictor: Predictor, residual: int, system: _System) -> Iterator[SolvedOperand]:
+    case, candidate = predictor.case, predictor.call.floating
     if system.terms > _MOST_TERMS or not case.is_finite:
         return
     # What the call gives for an input of zeros: a bias, or nothing.
-    still = predictor.with_operand(left, torch.zeros_like(given[left]))
+    still = predictor.with_operand(residual, torch.zeros_like(candidate[residual]))
     if still is None:
         return
-    varied = given[system.varied]
+    varied = candidate[system.varied]
     equations = [(system.rows(widen(varied)), system.columns(case.given - still))]
-    wanted = _EQUATIONS * system.terms
-    if equations[0][0].shape[-2] < wanted:
-        equations += _ask(case.context.runs, varied, case.candidate.dtype, system, wanted)
-    rows = torch.cat([one for one, _ in equations], dim=-2)
-    columns = torch.cat([one for _, one in equations], dim=-2)
+    target = _EQUATIONS * system.terms
+    if equations[0][0].shape[-2] < target:
+        equations += _ask(case.context.runs, varied, case.candidate.dtype, system, target)
+    rows = torch.cat([equation for equation, _ in equations], dim=-2)
+    columns = torch.cat([equation for _, equation in equations], dim=-2)
     solution = _solve(rows, columns, roundoff(case.candidate))
     if solution is not None:
-        value, noise = (system.operand(one) for one in solution)
+        value, noise = (system.operand(block) for block in solution)
         yield SolvedOperand(system.unknown, value, noise)
 
 
 def _ask(
-    runs: PlaceRuns | None, varied: Tensor, dtype: torch.dtype, system: _System, wanted: float
+    runs: PlaceRuns | None, varied: Tensor, dtype: torch.dtype, system: _System, target: float
 ) -> list[tuple[Tensor, Tensor]]:
     """What the candidate gives for other values of the varied operand; empty if not asked."""
     if runs is None or runs.given.dtype is not dtype:
         return []
-    place = _place_of(varied, runs)
+    position = _place_of(varied, runs)
     each = system.rows(widen(varied)).shape[-2]
-    calls = math.ceil(wanted / max(1, each))
-    if place is None or calls > _MOST_CALLS or not runs.is_faithful:
+    calls = math.ceil(target / max(1, each))
+    if position is None or calls > _MOST_CALLS or not runs.is_faithful:
         return []
     draw = torch.Generator().manual_seed(0)
     size = float(widen(varied).square().mean().sqrt()) or 1.0
     operands = list(runs.operands)
-    operands[place.number] = place.put(torch.zeros_like(varied))
+    operands[position.number] = position.put(torch.zeros_like(varied))
     still = runs.candidate(operands)
     if still is None or not bool(torch.isfinite(still).all()):
         return []
@@ -130,7 +130,7 @@ def _ask(
     for _ in range(calls):
         other = size * torch.randn(varied.shape, generator=draw, dtype=torch.float64)
         other = other.to(varied)
-        operands[place.number] = place.put(other)
+        operands[position.number] = position.put(other)
         result = runs.candidate(operands)
         if result is None or not bool(torch.isfinite(result).all()):
             return []
@@ -161,13 +161,13 @@ class _Place:
 def _place_of(operand: Tensor, runs: PlaceRuns) -> _Place | None:
     """None if it is not clear. It may be read transposed, or in another shape."""
     places = []
-    for number, one in enumerate(runs.operands):
-        if one.numel() != operand.numel() or one.dtype != operand.dtype:
+    for number, tensor in enumerate(runs.operands):
+        if tensor.numel() != operand.numel() or tensor.dtype != operand.dtype:
             continue
-        if torch.equal(one.reshape(operand.shape), operand):
-            places.append(_Place(number, one.shape))
-        elif one.dim() == operand.dim() > 1 and torch.equal(one, operand.mT):
-            places.append(_Place(number, one.shape, is_turned=True))
+        if torch.equal(tensor.reshape(operand.shape), operand):
+            places.append(_Place(number, tensor.shape))
+        elif tensor.dim() == operand.dim() > 1 and torch.equal(tensor, operand.mT):
+            places.append(_Place(number, tensor.shape, is_turned=True))
     return places[0] if len(places) == 1 else None
 
 
@@ -181,8 +181,8 @@ def _solve(rows: Tensor, columns: Tensor, unit: float) -> tuple[Tensor, Tensor] 
         return None
     inverse = torch.linalg.pinv(rows)
     value = inverse @ columns
-    left = (rows @ value - columns).square().sum(-2, keepdim=True) / max(1, count - terms)
-    scatter = left.sqrt()
+    residual = (rows @ value - columns).square().sum(-2, keepdim=True) / max(1, count - terms)
+    scatter = residual.sqrt()
     rounding = unit * columns.square().mean(-2, keepdim=True).sqrt()
     if bool((scatter > _MOST_ROUNDINGS * rounding.clamp(min=1e-300)).any()):
         return None
@@ -272,8 +272,8 @@ def _name_of(call: LiveCall) -> str:
 
 def _product(predictor: Predictor, name: str) -> _Form | None:
     left, right, bias = _PRODUCTS[name]
-    given, result = predictor.call.floating, predictor.case.shape
-    x, weight = given[left], given[right]
+    candidate, result = predictor.call.floating, predictor.case.shape
+    x, weight = candidate[left], candidate[right]
     shape, batch = weight.shape, weight.shape[:-2]
     if weight.dim() < 2 or x.dim() < 2 or (batch and x.shape[:-2] != batch):  # noqa: PLR2004
         return None
@@ -302,7 +302,9 @@ def _product(predictor: Predictor, name: str) -> _Form | None:
     for_input = _System(
         left, right, terms, in_columns, lambda value: in_rows(value).mT, as_input, shaped
     )
-    return _Form(left, for_weight, for_input, bias if bias is None or bias < len(given) else None)
+    return _Form(
+        left, for_weight, for_input, bias if bias is None or bias < len(candidate) else None
+    )
 
 
 def _convolution(predictor: Predictor) -> _Form | None:
@@ -311,8 +313,8 @@ def _convolution(predictor: Predictor) -> _Form | None:
         return None
     values = steps[0].values
     x, weight = values["input"], values["weight"]
-    given, shape = predictor.call.floating, predictor.case.shape
-    if x.dim() != weight.dim() or given[0].numel() != x.numel():
+    candidate, shape = predictor.call.floating, predictor.case.shape
+    if x.dim() != weight.dim() or candidate[0].numel() != x.numel():
         return None
     groups = values["groups"]
     outer, inner = shape[-weight.dim() + 1] // groups, x.shape[1] // groups
@@ -336,7 +338,7 @@ def _convolution(predictor: Predictor) -> _Form | None:
         return full.reshape(weight.shape)
 
     def as_input(value: Tensor) -> Tensor:
-        return value.expand(1, x[0].numel(), len(x)).mT.reshape(given[0].shape)
+        return value.expand(1, x[0].numel(), len(x)).mT.reshape(candidate[0].shape)
 
     def shaped(value: Tensor) -> Tensor:
         return value.reshape(shape)
@@ -349,7 +351,7 @@ def _convolution(predictor: Predictor) -> _Form | None:
         0, 1, x[0].numel(), in_pixels, lambda value: value.reshape(1, len(x), -1).mT, as_input,
         shaped,
     )  # fmt: skip
-    return _Form(0, for_weight, for_input, 2 if len(given) > 2 else None, 1 - weight.dim())  # noqa: PLR2004
+    return _Form(0, for_weight, for_input, 2 if len(candidate) > 2 else None, 1 - weight.dim())  # noqa: PLR2004
 
 
 def _windows(x: Tensor, values: Mapping[str, Any]) -> Tensor:

@@ -89,8 +89,8 @@ def loss_variations(step: Step) -> Iterator[Variation]:
     if name in _GRADIENTS:
         yield from _gradient_variations(step)
     if name in ("nll_loss_backward", "nll_loss2d_backward") and _ignored(step) is not None:
-        said = "the targets to ignore count in the mean"
-        yield Variation(PatternKind.FACTOR, said, _with_all_counted)
+        sentence = "the targets to ignore count in the mean"
+        yield Variation(PatternKind.FACTOR, sentence, _with_all_counted)
     is_loss = name.endswith(("loss", "with_logits", "entropy")) or name.startswith("nll_loss")
     if not is_loss or "backward" in name:
         return
@@ -109,8 +109,8 @@ _LOSS_FACTORS = {
 
 
 def _scaled_losses() -> Iterator[Variation]:
-    for said, factor in _LOSS_FACTORS.items():
-        yield Variation(PatternKind.SCALE, said, partial(_scaled_loss, factor=factor))
+    for sentence, factor in _LOSS_FACTORS.items():
+        yield Variation(PatternKind.SCALE, sentence, partial(_scaled_loss, factor=factor))
 
 
 def _scaled_loss(step: Step, factor: float) -> Any:
@@ -178,9 +178,9 @@ _GRADIENTS: dict[str, Callable[[Tensor, float], Tensor]] = {
 def _gradient_variations(step: Step) -> Iterator[Variation]:
     for other, derive in _GRADIENTS.items():
         if other != step.name:
-            said = f"the gradient of {other.removesuffix('_backward')} is taken instead"
+            sentence = f"the gradient of {other.removesuffix('_backward')} is taken instead"
             change = partial(_other_gradient, derive=derive)
-            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 def _other_gradient(step: Step, derive: Callable[[Tensor, float], Tensor]) -> Tensor:
@@ -211,18 +211,20 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
     reduction = step.values.get("reduction")
     if reduction not in (1, 2, "mean", "sum"):
         return
-    for said, (kind, weigh) in _WEIGHTS.items():
+    for sentence, (kind, weigh) in _WEIGHTS.items():
         for is_mean in (True, False) if reduction in (1, "mean") else (False,):
             words = (
-                said if is_mean or reduction in (2, "sum") else f"{said}, but not in the divisor"
+                sentence
+                if is_mean or reduction in (2, "sum")
+                else f"{sentence}, but not in the divisor"
             )
             change = partial(_weighted, weigh=weigh, is_mean=is_mean)
             yield Variation(kind, words, change)
-    for said, (kind, choose) in _CHOICES.items():
-        yield Variation(kind, said, partial(_chosen, choose=choose))
+    for sentence, (kind, choose) in _CHOICES.items():
+        yield Variation(kind, sentence, partial(_chosen, choose=choose))
     for factor in _LABEL_FACTORS if step.values.get("pos_weight", step) is None else ():
-        said = f"pos_weight is {factor:g} instead of None"
-        yield Variation(PatternKind.ARGUMENT, said, partial(_with_raised_labels, factor=factor))
+        sentence = f"pos_weight is {factor:g} instead of None"
+        yield Variation(PatternKind.ARGUMENT, sentence, partial(_with_raised_labels, factor=factor))
 
 
 # What positive labels are often weighed with.
@@ -345,16 +347,16 @@ def _as_result(step: Step, value: Tensor) -> Any:
 
 def _input_variations() -> Iterator[Variation]:
     for words, alter in _ALTERED.items():
-        said = f"{words} of the input is taken for the input"
+        sentence = f"{words} of the input is taken for the input"
         change = partial(_with_input, alter=alter)
-        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 def _divergence_variations(step: Step) -> Iterator[Variation]:
     """The divergence of the input from the target: `input` is a logarithm."""
     first = _input_of(step)
-    said = "the divergence is that of the target from the input, the other way round"
-    yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_other_way, name=first))
+    sentence = "the divergence is that of the target from the input, the other way round"
+    yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, partial(_other_way, name=first))
 
 
 def _other_way(step: Step, name: str) -> Any:
@@ -371,7 +373,7 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
     # Nothing may be called that does not check its arguments.
     with contextlib.suppress(RuntimeError, ValueError, TypeError):
         yield from _off_by_one_divisors(step)
-    first = next(one for one in step.values.values() if isinstance(one, torch.Tensor))
+    first = next(value for value in step.values.values() if isinstance(value, torch.Tensor))
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
     ignored = _ignored(step)
@@ -379,54 +381,54 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
     if isinstance(target, torch.Tensor):
         if ignored is not None:
             kind = PatternKind.MASK
-            said = "the targets to ignore count in the mean"
+            sentence = "the targets to ignore count in the mean"
             change = partial(_divided_sum, count=target.numel())
-            yield Variation(kind, said, change)
+            yield Variation(kind, sentence, change)
         counts["all targets"] = target.numel()
     for words, count in counts.items():
         if ignored is None or target is None or count != target.numel():
-            said = f"the sum is divided by {count}, the size of {words}"
+            sentence = f"the sum is divided by {count}, the size of {words}"
             change = partial(_divided_sum, count=count)
-            yield Variation(PatternKind.WRONG_REDUCTION, said, change)
+            yield Variation(PatternKind.WRONG_REDUCTION, sentence, change)
 
 
 def _off_by_one_divisors(step: Step) -> Iterator[Variation]:
     for by, words in ((1, "large"), (-1, "small")):
-        kind, said = (
+        kind, sentence = (
             PatternKind.OFF_BY_ONE,
             f"the number that the sum is divided by is one too {words}",
         )
         factor = _factor_of_divisor(step, by)
         if math.isclose(factor, round(factor, 2), rel_tol=_ROUND):
             # Nobody can see where a plain factor comes from.
-            kind, said = PatternKind.SCALE, f"scaled by {factor:.2g}"
-        yield Variation(kind, said, partial(_with_divisor_off, by=by))
+            kind, sentence = PatternKind.SCALE, f"scaled by {factor:.2g}"
+        yield Variation(kind, sentence, partial(_with_divisor_off, by=by))
 
 
 def _target_variations(step: Step) -> Iterator[Variation]:
     ignored = _ignored(step)
     if ignored is not None:
-        said = "the targets to ignore count as class 0"
-        yield Variation(PatternKind.MASK, said, _with_class_zero)
+        sentence = "the targets to ignore count as class 0"
+        yield Variation(PatternKind.MASK, sentence, _with_class_zero)
     target = step.values.get("target")
     if not isinstance(target, torch.Tensor) or not target.dim():
         return
     if step.values[_input_of(step)].shape[0] == len(target) > _FEWEST_TERMS:
         for by, where in ((1, "after"), (-1, "before")):
-            said = f"each target is the one {where} the right one, and one row is left out"
-            yield Variation(PatternKind.WRONG_INDEX, said, partial(_with_next_target, by=by))
+            sentence = f"each target is the one {where} the right one, and one row is left out"
+            yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_with_next_target, by=by))
     if target.is_floating_point():
-        for kind, said, alter in _OTHER_LABELS:
-            yield Variation(kind, said, partial(_with_target, alter=alter))
+        for kind, sentence, alter in _OTHER_LABELS:
+            yield Variation(kind, sentence, partial(_with_target, alter=alter))
         for number in SMOOTHING:
-            said = f"the targets are smoothed by {number:g}"
+            sentence = f"the targets are smoothed by {number:g}"
             change = partial(_with_smoothed_target, number=number)
-            yield Variation(PatternKind.ARGUMENT, said, change)
+            yield Variation(PatternKind.ARGUMENT, sentence, change)
     else:
         for words, choose in (("largest", torch.argmax), ("smallest", torch.argmin)):
-            said = f"the class with the {words} score is the target"
+            sentence = f"the class with the {words} score is the target"
             change = partial(_with_own_target, choose=choose)
-            yield Variation(PatternKind.WRONG_INDEX, said, change)
+            yield Variation(PatternKind.WRONG_INDEX, sentence, change)
 
 
 _OTHER_LABELS: tuple[tuple[PatternKind, str, Callable[[Tensor], Tensor]], ...] = (
@@ -461,8 +463,10 @@ def _with_next_target(step: Step, by: int) -> Any:
 def _with_own_target(step: Step, choose: Callable[..., Tensor]) -> Any:
     target, ignored = step.values["target"], _ignored(step)
     scores = step.values[_input_of(step)]
-    own = choose(scores, min(1, scores.dim() - 1)).to(target.dtype)
-    return step.run(target=own if ignored is None else torch.where(ignored, target, own))
+    own_target = choose(scores, min(1, scores.dim() - 1)).to(target.dtype)
+    return step.run(
+        target=own_target if ignored is None else torch.where(ignored, target, own_target)
+    )
 
 
 def _ignored(step: Step) -> Tensor | None:

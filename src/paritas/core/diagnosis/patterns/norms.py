@@ -85,7 +85,7 @@ class Norm:
         if padded:
             zeros = [0] * (2 * (x.dim() - 1 - axis % x.dim()))
             part = torch.nn.functional.pad(part, (*zeros, 0, padded))
-        count = math.prod(part.shape[one] for one in dims)
+        count = math.prod(part.shape[dim] for dim in dims)
         centred = self.centred if centred is None else centred
         mean = part.mean(dims, keepdim=True) if self.mean is None else self.mean
         about_mean = centred if about_mean is None else about_mean
@@ -121,7 +121,8 @@ def norm_of(step: Step) -> Norm | None:
         return Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
     channels = (1, -1, *(1,) * (x.dim() - 2))
     weight, bias = (
-        one.reshape(channels) if isinstance(one, torch.Tensor) else one for one in (weight, bias)
+        tensor.reshape(channels) if isinstance(tensor, torch.Tensor) else tensor
+        for tensor in (weight, bias)
     )
     if step.name == "native_group_norm":
         view = (shape[0], values["group"], -1)
@@ -143,11 +144,11 @@ def norm_variations(step: Step) -> Iterator[Variation]:
         return
     yield from _formula_variations(norm)
     if isinstance(norm.weight, torch.Tensor):
-        said = "the weight is applied before the norm, not after it"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_weighted_before))
+        sentence = "the weight is applied before the norm, not after it"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, _with_first(_weighted_before))
     if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
-        said = "weight and bias are applied before the norm, not after it"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, _with_first(_affine_before))
+        sentence = "weight and bias are applied before the norm, not after it"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, _with_first(_affine_before))
     if norm.mean is not None:
         yield from _given_variations()
         return
@@ -155,15 +156,15 @@ def norm_variations(step: Step) -> Iterator[Variation]:
     if step.name == "native_group_norm":
         yield from _group_variations(norm)
     for words, spread in _SPREADS.items():
-        said = f"it is divided by {words}, not by the deviation"
+        sentence = f"it is divided by {words}, not by the deviation"
         for eps_added in (norm.eps, 0.0):
             change = _with_first(partial(_with_spread, spread=spread, eps=eps_added))
-            yield Variation(PatternKind.STATISTICS, said, change)
+            yield Variation(PatternKind.STATISTICS, sentence, change)
 
 
-def _take(kind: PatternKind, said: str, **changes: Any) -> Variation:
+def _take(kind: PatternKind, sentence: str, **changes: Any) -> Variation:
     change = _with_first(lambda step: norm_of(step).value(**changes))  # type: ignore[union-attr]
-    return Variation(kind, said, change)
+    return Variation(kind, sentence, change)
 
 
 def _formula_variations(norm: Norm) -> Iterator[Variation]:
@@ -174,55 +175,57 @@ def _formula_variations(norm: Norm) -> Iterator[Variation]:
     yield _take(PatternKind.EPS, f"{eps} is added to the quotient, not to the variance", after=True)
     if norm.centred:
         yield from _of_other_norm(norm, "the mean is not subtracted, as in RMS norm", centred=False)
-        said = "the mean is not subtracted from the squares of the variance"
-        yield _take(PatternKind.STATISTICS, said, about_mean=False)
+        sentence = "the mean is not subtracted from the squares of the variance"
+        yield _take(PatternKind.STATISTICS, sentence, about_mean=False)
     else:
-        said = "the mean is subtracted from what is squared"
-        yield _take(PatternKind.STATISTICS, said, about_mean=True)
+        sentence = "the mean is subtracted from what is squared"
+        yield _take(PatternKind.STATISTICS, sentence, about_mean=True)
         yield from _of_other_norm(norm, "the mean is subtracted, as in layer norm", centred=True)
-    said = "it is not divided by the deviation"
-    yield _take(PatternKind.STATISTICS, said, divided=False)
-    said = "it is divided by the variance, not by the deviation"
-    yield _take(PatternKind.STATISTICS, said, power=1.0)
-    yield _take(PatternKind.STATISTICS, f"{said}, and {eps} is left out", power=1.0, eps=0.0)
+    sentence = "it is not divided by the deviation"
+    yield _take(PatternKind.STATISTICS, sentence, divided=False)
+    sentence = "it is divided by the variance, not by the deviation"
+    yield _take(PatternKind.STATISTICS, sentence, power=1.0)
+    yield _take(PatternKind.STATISTICS, f"{sentence}, and {eps} is left out", power=1.0, eps=0.0)
     if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
-        said = "the bias is added before the factor"
-        yield _take(PatternKind.SWAPPED_OPERANDS, said, bias_first=True)
+        sentence = "the bias is added before the factor"
+        yield _take(PatternKind.SWAPPED_OPERANDS, sentence, bias_first=True)
 
 
 # What the other kind of norm usually has.
 _USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, float(torch.finfo(torch.float32).eps))
 
 
-def _of_other_norm(norm: Norm, said: str, *, centred: bool) -> Iterator[Variation]:
+def _of_other_norm(norm: Norm, sentence: str, *, centred: bool) -> Iterator[Variation]:
     """A layer norm for an RMS norm, or the other way round; each may have an eps of its own."""
-    yield _take(PatternKind.STATISTICS, said, centred=centred)
+    yield _take(PatternKind.STATISTICS, sentence, centred=centred)
     for eps in _USUAL_EPS:
         if not math.isclose(eps, norm.eps):
-            words = f"{said}, and eps is {eps:.3g}"
+            words = f"{sentence}, and eps is {eps:.3g}"
             yield _take(PatternKind.STATISTICS, words, centred=centred, eps=eps)
 
 
 def _length_variations(norm: Norm) -> Iterator[Variation]:
     """Statistics of fewer elements, of more, or along other axes."""
     x = norm.x.reshape(norm.view)
-    length = math.prod(x.shape[one] for one in norm.dims)
+    length = math.prod(x.shape[dim] for dim in norm.dims)
     if length > 1:
-        said = f"the variance is divided by {length - 1} instead of {length}"
-        yield _take(PatternKind.OFF_BY_ONE, said, correction=1)
+        sentence = f"the variance is divided by {length - 1} instead of {length}"
+        yield _take(PatternKind.OFF_BY_ONE, sentence, correction=1)
     size = x.shape[norm.dims[-1]]
     for first, last in left_out(size):
         is_one = first + last == 1
         kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} of the {size} elements {'is' if is_one else 'are'}"
         yield _take(kind, f"{some} left out of mean and variance", first=first, less=last)
-    for tile in (one for one in (8, 16, 32, 64, 128, 256, 512, 1024) if size % one):
-        said = f"the zeros that pad {size} elements to a multiple of {tile} count as elements"
-        yield _take(PatternKind.STATISTICS, said, padded=-size % tile)
+    for tile in (width for width in (8, 16, 32, 64, 128, 256, 512, 1024) if size % width):
+        sentence = f"the zeros that pad {size} elements to a multiple of {tile} count as elements"
+        yield _take(PatternKind.STATISTICS, sentence, padded=-size % tile)
     yield from _part_variations(norm, x)
     for dims in _other_dims(x.dim(), norm.dims):
-        said = f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
-        yield _take(PatternKind.WRONG_AXIS, said, dims=dims)
+        sentence = (
+            f"mean and variance are taken along axes {list(dims)} instead of {list(norm.dims)}"
+        )
+        yield _take(PatternKind.WRONG_AXIS, sentence, dims=dims)
 
 
 # So many parts of a row are tried, and so many rows together.
@@ -237,19 +240,23 @@ def _part_variations(norm: Norm, x: Tensor) -> Iterator[Variation]:
         return
     what = "mean and deviation" if norm.centred else "the mean square"
     verb = "are those" if norm.centred else "is that"
-    for parts in (one for one in _PARTS if size % one == 0 and one < size):
+    for parts in (
+        part_count for part_count in _PARTS if size % part_count == 0 and part_count < size
+    ):
         for strided in (False, True):
             words = f"every {parts}th element" if strided else f"each of {parts} parts of the row"
-            said = f"{what} {verb} of {words}"
+            sentence = f"{what} {verb} of {words}"
             change = _with_first(partial(_in_parts, parts=parts, strided=strided))
-            yield Variation(PatternKind.STATISTICS, said, change)
+            yield Variation(PatternKind.STATISTICS, sentence, change)
     rows = x.shape[axis - 1] if axis else 1
-    for together in (one for one in _PARTS if rows % one == 0 and one < rows):
-        said = f"{what} {verb} of {together} neighbouring rows"
+    for together in (
+        row_count for row_count in _PARTS if rows % row_count == 0 and row_count < rows
+    ):
+        sentence = f"{what} {verb} of {together} neighbouring rows"
         change = _with_first(partial(_of_rows, together=together))
-        yield Variation(PatternKind.STATISTICS, said, change)
-    said = f"{what} {verb} of the row up to each element"
-    yield Variation(PatternKind.STATISTICS, said, _with_first(_up_to_each))
+        yield Variation(PatternKind.STATISTICS, sentence, change)
+    sentence = f"{what} {verb} of the row up to each element"
+    yield Variation(PatternKind.STATISTICS, sentence, _with_first(_up_to_each))
 
 
 def _in_parts(step: Step, parts: int, *, strided: bool) -> Tensor:
@@ -327,8 +334,8 @@ def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _given_variations() -> Iterator[Variation]:
     """Other statistics than the running ones, and wrong signs where these are folded into one."""
-    for said, (kind, change) in _OF_GIVEN.items():
-        yield Variation(kind, said, _with_first(partial(_with_given, change=change)))
+    for sentence, (kind, change) in _OF_GIVEN.items():
+        yield Variation(kind, sentence, _with_first(partial(_with_given, change=change)))
 
 
 def _with_given(step: Step, change: Callable[[Norm], dict[str, Any]]) -> Tensor:
@@ -337,20 +344,20 @@ def _with_given(step: Step, change: Callable[[Norm], dict[str, Any]]) -> Tensor:
 
 
 def _computed(norm: Norm, *, mean: bool = True, var: bool = True, images: bool = False) -> Any:
-    dims = tuple(one for one in norm.dims if one != 0) if images else norm.dims
-    own = {
+    dims = tuple(dim for dim in norm.dims if dim != 0) if images else norm.dims
+    statistics = {
         "mean": norm.x.mean(dims, keepdim=True),
         "var": norm.x.var(dims, correction=0, keepdim=True),
     }
-    return {name: own[name] for name, is_own in (("mean", mean), ("var", var)) if is_own}
+    return {name: statistics[name] for name, is_own in (("mean", mean), ("var", var)) if is_own}
 
 
 def _altered(alter: Callable[[Tensor], Tensor], *names: str) -> Callable[[Norm], dict[str, Any]]:
     def change(norm: Norm) -> dict[str, Any]:
         values = {name: getattr(norm, name) for name in names}
-        if not all(isinstance(one, torch.Tensor) for one in values.values()):
+        if not all(isinstance(value, torch.Tensor) for value in values.values()):
             raise ValueError("it has no such tensor")
-        return {name: alter(one) for name, one in values.items()}
+        return {name: alter(value) for name, value in values.items()}
 
     return change
 
@@ -382,11 +389,11 @@ _OF_GIVEN: dict[str, tuple[PatternKind, Callable[[Norm], dict[str, Any]]]] = {
     ),
     "mean and variance are those of the channel before it": (
         PatternKind.STATISTICS,
-        _altered(lambda one: one.roll(1, 1), "mean", "var"),
+        _altered(lambda value: value.roll(1, 1), "mean", "var"),
     ),
     "mean and variance are those of the channel after it": (
         PatternKind.STATISTICS,
-        _altered(lambda one: one.roll(-1, 1), "mean", "var"),
+        _altered(lambda value: value.roll(-1, 1), "mean", "var"),
     ),
     "the mean is added, not subtracted": (PatternKind.SIGN, _altered(torch.neg, "mean")),
     "the bias is subtracted, not added": (PatternKind.SIGN, _altered(torch.neg, "bias")),
@@ -408,15 +415,15 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
         value: Tensor = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
         return value * norm.weight + norm.bias
 
-    for groups in (one for one in range(1, channels + 1) if channels % one == 0):
+    for groups in (divisor for divisor in range(1, channels + 1) if channels % divisor == 0):
         if groups != right:
-            said = f"the channels are in {groups} groups instead of {right}"
+            sentence = f"the channels are in {groups} groups instead of {right}"
             change = _with_first(partial(grouped, groups=groups, strided=False))
-            yield Variation(PatternKind.STATISTICS, said, change)
+            yield Variation(PatternKind.STATISTICS, sentence, change)
     if 1 < right < channels:
-        said = f"every channel number 0, {right}, ... is a group, not neighbouring ones"
+        sentence = f"every channel number 0, {right}, ... is a group, not neighbouring ones"
         change = _with_first(partial(grouped, groups=right, strided=True))
-        yield Variation(PatternKind.STATISTICS, said, change)
+        yield Variation(PatternKind.STATISTICS, sentence, change)
 
 
 # --- Lengths --------------------------------------------------------------------------------------
@@ -424,7 +431,7 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
 
 def _product_over(step: Step, power: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     left, right, dim = (step.values[name] for name in ("x1", "x2", "dim"))
-    lengths = (one.norm(dim=dim).clamp(min=step.values["eps"]) for one in (left, right))
+    lengths = (tensor.norm(dim=dim).clamp(min=step.values["eps"]) for tensor in (left, right))
     product: Tensor = (left * right).sum(dim)
     return product / power(*lengths)
 
@@ -432,17 +439,17 @@ def _product_over(step: Step, power: Callable[[Tensor, Tensor], Tensor]) -> Tens
 _OVER: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
     "it is not divided by the lengths": (
         PatternKind.MISSING_OPERAND,
-        lambda one, _: torch.ones_like(one),
+        lambda value, _: torch.ones_like(value),
     ),
-    "it is divided by the length of x1 only": (PatternKind.MISSING_OPERAND, lambda one, _: one),
+    "it is divided by the length of x1 only": (PatternKind.MISSING_OPERAND, lambda value, _: value),
     "it is divided by the length of x2 only": (PatternKind.MISSING_OPERAND, lambda _, other: other),
     "it is divided by the squares of the lengths": (
         PatternKind.OTHER_FUNCTION,
-        lambda one, other: (one * other).square(),
+        lambda value, other: (value * other).square(),
     ),
     "it is divided by the square of the length of x1": (
         PatternKind.OTHER_FUNCTION,
-        lambda one, _: one.square(),
+        lambda value, _: value.square(),
     ),
     "it is divided by the square of the length of x2": (
         PatternKind.OTHER_FUNCTION,
@@ -450,7 +457,7 @@ _OVER: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
     ),
     "it is divided by the root of the lengths": (
         PatternKind.OTHER_FUNCTION,
-        lambda one, other: (one * other).sqrt(),
+        lambda value, other: (value * other).sqrt(),
     ),
 }
 
@@ -459,7 +466,7 @@ def cosine_variations(step: Step) -> Iterator[Variation]:
     """A cosine similarity over other lengths."""
     if step.name != "cosine_similarity":
         return
-    for said, (kind, power) in _OVER.items():
-        yield Variation(kind, said, partial(_product_over, power=power))
-    said = "1 - cosine_similarity instead of cosine_similarity"
-    yield Variation(PatternKind.OTHER_FUNCTION, said, lambda step: 1 - step.run())
+    for sentence, (kind, power) in _OVER.items():
+        yield Variation(kind, sentence, partial(_product_over, power=power))
+    sentence = "1 - cosine_similarity instead of cosine_similarity"
+    yield Variation(PatternKind.OTHER_FUNCTION, sentence, lambda step: 1 - step.run())

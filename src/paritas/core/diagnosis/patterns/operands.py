@@ -65,27 +65,29 @@ class _Result:
 def solved_operands(
     step: Step,
     predict: Callable[[Variation], Tensor | None],
-    given: Tensor,
+    candidate: Tensor,
     around: Sequence[Tensor] = (),
 ) -> Iterator[Variation]:
     """The operator with another operand, which gives the candidate.
 
     Args:
         predict: the value in question if the operator is computed so.
-        given: the candidate, in float64.
+        candidate: the candidate, in float64.
         around: other tensors that might have been read.
     """
     yield from _rearranged_operands(step)
-    if not _is_solvable(step) or given.numel() > _MOST_ELEMENTS:
+    if not _is_solvable(step) or candidate.numel() > _MOST_ELEMENTS:
         return
-    result = result_of(predict, given)
+    result = result_of(predict, candidate)
     if result is None:
         return
     if any(True for _ in _slices_of(result.given, result.right)):
         return  # the result is right, but at other places
-    found = [one for reading in _readings(result) for one in reading.variations(around)]
-    yield from found
-    if not found and (step.name in PRODUCTS or is_attention(step)):
+    variations = [
+        variation for reading in _readings(result) for variation in reading.variations(around)
+    ]
+    yield from variations
+    if not variations and (step.name in PRODUCTS or is_attention(step)):
         yield from _tile_variations(result)
 
 
@@ -104,17 +106,17 @@ def _is_solvable(step: Step) -> bool:
 # --- The result of one of several operators -------------------------------------------------------
 
 
-def result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _Result | None:
+def result_of(predict: Callable[[Variation], Tensor | None], candidate: Tensor) -> _Result | None:
     """None if what comes after the operator does more than move, scale and offset its result."""
-    seen: list[Step] = []
+    steps: list[Step] = []
 
     def look(step: Step) -> Any:
-        seen.append(step)
+        steps.append(step)
         return step.run()
 
     def first(value: Any) -> Tensor:
-        one: Tensor = value if isinstance(value, torch.Tensor) else value[0]
-        return one
+        tensor: Tensor = value if isinstance(value, torch.Tensor) else value[0]
+        return tensor
 
     def shown(make: Callable[[Tensor], Tensor]) -> Tensor | None:
         def change(step: Step) -> Any:
@@ -123,37 +125,37 @@ def result_of(predict: Callable[[Variation], Tensor | None], given: Tensor) -> _
 
         return predict(Variation(PatternKind.WRONG_INDEX, "", change))
 
-    if predict(Variation(PatternKind.WRONG_INDEX, "", look)) is None or not seen:
+    if predict(Variation(PatternKind.WRONG_INDEX, "", look)) is None or not steps:
         return None
-    right = first(seen[0].run())
-    if right.numel() != given.numel():
+    right = first(steps[0].run())
+    if right.numel() != candidate.numel():
         return None
     numbers = torch.arange(right.numel(), dtype=torch.float64, device=right.device)
     parts = [
         shown(torch.zeros_like),
         shown(torch.ones_like),
-        shown(lambda one: numbers.reshape(one.shape)),
+        shown(lambda value: numbers.reshape(value.shape)),
     ]
-    if any(one is None or not bool(torch.isfinite(one).all()) for one in parts):
+    if any(part is None or not bool(torch.isfinite(part).all()) for part in parts):
         return None
-    none, one, counted = (part.reshape(-1) for part in parts if part is not None)
-    slope = one - none
+    none, at_one, counted = (part.reshape(-1) for part in parts if part is not None)
+    slope = at_one - none
     # What is multiplied by zero later on is not seen: it counts as right.
     seen_here = slope.abs() > _UNSEEN * float(slope.abs().max())
     if 2 * int(seen_here.sum()) < len(slope):
         return None
     places = ((counted - none) / slope)[seen_here]
-    whole = places.round().long()
-    is_place = (places - whole).abs() <= _WHOLE_PLACE * max(1, right.numel())
-    if not bool(is_place.all()) or len(torch.unique(whole)) < len(whole):
+    rounded = places.round().long()
+    is_place = (places - rounded).abs() <= _WHOLE_PLACE * max(1, right.numel())
+    if not bool(is_place.all()) or len(torch.unique(rounded)) < len(rounded):
         return None
-    if bool((whole < 0).any() | (whole >= right.numel()).any()):
+    if bool((rounded < 0).any() | (rounded >= right.numel()).any()):
         return None
     flat = right.detach().cpu().double().reshape(-1).clone()
-    flat[whole] = ((given.reshape(-1) - none) / slope)[seen_here]
+    flat[rounded] = ((candidate.reshape(-1) - none) / slope)[seen_here]
     if not bool(torch.isfinite(flat).all() and torch.isfinite(right).all()):
         return None
-    return _Result(seen[0], flat.reshape(right.shape), right.detach().cpu().double())
+    return _Result(steps[0], flat.reshape(right.shape), right.detach().cpu().double())
 
 
 # --- What was read --------------------------------------------------------------------------------
@@ -201,23 +203,23 @@ class _Reading:
             self._dropped,
         )
         for variations in ways:
-            found = list(variations())
-            yield from found
-            if found:
+            proposals = list(variations())
+            yield from proposals
+            if proposals:
                 return
 
     def _limited(self) -> Iterator[Variation]:
         near = _NEAR * float(self.operand.square().mean().sqrt())
         limits = limits_of(self.value, self.operand, near)
         if limits is not None and limits != Limits(0.0, None):  # that is a relu
-            said = f"{self.name} is limited to {limits.words}"
-            yield self._variation(PatternKind.CLIPPED, said, limits.apply)
+            sentence = f"{self.name} is limited to {limits.words}"
+            yield self._variation(PatternKind.CLIPPED, sentence, limits.apply)
 
     def _moved(self) -> Iterator[Variation]:
         for axis, source in _slices_of(self.value, self.operand):
             kind, words = describe_places(source)
-            said = f"{self.name} is read from other places along axis {axis}: {words}"
-            yield self._variation(kind, said, partial(_selected, axis=axis, source=source))
+            sentence = f"{self.name} is read from other places along axis {axis}: {words}"
+            yield self._variation(kind, sentence, partial(_selected, axis=axis, source=source))
             return
         elements = _elements_of(self.value, self.operand)
         if elements is None:
@@ -227,8 +229,8 @@ class _Reading:
         if len(self.value.flatten()[moved].unique()) < _FEWEST_MOVED:
             return  # one value, such as 0, is found anywhere
         kind, words = _describe_elements(elements.reshape(self.value.shape), self.operand)
-        said = f"{self.name} is read from other places: {words}"
-        variation = self._variation(kind, said, partial(_taken, source=elements))
+        sentence = f"{self.name} is read from other places: {words}"
+        variation = self._variation(kind, sentence, partial(_taken, source=elements))
         yield dataclasses.replace(variation, chosen=int(moved.sum()))
 
     def _moved_with_signs(self) -> Iterator[Variation]:
@@ -237,25 +239,25 @@ class _Reading:
             return
         taken = self.operand.reshape(-1)[source].reshape(self.value.shape)
         signs = self.value.sign() * taken.sign()
-        said = f"{self.name} is read from other places, with other signs"
-        yield self._variation(PatternKind.WRONG_INDEX, said, partial(_signed, source, signs))
+        sentence = f"{self.name} is read from other places, with other signs"
+        yield self._variation(PatternKind.WRONG_INDEX, sentence, partial(_signed, source, signs))
 
     def _replaced(self) -> Iterator[Variation]:
         for name, other in self.others.items():
             if _is_broadcast(other, self.value) and _is_near(self.value, other):
-                said = f"{self.name} is never read: {name} is used in its place"
+                sentence = f"{self.name} is never read: {name} is used in its place"
                 change = partial(_with_other, reading=self, name=name)
-                yield Variation(PatternKind.MISSING_OPERAND, said, change)
+                yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
                 return
 
     def _foreign(self, around: Sequence[Tensor]) -> Iterator[Variation]:
         for number, other in enumerate(around):
             for turned in (other, other.mT) if other.dim() > 1 else (other,):
                 if _is_broadcast(turned, self.value) and _is_near(self.value, _wide(turned)):
-                    said = f"{self.name} is never read: tensor {number} of the call is used"
+                    sentence = f"{self.name} is never read: tensor {number} of the call is used"
                     yield self._variation(
                         PatternKind.MISSING_OPERAND,
-                        f"{said} in its place",
+                        f"{sentence} in its place",
                         partial(_instead, turned),
                     )
                     return
@@ -268,33 +270,33 @@ class _Reading:
         near = float(f"{factor:.6g}")
         if abs(near) < _NEAR or not _is_near(self.value, near * self.operand):
             return
-        kind, said = PatternKind.FACTOR, f"{self.name} is multiplied by {near:g}"
+        kind, sentence = PatternKind.FACTOR, f"{self.name} is multiplied by {near:g}"
         if self.is_bias and near == round(near) and near > 1:
-            kind, said = PatternKind.REPEATED_BIAS, f"the bias is added {near:g} times"
+            kind, sentence = PatternKind.REPEATED_BIAS, f"the bias is added {near:g} times"
         elif near == -1:
-            kind, said = PatternKind.SIGN, f"{self.name} is negated"
-        yield self._variation(kind, said, partial(torch.mul, other=near))
+            kind, sentence = PatternKind.SIGN, f"{self.name} is negated"
+        yield self._variation(kind, sentence, partial(torch.mul, other=near))
 
     def _bent(self) -> Iterator[Variation]:
         for name in _BENDING:
             function = UNARY[name]
             bent = function(self.operand)
             if bool(torch.isfinite(bent).all()) and _is_near(self.value, bent):
-                said = f"{name} of {self.name} is used instead of {self.name}"
-                yield self._variation(PatternKind.OTHER_FUNCTION, said, function)
+                sentence = f"{name} of {self.name} is used instead of {self.name}"
+                yield self._variation(PatternKind.OTHER_FUNCTION, sentence, function)
                 return
 
     def _dropped(self) -> Iterator[Variation]:
         dropped = dropped_elements(self.value, self.operand)
         if dropped is not None:
-            left = dropped.kept * dropped.factor
-            said = f"{self.name}: {dropped.sentence}"
-            yield self._variation(dropped.kind, said, lambda one: one * left.to(one))
+            residual = dropped.kept * dropped.factor
+            sentence = f"{self.name}: {dropped.sentence}"
+            yield self._variation(dropped.kind, sentence, lambda value: value * residual.to(value))
 
     def _variation(
-        self, kind: PatternKind, said: str, alter: Callable[[Tensor], Tensor]
+        self, kind: PatternKind, sentence: str, alter: Callable[[Tensor], Tensor]
     ) -> Variation:
-        return Variation(kind, said, partial(_with_altered, reading=self, alter=alter))
+        return Variation(kind, sentence, partial(_with_altered, reading=self, alter=alter))
 
 
 _BENDING = tuple(
@@ -305,8 +307,8 @@ _BENDING = tuple(
 
 
 def _with_altered(step: Step, reading: _Reading, alter: Callable[[Tensor], Tensor]) -> Any:
-    own = reading.own(step)
-    return reading.put(step, alter(own).to(own.dtype))
+    operand = reading.own(step)
+    return reading.put(step, alter(operand).to(operand.dtype))
 
 
 def _with_other(step: Step, reading: _Reading, name: str) -> Any:
@@ -332,7 +334,7 @@ def _taken(value: Tensor, source: Tensor) -> Tensor:
 def _is_broadcast(other: Tensor, value: Tensor) -> bool:
     """Whether it may be read in the place of a value, as it is or along further axes."""
     sizes = zip(reversed(other.shape), reversed(value.shape), strict=False)
-    return 0 < other.dim() <= value.dim() and all(one in (1, size) for one, size in sizes)
+    return 0 < other.dim() <= value.dim() and all(length in (1, size) for length, size in sizes)
 
 
 def _is_near(value: Tensor, other: Tensor) -> bool:
@@ -372,17 +374,17 @@ def _own(step: Step, name: str, shape: torch.Size) -> Tensor:
 def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> _Reading:
     """An operand that has the shape of what was read, or broadcasts to it."""
     operands = {
-        key: _wide(one)
-        for key, one in step.values.items()
-        if isinstance(one, torch.Tensor) and one.is_floating_point() and key != name
+        key: _wide(operand)
+        for key, operand in step.values.items()
+        if isinstance(operand, torch.Tensor) and operand.is_floating_point() and key != name
     }
-    own = partial(_own, name=name, shape=value.shape)
+    read_own = partial(_own, name=name, shape=value.shape)
     put = partial(_put, name=name)
-    return _Reading(name, value, _wide(own(step)), operands, put, own, is_bias)
+    return _Reading(name, value, _wide(read_own(step)), operands, put, read_own, is_bias)
 
 
 def _summands(result: _Result) -> Iterator[_Reading]:
-    step, given = result.step, result.given
+    step, candidate = result.step, result.given
     if not isinstance(step.values["self"], torch.Tensor):
         return
     left, right = (_wide(step.values[name]) for name in ("self", "other"))
@@ -390,19 +392,19 @@ def _summands(result: _Result) -> Iterator[_Reading]:
     solved: tuple[Tensor, Tensor]
     if step.name in ("add", "sub"):
         alpha = alpha if step.name == "add" else -alpha
-        solved = given - alpha * right, (given - left) / (alpha or math.nan)
+        solved = candidate - alpha * right, (candidate - left) / (alpha or math.nan)
     elif step.name == "mul":
-        solved = given / right, given / left
+        solved = candidate / right, candidate / left
     elif step.values.get("rounding_mode") is None:
-        solved = given * right, left / given
+        solved = candidate * right, left / candidate
     else:
         return
     for name, value in zip(("other", "self"), solved[::-1], strict=True):
         # Where it is multiplied by zero, it may be anything.
         finite = torch.isfinite(value)
         if bool(finite.any()):
-            own = _wide(step.values[name]).expand_as(value)
-            yield _reading(step, name, torch.where(finite, value, own))
+            original = _wide(step.values[name]).expand_as(value)
+            yield _reading(step, name, torch.where(finite, value, original))
 
 
 def _factors(result: _Result) -> Iterator[_Reading]:
@@ -458,8 +460,8 @@ def _solution(matrix: Tensor, product: Tensor) -> Tensor | None:
     if float(sizes[..., -1].min()) * _MOST_CONDITION < float(sizes[..., 0].max()):
         return None
     value: Tensor = torch.linalg.lstsq(matrix, product).solution
-    left = (matrix @ value - product).abs().max()
-    is_exact = float(left) <= _NEAR * float(product.abs().max())
+    residual = (matrix @ value - product).abs().max()
+    is_exact = float(residual) <= _NEAR * float(product.abs().max())
     return value if is_exact else None
 
 
@@ -484,8 +486,8 @@ def _kernels(result: _Result) -> Iterator[_Reading]:
     rows = _windows(step)
     if rows.shape[1] > _MOST_TERMS:
         return
-    wanted = given.movedim(1, -1).reshape(-1, given.shape[1])
-    value = _solution(rows, wanted)
+    target = given.movedim(1, -1).reshape(-1, given.shape[1])
+    value = _solution(rows, target)
     if value is not None:
         yield _reading(step, "weight", value.T.reshape(weight.shape))
 
@@ -504,8 +506,8 @@ def _windows(step: Step) -> Tensor:
     x, weight = _wide(step.values["input"]), step.values["weight"]
     two = x.dim() == 4  # noqa: PLR2004
     settings: dict[str, tuple[int, ...]] = {
-        name: tuple(step.values[name]) if two else (given, *step.values[name])
-        for name, given in (("stride", 1), ("padding", 0), ("dilation", 1))
+        name: tuple(step.values[name]) if two else (candidate, *step.values[name])
+        for name, candidate in (("stride", 1), ("padding", 0), ("dilation", 1))
     }
     size = tuple(weight.shape[2:]) if two else (1, *weight.shape[2:])
     columns = torch.nn.functional.unfold(x if two else x.unsqueeze(2), size, **settings)
@@ -523,18 +525,20 @@ def _slices_of(value: Tensor, operand: Tensor) -> Iterator[tuple[int, Tensor]]:
         size = operand.shape[axis]
         if not 1 < size <= _MOST_SLICES or value.shape != operand.shape:
             continue
-        mine, theirs = (one.movedim(axis, 0).reshape(size, -1) for one in (value, operand))
-        if mine.shape[1] < 2:  # noqa: PLR2004
+        slices, other_slices = (
+            tensor.movedim(axis, 0).reshape(size, -1) for tensor in (value, operand)
+        )
+        if slices.shape[1] < 2:  # noqa: PLR2004
             continue
         way = "donot_use_mm_for_euclid_dist"
-        apart = torch.cdist(mine, theirs, compute_mode=way)
+        apart = torch.cdist(slices, other_slices, compute_mode=way)
         least, source = apart.min(dim=1)
-        scale = float(theirs.square().sum(1).mean().sqrt())
+        scale = float(other_slices.square().sum(1).mean().sqrt())
         if float(least.max()) > _NEAR * scale or torch.equal(source, torch.arange(size)):
             continue
         # Equal slices say nothing about where they come from: the own place, if it can be.
-        own = apart.diagonal() <= least + 1e-9 * scale
-        source = torch.where(own, torch.arange(size), source)
+        from_itself = apart.diagonal() <= least + 1e-9 * scale
+        source = torch.where(from_itself, torch.arange(size), source)
         if not torch.equal(source, torch.arange(size)):
             yield axis, source
 
@@ -555,9 +559,9 @@ def _elements_of(value: Tensor, operand: Tensor) -> Tensor | None:
     if float(apart.max()) * len(torch.unique(ordered)) > _BY_CHANCE * typical:
         return None
     source = places[nearest]
-    own = torch.arange(len(flat))
+    identity = torch.arange(len(flat))
     is_own = (flat - operand.reshape(-1)).abs() <= apart + 1e-9 * typical
-    return torch.where(is_own, own, source)
+    return torch.where(is_own, identity, source)
 
 
 def _only_axis(value: Tensor) -> int | None:
@@ -572,9 +576,9 @@ def _only_axis(value: Tensor) -> int | None:
 
 def _describe_elements(source: Tensor, operand: Tensor) -> tuple[PatternKind, str]:
     """What the places of the elements have in common."""
-    own, other = (_only_axis(one) for one in (operand, operand.reshape(-1)[source]))
-    if own is not None and other is not None and own != other:
-        return PatternKind.WRONG_AXIS, f"it lies along axis {other} instead of axis {own}"
+    own_axis, other = (_only_axis(tensor) for tensor in (operand, operand.reshape(-1)[source]))
+    if own_axis is not None and other is not None and own_axis != other:
+        return PatternKind.WRONG_AXIS, f"it lies along axis {other} instead of axis {own_axis}"
     numbers = torch.arange(operand.numel()).reshape(operand.shape)
     flat = operand.reshape(-1)
     read = flat[source]
@@ -586,8 +590,8 @@ def _describe_elements(source: Tensor, operand: Tensor) -> tuple[PatternKind, st
                 return PatternKind.TRANSPOSE, f"{words} are swapped"
             others = swapped.reshape(operand.shape), numbers.reshape(swapped.shape)
             if any(
-                torch.equal(flat[one], read)
-                for one in (others[0], others[1].transpose(first, second))
+                torch.equal(flat[order], read)
+                for order in (others[0], others[1].transpose(first, second))
             ):
                 return PatternKind.PERMUTATION, f"its memory has {words} in the other order"
     moved = int((source.reshape(-1) != torch.arange(source.numel())).sum())
@@ -631,7 +635,7 @@ def _tile_sizes(length: int) -> list[int]:
     powers = [2**power for power in range(10, -1, -1)]
     parts = [-(-length // count) for count in (2, 3, 4, 5, 6, 8)]
     sizes = sorted({*powers, *parts}, reverse=True)
-    return [one for one in sizes if one < length and -(-length // one) <= _MOST_TILES]
+    return [size for size in sizes if size < length and -(-length // size) <= _MOST_TILES]
 
 
 def _solve_tiles(a: Tensor, b: Tensor, product: Tensor, size: int) -> Tensor | None:
@@ -649,16 +653,16 @@ def _solve_tiles(a: Tensor, b: Tensor, product: Tensor, size: int) -> Tensor | N
     rows = torch.nn.functional.pad(a[(*at[:-1],)], (0, more)).reshape(-1, count, size)
     columns = torch.nn.functional.pad(b.mT[(*at[:-2], at[-1])], (0, more)).reshape(-1, count, size)
     matrix = (rows @ columns.mT).reshape(len(chosen), -1)
-    wanted = product[at]
-    found = torch.linalg.lstsq(matrix, wanted.unsqueeze(1), driver="gelsd")
-    if int(found.rank) < matrix.shape[1]:
+    target = product[at]
+    solution = torch.linalg.lstsq(matrix, target.unsqueeze(1), driver="gelsd")
+    if int(solution.rank) < matrix.shape[1]:
         return None
-    left = (matrix @ found.solution).squeeze(1) - wanted
-    weights = found.solution.reshape(count, count)
-    whole = weights.round()
-    is_exact = float(left.abs().max()) <= _NEAR * float(wanted.abs().max())
-    is_whole = float((weights - whole).abs().max()) <= _WHOLE
-    return whole if is_exact and is_whole else None
+    residual = (matrix @ solution.solution).squeeze(1) - target
+    weights = solution.solution.reshape(count, count)
+    rounded = weights.round()
+    is_exact = float(residual.abs().max()) <= _NEAR * float(target.abs().max())
+    is_whole = float((weights - rounded).abs().max()) <= _WHOLE
+    return rounded if is_exact and is_whole else None
 
 
 def _describe_tiles(
@@ -672,31 +676,34 @@ def _describe_tiles(
     """
     weights: Tensor = change.keywords["weights"]
     count = len(weights)
-    own = torch.diag(weights)
-    is_own = bool((weights == torch.diag(own)).all())
+    diagonal = torch.diag(weights)
+    is_own = bool((weights == torch.diag(diagonal)).all())
     tiles = f"of the {count} tiles of {size} terms (of {length})"
     if is_own:
-        lost, often = ((own == 0).nonzero().reshape(-1), (own > 1).nonzero().reshape(-1))
-        if bool((own < 0).any()) or (not len(lost) and not len(often)):
+        lost, often = ((diagonal == 0).nonzero().reshape(-1), (diagonal > 1).nonzero().reshape(-1))
+        if bool((diagonal < 0).any()) or (not len(lost) and not len(often)):
             return
-        if bool((own == own[0]).all()):
+        if bool((diagonal == diagonal[0]).all()):
             return  # one factor for all terms
         if len(lost) and len(often):
-            if float(own.sum()) != count:
+            if float(diagonal.sum()) != count:
                 return
-            said = f"{_numbers(often)} {tiles} is used again in the place of {_numbers(lost)}"
+            sentence = f"{_numbers(often)} {tiles} is used again in the place of {_numbers(lost)}"
             kind = PatternKind.STALE
         elif len(lost):
-            kind, said = PatternKind.PARTIAL_SUM, f"{_numbers(lost)} {tiles} left out"
+            kind, sentence = PatternKind.PARTIAL_SUM, f"{_numbers(lost)} {tiles} left out"
         else:
-            kind, said = PatternKind.DOUBLED_REDUCTION, f"{_numbers(often)} {tiles} count too often"
-        yield Variation(kind, said, change)
+            kind, sentence = (
+                PatternKind.DOUBLED_REDUCTION,
+                f"{_numbers(often)} {tiles} count too often",
+            )
+        yield Variation(kind, sentence, change)
         return
     for name, table in zip(names, (weights, weights.T), strict=True):
         if name and bool(((table == 0) | (table == 1)).all()) and bool((table.sum(0) == 1).all()):
             kind, words = describe_places(table.argmax(0))
-            said = f"tiles of {size} along the summed axis of {name} are those of other places"
-            yield Variation(kind, f"{said}: {words}", change)
+            sentence = f"tiles of {size} along the summed axis of {name} are those of other places"
+            yield Variation(kind, f"{sentence}: {words}", change)
             return
 
 
@@ -721,7 +728,7 @@ _MOST_AXES = 4
 
 def _rearranged_operands(step: Step) -> Iterator[Variation]:
     """The memory of an operand read as if its axes were in another order; other tiles of it."""
-    operands = {name: one for name, one in step.values.items() if _is_operand(one)}
+    operands = {name: operand for name, operand in step.values.items() if _is_operand(operand)}
     if torch.Tag.pointwise not in step.operator.tags:  # or else it is the result
         for name, value in operands.items():
             yield from _other_layouts(name, value)
@@ -732,15 +739,17 @@ def _rearranged_operands(step: Step) -> Iterator[Variation]:
         if not 2 <= len(long) <= _MOST_AXES or value.numel() > _MOST_ELEMENTS:  # noqa: PLR2004
             continue
         for first, second in itertools.combinations(long, 2):
-            said = f"the memory of {name} is read with axes {first} and {second} in the other order"
+            sentence = (
+                f"the memory of {name} is read with axes {first} and {second} in the other order"
+            )
             for back in (False, True):
                 change = partial(_reread, name=name, axes=(first, second), back=back)
-                yield Variation(PatternKind.PERMUTATION, said, change)
+                yield Variation(PatternKind.PERMUTATION, sentence, change)
     for name in PRODUCTS.get(step.name, ()):
         for word in _BENDING:
-            said = f"{word} of {name} is used instead of {name}"
+            sentence = f"{word} of {name} is used instead of {name}"
             change = partial(_with_bent, name=name, function=UNARY[word])
-            yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     if is_attention(step):
         for name in ("query", "key", "value"):
             yield from _other_tiles(name, -2, step.values[name].shape[-2])
@@ -752,9 +761,11 @@ def _other_layouts(name: str, value: Tensor) -> Iterator[Variation]:
     if value.dim() < 3 or value.shape[1] < 2 or value.numel() > _MOST_ELEMENTS:  # noqa: PLR2004
         return
     for has, reads in (("last", "first"), ("first", "last")):
-        said = f"the memory of {name} has its channels {has}, and is read as if they were {reads}"
+        sentence = (
+            f"the memory of {name} has its channels {has}, and is read as if they were {reads}"
+        )
         change = partial(_in_layout, name=name, has_last=has == "last")
-        yield Variation(PatternKind.PERMUTATION, said, change)
+        yield Variation(PatternKind.PERMUTATION, sentence, change)
 
 
 def _in_layout(step: Step, name: str, *, has_last: bool) -> Any:
@@ -788,21 +799,21 @@ def _other_tiles(name: str, axis: int, length: int) -> Iterator[Variation]:
         count = -(-length // size)
         if count > _FEW_TILES:
             continue
-        for place in (*range(1, count), None):
+        for position in (*range(1, count), None):
             source = torch.arange(length)
-            late = source >= size if place is None else source // size == place
+            late = source >= size if position is None else source // size == position
             source = torch.where(late, source - size, source)
-            which = "each tile" if place is None else f"tile {place} of {count}"
-            said = f"{which} of {size} along axis {axis} of {name} is not loaded"
+            which = "each tile" if position is None else f"tile {position} of {count}"
+            sentence = f"{which} of {size} along axis {axis} of {name} is not loaded"
             change = partial(_with_slices, name=name, axis=axis, source=source)
-            yield Variation(PatternKind.STALE, f"{said}: the one before is used again", change)
+            yield Variation(PatternKind.STALE, f"{sentence}: the one before is used again", change)
 
 
 def _other_orders(name: str, width: int) -> Iterator[Variation]:
     for words, order in orders_of_terms(width):
-        said = f"{name} has another order along its last axis: {words}"
+        sentence = f"{name} has another order along its last axis: {words}"
         change = partial(_with_slices, name=name, axis=-1, source=order)
-        yield Variation(PatternKind.PERMUTATION, said, change)
+        yield Variation(PatternKind.PERMUTATION, sentence, change)
 
 
 def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:

@@ -48,14 +48,14 @@ class Operation:
     def dims(self) -> tuple[int, ...]:
         """The dimensions that it reduces or works along; all of them by default."""
         rank = self.inputs[0].dim()
-        given = self.argument("dim", 1, self.context.arguments.get("axis"))
-        if isinstance(given, int) and not isinstance(given, bool):
-            given = [given]
-        if not isinstance(given, list | tuple) or not given:
+        candidate = self.argument("dim", 1, self.context.arguments.get("axis"))
+        if isinstance(candidate, int) and not isinstance(candidate, bool):
+            candidate = [candidate]
+        if not isinstance(candidate, list | tuple) or not candidate:
             return tuple(range(rank))
-        if not all(isinstance(one, int) and -rank <= one < rank for one in given):
+        if not all(isinstance(dim, int) and -rank <= dim < rank for dim in candidate):
             return ()
-        return tuple(sorted(one % rank for one in given))
+        return tuple(sorted(dim % rank for dim in candidate))
 
     def shaped(self, value: Tensor, shape: tuple[int, ...]) -> Tensor | None:
         """A result in the required shape, with or without kept dimensions."""
@@ -67,10 +67,12 @@ def operation_of(case: Case, inputs: int = 1) -> Operation | None:
     context = case.context
     if not context.operator or len(context.inputs) < inputs or case.given.is_complex():
         return None
-    if any(one.is_complex() for one in context.inputs):
+    if any(tensor.is_complex() for tensor in context.inputs):
         return None
     # Masks stay boolean.
-    wide = (one.cpu() if one.dtype == torch.bool else widen(one) for one in context.inputs)
+    wide = (
+        tensor.cpu() if tensor.dtype == torch.bool else widen(tensor) for tensor in context.inputs
+    )
     return Operation(context.operator_name, tuple(wide), context)
 
 
@@ -95,10 +97,10 @@ def first_variant(
     if plain is None or trusted_formula(case, plain) is None:
         return []
     cost = math.log2(1 + len(variants))
-    known = {"operator": operation.context.operator}
+    evidence = {"operator": operation.context.operator}
     values = ((sentence, attempt(compute, case.shape)) for sentence, compute in variants)
     return first_supported(
-        supported_pattern(case, value.double(), kind, sentence, cost=cost, evidence=known)
+        supported_pattern(case, value.double(), kind, sentence, cost=cost, evidence=evidence)
         for sentence, value in values
         if value is not None
     )
@@ -160,12 +162,14 @@ def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
     """A function of input, weight and bias, if the operator is a convolution."""
     if not operation.name.startswith("conv") or len(operation.inputs) < 2:  # noqa: PLR2004
         return None
-    known = operation.context.arguments
+    arguments = operation.context.arguments
     way = _CONVOLUTIONS.get(operation.inputs[1].dim())
-    if way is None or known.get("transposed", False):
+    if way is None or arguments.get("transposed", False):
         return None
     options = ("stride", "padding", "dilation", "groups")
-    return functools.partial(way, **{name: known[name] for name in options if name in known})
+    return functools.partial(
+        way, **{name: arguments[name] for name in options if name in arguments}
+    )
 
 
 # --- Operands swapped or transposed ---------------------------------------------------------------
@@ -193,8 +197,8 @@ def propose_operands(case: Case) -> list[Pattern]:
     if operation is None or not case.is_beyond_noise:
         return []
     plain, variants = _operand_variants(operation)
-    swapped = [one for one in variants if "transposed" not in one[0]]
-    transposed = [one for one in variants if one not in swapped]
+    swapped = [variant for variant in variants if "transposed" not in variant[0]]
+    transposed = [variant for variant in variants if variant not in swapped]
     return [
         *first_variant(case, operation, PatternKind.SWAPPED_OPERANDS, plain, swapped),
         *first_variant(case, operation, PatternKind.TRANSPOSE, plain, transposed),
@@ -210,13 +214,13 @@ def _operand_variants(operation: Operation) -> Variants:
     if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
         text, compute = _PAIRS[name]
         a, b = inputs
-        said = f"the operands are swapped: {text}"
-        return lambda: compute(a, b), [(said, lambda: compute(b, a))]
+        sentence = f"the operands are swapped: {text}"
+        return lambda: compute(a, b), [(sentence, lambda: compute(b, a))]
     if name == "where" and len(inputs) == 3:  # noqa: PLR2004
         test, a, b = inputs
-        said = "the branches of where() are swapped, or its condition is negated"
+        sentence = "the branches of where() are swapped, or its condition is negated"
         return lambda: torch.where(test.bool(), a, b), [
-            (said, lambda: torch.where(test.bool(), b, a))
+            (sentence, lambda: torch.where(test.bool(), b, a))
         ]
     product = product_of(operation)
     if product is not None:
@@ -227,9 +231,9 @@ def _operand_variants(operation: Operation) -> Variants:
     if name in _JOINED:
         join: Any = torch.stack if name == "stack" else torch.cat
         dim = operation.argument("dim", 1, 0)
-        said = "the tensors are joined in the reverse order"
+        sentence = "the tensors are joined in the reverse order"
         return lambda: join(list(inputs), dim=dim), [
-            (said, lambda: join(list(inputs)[::-1], dim=dim))
+            (sentence, lambda: join(list(inputs)[::-1], dim=dim))
         ]
     return None, []
 
@@ -312,8 +316,8 @@ def _attention_variants(operation: Operation) -> Variants:
     def attend(*, mask: Tensor | None, diagonal: int | None, by: float = factor) -> Tensor:
         scores = by * (query @ key.mT)
         if diagonal is not None:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(diagonal)
-            scores = scores.masked_fill(~seen, -math.inf)
+            visited = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(diagonal)
+            scores = scores.masked_fill(~visited, -math.inf)
         if mask is not None and mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -math.inf)
         elif mask is not None:
@@ -322,10 +326,12 @@ def _attention_variants(operation: Operation) -> Variants:
         return scores.softmax(dim=-1).nan_to_num(0.0) @ value
 
     diagonal = 0 if causal else None
-    found: list[tuple[str, Callable[[], Tensor]]] = []
+    variants: list[tuple[str, Callable[[], Tensor]]] = []
     if causal:
-        found.append(("the causal mask is not applied", lambda: attend(mask=mask, diagonal=None)))
-        found += [
+        variants.append(
+            ("the causal mask is not applied", lambda: attend(mask=mask, diagonal=None))
+        )
+        variants += [
             (
                 "the causal mask is off by one: each token sees the next",
                 lambda: attend(mask=mask, diagonal=1),
@@ -336,20 +342,20 @@ def _attention_variants(operation: Operation) -> Variants:
             ),
         ]
     if mask is not None:
-        found.append(("the mask is not applied", lambda: attend(mask=None, diagonal=diagonal)))
+        variants.append(("the mask is not applied", lambda: attend(mask=None, diagonal=diagonal)))
         if mask.dtype == torch.bool:
-            found.append(
+            variants.append(
                 ("the mask is negated", lambda: attend(mask=~mask, diagonal=diagonal)),
             )
-        found += _off_by_one(lambda less: attend(mask=mask.roll(less, -1), diagonal=diagonal))
+        variants += _off_by_one(lambda less: attend(mask=mask.roll(less, -1), diagonal=diagonal))
     if mask is None and not causal:
-        found.append(
+        variants.append(
             (
                 "a causal mask is applied although none was requested",
                 lambda: attend(mask=None, diagonal=0),
             )
         )
-    return lambda: attend(mask=mask, diagonal=diagonal), found
+    return lambda: attend(mask=mask, diagonal=diagonal), variants
 
 
 # --- A piece taken one index too early or too late ------------------------------------------------
@@ -417,14 +423,14 @@ def propose_ties(case: Case) -> list[Pattern]:
     if operation.name not in _ALONG | _ONE or case.is_boolean:
         return []
     scores = operation.inputs[0]
-    found = _scores_of(case, operation, scores)
-    if found is None:
+    scores_of_both = _scores_of(case, operation, scores)
+    if scores_of_both is None:
         return []
-    mine, theirs, distinct = found
+    actual, expected, distinct = scores_of_both
     wrong = case.wrong
-    apart = (mine - theirs)[wrong].abs()
+    apart = (actual - expected)[wrong].abs()
     unit = roundoff(case.context.inputs[0])
-    scale = torch.maximum(mine.abs(), theirs.abs())[wrong]
+    scale = torch.maximum(actual.abs(), expected.abs())[wrong]
     if not distinct or not bool((apart <= _ROUNDINGS * unit * scale).all()):
         return []
     equal = float((apart == 0).double().mean())
@@ -447,29 +453,31 @@ def _scores_of(
     case: Case, operation: Operation, scores: Tensor
 ) -> tuple[Tensor, Tensor, bool] | None:
     """The scores at the candidate's and at the right indices, and whether the former are valid."""
-    mine, theirs = case.candidate.detach().cpu().long(), case.reference.detach().cpu().long()
-    given = operation.argument("dim", 1, None)
+    actual, expected = case.candidate.detach().cpu().long(), case.reference.detach().cpu().long()
+    candidate = operation.argument("dim", 1, None)
     if operation.name in ("topk", "kthvalue"):
-        given = operation.argument("dim", 2, -1)
-    elif operation.name in _ALONG and not isinstance(given, int):
-        given = -1
-    if isinstance(given, bool) or not isinstance(given, int):
+        candidate = operation.argument("dim", 2, -1)
+    elif operation.name in _ALONG and not isinstance(candidate, int):
+        candidate = -1
+    if isinstance(candidate, bool) or not isinstance(candidate, int):
         scores, dim = scores.flatten(), 0
-        mine, theirs = mine.flatten(), theirs.flatten()
+        actual, expected = actual.flatten(), expected.flatten()
     else:
-        dim = given % scores.dim() if scores.dim() else 0
-        if mine.dim() == scores.dim() - 1:
-            mine, theirs = mine.unsqueeze(dim), theirs.unsqueeze(dim)
+        dim = candidate % scores.dim() if scores.dim() else 0
+        if actual.dim() == scores.dim() - 1:
+            actual, expected = actual.unsqueeze(dim), expected.unsqueeze(dim)
     size = scores.shape[dim] if scores.dim() else 0
-    fits = mine.dim() == scores.dim() and all(
-        mine.shape[one] <= scores.shape[one] for one in range(scores.dim())
+    fits = actual.dim() == scores.dim() and all(
+        actual.shape[number] <= scores.shape[number] for number in range(scores.dim())
     )
-    valid = fits and all(bool(((one >= 0) & (one < size)).all()) for one in (mine, theirs))
+    valid = fits and all(
+        bool(((picks >= 0) & (picks < size)).all()) for picks in (actual, expected)
+    )
     if not valid:
         return None
     distinct = True
     if operation.name in ("sort", "argsort", "topk"):
-        ordered = mine.sort(dim=dim).values
+        ordered = actual.sort(dim=dim).values
         distinct = not bool((ordered.diff(dim=dim) == 0).any())
-    picked = [scores.gather(dim, one).reshape(case.shape) for one in (mine, theirs)]
+    picked = [scores.gather(dim, picks).reshape(case.shape) for picks in (actual, expected)]
     return picked[0], picked[1], distinct

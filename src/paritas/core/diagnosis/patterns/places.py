@@ -15,13 +15,13 @@ def describe_places(source: torch.Tensor) -> tuple[PatternKind, str]:
         source: where each slice was taken from.
     """
     size = len(source)
-    own = torch.arange(size)
-    moved = source != own
-    by = (source - own)[moved]
+    positions = torch.arange(size)
+    moved = source != positions
+    by = (source - positions)[moved]
     if size > 2 and bool((source == source[0]).all()):  # noqa: PLR2004
         return PatternKind.WRONG_INDEX, f"slice {int(source[0])} is taken everywhere"
     for distance in (int(by[0]), int(by[0]) % size, int(by[0]) % size - size):
-        if torch.equal(source, (own + distance) % size) and 2 * abs(distance) < size:
+        if torch.equal(source, (positions + distance) % size) and 2 * abs(distance) < size:
             return PatternKind.SHIFT, f"rolled by {-distance}"
     if len(torch.unique(source)) == size:
         return PatternKind.PERMUTATION, describe_order(source)

@@ -96,7 +96,9 @@ class Rerun:
         if call is None or not call.floating:
             return None
         reruns = (cls(case, call, output) for output in range(_MOST_OUTPUTS))
-        return next((one for one in reruns if trusted_formula(case, one.value) is not None), None)
+        return next(
+            (rerun for rerun in reruns if trusted_formula(case, rerun.value) is not None), None
+        )
 
     def value(self, values: Sequence[Tensor] = (), *, wide: bool = True) -> Tensor | None:
         """The result on other floating-point tensors, in float64 or in their own dtype.
@@ -114,7 +116,7 @@ class Rerun:
         if not isinstance(self.call, RepeatedCall):
             return True
         call, shape = self.call.first, self.case.shape[1:]
-        first = [one[0] for one in values]
+        first = [value[0] for value in values]
         result = attempt(lambda: call.with_floating(first).results(wide=True)[self.output], shape)
         return result is not None and may_give_first(self.case, result)
 
@@ -125,26 +127,31 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
     if rerun is None:
         yield from _by_formula(case)
         return
-    given = rerun.call.floating
-    wide = [widen(one) for one in given]
-    every = tuple(range(len(given)))
+    floating = rerun.call.floating
+    wide = [widen(tensor) for tensor in floating]
+    every = tuple(range(len(floating)))
     choices = _choices(every)
     until = effort.until(_MOST_SECONDS)
-    tables = tuple(place for place in every if given[place].dim() > 1)
+    tables = tuple(position for position in every if floating[position].dim() > 1)
     changes = [
-        *((_name_format(form), how, change, choices) for form, how, change in _roundings(given)),
+        *((_name_format(form), how, change, choices) for form, how, change in _roundings(floating)),
         # A vector is kept as it is.
         *((name, "rounded", change, _choices(tables)) for name, change in quantisations(wide)),
     ]
     # The float64 run of a candidate quantises in float64, too.
     if case.candidate.dtype == torch.float64:
-        given = [one.to(own.device) for own, one in zip(given, wide, strict=True)]
+        floating = [
+            tensor.to(original.device) for original, tensor in zip(floating, wide, strict=True)
+        ]
     for name, how, change, chosen_ones in changes:
         for chosen in filter(None, chosen_ones):
             changed = [
-                _changed(change, one) if place in chosen else one for place, one in enumerate(given)
+                _changed(change, tensor) if position in chosen else tensor
+                for position, tensor in enumerate(floating)
             ]
-            if not all(_shows_rounding(given[place], changed[place]) for place in chosen):
+            if not all(
+                _shows_rounding(floating[position], changed[position]) for position in chosen
+            ):
                 continue
             value = None
             if rerun.may_give_first(changed):
@@ -157,21 +164,21 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
 
 def _choices(places: tuple[int, ...]) -> dict[tuple[int, ...], None]:
     """All of them, each, and all but one: a bias is often added at full precision."""
-    but_one = (places[:one] + places[one + 1 :] for one in range(len(places)))
-    return dict.fromkeys([places, *((one,) for one in places), *but_one])
+    but_one = (places[:number] + places[number + 1 :] for number in range(len(places)))
+    return dict.fromkeys([places, *((position,) for position in places), *but_one])
 
 
-def _changed(change: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+def _changed(change: Callable[[Tensor], Tensor], candidate: Tensor) -> Tensor:
     """In the program's own dtype, in which a scale is rounded, or in float32 if that is wider."""
-    own = given.detach().cpu()
-    return change(own.to(torch.promote_types(own.dtype, torch.float32))).to(given)
+    on_cpu = candidate.detach().cpu()
+    return change(on_cpu.to(torch.promote_types(on_cpu.dtype, torch.float32))).to(candidate)
 
 
 def _roundings(
     given: Sequence[Tensor],
 ) -> Iterator[tuple[NarrowFormat, str, Callable[[Tensor], Tensor]]]:
     for form in FORMATS:
-        if form.name == "float16" or any(form.unit <= roundoff(one) for one in given):
+        if form.name == "float16" or any(form.unit <= roundoff(tensor) for tensor in given):
             continue  # tf32 has as many digits and the wider range
         yield form, "rounded", form.rounded
         yield form, "cut off", form.truncated
@@ -188,20 +195,20 @@ def _name_format(form: NarrowFormat) -> str:
 
 def _by_formula(case: Case) -> Iterator[Recomputed]:
     operation = operation_of(case, inputs=2)
-    given = case.context.inputs
-    if operation is None or not all(one.is_floating_point() for one in given):
+    inputs = case.context.inputs
+    if operation is None or not all(tensor.is_floating_point() for tensor in inputs):
         return
     compute = functools.partial(_compute, work=math.prod(case.shape))
     # The formula must be the one the reference used.
     if trusted_formula(case, functools.partial(compute, operation)) is None:
         return
     operands = (1, 2) if operation.name in {"addmm", "baddbmm"} else (0, 1)
-    choices = [operands, *((place,) for place in operands)]
-    for form, how, change in _roundings([given[one] for one in operands]):
+    choices = [operands, *((operand,) for operand in operands)]
+    for form, how, change in _roundings([inputs[operand] for operand in operands]):
         for chosen in choices:
             changed = tuple(
-                change(tensor) if place in chosen else tensor
-                for place, tensor in enumerate(operation.inputs)
+                change(tensor) if position in chosen else tensor
+                for position, tensor in enumerate(operation.inputs)
             )
             changed_operation = dataclasses.replace(operation, inputs=changed)
             value = attempt(functools.partial(compute, changed_operation), case.shape)
@@ -220,7 +227,7 @@ def _compute(operation: Operation, *, work: int) -> Tensor | None:
     """The result of its formula; None if there is none, or it takes too long."""
     if operation.name in _ELEMENTWISE:
         return _ELEMENTWISE[operation.name](*operation.inputs)
-    if work * max(max(one.shape, default=1) for one in operation.inputs) > _MOST_WORK:
+    if work * max(max(tensor.shape, default=1) for tensor in operation.inputs) > _MOST_WORK:
         return None
     product = product_of(operation)
     if product is not None:
@@ -270,13 +277,21 @@ class Summation:
 def _summation_of(case: Case) -> Summation | None:
     """The sum that a call consists of, in float32; None if it does anything else."""
     call = case.context.call
-    if call is None or not call.steps or any(one.dtype != torch.float32 for one in call.floating):
+    if (
+        call is None
+        or not call.steps
+        or any(tensor.dtype != torch.float32 for tensor in call.floating)
+    ):
         return None
-    steps = [step for place, step in call.steps if place != WHOLE and step.name not in _MOVING]
+    steps = [
+        step for position, step in call.steps if position != WHOLE and step.name not in _MOVING
+    ]
     if len(steps) != 1:
         return None
     (step,) = steps
-    tensors = [one.detach().cpu() for one in step.values.values() if isinstance(one, torch.Tensor)]
+    tensors = [
+        value.detach().cpu() for value in step.values.values() if isinstance(value, torch.Tensor)
+    ]
     others = {k: v for k, v in step.values.items() if not isinstance(v, torch.Tensor)}
     operation = Operation(step.name, tuple(tensors), Context(arguments=others))
     product = product_of(operation)
@@ -310,10 +325,10 @@ def _rounded_sums(case: Case) -> list[Pattern]:
             return []
         sentence = f"accumulated in {form.name}: the sum is rounded after every "
         sentence += f"{chunk} terms" if chunk > 1 else "term"
-        known: dict[str, float | str] = {"format": form.name, "terms": float(chunk)}
-        found = _repeated(case, widen(value).reshape(case.shape), form, sentence, known)
-        if found:
-            return found
+        evidence: dict[str, float | str] = {"format": form.name, "terms": float(chunk)}
+        patterns = _repeated(case, widen(value).reshape(case.shape), form, sentence, evidence)
+        if patterns:
+            return patterns
     return []
 
 
@@ -328,14 +343,14 @@ def _on_scaled_levels(case: Case) -> list[Pattern]:
     if int(case.wrong.sum()) < _FEWEST_ON_LEVELS or case.own_unit > 2.0**-11:
         return []  # a half-precision value is near a level of int8 by chance
     places = case.some_wrong
-    given, error = (one.reshape(-1)[places] for one in (case.given, case.error.abs()))
-    right, allowed = (one.reshape(-1)[places] for one in (case.right, case.allowed))
+    candidate, error = (tensor.reshape(-1)[places] for tensor in (case.given, case.error.abs()))
+    right, allowed = (tensor.reshape(-1)[places] for tensor in (case.right, case.allowed))
     for full, extent in _scales(case):
         scale = full.expand(case.shape).reshape(-1)[places] if full.dim() else full
         for name, levels in _nearest_levels(right / scale):
             predicted = levels * scale
             room = 8 * case.own_unit * predicted.abs() + 2 * allowed
-            share = float(((given - predicted).abs() <= room).double().mean())
+            share = float(((candidate - predicted).abs() <= room).double().mean())
             # Levels as close as the noise would fit anything.
             if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
                 return [
@@ -530,8 +545,8 @@ def _may_be_rounding(case: Case) -> bool:
 
 def _rounded_output(case: Case) -> list[Pattern]:
     """Every wrong value is the right one, or the reference's, in a narrower format."""
-    given = case.given[case.wrong]
-    if given.numel() < _FEWEST or not bool((given != 0).any()):
+    candidate = case.given[case.wrong]
+    if candidate.numel() < _FEWEST or not bool((candidate != 0).any()):
         return []
     some = case.given.reshape(-1)[case.some_wrong]
     for form in FORMATS:
@@ -539,29 +554,29 @@ def _rounded_output(case: Case) -> list[Pattern]:
             break
         if float(form.holds(some).double().mean()) < _MOST:
             continue
-        pattern = _explain_by_format(case, form, given)
+        pattern = _explain_by_format(case, form, candidate)
         if pattern is not None:
             return [pattern]
     return []
 
 
-def _explain_by_format(case: Case, form: NarrowFormat, given: Tensor) -> Pattern | None:
+def _explain_by_format(case: Case, form: NarrowFormat, candidate: Tensor) -> Pattern | None:
     """Rounded or cut off; the candidate may have been a rounding of its own away before that."""
     right, usual = case.right[case.wrong], widen(case.reference)[case.wrong]
     noise = 2 * case.allowed[case.wrong]
     for how, change in (("rounded", form.rounded), ("truncated", form.truncated)):
-        equal = same(given, change(right)) | same(given, change(usual))
-        step = torch.maximum(form.spacing(given), form.spacing(right))
+        equal = same(candidate, change(right)) | same(candidate, change(usual))
+        step = torch.maximum(form.spacing(candidate), form.spacing(right))
         reach = 0.5001 if how == "rounded" else 1.0001
-        apart = (given - right).abs()
+        apart = (candidate - right).abs()
         near = apart <= step * reach + noise
         if how == "truncated":
-            near &= given.abs() <= right.abs() + noise
-        within, exact = (float(held.double().mean()) for held in (equal | near, equal))
+            near &= candidate.abs() <= right.abs() + noise
+        within, exact = (float(mask.double().mean()) for mask in (equal | near, equal))
         if within < _MOST or (exact < _MOST and case.context.lifted_agrees is not True):
             continue
         # The probability that an element is in a narrower format by chance.
-        certain = 1 - 2.0 ** -min(given.numel(), 60)
+        certain = 1 - 2.0 ** -min(candidate.numel(), 60)
         name = "float16 or tf32" if form.name == "float16" else form.name
         return Pattern(
             kind=PatternKind.PRECISION,
@@ -571,15 +586,15 @@ def _explain_by_format(case: Case, form: NarrowFormat, given: Tensor) -> Pattern
                 "format": form.name,
                 "bit for bit": round_down(exact),
                 "within the noise": round_down(within),
-                "error to value": _error_to_value(given, right),
-                "elements": float(given.numel()),
+                "error to value": _error_to_value(candidate, right),
+                "elements": float(candidate.numel()),
             },
         )
     return None
 
 
-def _error_to_value(given: Tensor, right: Tensor) -> float:
-    share = (given - right).square().mean() / right.square().mean().clamp(min=1e-300)
+def _error_to_value(candidate: Tensor, right: Tensor) -> float:
+    share = (candidate - right).square().mean() / right.square().mean().clamp(min=1e-300)
     return float(f"{float(share) ** 0.5:.3g}")
 
 
@@ -593,19 +608,19 @@ def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
         units: the largest error, in multiples of the format's unit roundoff.
     """
     told = (case.given != 0) & torch.isfinite(case.given) & torch.isfinite(case.right)
-    given, right = case.given[told], case.right[told]
-    if bool((given == given.round()).all()):
+    candidate, right = case.given[told], case.right[told]
+    if bool((candidate == candidate.round()).all()):
         return []  # small whole numbers are in every format
     digits = -math.log2(2 * unit_roundoff(case.candidate.dtype))
     for form in FORMATS:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
-        bits = given.numel() * (digits - form.digits)
-        held = float(form.holds(given).double().mean()) if bits >= _ENOUGH_BITS else 0.0
+        bits = candidate.numel() * (digits - form.digits)
+        held = float(form.holds(candidate).double().mean()) if bits >= _ENOUGH_BITS else 0.0
         usual = widen(case.reference)[told]
         if held < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
             continue
-        share = _error_to_value(given, right)
+        share = _error_to_value(candidate, right)
         if not share <= min(_STILL_ROUNDING, units * form.unit):
             continue
         name = "float16 or tf32" if form.name == "float16" else form.name
@@ -617,7 +632,7 @@ def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
                 evidence={
                     "format": form.name,
                     "representable": held,
-                    "elements": float(given.numel()),
+                    "elements": float(candidate.numel()),
                     "error to value": share,
                 },
             )
@@ -629,25 +644,27 @@ def propose_rounded_inputs(case: Case) -> list[Pattern]:
     """`precision`: the operator with rounded inputs or partial sums gives the candidate."""
     if not _may_be_rounding(case):
         return []
-    found = _run_in_format(case) or _rounded_sums(case)
-    if found:
-        return found
+    patterns = _run_in_format(case) or _rounded_sums(case)
+    if patterns:
+        return patterns
     for recomputed in recomputations(case):
         figures: dict[str, float | str] = {"format": recomputed.format, "inputs": recomputed.which}
         weight = weigh(case, recomputed.value, cost=4.0)
         if weight is not None:
             sentence = f"computed on {recomputed.which} {recomputed.how} to {recomputed.format}"
-            found.append(weight.pattern(PatternKind.PRECISION, sentence, figures))
+            patterns.append(weight.pattern(PatternKind.PRECISION, sentence, figures))
         elif recomputed.which == "inputs" and recomputed.how == "rounded":
-            found += _rounded_inside_and_out(case, recomputed, figures)
-    return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
+            patterns += _rounded_inside_and_out(case, recomputed, figures)
+    return sorted(patterns, key=lambda pattern: -pattern.confidence)[:1]
 
 
 def _rounded_inside_and_out(
     case: Case, recomputed: Recomputed, figures: dict[str, float | str]
 ) -> list[Pattern]:
     """The operator runs in the format: inputs and result are rounded, sums in float32."""
-    form = next((one for one in FORMATS if one.name in recomputed.format), None)
+    form = next(
+        (each_format for each_format in FORMATS if each_format.name in recomputed.format), None
+    )
     if form is None:
         return []
     value = form.rounded(recomputed.value)
@@ -659,23 +676,23 @@ def _repeated(
     value: Tensor,
     form: NarrowFormat,
     sentence: str,
-    known: Mapping[str, float | str],
+    evidence: Mapping[str, float | str],
 ) -> list[Pattern]:
     """A prediction in a format: most elements bit for bit, and the others a step away."""
-    predicted, given = value[case.wrong], case.given[case.wrong]
-    equal = float(same(given, predicted).double().mean())
-    step = 1.0001 * torch.maximum(form.spacing(given), form.spacing(predicted))
-    within = float(((given - predicted).abs() <= step).double().mean())
-    if given.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
+    predicted, candidate = value[case.wrong], case.given[case.wrong]
+    equal = float(same(candidate, predicted).double().mean())
+    step = 1.0001 * torch.maximum(form.spacing(candidate), form.spacing(predicted))
+    within = float(((candidate - predicted).abs() <= step).double().mean())
+    if candidate.numel() < _FEWEST or equal < _SAME_SUMS or within < _MOST:
         return []
     figures = {"bit for bit": round_down(equal), "within a step": round_down(within)}
-    certain = 1 - 2.0 ** -min(given.numel(), 60)
+    certain = 1 - 2.0 ** -min(candidate.numel(), 60)
     return [
         Pattern(
             kind=PatternKind.PRECISION,
             confidence=0.98 * equal * certain,
             sentence=sentence,
-            evidence={**known, **figures, "explained": equal, "fitted": 0.0},
+            evidence={**evidence, **figures, "explained": equal, "fitted": 0.0},
         )
     ]
 
@@ -686,14 +703,16 @@ def _run_in_format(case: Case) -> list[Pattern]:
     if rerun is None:
         return []
     for form, dtype in zip(FORMATS[2:4], (torch.bfloat16, torch.float16), strict=True):
-        if any(form.unit <= roundoff(one) for one in rerun.call.floating):
+        if any(form.unit <= roundoff(tensor) for tensor in rerun.call.floating):
             continue
-        values = [one.to(dtype) for one in rerun.call.floating]
+        values = [tensor.to(dtype) for tensor in rerun.call.floating]
         value = attempt(functools.partial(rerun.value, values, wide=False), case.shape)
-        known = {"format": form.name, "inputs": "inputs"}
-        found = (
-            [] if value is None else _repeated(case, value, form, f"computed in {form.name}", known)
+        evidence = {"format": form.name, "inputs": "inputs"}
+        patterns = (
+            []
+            if value is None
+            else _repeated(case, value, form, f"computed in {form.name}", evidence)
         )
-        if found:
-            return found
+        if patterns:
+            return patterns
     return []

@@ -134,9 +134,9 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
-        own, tried = prediction, 0
+        predictor, tried = prediction, 0
         # What is known of one operator says more than what is known of its parts.
-        for prediction in filter(None, (own.equivalent(), own)):
+        for prediction in filter(None, (predictor.equivalent(), predictor)):
             more, reproductions = prediction.reproductions()
             tried += more
             if reproductions:
@@ -145,7 +145,7 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if not best:
         return _propose_items(case, call)
     chosen = min(best, key=preference)
-    if any(is_rival(one, chosen) for one in best):
+    if any(is_rival(reproduction, chosen) for reproduction in best):
         return []
     if not is_decided(prediction, best, chosen):
         raise UndecidedError
@@ -196,7 +196,7 @@ def _number_that_is_left(step: Step | None, chosen: Reproduction) -> float | Non
     numbers = (
         []
         if step is None
-        else [float(one) for one in step.values.values() if type(one) in (int, float)]
+        else [float(number) for number in step.values.values() if type(number) in (int, float)]
     )
     try:
         value = chosen.variation.change(step) if step is not None and numbers else None
@@ -204,7 +204,7 @@ def _number_that_is_left(step: Step | None, chosen: Reproduction) -> float | Non
         return None
     if not isinstance(value, torch.Tensor) or value.numel() < _FEWEST_IN_PART:
         return None
-    return next((one for one in numbers if bool((value == one).all())), None)
+    return next((number for number in numbers if bool((value == number).all())), None)
 
 
 def _copied_operand(case: Case, step: Step | None) -> str:
@@ -256,8 +256,8 @@ class Predictor:
         for output, value in enumerate(plain):
             fits = tuple(value.shape) == case.shape and not value.is_complex()
             if fits and trusted_formula(case, functools.partial(widen, value)) is not None:
-                found = cls(case, call, output)
-                return found if found.steps or call.function_step is not None else None
+                predictor = cls(case, call, output)
+                return predictor if predictor.steps or call.function_step is not None else None
         return None
 
     @functools.cached_property
@@ -269,24 +269,29 @@ class Predictor:
         """Of a gradient, the mistakes in backward kernels: what came before was right."""
         steps = dict(self.steps)
         back = [
-            one
-            for one in reproductions
-            if one.place in steps and "backward" in steps[one.place].name and not one.in_part
+            reproduction
+            for reproduction in reproductions
+            if reproduction.place in steps
+            and "backward" in steps[reproduction.place].name
+            and not reproduction.in_part
         ]
         return back or reproductions
 
     def equivalent(self) -> Predictor | None:
         """The same with one operator instead of several, if it is known."""
-        made = (Predictor.of(self.case, one) for one in equivalent_calls(self.call))
-        found = next((one for one in made if one is not None), None)
-        return None if found is None else dataclasses.replace(found, is_equivalent=True)
+        predictors = (
+            Predictor.of(self.case, equivalent_call)
+            for equivalent_call in equivalent_calls(self.call)
+        )
+        predictor = next((attempt for attempt in predictors if attempt is not None), None)
+        return None if predictor is None else dataclasses.replace(predictor, is_equivalent=True)
 
     def value(
-        self, place: int, change: Callable[[Step], object] | None, *, wide: bool
+        self, position: int, change: Callable[[Step], object] | None, *, wide: bool
     ) -> Tensor | None:
         """The value in question with a mistake; None if that cannot be computed."""
         try:
-            value = self.call.results(place, change, wide=wide)[self.output]
+            value = self.call.results(position, change, wide=wide)[self.output]
         except UNUSABLE:
             return None
         if value.numel() != self.case.reference.numel() or value.is_complex():
@@ -297,7 +302,8 @@ class Predictor:
         """The value in question, in float64, with another floating-point tensor of the call."""
         # The call is also run as it is, where all must have one dtype.
         given = [
-            one.to(torch.promote_types(one.dtype, operand.dtype)) for one in self.call.floating
+            tensor.to(torch.promote_types(tensor.dtype, operand.dtype))
+            for tensor in self.call.floating
         ]
         given[number] = operand
         try:
@@ -309,43 +315,51 @@ class Predictor:
 
     def reproductions(self) -> tuple[int, list[Reproduction]]:
         """How many mistakes were tried, and those that reproduce the candidate."""
-        tried, found = self._known_mistakes()
-        if not all(one.in_part for one in found):
-            return tried, found
+        tried, reproductions = self._known_mistakes()
+        if not all(reproduction.in_part for reproduction in reproductions):
+            return tried, reproductions
         # One expression for all elements says more than a mistake in a part of them.
         more, expressions = self._expressions
-        return tried + more, found + [one for one in expressions if not (found and one.in_part)]
+        return tried + more, reproductions + [
+            expression for expression in expressions if not (reproductions and expression.in_part)
+        ]
 
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
         """The mistakes that are known of the operators."""
         until = effort.until(_MOST_SECONDS * self.case.context.patience)
-        tried, found = self._try_all(Predictor._variations, until)
-        if found:
-            return tried, found
-        for place, step in self.steps:
+        tried, reproductions = self._try_all(Predictor._variations, until)
+        if reproductions:
+            return tried, reproductions
+        for position, step in self.steps:
             with contextlib.suppress(FatalAttemptError):
-                deduce = functools.partial(self._deductions, place, step, until)
+                deduce = functools.partial(self._deductions, position, step, until)
                 deductions = attempt_apart(deduce)
                 tried += len(deductions)
-                found += filter(None, deductions)
-        if found:
-            return tried, found
-        more, found = self._try_all(Predictor._inner_mistakes, until)
+                reproductions += filter(None, deductions)
+        if reproductions:
+            return tried, reproductions
+        more, reproductions = self._try_all(Predictor._inner_mistakes, until)
         tried += more
-        if found:
-            return tried, [dataclasses.replace(one, of_formula=True) for one in found]
-        more, found = self._changes()
+        if reproductions:
+            return tried, [
+                dataclasses.replace(reproduction, of_formula=True) for reproduction in reproductions
+            ]
+        more, reproductions = self._changes()
         tried += more
-        if found:
-            return tried, found
-        for which, (place, unknown) in enumerate(inner_numbers(self.steps)):
+        if reproductions:
+            return tried, reproductions
+        for which, (position, unknown) in enumerate(inner_numbers(self.steps)):
             if effort.now() > until:
                 break
             tried += 1
             with contextlib.suppress(FatalAttemptError):
-                solution = attempt_apart(functools.partial(self._solution, place, unknown, which))
-                found += [] if solution is None else [solution]
-        return tried, [dataclasses.replace(one, of_formula=True) for one in found]
+                solution = attempt_apart(
+                    functools.partial(self._solution, position, unknown, which)
+                )
+                reproductions += [] if solution is None else [solution]
+        return tried, [
+            dataclasses.replace(reproduction, of_formula=True) for reproduction in reproductions
+        ]
 
     def _changes(self) -> tuple[int, list[Reproduction]]:
         """Something that was done to the result, to an operand or to a value on the way."""
@@ -353,12 +367,15 @@ class Predictor:
         tried = 0
         for number, _ in enumerate(self._changed_values()):
             make = functools.partial(Predictor._changes_of, number=number)
-            more, found = self._try_all(make, until)
+            more, reproductions = self._try_all(make, until)
             tried += more
-            if found or effort.now() > until:
+            if reproductions or effort.now() > until:
                 # What is done to the result of the last operator is done to that of the call.
                 of_call = number == 0 and self._last_output is not None
-                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
+                return tried, [
+                    dataclasses.replace(reproduction, of_call=of_call)
+                    for reproduction in reproductions
+                ]
         return tried, []
 
     def _changed_values(self) -> Iterator[Iterator[tuple[int, Variation]]]:
@@ -382,47 +399,54 @@ class Predictor:
         part = torch.ones(self.case.shape, dtype=torch.bool)
         part = self._limited(part, torch.zeros_like(part))
         tried = 0
-        for of_call, place, search in self._expression_searches(part):
+        for of_call, position, search in self._expression_searches(part):
             more, expressions = search()
             tried += more
-            found = self._shortest(place, expressions)
-            if found:
-                return tried, [dataclasses.replace(one, of_call=of_call) for one in found]
+            reproductions = self._shortest(position, expressions)
+            if reproductions:
+                return tried, [
+                    dataclasses.replace(reproduction, of_call=of_call)
+                    for reproduction in reproductions
+                ]
         return tried, []
 
     def _expression_searches(self, part: Tensor) -> Iterator[tuple[bool, int, _Expressing]]:
         """What is searched for expressions: the last operator, and a function as a whole."""
         if self._last_output == 0:
-            place, step = self.steps[-1]
-            yield False, place, functools.partial(altered_variations, step, self.case)
-            yield False, place, functools.partial(expressed_variations, step, self.case, part)
+            position, step = self.steps[-1]
+            yield False, position, functools.partial(altered_variations, step, self.case)
+            yield False, position, functools.partial(expressed_variations, step, self.case, part)
             aggregates = functools.partial(aggregate_variations, self.case, self.call.floating)
-            yield True, place, aggregates
-        whole = self.call.function_step
-        if whole is not None:
-            yield True, WHOLE, functools.partial(expressed_variations, whole, self.case, part)
+            yield True, position, aggregates
+        function_step = self.call.function_step
+        if function_step is not None:
+            yield (
+                True,
+                WHOLE,
+                functools.partial(expressed_variations, function_step, self.case, part),
+            )
 
     def _shortest(
-        self, place: int, expressions: Sequence[tuple[float, int, Variation]]
+        self, position: int, expressions: Sequence[tuple[float, int, Variation]]
     ) -> list[Reproduction]:
         """The shortest expressions that reproduce the candidate."""
         for _, alike in itertools.groupby(expressions, key=operator.itemgetter(0)):
-            found = []
+            reproductions = []
             for _, numbers, variation in alike:
-                may_hold = self._may_reproduce(place, variation)
-                prediction = self._prediction(place, variation) if may_hold else None
+                may_hold = self._may_reproduce(position, variation)
+                prediction = self._prediction(position, variation) if may_hold else None
                 if prediction is not None:
-                    found.append(
+                    reproductions.append(
                         self._reproduction(
-                            place,
+                            position,
                             variation,
                             prediction,
                             parameters=numbers,
                             search=Predictor._found_expressions,
                         )
                     )
-            if any(found):
-                return [one for one in found if one is not None]
+            if any(reproductions):
+                return [reproduction for reproduction in reproductions if reproduction is not None]
         return []
 
     @functools.cached_property
@@ -452,45 +476,45 @@ class Predictor:
     def _try_all(self, suggest: _Suggesting, until: float) -> tuple[int, list[Reproduction]]:
         """How many of these were tried in time, and those that reproduce the candidate."""
         tried = 0
-        found: list[Reproduction] = []
-        for place, variation in suggest(self):
+        reproductions: list[Reproduction] = []
+        for position, variation in suggest(self):
             with contextlib.suppress(FatalAttemptError):
-                trial = attempt_apart(functools.partial(self._trial, place, variation, suggest))
+                trial = attempt_apart(functools.partial(self._trial, position, variation, suggest))
                 tried += trial is not None
-                found += trial or []
+                reproductions += trial or []
             if effort.now() > until:
                 break
-        return tried, found
+        return tried, reproductions
 
     def _trial(
-        self, place: int, variation: Variation, suggest: _Suggesting
+        self, position: int, variation: Variation, suggest: _Suggesting
     ) -> list[Reproduction] | None:
         """The mistake if it reproduces the candidate; None if it cannot be made."""
-        if not self._may_reproduce(place, variation):
+        if not self._may_reproduce(position, variation):
             return []
-        prediction = self._prediction(place, variation)
+        prediction = self._prediction(position, variation)
         if prediction is None:
             return None
-        reproduction = self._reproduction(place, variation, prediction, suggest=suggest)
+        reproduction = self._reproduction(position, variation, prediction, suggest=suggest)
         return [] if reproduction is None else [reproduction]
 
-    def _may_reproduce(self, place: int, variation: Variation) -> bool:
+    def _may_reproduce(self, position: int, variation: Variation) -> bool:
         """Whether a mistake gives the first of several runs, which most of them do not."""
         if not isinstance(self.call, RepeatedCall):
             return True
         try:
-            value = self.call.first.results(place, variation.change, wide=True)[self.output]
+            value = self.call.first.results(position, variation.change, wide=True)[self.output]
         except UNUSABLE:
             return False
         return may_give_first(self.case, value)
 
-    def _prediction(self, place: int, variation: Variation) -> Tensor | None:
-        value = self.value(place, variation.change, wide=True)
+    def _prediction(self, position: int, variation: Variation) -> Tensor | None:
+        value = self.value(position, variation.change, wide=True)
         return None if value is None else widen(value)
 
     def _reproduction(
         self,
-        place: int,
+        position: int,
         variation: Variation,
         prediction: Tensor,
         *,
@@ -513,7 +537,7 @@ class Predictor:
         if variation.kind is PatternKind.OTHER_FUNCTION and self._is_multiple(prediction):
             return None
         slack = self._growth(prediction)
-        for in_part in (False, True) if self._may_be_local(place, variation) else (False,):
+        for in_part in (False, True) if self._may_be_local(position, variation) else (False,):
             if in_part:
                 if not bool(prediction[self.case.wrong].any()):
                     break  # zeros in a part are a kind of their own
@@ -522,18 +546,18 @@ class Predictor:
                 self.case, prediction, extent=Extent.ALL, parameters=parameters, slack=slack
             )
             if weight is not None and fits_honestly(self.case, prediction, slack=slack):
-                left = mean_square_left(self.case, prediction)
-                found = Reproduction(variation, place, weight, left, in_part)
+                residual = mean_square_left(self.case, prediction)
+                reproduction = Reproduction(variation, position, weight, residual, in_part)
                 # What is refuted as a whole is no mistake in a part either.
-                return found if self._holds_again(found, search, suggest) else None
-        found_natively = self._native_reproduction(place, variation, prediction, parameters)
+                return reproduction if self._holds_again(reproduction, search, suggest) else None
+        found_natively = self._native_reproduction(position, variation, prediction, parameters)
         if found_natively is None or not self._holds_again(found_natively, search, suggest):
             return None
         return found_natively
 
-    def _may_be_local(self, place: int, variation: Variation) -> bool:
+    def _may_be_local(self, position: int, variation: Variation) -> bool:
         """Whether a mistake may be made in a part of the result only."""
-        step = dict(self.steps).get(place)
+        step = dict(self.steps).get(position)
         is_moving = step is not None and step.name in _MOVING
         return self._block is not None and variation.kind not in _OF_ALL and not is_moving
 
@@ -559,7 +583,7 @@ class Predictor:
 
     def _native_reproduction(
         self,
-        place: int,
+        position: int,
         variation: Variation,
         prediction: Tensor,
         parameters: int,
@@ -568,84 +592,93 @@ class Predictor:
 
         As where 1 + erf(x) is nearly 0: there, no other value has the rounding of this one.
         """
-        given = self.case.given
+        candidate = self.case.given
         if self.case.is_exact or self.case.candidate.dtype == torch.float64:
             return None
-        if not float((given - prediction).abs().median()) <= _CLOSE * float(given.abs().median()):
+        if not float((candidate - prediction).abs().median()) <= _CLOSE * float(
+            candidate.abs().median()
+        ):
             return None
-        value = self.value(place, variation.change, wide=False)
+        value = self.value(position, variation.change, wide=False)
         if value is None:
             return None
         value = widen(value)
         weight = weigh(self.case, value, extent=Extent.ALL, parameters=parameters)
         if weight is None or not fits_honestly(self.case, value):
             return None
-        return Reproduction(variation, place, weight, mean_square_left(self.case, value))
+        return Reproduction(variation, position, weight, mean_square_left(self.case, value))
 
     def _holds_again(
-        self, found: Reproduction, search: _Search | None, suggest: _Suggesting | None
+        self, reproduction: Reproduction, search: _Search | None, suggest: _Suggesting | None
     ) -> bool:
         """Whether the mistake gives what the candidate gives for other operands, too."""
         if not self._again and not self.is_second and self.case.shows_again:
             return False  # the call is not what the reference computes with other operands
         for predictor, is_longer in self._again:
             if is_longer and suggest is not None:  # lengths may be among its numbers
-                holds = found.in_part or predictor._makes_again(found, suggest)  # noqa: SLF001
+                holds = reproduction.in_part or predictor._makes_again(reproduction, suggest)  # noqa: SLF001
             else:
-                holds = predictor._is_met(found, self)  # noqa: SLF001
-            if not holds and not predictor._finds(found, search):  # noqa: SLF001
+                holds = predictor._is_met(reproduction, self)  # noqa: SLF001
+            if not holds and not predictor._finds(reproduction, search):  # noqa: SLF001
                 return False
         return True
 
-    def _is_met(self, found: Reproduction, first: Predictor) -> bool:
+    def _is_met(self, reproduction: Reproduction, first: Predictor) -> bool:
         """Whether a mistake that was found with other operands holds; also if it cannot be made."""
         for wide in (True, False):
-            value = self.value(found.place, found.variation.change, wide=wide)
+            value = self.value(reproduction.place, reproduction.variation.change, wide=wide)
             if value is None:
                 return True
             prediction = widen(value)
-            if found.in_part:
+            if reproduction.in_part:
                 if prediction.shape != first.case.shape:
                     return True  # it is not known which part that would be
                 prediction = first._limited(prediction, self.case.right)
-            if holds_again(self.case, prediction, fitted=found.weight.fitted > 0):
+            if holds_again(self.case, prediction, fitted=reproduction.weight.fitted > 0):
                 return True
         return False
 
-    def _finds(self, found: Reproduction, search: _Search | None) -> bool:
+    def _finds(self, reproduction: Reproduction, search: _Search | None) -> bool:
         """Whether a search finds the same kind of mistake; a number must be the same one.
 
         Expressions are the same only if they are written alike: any function of an element is
         another function.
         """
-        first = found.variation
+        first = reproduction.variation
         if search is None or first.kind in _OF_A_NUMBER:
             return False
         with contextlib.suppress(*UNUSABLE):
             others = [one.variation for one in search(self) if one is not None]
             if search is Predictor._found_expressions:
-                others = [one for one in others if _form(one.sentence) == _form(first.sentence)]
-            return any(one.kind is first.kind for one in others)
+                others = [
+                    variation
+                    for variation in others
+                    if _form(variation.sentence) == _form(first.sentence)
+                ]
+            return any(variation.kind is first.kind for variation in others)
         return False
 
-    def _makes_again(self, found: Reproduction, suggest: _Suggesting) -> bool:
+    def _makes_again(self, reproduction: Reproduction, suggest: _Suggesting) -> bool:
         """Whether the same mistake, made for these operands, reproduces the candidate.
 
         Also if there is no time to find out.
         """
-        form = _form(found.variation.sentence)
+        form = _form(reproduction.variation.sentence)
 
-        def suggest_alike(one: Predictor) -> Iterator[tuple[int, Variation]]:
-            every = suggest(one)
-            return ((place, each) for place, each in every if _form(each.sentence) == form)
+        def suggest_alike(predictor: Predictor) -> Iterator[tuple[int, Variation]]:
+            every = suggest(predictor)
+            return ((position, each) for position, each in every if _form(each.sentence) == form)
 
         until = effort.until(_MOST_SECONDS_AGAIN)
         return bool(self._try_all(suggest_alike, until)[1]) or effort.now() > until
 
-    def function_of_right(self, found: Reproduction) -> str:
+    def function_of_right(self, reproduction: Reproduction) -> str:
         """The function of the right values that a mistake gives, if it is one that has a name."""
-        prediction, right = self._prediction(found.place, found.variation), self.case.right
-        if prediction is None or found.in_part or len(right.unique()) <= _FEW_CHOICES:
+        prediction, right = (
+            self._prediction(reproduction.place, reproduction.variation),
+            self.case.right,
+        )
+        if prediction is None or reproduction.in_part or len(right.unique()) <= _FEW_CHOICES:
             return ""
         is_given = functools.partial(torch.allclose, prediction, rtol=_CLOSE, atol=0.0)
         return next((name for name, function in UNARY.items() if is_given(function(right))), "")
@@ -656,7 +689,7 @@ class Predictor:
 
         With each, whether its operands are longer.
         """
-        found: list[tuple[Predictor, bool]] = []
+        predictors: list[tuple[Predictor, bool]] = []
         others = [*self.case.repeated, *self.case.lengthened]
         for number, other in enumerate([] if self.is_second else others):
             call = other.context.call
@@ -665,25 +698,25 @@ class Predictor:
                 predictor = predictor.equivalent()
             if predictor is not None and predictor.output == self.output:
                 is_longer = number >= len(self.case.repeated)
-                found.append((dataclasses.replace(predictor, is_second=True), is_longer))
-        return found
+                predictors.append((dataclasses.replace(predictor, is_second=True), is_longer))
+        return predictors
 
     @functools.cached_property
     def _block(self) -> Tensor | None:
         """The block that is wrong; None if it is the whole, or has one value or few only."""
         inside = self._inside
-        given = self.case.given[inside]
-        if bool(inside.all()) or bool((given == given[0]).all()):
+        candidate = self.case.given[inside]
+        if bool(inside.all()) or bool((candidate == candidate[0]).all()):
             return None
-        return inside if int(torch.isfinite(given).sum()) >= _FEWEST_IN_PART else None
+        return inside if int(torch.isfinite(candidate).sum()) >= _FEWEST_IN_PART else None
 
     @functools.cached_property
     def _inside(self) -> Tensor:
         """The smallest block that has all wrong elements, as a mask."""
         inside = torch.ones((), dtype=torch.bool)
-        for axis, kept in enumerate(wrong_block(self.case).indices):
+        for axis, index in enumerate(wrong_block(self.case).indices):
             hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
-            hit[kept] = True
+            hit[index] = True
             inside = inside.unsqueeze(-1) & hit
         return inside
 
@@ -693,30 +726,30 @@ class Predictor:
             prediction if self._block is None else torch.where(self._block, prediction, elsewhere)
         )
 
-    def _deductions(self, place: int, step: Step, until: float) -> list[Reproduction | None]:
+    def _deductions(self, position: int, step: Step, until: float) -> list[Reproduction | None]:
         """The mistakes that the candidate itself shows; None for one that does not reproduce it."""
 
         def predict(variation: Variation) -> Tensor | None:
             is_late = effort.now() > until
-            return None if is_late else self._prediction(place, variation)
+            return None if is_late else self._prediction(position, variation)
 
         def deduce(other: Predictor) -> list[Reproduction | None]:
             steps = dict(other.steps)
-            return other._deductions(place, steps[place], until) if place in steps else []
+            return other._deductions(position, steps[position], until) if position in steps else []
 
-        found = []
+        reproductions = []
         for variation in deduced_variations(
             step, predict, self.case.given, self._inside, self.call.floating
         ):
             prediction = predict(variation)
             if prediction is not None:
                 fitted = max(1, variation.fitted)
-                found.append(
+                reproductions.append(
                     self._reproduction(
-                        place, variation, prediction, parameters=fitted, search=deduce
+                        position, variation, prediction, parameters=fitted, search=deduce
                     )
                 )
-        return found
+        return reproductions
 
     def _growth(self, prediction: Tensor) -> float:
         """How much larger every element is, and its noise with it, as in a sum for a mean."""
@@ -735,7 +768,7 @@ class Predictor:
         is_finite = bool(torch.isfinite(size).all())
         return (size, None, is_finite) if bool(told.all()) else (size[told], told, is_finite)
 
-    def _solution(self, place: int, unknown: Unknown, which: int) -> Reproduction | None:
+    def _solution(self, position: int, unknown: Unknown, which: int) -> Reproduction | None:
         """The mistake with the shortest number that reproduces the candidate.
 
         Args:
@@ -745,28 +778,32 @@ class Predictor:
             return None  # one number is solved for, and there is one equation
         # Of longer operands it may be another one, such as the root of a length.
         again = functools.partial(Predictor._solved_again, which=which)
-        for short in self._solve(place, unknown):
+        for short in self._solve(position, unknown):
             variation = unknown.variation(short)
-            prediction = self._prediction(place, variation)
+            prediction = self._prediction(position, variation)
             if prediction is not None:
-                found = self._reproduction(
-                    place, variation, prediction, parameters=1, suggest=again
+                reproduction = self._reproduction(
+                    position, variation, prediction, parameters=1, suggest=again
                 )
-                if found is not None:
-                    return None if self._may_be_larger(place, unknown, short) else found
+                if reproduction is not None:
+                    return None if self._may_be_larger(position, unknown, short) else reproduction
         return None
 
-    def _solve(self, place: int, unknown: Unknown) -> Iterator[float]:
+    def _solve(self, position: int, unknown: Unknown) -> Iterator[float]:
         """The number that is nearest to the candidate, the shortest first."""
         brief = self._of_few_runs
-        predict = functools.partial(brief._prediction, place)  # noqa: SLF001  (its own)
+        predict = functools.partial(brief._prediction, position)  # noqa: SLF001  (its own)
         number = unknown.solve(predict, brief.case.given)
         shorter = () if number is None else shortened(number)
-        return (one for one in shorter if not unknown.whole or one == round(one))
+        return (
+            solution for solution in shorter if not unknown.whole or solution == round(solution)
+        )
 
     def _solved_again(self, which: int) -> Iterator[tuple[int, Variation]]:
-        place, unknown = next(itertools.islice(inner_numbers(self.steps), which, None))
-        return ((place, unknown.variation(one)) for one in self._solve(place, unknown))
+        position, unknown = next(itertools.islice(inner_numbers(self.steps), which, None))
+        return (
+            (position, unknown.variation(solution)) for solution in self._solve(position, unknown)
+        )
 
     @functools.cached_property
     def _is_one_difference(self) -> bool:
@@ -784,11 +821,14 @@ class Predictor:
         case, call = first_runs(self.case, self.call)
         return dataclasses.replace(self, case=case, call=call)
 
-    def _may_be_larger(self, place: int, unknown: Unknown, number: float) -> bool:
+    def _may_be_larger(self, position: int, unknown: Unknown, number: float) -> bool:
         """Whether a large number twice as large would give the same: then it is not that number."""
         if abs(number) <= 1:
             return False
-        values = [self._prediction(place, unknown.variation(one)) for one in (number, 2 * number)]
+        values = [
+            self._prediction(position, unknown.variation(solution))
+            for solution in (number, 2 * number)
+        ]
         first, second = values
         if first is None or second is None:
             return False
@@ -799,13 +839,13 @@ class Predictor:
         if self.call.function_step is not None:
             for variation in function_call_variations(self.call.function_step):
                 yield WHOLE, variation
-        for place, step in self.steps:
+        for position, step in self.steps:
             if len(self.steps) > 1 and not tensors_of(list(step.values.values())):
                 continue  # a number made inside of a call, such as what a mask becomes
             turns = itertools.zip_longest(family_variations(step), argument_variations(step))
             for variation in itertools.chain.from_iterable(turns):
                 if variation is not None:
-                    yield place, variation
+                    yield position, variation
 
     def share_equal(self, reproduction: Reproduction) -> float | None:
         """The share of elements that are reproduced bit for bit in the program's own dtype."""

@@ -32,7 +32,7 @@ def quantisations(given: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tens
         given: the tensors that may be rounded.
     """
     extents: dict[str, Callable[[Tensor], tuple[Tensor, tuple[int, ...]]]] = {"tensor": _whole}
-    rank = max((one.dim() for one in given), default=0)
+    rank = max((tensor.dim() for tensor in given), default=0)
     if rank > 1:
         extents["row"] = functools.partial(_along, axis=-1)
         extents["column"] = functools.partial(_along, axis=-2)
@@ -41,7 +41,7 @@ def quantisations(given: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tens
     if rank > 2:  # noqa: PLR2004
         extents["slice along axes 0 and 1"] = _channels
     for group in _GROUPS:
-        if any(one.dim() and one.shape[-1] > group for one in given):
+        if any(tensor.dim() and tensor.shape[-1] > group for tensor in given):
             extents[f"{group} elements"] = functools.partial(_grouped, group=group)
     for kind, quantise in _KINDS.items():
         for words, extent in extents.items():
@@ -75,8 +75,8 @@ def _along(value: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _all_but(value: Tensor, axis: int) -> tuple[Tensor, tuple[int, ...]]:
-    kept = range(value.dim())[axis]
-    return value, tuple(one for one in range(value.dim()) if one != kept)
+    axis_index = range(value.dim())[axis]
+    return value, tuple(dim for dim in range(value.dim()) if dim != axis_index)
 
 
 def _channels(value: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -48,19 +48,19 @@ _MUCH_NEARER = 0.25
 
 def explain_by_parts(case: Case) -> list[Pattern]:
     """Parts whose sum is the right value, and one of which, or a wrong sum, is the candidate."""
-    parts = {rank: widen(one) for rank, one in case.context.held.items()}
-    if len(parts) < 2 or any(tuple(one.shape) != case.shape for one in parts.values()):  # noqa: PLR2004
+    parts = {rank: widen(value) for rank, value in case.context.held.items()}
+    if len(parts) < 2 or any(tuple(part.shape) != case.shape for part in parts.values()):  # noqa: PLR2004
         return []
     total = torch.stack(list(parts.values())).sum(dim=0)
     count = len(parts)
     if all(_is_right(case, part) for part in parts.values()):
-        said = (
+        sentence = (
             f"reduced once too often: {count} ranks already held the right value, and were summed"
         )
         kind = PatternKind.DOUBLED_REDUCTION
-        return first_supported([_supported_sum(case, total, kind, said, ranks=count)])
-    for name, whole in (("sum", total), ("mean", total / count)):
-        if _is_right(case, whole):
+        return first_supported([_supported_sum(case, total, kind, sentence, ranks=count)])
+    for name, expected in (("sum", total), ("mean", total / count)):
+        if _is_right(case, expected):
             return first_supported(
                 itertools.chain(_one_part(case, parts, name), _wrong_sum(case, parts, total, name))
             )
@@ -68,27 +68,27 @@ def explain_by_parts(case: Case) -> list[Pattern]:
 
 
 def _supported_sum(
-    case: Case, value: Tensor, kind: PatternKind, said: str, **known: int
+    case: Case, value: Tensor, kind: PatternKind, sentence: str, **evidence: int
 ) -> Pattern | None:
     """The pattern of a sum of parts; each part is rounded, so the sum is no more accurate."""
     parts = list(case.context.held.values())
-    size = torch.stack([widen(one).abs() for one in parts]).sum(0)
+    size = torch.stack([widen(part).abs() for part in parts]).sum(0)
     scale = torch.where(size > 0, value.abs() / size, 0.0).clamp(min=1.0)
-    noise = max(roundoff(one) for one in (case.candidate, *parts)) * size * scale
+    noise = max(roundoff(tensor) for tensor in (case.candidate, *parts)) * size * scale
     cost = math.log2(4 * len(parts))
-    return supported_pattern(case, value, kind, said, cost=cost, noise=noise, evidence=known)
+    return supported_pattern(case, value, kind, sentence, cost=cost, noise=noise, evidence=evidence)
 
 
 def _one_part(case: Case, parts: Mapping[int, Tensor], name: str) -> Iterator[Pattern | None]:
     count = len(parts)
     for rank, part in parts.items():
-        said = (
+        text = (
             f"never reduced: this is the part of rank {rank} alone, and the {name} of the "
             f"{count} ranks' parts is right"
         )
-        variants = [(part, said)]
+        variants = [(part, text)]
         if name == "mean":
-            variants.append((part / count, f"{said} (divided by {count} already)"))
+            variants.append((part / count, f"{text} (divided by {count} already)"))
         for value, sentence in variants:
             kind = PatternKind.PARTIAL_SUM
             yield _supported_sum(case, value, kind, sentence, ranks=count, rank=rank)
@@ -101,17 +101,17 @@ def _wrong_sum(
     count = len(parts)
     scale = 1.0 if name == "sum" else 1.0 / count
     for rank, part in parts.items():
-        for sign, said in (
+        for sign, sentence in (
             (-1, f"the part of rank {rank} is missing from the {name} over {count} ranks"),
             (1, f"the part of rank {rank} is in the {name} over {count} ranks twice"),
         ):
             value = (total + sign * part) * scale
             kind = PatternKind.PARTIAL_SUM
-            yield _supported_sum(case, value, kind, said, ranks=count, rank=rank)
+            yield _supported_sum(case, value, kind, sentence, ranks=count, rank=rank)
     if name == "sum":
-        said = f"reduced twice: {count} times the sum of the {count} ranks' parts"
+        sentence = f"reduced twice: {count} times the sum of the {count} ranks' parts"
         kind = PatternKind.DOUBLED_REDUCTION
-        yield _supported_sum(case, total * count, kind, said, ranks=count)
+        yield _supported_sum(case, total * count, kind, sentence, ranks=count)
 
 
 def _is_right(case: Case, value: Tensor) -> bool:
@@ -149,7 +149,7 @@ def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
 
 def claim(  # noqa: PLR0913  (all of it describes one prediction)
     case: Case,
-    given: Tensor,
+    candidate: Tensor,
     prediction: Tensor,
     kind: PatternKind,
     sentence: str,
@@ -162,7 +162,7 @@ def claim(  # noqa: PLR0913  (all of it describes one prediction)
     """The pattern, if the prediction of what a rank holds is right in every element.
 
     Args:
-        given: what the rank holds.
+        candidate: what the rank holds.
         size: the largest number that went into the prediction, if that is not the result.
         parameters: how many numbers were fitted to make the prediction.
         cost: log2 of how many predictions were tried.
@@ -170,10 +170,12 @@ def claim(  # noqa: PLR0913  (all of it describes one prediction)
     # The rms of what is left may be half the reach, one element 2.4 times the reach.
     reach = Near(case.context.unit).reach / (2 * RMS_Z)
     right, prediction = widen(case.reference), widen(prediction)
-    noise, own = (reach * (one.abs() + rms(one) + size) for one in (right, prediction))
-    scored = Case(given, case.reference, noise=noise)
+    noise, own_noise = (
+        reach * (tensor.abs() + rms(tensor) + size) for tensor in (right, prediction)
+    )
+    scored = Case(candidate, case.reference, noise=noise)
     weight = weigh(
-        scored, prediction, parameters=parameters, cost=cost, noise=own, extent=Extent.ALL
+        scored, prediction, parameters=parameters, cost=cost, noise=own_noise, extent=Extent.ALL
     )
     if weight is None or weight.explained < 1 or weight.spoiled:
         return []
@@ -188,21 +190,21 @@ def propose_collectives(case: Case) -> list[Pattern]:
     if not case.context.item:
         return []
     near = Near(case.context.unit)
-    found = _stale(case, near)
-    if found or not case.reference.is_floating_point():
-        return found
-    found = [pattern for propose in _EQUATIONS for pattern in propose(case, near)]
-    for name, term in () if found else reversed(list(case.context.added.items())):
+    patterns = _stale(case, near)
+    if patterns or not case.reference.is_floating_point():
+        return patterns
+    patterns = [pattern for propose in _EQUATIONS for pattern in propose(case, near)]
+    for name, term in () if patterns else reversed(list(case.context.added.items())):
         rest = _without_term(case, term, near)
         if rest is None:
             continue
         for pattern in itertools.chain(*(propose(rest, near) for propose in _OF_A_REST)):
             sentence = f"apart from {name}, {pattern.sentence}"
-            known = {**pattern.evidence, "apart from": name}
-            found.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=known))
-        if found:
+            evidence = {**pattern.evidence, "apart from": name}
+            patterns.append(msgspec.structs.replace(pattern, sentence=sentence, evidence=evidence))
+        if patterns:
             break
-    return found
+    return patterns
 
 
 def _without_term(case: Case, term: Tensor, near: Near) -> Case | None:
@@ -214,12 +216,12 @@ def _without_term(case: Case, term: Tensor, near: Near) -> Case | None:
     fits = {tuple(value.shape[-term.dim() :]) == tuple(term.shape) for value in values}
     if fits != {True} or near(case.reference, term):
         return None
-    held = {rank: value - term for rank, value in context.held.items()}
+    rank_values = {rank: value - term for rank, value in context.held.items()}
     return dataclasses.replace(
         case,
         candidate=case.candidate - term if _has_whole(case) else case.candidate,
         reference=case.reference - term,
-        context=dataclasses.replace(context, held=held),
+        context=dataclasses.replace(context, held=rank_values),
     )
 
 
@@ -244,14 +246,14 @@ def _stale(case: Case, near: Near) -> list[Pattern]:
         if torch.equal(earlier, case.reference):
             continue
         late = [rank for rank, value in holders.items() if near(value, earlier)]
-        whole = near(case.candidate, earlier)
-        if not late and not whole:
+        is_everywhere = near(case.candidate, earlier)
+        if not late and not is_everywhere:
             continue
-        everywhere = whole and len(late) in {0, len(holders)}
+        everywhere = is_everywhere and len(late) in {0, len(holders)}
         who = "" if everywhere else f" on rank{'s' * (len(late) > 1)} {_join(late)}"
         return claim(
             case,
-            case.candidate if whole else holders[late[0]],
+            case.candidate if is_everywhere else holders[late[0]],
             earlier,
             PatternKind.STALE,
             f"it is still {when}{who}: never updated there",
@@ -263,26 +265,27 @@ def _stale(case: Case, near: Near) -> list[Pattern]:
 
 def _unreduced(case: Case, near: Near) -> list[Pattern]:
     """The ranks' values are terms, and each rank should hold their sum or mean."""
-    held = list(case.context.held.values())
-    if not _are_terms(case) or all(near(value, held[0]) for value in held[1:]):
+    values = list(case.context.held.values())
+    if not _are_terms(case) or all(near(value, values[0]) for value in values[1:]):
         return []
     along = _differing_axes(case, near)
-    known: dict[str, int | str] = {"collective": "all_reduce", "ranks": len(held)}
-    own = ": each rank has that of its own samples" if case.context.splits_samples else ""
-    found = _claim_terms(
+    evidence: dict[str, int | str] = {"collective": "all_reduce", "ranks": len(values)}
+    remark = ": each rank has that of its own samples" if case.context.splits_samples else ""
+    claim_terms = _claim_terms(
         case,
-        held,
+        values,
         1,
         "the ranks' values add up to the reference: they were never reduced, an "
         f"all-reduce (sum){along} is missing",
-        {**known, "operator": "sum"},
+        {**evidence, "operator": "sum"},
     )
-    return found or _claim_terms(
+    return claim_terms or _claim_terms(
         case,
-        held,
-        len(held),
-        f"the ranks' values average to the reference{own}; an all-reduce (mean){along} is missing",
-        {**known, "operator": "mean"},
+        values,
+        len(values),
+        f"the ranks' values average to the reference{remark}; "
+        f"an all-reduce (mean){along} is missing",
+        {**evidence, "operator": "mean"},
     )
 
 
@@ -301,24 +304,24 @@ def _claim_terms(
 
 def _some_ranks_only(case: Case, near: Near) -> list[Pattern]:
     """Ranks form groups that hold the same value, and the groups' values add up."""
-    held = case.context.held
+    rank_values = case.context.held
     if not _are_terms(case):
         return []
     groups: list[list[int]] = []
-    for rank, value in held.items():
-        group = next((g for g in groups if near(value, held[g[0]])), None)
+    for rank, value in rank_values.items():
+        group = next((g for g in groups if near(value, rank_values[g[0]])), None)
         if group is None:
             groups.append([rank])
         else:
             group.append(rank)
-    if not 1 < len(groups) < len(held):
+    if not 1 < len(groups) < len(rank_values):
         return []
-    if any(factor_of(held[group[0]], case.reference, near) is not None for group in groups):
+    if any(factor_of(rank_values[group[0]], case.reference, near) is not None for group in groups):
         return []  # shares of the whole, not sums of some terms
     listed = " and ".join(f"({_join(group)})" for group in groups)
     return _claim_terms(
         case,
-        [held[group[0]] for group in groups],
+        [rank_values[group[0]] for group in groups],
         1,
         f"ranks {listed} each hold one sum, and these add up to the reference: the all-reduce ran "
         "within these groups, not over all ranks",
@@ -332,34 +335,41 @@ def _wrong_axis(case: Case, near: Near) -> list[Pattern]:
     mesh, wholes = context.world, context.wholes
     if len(wholes) != context.ranks or len(mesh) < 2:  # noqa: PLR2004
         return []
-    held = {rank: value.double() for rank, value in context.everywhere.items()}
-    if held.keys() != wholes.keys():
+    rank_values = {rank: value.double() for rank, value in context.everywhere.items()}
+    if rank_values.keys() != wholes.keys():
         return []
-    if any(held[rank].shape != wholes[rank].shape for rank in wholes):
+    if any(rank_values[rank].shape != wholes[rank].shape for rank in wholes):
         return []
-    size = max(float(value.abs().max()) for value in held.values()) if case.reference.numel() else 0
+    size = (
+        max(float(value.abs().max()) for value in rank_values.values())
+        if case.reference.numel()
+        else 0
+    )
     noise = near.reach * size
-    farthest = max(wholes, key=lambda rank: float((held[rank] - wholes[rank]).abs().sum()))
+    farthest = max(wholes, key=lambda rank: float((rank_values[rank] - wholes[rank]).abs().sum()))
     for due, taken in itertools.permutations(mesh, 2):
         if mesh[taken] < 2 or mesh[due] < 2:  # noqa: PLR2004
             continue
         # The sum of the ranks' values along the axis that was left out must be the sum of what
         # they should hold along the axis that was summed over.
         sums = {
-            rank: (_sum_along(held, context, rank, due), _sum_along(wholes, context, rank, taken))
+            rank: (
+                _sum_along(rank_values, context, rank, due),
+                _sum_along(wholes, context, rank, taken),
+            )
             for rank in wholes
         }
         alike = all(
-            near(held[one], held[rank], noise)
+            near(rank_values[other_rank], rank_values[rank], noise)
             for rank in wholes
-            for one in context.ranks_along(rank, taken)
+            for other_rank in context.ranks_along(rank, taken)
         )
         if alike and all(near(mine, theirs, noise) for mine, theirs in sums.values()):
-            mine, theirs = sums[farthest]
+            actual, expected = sums[farthest]
             return claim(
                 dataclasses.replace(case, reference=wholes[farthest]),
-                held[farthest],
-                theirs - (mine - held[farthest]),
+                rank_values[farthest],
+                expected - (actual - rank_values[farthest]),
                 PatternKind.WRONG_AXIS,
                 f"summed over the ranks along {taken}, but the terms lie on the ranks along {due}: "
                 "an all-reduce over the wrong axis of the mesh",
@@ -371,7 +381,9 @@ def _wrong_axis(case: Case, near: Near) -> list[Pattern]:
 
 
 def _sum_along(values: Mapping[int, Tensor], context: Context, rank: int, axis: str) -> Tensor:
-    return torch.stack([values[one].double() for one in context.ranks_along(rank, axis)]).sum(0)
+    return torch.stack(
+        [values[other_rank].double() for other_rank in context.ranks_along(rank, axis)]
+    ).sum(0)
 
 
 def _one_ranks_part(case: Case, near: Near) -> list[Pattern]:
@@ -394,31 +406,31 @@ def _one_ranks_part(case: Case, near: Near) -> list[Pattern]:
 
 def _are_terms(case: Case) -> bool:
     """Whether the values on the ranks can be terms of the reference."""
-    held = list(case.context.held.values())
-    if len(held) < 2 or case.context.item in _NEVER_TERMS:  # noqa: PLR2004
+    values = list(case.context.held.values())
+    if len(values) < 2 or case.context.item in _NEVER_TERMS:  # noqa: PLR2004
         return False
-    return all(value.shape == case.reference.shape for value in held)
+    return all(value.shape == case.reference.shape for value in values)
 
 
 def _differing_axes(case: Case, near: Near) -> str:
     """Over which ranks the terms lie: along the axes on which they differ."""
     context = case.context
-    mesh, held = context.world, context.held
-    if len(mesh) > 1 and len(held) == context.ranks:
+    mesh, rank_values = context.world, context.held
+    if len(mesh) > 1 and len(rank_values) == context.ranks:
         differing = [
             axis
             for axis in mesh
             if not all(
-                near(held[one], value)
-                for rank, value in held.items()
-                for one in context.ranks_along(rank, axis)
+                near(rank_values[other_rank], value)
+                for rank, value in rank_values.items()
+                for other_rank in context.ranks_along(rank, axis)
             )
         ]
         if 0 < len(differing) < len(mesh):
             return f" over the ranks along {' and '.join(differing)}"
-    if len(held) == context.ranks:
+    if len(rank_values) == context.ranks:
         return f" over the {context.ranks} ranks"
-    return f" over ranks {_join(list(held))}"
+    return f" over ranks {_join(list(rank_values))}"
 
 
 def _permuted(case: Case, near: Near) -> list[Pattern]:
@@ -427,17 +439,17 @@ def _permuted(case: Case, near: Near) -> list[Pattern]:
     if not _has_whole(case):
         return []
     # If a rank has all of it, the parts were joined before.
-    joined = any(held.shape == value.shape for held in case.context.held.values())
+    joined = any(rank_value.shape == value.shape for rank_value in case.context.held.values())
     if joined and not _alike(case, near):
         return []
     sizes = dict.fromkeys(_mesh_sizes(case).values())
     for parts, dim in itertools.product(sizes, range(value.dim())):
         if value.shape[dim] % parts or not 1 < parts <= _MOST_PARTS:
             continue
-        mine, right = value.chunk(parts, dim), case.reference.chunk(parts, dim)
+        chunks, right = value.chunk(parts, dim), case.reference.chunk(parts, dim)
         order: list[int] = []
-        for place, chunk in enumerate(mine):
-            fits = [n for n in (place, *range(parts)) if near(chunk, right[n])]
+        for position, chunk in enumerate(chunks):
+            fits = [n for n in (position, *range(parts)) if near(chunk, right[n])]
             order.append(fits[0] if fits else -1)
         if min(order) < 0 or order == list(range(parts)):
             continue
@@ -460,8 +472,15 @@ def _permuted(case: Case, near: Near) -> list[Pattern]:
 
 def _alike(case: Case, near: Near) -> bool:
     """Whether all ranks that are wrong are wrong in the same way."""
-    whole = [held for held in case.context.held.values() if held.shape == case.reference.shape]
-    return all(near(held, case.candidate) or near(held, case.reference) for held in whole)
+    full_values = [
+        rank_value
+        for rank_value in case.context.held.values()
+        if rank_value.shape == case.reference.shape
+    ]
+    return all(
+        near(rank_value, case.candidate) or near(rank_value, case.reference)
+        for rank_value in full_values
+    )
 
 
 def _mesh_sizes(case: Case) -> dict[str, int]:
@@ -491,9 +510,9 @@ def _scaled(case: Case, near: Near) -> list[Pattern]:
     factor = factor_of(case.candidate, case.reference, near)
     if factor is None:
         return []
-    known = _mesh_factors(case)
+    mesh_factors = _mesh_factors(case)
     reference, kind = widen(case.reference), PatternKind.SCALE
-    for words, exact in known.items():
+    for words, exact in mesh_factors.items():
         if abs(factor - exact) <= 10 * near.reach * exact:
             return claim(
                 case,
@@ -502,7 +521,7 @@ def _scaled(case: Case, near: Near) -> list[Pattern]:
                 kind,
                 f"{exact:g} times the reference, which is {words}: {_factor_meaning(case, exact)}",
                 {"factor": factor, "equals": words},
-                cost=math.log2(len(known)),
+                cost=math.log2(len(mesh_factors)),
             )
     if case.reference.numel() < _FEW or case.context.item == "loss":
         return []

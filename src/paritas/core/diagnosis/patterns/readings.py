@@ -80,10 +80,10 @@ def _other_strides(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     if len(axes) < 2:  # noqa: PLR2004
         return
     flat, allowed = case.right.reshape(-1), case.allowed.reshape(-1)
-    own = [math.prod(case.shape[axis + 1 :]) for axis in range(len(case.shape))]
+    own_strides = [math.prod(case.shape[axis + 1 :]) for axis in range(len(case.shape))]
     steps = [_steps_along(case, axis, flat, allowed) for axis in axes]
     for strides in itertools.product(*steps):
-        if list(strides) == [own[axis] for axis in axes]:
+        if list(strides) == [own_strides[axis] for axis in axes]:
             continue
         taken = torch.zeros_like(probe.flat)
         for axis, step in zip(axes, strides, strict=True):
@@ -97,7 +97,7 @@ def _other_strides(case: Case, probe: Probe) -> Iterator[Pattern | None]:
             source = source + (torch.arange(case.shape[axis]) * step).reshape(shape)
         if int(source.max()) >= len(flat):
             continue
-        right = tuple(own[axis] for axis in axes)
+        right = tuple(own_strides[axis] for axis in axes)
         yield supported_pattern(
             case,
             flat[source],

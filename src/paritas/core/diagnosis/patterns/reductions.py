@@ -130,7 +130,9 @@ class _ConvolutionTerms:
 
     def terms(self, places: Tensor) -> Tensor:
         channels = range(self.length)
-        parts = [self.convolve(self.x[:, [one]], self.weight[:, [one]]) for one in channels]
+        parts = [
+            self.convolve(self.x[:, [channel]], self.weight[:, [channel]]) for channel in channels
+        ]
         return torch.stack([part.flatten()[places] for part in parts], dim=1)
 
 
@@ -188,11 +190,11 @@ def _twice(case: Case, sums: Contraction, everything: Tensor) -> Iterator[Patter
     """
     if not sums.adds:
         return  # `scale` covers it
-    kind, said = PatternKind.FACTOR, "the sum of products counts twice, the added term once"
+    kind, sentence = PatternKind.FACTOR, "the sum of products counts twice, the added term once"
     if case.context.world:
-        kind, said = PatternKind.DOUBLED_REDUCTION, f"reduced twice: {said}"
+        kind, sentence = PatternKind.DOUBLED_REDUCTION, f"reduced twice: {sentence}"
     value = sums.product(everything, 2.0)
-    yield supported_pattern(case, value, kind, said, cost=1.0, evidence={"times": 2.0})
+    yield supported_pattern(case, value, kind, sentence, cost=1.0, evidence={"times": 2.0})
 
 
 def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
@@ -225,20 +227,20 @@ def _missing_terms(
         spans += [(at, min(at + tile, length)) for at in range(tile, length - tile, tile)]
     starts, stops = (torch.tensor(side) for side in zip(*spans, strict=True))
     lost = running[:, stops] - running[:, starts]
-    held = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
+    close_share = ((lost + error[:, None]).abs() <= allowed[:, None]).double().mean(dim=0)
     apart = (lost + error[:, None]).square().sum(dim=0)
-    good = (held >= _NEAR).nonzero().flatten()
+    good = (close_share >= _NEAR).nonzero().flatten()
     best = good[apart[good].argsort()][:2].tolist()
     index = torch.arange(length)
-    found = []
-    for start, stop in (spans[one] for one in best):
+    spans_found = []
+    for start, stop in (spans[span_number] for span_number in best):
         words = f"terms {start} to {stop - 1}"
         if stop == length:
             words = f"the last {length - start}"
         elif start == 0:
             words = f"the first {stop}"
-        found.append(((index >= start) & (index < stop), words))
-    return found
+        spans_found.append(((index >= start) & (index < stop), words))
+    return spans_found
 
 
 # --- Reductions off by one ------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def propose_reductions(case: Case) -> list[Pattern]:
         return []
     if trusted_formula(case, lambda: operation.shaped(plain(), case.shape)) is None:
         return []
-    length = math.prod(operation.inputs[0].shape[one] for one in operation.dims)
+    length = math.prod(operation.inputs[0].shape[dim] for dim in operation.dims)
     values = (
         (sentence, attempt(partial(_shaped, operation, compute, case.shape)))
         for sentence, compute in variants
@@ -293,10 +295,10 @@ def _reduction_variants(operation: Operation) -> Variants:
         return None, []
     if name in _PLAIN:
         reduce = _PLAIN[name]
-        found = _dropped(x, dims, reduce)
+        variants = _dropped(x, dims, reduce)
         if name == "mean":
-            found += _divided(x, dims)
-        return lambda: reduce(x, dims), found
+            variants += _divided(x, dims)
+        return lambda: reduce(x, dims), variants
     if name in _SPREADS:
         return _spread_variants(operation, x, dims)
     if name in ("softmax", "log_softmax") and len(dims) == 1:
@@ -323,35 +325,35 @@ def _drop_end(x: Tensor, dim: int, *, last: bool) -> Tensor:
 def _dropped(
     x: Tensor, dims: tuple[int, ...], reduce: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> list[tuple[str, Callable[[], Tensor]]]:
-    found: list[tuple[str, Callable[[], Tensor]]] = []
+    variants: list[tuple[str, Callable[[], Tensor]]] = []
     for dim in dims:
         if x.shape[dim] < 2:  # noqa: PLR2004
             continue
         for last, text in ((True, _LAST), (False, _FIRST)):
-            kept = _drop_end(x, dim, last=last)
-            said = f"{text} of the {x.shape[dim]} along dim {dim}"
-            found.append((said, partial(reduce, kept, dims)))
-    return found
+            drop_end = _drop_end(x, dim, last=last)
+            sentence = f"{text} of the {x.shape[dim]} along dim {dim}"
+            variants.append((sentence, partial(reduce, drop_end, dims)))
+    return variants
 
 
 def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], Tensor]]]:
     """A mean with a count, or only a sum, that is off by one."""
-    length = math.prod(x.shape[one] for one in dims)
-    found: list[tuple[str, Callable[[], Tensor]]] = []
+    length = math.prod(x.shape[dim_number] for dim_number in dims)
+    variants: list[tuple[str, Callable[[], Tensor]]] = []
     for count in (length - 1, length + 1):
         if count > 0:
-            said = f"the mean of {length} elements is divided by {count}"
-            found.append((said, partial(_quotient, x, dims, count)))
+            sentence = f"the mean of {length} elements is divided by {count}"
+            variants.append((sentence, partial(_quotient, x, dims, count)))
     for dim in dims:
         for last, text in ((True, _LAST), (False, _FIRST)):
-            kept = _drop_end(x, dim, last=last)
-            said = f"{text} of the sum along dim {dim}, which is still divided by {length}"
-            found.append((said, partial(_quotient, kept, dims, length)))
-    return found
+            drop_end = _drop_end(x, dim, last=last)
+            sentence = f"{text} of the sum along dim {dim}, which is still divided by {length}"
+            variants.append((sentence, partial(_quotient, drop_end, dims, length)))
+    return variants
 
 
 def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> Variants:
-    length = math.prod(x.shape[one] for one in dims)
+    length = math.prod(x.shape[dim] for dim in dims)
     correction = operation.argument("correction", 2, None)
     unbiased = operation.argument("unbiased", 2, True)
     taken = correction if isinstance(correction, int) else int(bool(unbiased))
@@ -360,7 +362,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
         var = value.var(dims, correction=less)
         return var.sqrt() if operation.name == "std" else var
 
-    found = [
+    variants = [
         (
             f"the variance is divided by {length - less} instead of {length - taken}",
             partial(spread, x, less),
@@ -369,7 +371,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
         if less != taken and length > less
     ]
     dropped = _dropped(x, dims, lambda value, _: spread(value, taken))
-    return lambda: spread(x, taken), [*found, *dropped]
+    return lambda: spread(x, taken), [*variants, *dropped]
 
 
 def _softmax_variants(x: Tensor, dim: int, *, is_log: bool) -> Variants:
@@ -427,7 +429,7 @@ class _Norm:
 
     @property
     def length(self) -> int:
-        return math.prod(self.x.shape[one] for one in self.dims)
+        return math.prod(self.x.shape[dim] for dim in self.dims)
 
     def value(
         self,
@@ -442,7 +444,7 @@ class _Norm:
         part = self.x if part is None else part
         mean = part.mean(self.dims, keepdim=True) if self.centred else torch.zeros(())
         squares = (part - mean).square().sum(self.dims, keepdim=True)
-        count = math.prod(part.shape[one] for one in self.dims)
+        count = math.prod(part.shape[dim] for dim in self.dims)
         var = squares / (count - correction)
         below = var.sqrt() + eps if outside else (var + eps).sqrt()
         return (self.x - mean) / below * self.weight + self.bias
@@ -456,9 +458,9 @@ def propose_norms(case: Case) -> list[Pattern]:
     norm = _norm_of(operation)
     if norm is None or trusted_formula(case, norm.value) is None:
         return []
-    known: dict[str, float | str] = {"operator": operation.context.operator, "eps": norm.eps}
+    evidence: dict[str, float | str] = {"operator": operation.context.operator, "eps": norm.eps}
     return first_supported(
-        supported_pattern(case, value, kind, sentence, cost=cost, evidence=known)
+        supported_pattern(case, value, kind, sentence, cost=cost, evidence=evidence)
         for kind, sentence, value, cost in _norm_variants(case, norm)
         if value is not None
     )
@@ -496,50 +498,50 @@ def _batch_norm_of(operation: Operation) -> _Norm | None:
         return None
     channels = (1, -1, *(1,) * (x.dim() - 2))
     weight, bias = (
-        parameters[place].view(channels) if len(parameters) > place else default
-        for place, default in enumerate((1.0, 0.0))
+        parameters[position].view(channels) if len(parameters) > position else default
+        for position, default in enumerate((1.0, 0.0))
     )
     dims = (0, *range(2, x.dim()))
     return _Norm(x, dims, eps, weight, bias, centred=True)
 
 
 def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tensor | None, float]]:
-    found: list[tuple[PatternKind, str, Tensor | None, float]] = []
+    variants: list[tuple[PatternKind, str, Tensor | None, float]] = []
     base = math.log2(len(_USUAL) + 6)
     for other in _USUAL:
         if not math.isclose(other, norm.eps):
             text = f"eps is {other:g} instead of {norm.eps:g}" if other else "eps is left out"
-            found.append((PatternKind.EPS, text, norm.value(eps=other), base))
+            variants.append((PatternKind.EPS, text, norm.value(eps=other), base))
     outside = norm.value(outside=True)
     text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
-    found.append((PatternKind.EPS, text, outside, base))
+    variants.append((PatternKind.EPS, text, outside, base))
     off = PatternKind.OFF_BY_ONE
     if norm.length > 1:
         text = f"the variance is divided by {norm.length - 1} instead of {norm.length}"
-        found.append((off, text, norm.value(correction=1), base))
+        variants.append((off, text, norm.value(correction=1), base))
         dim = norm.dims[-1]
         size = norm.x.shape[dim]
         for start, which in ((0, "last"), (1, "first")):
             part = norm.value(part=norm.x.narrow(dim, start, size - 1)) if size > 1 else None
             text = f"the {which} of the {size} elements is left out of mean and variance"
-            found.append((off, text, part, base))
+            variants.append((off, text, part, base))
     estimate = _estimate_eps(case, norm)
     if estimate is not None:
         text = f"eps is about {estimate:.3g} instead of {norm.eps:g}"
-        found.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
-    return found
+        variants.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
+    return variants
 
 
 def _estimate_eps(case: Case, norm: _Norm) -> float | None:
     """An estimate of the candidate's eps from the rows where it matters most."""
     plain = norm.value(eps=0.0) - norm.bias
-    given = case.given - norm.bias
-    usable = (plain.abs() > 0) & (given.abs() > 0) & case.wrong & torch.isfinite(given)
+    candidate = case.given - norm.bias
+    usable = (plain.abs() > 0) & (candidate.abs() > 0) & case.wrong & torch.isfinite(candidate)
     if not bool(usable.any()):
         return None
     mean = norm.x.mean(norm.dims, keepdim=True) if norm.centred else torch.zeros(())
     var = (norm.x - mean).square().mean(norm.dims, keepdim=True).expand_as(norm.x)
-    ratio = (plain[usable] / given[usable]).square() - 1
+    ratio = (plain[usable] / candidate[usable]).square() - 1
     estimates = ratio * var[usable]
     middle = float(estimates.median())
     return middle if 0 < middle <= _LARGEST_EPS else None

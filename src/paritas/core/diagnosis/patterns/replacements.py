@@ -37,8 +37,8 @@ def propose_constants(case: Case) -> list[Pattern]:
     """`zeros`, `constant`, `stale`, `copy` and `uninitialised`."""
     if not case.is_beyond_noise or case.is_boolean:
         return []
-    found = _one_branch(case) or [*_stale(case), *_copies(case), *_one_value(case)]
-    return found or _garbage(case)
+    patterns = _one_branch(case) or [*_stale(case), *_copies(case), *_one_value(case)]
+    return patterns or _garbage(case)
 
 
 # Operators that choose by a condition, and between what.
@@ -56,8 +56,8 @@ def _one_branch(case: Case) -> list[Pattern]:
         branch = torch.as_tensor(values[name]).to(case.right)
         if bool((case.given == branch).all()):
             weight = weigh(case, branch.expand(case.shape), cost=1.0)
-            said = f"the condition is not read: {name} is taken everywhere"
-            return [] if weight is None else [weight.pattern(PatternKind.MASK, said)]
+            sentence = f"the condition is not read: {name} is taken everywhere"
+            return [] if weight is None else [weight.pattern(PatternKind.MASK, sentence)]
     return []
 
 
@@ -107,8 +107,8 @@ def _follows_nothing(case: Case) -> bool:
 def _has_one_value(case: Case) -> bool:
     """Whether the operands show nothing: each has one value, and others cannot be tried."""
     steps = () if case.context.call is None else case.context.call.steps
-    values = [one for _, step in steps for one in tensors_of(list(step.values.values()))]
-    is_one = all(bool((one == one.reshape(-1)[:1]).all()) for one in values)
+    values = [tensor for _, step in steps for tensor in tensors_of(list(step.values.values()))]
+    is_one = all(bool((value == value.reshape(-1)[:1]).all()) for value in values)
     return bool(values) and is_one and not case.repeated
 
 
@@ -146,15 +146,15 @@ def _looks_cut_off(case: Case) -> bool:
 
 def _stale(case: Case) -> list[Pattern]:
     """`stale`: an earlier value."""
-    found = []
+    patterns = []
     for name, value in case.context.earlier.items():
         if tuple(value.shape) != case.shape:
             continue
         weight = weigh(case, _widen_like(case, value), cost=math.log2(len(case.context.earlier)))
         if weight is not None:
             sentence = f"stale: still the value of {name}"
-            found.append(weight.pattern(PatternKind.STALE, sentence, {"equals": name}))
-    return sorted(found, key=lambda pattern: -pattern.confidence)[:1]
+            patterns.append(weight.pattern(PatternKind.STALE, sentence, {"equals": name}))
+    return sorted(patterns, key=lambda pattern: -pattern.confidence)[:1]
 
 
 # Operators that write into their first operand.
@@ -168,22 +168,22 @@ _WRITING = frozenset(
 
 def _copies(case: Case) -> list[Pattern]:
     """`copy`: another tensor, or an input that was passed through."""
-    known = {name: (tensor, f"it is {name} instead") for name, tensor in case.context.named.items()}
-    for place, tensor in enumerate(case.context.inputs):
-        text = f"it is input {place} unchanged: the operation was skipped"
-        known[f"input {place}"] = (tensor, text)
-    for name, (tensor, text) in known.items():
+    named = {name: (tensor, f"it is {name} instead") for name, tensor in case.context.named.items()}
+    for position, tensor in enumerate(case.context.inputs):
+        text = f"it is input {position} unchanged: the operation was skipped"
+        named[f"input {position}"] = (tensor, text)
+    for name, (tensor, text) in named.items():
         if tuple(tensor.shape) != case.shape or (case.is_exact and tensor.is_floating_point()):
             continue
         value = _widen_like(case, tensor)
         taken = value[case.wrong]
         if bool((taken == taken[0]).all()):
             continue  # one value everywhere: zeros or a constant, which many tensors hold
-        weight = weigh(case, value, cost=math.log2(len(known)))
+        weight = weigh(case, value, cost=math.log2(len(named)))
         if weight is not None and holds_in_block(case, value):
             if name == "input 0" and case.context.operator_name in _WRITING:
-                said = "what was there is kept: nothing is written"
-                return [weight.pattern(PatternKind.STALE, said, {"equals": name})]
+                sentence = "what was there is kept: nothing is written"
+                return [weight.pattern(PatternKind.STALE, sentence, {"equals": name})]
             return [weight.pattern(PatternKind.COPY, text, {"equals": name})]
     return []
 
@@ -252,8 +252,8 @@ def propose_random_streams(case: Case) -> list[Pattern]:
         return []
     if case.right.numel() < _FEWEST_DRAWN or not case.is_finite or _is_rearranged(case):
         return []
-    found = [_other_mask(case), _other_numbers(case)]
-    return [pattern for pattern in found if pattern is not None][:1]
+    patterns = [_other_mask(case), _other_numbers(case)]
+    return [pattern for pattern in patterns if pattern is not None][:1]
 
 
 def _draws(context: Context) -> bool:
@@ -274,29 +274,29 @@ def _is_rearranged(case: Case) -> bool:
     """
     if case.is_exact:
         return False
-    mine, theirs = case.given.flatten().sort(), case.right.flatten().sort()
-    moved = (mine.values - theirs.values).abs()
-    nonzero = (mine.values != 0) | (theirs.values != 0)
+    actual, expected = case.given.flatten().sort(), case.right.flatten().sort()
+    moved = (actual.values - expected.values).abs()
+    nonzero = (actual.values != 0) | (expected.values != 0)
     allowed = MAX_Z * torch.maximum(
-        case.allowed.flatten()[mine.indices], case.allowed.flatten()[theirs.indices]
+        case.allowed.flatten()[actual.indices], case.allowed.flatten()[expected.indices]
     )
     return bool(nonzero.any()) and bool((moved <= allowed)[nonzero].all())
 
 
 def _other_mask(case: Case) -> Pattern | None:
     """Like dropout: equal where both keep a value, zero at independent places."""
-    mine, theirs = case.given == 0, case.right == 0
+    zeros, expected_zeros = case.given == 0, case.right == 0
     total = case.right.numel()
-    rates = float(mine.double().mean()), float(theirs.double().mean())
+    rates = float(zeros.double().mean()), float(expected_zeros.double().mean())
     if min(rates) * total < 8 or max(rates) > 0.99:  # noqa: PLR2004
         return None
-    both = ~mine & ~theirs
+    both = ~zeros & ~expected_zeros
     apart = case.error[both].abs() <= MAX_Z * case.allowed[both]
     if not len(apart) or float(apart.double().mean()) < _SAME:
         return None
     rate = (rates[0] + rates[1]) / 2
     spread = math.sqrt(rate * (1 - rate) / total)
-    together = float((mine & theirs).double().mean())
+    together = float((zeros & expected_zeros).double().mean())
     expected = rates[0] * rates[1]
     strange = abs(rates[0] - rates[1]) / (spread * math.sqrt(2))
     linked = abs(together - expected) / (rate * (1 - rate) / math.sqrt(total))
@@ -320,12 +320,12 @@ def _other_numbers(case: Case) -> Pattern | None:
     if wrong < 0.5 and not (named and case.is_exact):  # noqa: PLR2004
         return None
     step = max(1, case.right.numel() // _MOST_SAMPLED)
-    mine, theirs = case.given.flatten()[::step], case.right.flatten()[::step]
-    count = len(mine)
-    correlation = _correlation(mine, theirs)
+    actual, expected = case.given.flatten()[::step], case.right.flatten()[::step]
+    count = len(actual)
+    correlation = _correlation(actual, expected)
     if not abs(correlation) * math.sqrt(count) <= _SIGMAS:
         return None
-    distance = _greatest_distance(mine, theirs)
+    distance = _greatest_distance(actual, expected)
     # Two samples of size n differ by this much with probability 2 exp(-n d^2).
     likely = min(1.0, 2 * math.exp(-count * distance**2))
     # Draws have no structure along an axis: the means of rows must vary as by chance.
@@ -342,15 +342,15 @@ def _other_numbers(case: Case) -> Pattern | None:
     )
 
 
-def _correlation(mine: Tensor, theirs: Tensor) -> float:
-    a, b = mine - mine.mean(), theirs - theirs.mean()
+def _correlation(actual: Tensor, expected: Tensor) -> float:
+    a, b = actual - actual.mean(), expected - expected.mean()
     below = float(a.norm() * b.norm())
     return float(a @ b) / below if below else math.nan
 
 
-def _greatest_distance(mine: Tensor, theirs: Tensor) -> float:
+def _greatest_distance(actual: Tensor, expected: Tensor) -> float:
     """The largest distance between the two empirical distributions."""
-    a, b = mine.sort().values, theirs.sort().values
+    a, b = actual.sort().values, expected.sort().values
     points = torch.cat([a, b])
     left = torch.searchsorted(a, points, right=True)
     right = torch.searchsorted(b, points, right=True)
@@ -362,12 +362,12 @@ def _is_shapeless(values: Tensor) -> bool:
     spread = float(values.std())
     for axis in range(values.dim()):
         size = values.shape[axis]
-        others = [one for one in range(values.dim()) if one != axis]
+        others = [dim for dim in range(values.dim()) if dim != axis]
         if size < 2 or not others:  # noqa: PLR2004
             continue
         length = values.numel() // size
         means = values.mean(dim=others)
-        found = float((means - means.mean()).square().sum()) / (spread**2 / length)
-        if found > size + _SIGMAS * math.sqrt(2 * size) + _SIGMAS:
+        statistic = float((means - means.mean()).square().sum()) / (spread**2 / length)
+        if statistic > size + _SIGMAS * math.sqrt(2 * size) + _SIGMAS:
             return False
     return spread > 0

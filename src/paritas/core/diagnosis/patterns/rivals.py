@@ -60,20 +60,22 @@ class Reproduction:
         return self.variation.fitted + self.variation.chosen
 
 
-def most_likely(case: Case, found: list[Reproduction]) -> list[Reproduction]:
+def most_likely(case: Case, reproductions: list[Reproduction]) -> list[Reproduction]:
     """Those that reproduce the candidate best; none if one factor or offset does it better."""
-    whole = [one for one in found if not one.in_part]
-    found = whole or found
-    if not found:
+    complete = [reproduction for reproduction in reproductions if not reproduction.in_part]
+    reproductions = complete or reproductions
+    if not reproductions:
         return []
-    least = min(one.scatter for one in found)
+    least = min(reproduction.scatter for reproduction in reproductions)
     count = case.reference.numel()
     unit = 2 * max(least, _LEAST_SCATTER**2)
     limit = least + _LESS_LIKELY * unit / count
-    likely = [one for one in found if one.scatter <= limit]
+    likely = [reproduction for reproduction in reproductions if reproduction.scatter <= limit]
     # What was chosen freely for many elements explains no more than what has a few numbers.
-    fewest = min(one.freedom for one in likely)
-    return [one for one in likely if one.freedom <= fewest + _FEW_CHOICES]
+    fewest = min(reproduction.freedom for reproduction in likely)
+    return [
+        reproduction for reproduction in likely if reproduction.freedom <= fewest + _FEW_CHOICES
+    ]
 
 
 def is_decided(predictor: Predictor, best: list[Reproduction], chosen: Reproduction) -> bool:
@@ -83,18 +85,25 @@ def is_decided(predictor: Predictor, best: list[Reproduction], chosen: Reproduct
     operand is larger everywhere, whether it was left out of a maximum, or a minimum was taken. Then
     they are asked again with operands that vary.
     """
-    rivals = [one for one in best if one.variation.kind is not chosen.variation.kind]
-    given = predictor.call.floating
-    varied = _mix_ordered([_vary(one) if _is_constant(one) else one for one in given])
-    if not rivals or all(one is other for one, other in zip(given, varied, strict=True)):
+    rivals = [rival for rival in best if rival.variation.kind is not chosen.variation.kind]
+    floating = predictor.call.floating
+    varied = _mix_ordered(
+        [_vary(tensor) if _is_constant(tensor) else tensor for tensor in floating]
+    )
+    if not rivals or all(tensor is other for tensor, other in zip(floating, varied, strict=True)):
         return True
     try:
         other = dataclasses.replace(predictor, call=predictor.call.with_floating(varied))
     except UNUSABLE:
         return True
-    numbers = [other.value(one.place, one.variation.change, wide=True) for one in (chosen, *rivals)]
-    known = [widen(one) for one in numbers if one is not None]
-    return all(torch.allclose(known[0], one, rtol=_CLOSE, equal_nan=True) for one in known[1:])
+    numbers = [
+        other.value(rival.place, rival.variation.change, wide=True) for rival in (chosen, *rivals)
+    ]
+    predictions = [widen(number) for number in numbers if number is not None]
+    return all(
+        torch.allclose(predictions[0], number, rtol=_CLOSE, equal_nan=True)
+        for number in predictions[1:]
+    )
 
 
 def _is_constant(tensor: Tensor) -> bool:
@@ -109,40 +118,44 @@ def _vary(tensor: Tensor) -> Tensor:
 def _mix_ordered(tensors: list[Tensor]) -> list[Tensor]:
     """Of two tensors of which one is larger everywhere, make neither the larger one."""
     for first, second in itertools.combinations(range(len(tensors)), 2):
-        one, other = tensors[first], tensors[second]
-        if not _is_ordered(one, other):
+        first_tensor, other = tensors[first], tensors[second]
+        if not _is_ordered(first_tensor, other):
             continue
-        if one.shape == other.shape:
-            places = torch.arange(one.numel(), device=one.device).reshape(one.shape)
+        if first_tensor.shape == other.shape:
+            places = torch.arange(first_tensor.numel(), device=first_tensor.device).reshape(
+                first_tensor.shape
+            )
             is_even = places % 2 == 0
-            tensors[first] = torch.where(is_even, one, other)
-            tensors[second] = torch.where(is_even, other, one)
+            tensors[first] = torch.where(is_even, first_tensor, other)
+            tensors[second] = torch.where(is_even, other, first_tensor)
         else:
-            wide, narrow = (first, second) if one.numel() > other.numel() else (second, first)
+            wide, narrow = (
+                (first, second) if first_tensor.numel() > other.numel() else (second, first)
+            )
             tensors[narrow] = tensors[narrow] + (tensors[wide].median() - tensors[narrow].median())
     return tensors
 
 
-def _is_ordered(one: Tensor, other: Tensor) -> bool:
+def _is_ordered(first: Tensor, other: Tensor) -> bool:
     """Whether one of two tensors is larger everywhere, as a number or in size."""
-    sizes = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    sizes = zip(reversed(first.shape), reversed(other.shape), strict=False)
     is_comparable = all(size == length or 1 in (size, length) for size, length in sizes)
-    if not is_comparable or not one.numel() or not other.numel():
+    if not is_comparable or not first.numel() or not other.numel():
         return False
     return any(
         bool((left >= right).all()) or bool((left <= right).all())
-        for left, right in ((one, other), (one.abs(), other.abs()))
+        for left, right in ((first, other), (first.abs(), other.abs()))
     )
 
 
-def preference(one: Reproduction) -> tuple[bool, int]:
+def preference(reproduction: Reproduction) -> tuple[bool, int]:
     """Among mistakes with the same result, another function is the least likely."""
-    kind = one.variation.kind
+    kind = reproduction.variation.kind
     return kind is PatternKind.OTHER_FUNCTION, _ORDER.index(kind)
 
 
-def is_rival(one: Reproduction, chosen: Reproduction) -> bool:
+def is_rival(reproduction: Reproduction, chosen: Reproduction) -> bool:
     """Whether it says something else: two names for the same numbers are the same mistake."""
-    scatters = one.scatter, chosen.scatter
+    scatters = reproduction.scatter, chosen.scatter
     same_numbers = max(scatters) <= _LEAST_SCATTER**2 or math.isclose(*scatters, rel_tol=_SAME)
-    return one.variation.kind is not chosen.variation.kind and not same_numbers
+    return reproduction.variation.kind is not chosen.variation.kind and not same_numbers

@@ -27,19 +27,19 @@ _FEWEST = 4
 
 
 def _formats(step: Step) -> Iterator[NarrowFormat]:
-    own = [
-        roundoff(one)
-        for one in step.values.values()
-        if isinstance(one, torch.Tensor) and one.is_floating_point()
+    units = [
+        roundoff(value)
+        for value in step.values.values()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
     ]
-    yield from (form for form in FORMATS if own and all(form.unit > one for one in own))
+    yield from (form for form in FORMATS if units and all(form.unit > unit for unit in units))
 
 
 def rounding_variations(step: Step) -> Iterator[Variation]:
     """The result of one of several operators in a narrower format."""
     for form in _formats(step):
-        said = f"the result is rounded to {form.name}"
-        yield Variation(PatternKind.PRECISION, said, partial(_rounded, form=form))
+        sentence = f"the result is rounded to {form.name}"
+        yield Variation(PatternKind.PRECISION, sentence, partial(_rounded, form=form))
 
 
 _PRODUCTS = frozenset({"linear", "addmm", "baddbmm", "convolution"})
@@ -50,18 +50,18 @@ def computed_variations(step: Step) -> Iterator[Variation]:
     if step.name not in _PRODUCTS:
         return
     for dtype in (torch.bfloat16, torch.float16):
-        said = f"computed in {dtype_name(dtype)}"
-        yield Variation(PatternKind.PRECISION, said, partial(_computed, dtype=dtype))
+        sentence = f"computed in {dtype_name(dtype)}"
+        yield Variation(PatternKind.PRECISION, sentence, partial(_computed, dtype=dtype))
 
 
 def _computed(step: Step, dtype: torch.dtype) -> Any:
-    own = step.run()
+    result = step.run()
     narrow = {
         name: value.to(dtype)
         for name, value in step.values.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
-    return step.run(**narrow).to(own)
+    return step.run(**narrow).to(result)
 
 
 def _rounded(step: Step, form: NarrowFormat) -> Any:
@@ -83,9 +83,9 @@ def saved_variations(step: Step) -> Iterator[Variation]:
         if not is_saved or value.numel() < _FEWEST:
             continue
         for form in _formats(step):
-            said = f"{name} is rounded to {form.name}"
+            sentence = f"{name} is rounded to {form.name}"
             change = partial(_with_rounded, name=name, rounded=form.rounded)
-            yield Variation(PatternKind.PRECISION, said, change)
+            yield Variation(PatternKind.PRECISION, sentence, change)
         for words, rounded in quantisations([value]):
             change = partial(_with_rounded, name=name, rounded=rounded)
             yield Variation(PatternKind.PRECISION, f"{name} is rounded to {words}", change)
@@ -104,8 +104,8 @@ def reciprocal_variations(step: Step) -> Iterator[Variation]:
     if step.name != "div" or step.values.get("rounding_mode") is not None:
         return
     for form in _formats(step):
-        said = f"the reciprocal of other is rounded to {form.name}"
-        yield Variation(PatternKind.PRECISION, said, partial(_by_reciprocal, form=form))
+        sentence = f"the reciprocal of other is rounded to {form.name}"
+        yield Variation(PatternKind.PRECISION, sentence, partial(_by_reciprocal, form=form))
 
 
 def _by_reciprocal(step: Step, form: NarrowFormat) -> Any:

@@ -46,17 +46,17 @@ _AS_WRITTEN = 2e-5
 
 
 def solved_statistics(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor
 ) -> Iterator[Variation]:
     """The norm with the statistics of its rows that give the candidate.
 
     Args:
         predict: the value in question if the operator is computed so.
-        given: the candidate, in float64.
+        candidate: the candidate, in float64.
     """
-    if step.name not in NORMS or given.numel() > _MOST_ELEMENTS:
+    if step.name not in NORMS or candidate.numel() > _MOST_ELEMENTS:
         return
-    result = result_of(predict, given)
+    result = result_of(predict, candidate)
     if result is None:
         return
     norm = norm_of(result.step)
@@ -73,18 +73,18 @@ def solved_statistics(
     yield from _unrelated(rows)
 
 
-def _added_input(norm: Norm, given: Tensor) -> Variation | None:
+def _added_input(norm: Norm, candidate: Tensor) -> Variation | None:
     """The result with the input added to it, times a number."""
     x = _spread_out(norm.x, norm.x)
-    added = given - norm.value().detach().cpu().double()
+    added = candidate - norm.value().detach().cpu().double()
     number = float((added * x).sum() / x.square().sum())
     size = float(added.abs().max())
     if not size > 0 or float((added - number * x).abs().max()) > _SAME * size:
         return None
     number = _written(number)
     times = "" if number == 1 else f"{number:.4g} times "
-    said = f"{times}the input is added to the result"
-    return Variation(PatternKind.RESIDUAL, said, partial(_with_input, number=number), fitted=1)
+    sentence = f"{times}the input is added to the result"
+    return Variation(PatternKind.RESIDUAL, sentence, partial(_with_input, number=number), fitted=1)
 
 
 def _with_input(step: Step, number: float) -> Any:
@@ -142,33 +142,33 @@ class _Rows:
         return _are_same(self.spread, self.right_spread)
 
 
-def _solve_rows(norm: Norm, given: Tensor) -> _Rows | None:
+def _solve_rows(norm: Norm, candidate: Tensor) -> _Rows | None:
     """None if the result is not linear in each row, or the rows are too few or too short."""
     x, weight, bias = (
-        _spread_out(one, norm.x).reshape(norm.view) for one in (norm.x, norm.weight, norm.bias)
+        _spread_out(value, norm.x).reshape(norm.view) for value in (norm.x, norm.weight, norm.bias)
     )
-    count = math.prod(x.shape[one] for one in norm.dims)
+    count = math.prod(x.shape[dim] for dim in norm.dims)
     if count < _SHORTEST_ROW or x.numel() // count < 2:  # noqa: PLR2004
         return None
-    wanted = given.reshape(norm.view) - bias
+    target = candidate.reshape(norm.view) - bias
     right_centre, right_spread = _right_statistics(norm, x)
     about = (x - right_centre) * weight
 
     def total(value: Tensor) -> Tensor:
         return value.sum(norm.dims, keepdim=True)
 
-    slope = total(wanted * about) / total(about * about)
+    slope = total(target * about) / total(about * about)
     centre = right_centre
-    size = total(wanted * wanted)
-    if not _is_small(total((wanted - slope * about) ** 2), size):
+    size = total(target * target)
+    if not _is_small(total((target - slope * about) ** 2), size):
         # Another centre, too: least squares with two unknowns for each row.
         both, square = total(about * weight), total(weight * weight)
-        first, second = total(wanted * about), total(wanted * weight)
+        first, second = total(target * about), total(target * weight)
         below = total(about * about) * square - both * both
         slope = (first * square - second * both) / below
         offset = (second * total(about * about) - first * both) / below
-        left = wanted - slope * about - offset * weight
-        if not _is_small(total(left * left), size):
+        residual = target - slope * about - offset * weight
+        if not _is_small(total(residual * residual), size):
             return None
         centre = right_centre - offset / slope
     spread = 1 / slope
@@ -196,8 +196,8 @@ def _wide(value: Tensor) -> Tensor:
     return value.detach().cpu().double()
 
 
-def _is_small(left: Tensor, size: Tensor) -> bool:
-    return float(left.sum()) <= _LINEAR**2 * float(size.sum())
+def _is_small(residual: Tensor, size: Tensor) -> bool:
+    return float(residual.sum()) <= _LINEAR**2 * float(size.sum())
 
 
 def _are_same(value: Tensor, other: Tensor) -> bool:
@@ -210,7 +210,7 @@ _Statistic = "Callable[[Tensor, tuple[int, ...]], Tensor]"
 
 
 def _median(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    order = [one for one in range(x.dim()) if one not in dims]
+    order = [axis_number for axis_number in range(x.dim()) if axis_number not in dims]
     last = x.permute(*order, *dims).flatten(len(order)).median(-1).values
     for dim in dims:
         last = last.unsqueeze(dim)
@@ -288,13 +288,15 @@ class _Relation:
         is_eps = self.spread is not None and self.spread.kind is PatternKind.EPS
         divided = "" if is_eps else "the square of what each row is divided by is "
         parts = [("what is subtracted from each row is ", self.centre), (divided, self.spread)]
-        said = " and ".join(f"{what}{one.words}" for what, one in parts if one is not None)
-        formulas = [one for one in (self.centre, self.spread) if one is not None]
-        kinds = {one.kind for one in formulas}
+        sentence = " and ".join(
+            f"{what}{formula.words}" for what, formula in parts if formula is not None
+        )
+        formulas = [formula for formula in (self.centre, self.spread) if formula is not None]
+        kinds = {formula.kind for formula in formulas}
         kind = kinds.pop() if len(kinds) == 1 else PatternKind.STATISTICS
-        fitted = sum(one.fitted for one in formulas)
+        fitted = sum(formula.fitted for formula in formulas)
         change = partial(_with_formulas, relation=self)
-        return Variation(kind, said, change, fitted=max(1, fitted))
+        return Variation(kind, sentence, change, fitted=max(1, fitted))
 
 
 def _with_formulas(step: Step, relation: _Relation) -> Any:
@@ -340,7 +342,7 @@ def _centre_formulas(rows: _Rows) -> Iterator[_Formula]:
     x = _spread_out(norm.x, norm.x).reshape(norm.view)
     sources = _sources(norm, x, _CENTRES, right, rows.right_centre)
     yield from _linear_formulas(sources, rows.centre, is_met, right)
-    yield from _moved_formulas(right, rows.right_centre, is_met, lambda one: one[0])
+    yield from _moved_formulas(right, rows.right_centre, is_met, lambda pair: pair[0])
 
 
 def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
@@ -358,7 +360,7 @@ def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
     sources = _sources(norm, x, _SPREADS, right, variance)
     count = math.prod(norm.view[dim] for dim in norm.dims)
     yield from _linear_formulas(sources, square, is_met, right, norm.eps, count)
-    yield from _moved_formulas(right, variance + norm.eps, is_met, lambda one: one[1].square())
+    yield from _moved_formulas(right, variance + norm.eps, is_met, lambda pair: pair[1].square())
 
 
 _Source = tuple[str, "Tensor", Any]
@@ -371,15 +373,15 @@ def _sources(
     running = norm.mean if right == "the running mean" else norm.var
 
     def running_statistic(_: Tensor, norm: Norm) -> Tensor:
-        one: Any = norm.mean if right == "the running mean" else norm.var
-        return one  # type: ignore[no-any-return]
+        statistic: Any = norm.mean if right == "the running mean" else norm.var
+        return statistic  # type: ignore[no-any-return]
 
     sources: list[_Source] = [(right, value, running_statistic)] if running is not None else []
     for words, compute in statistics.items():
 
         def put(x: Tensor, norm: Norm, compute: Any = compute) -> Tensor:
-            made: Tensor = compute(x, norm.dims)
-            return made
+            tensor: Tensor = compute(x, norm.dims)
+            return tensor
 
         name = f"{words} of the batch" if running is not None else words
         sources.append((name, put(x, norm).expand_as(value), put))
@@ -389,63 +391,63 @@ def _sources(
 
 def _linear_formulas(
     sources: list[_Source],
-    wanted: Tensor,
+    target: Tensor,
     is_met: Callable[[Tensor], bool],
     right: str,
     eps: float = 0.0,
     count: int = 0,
 ) -> Iterator[_Formula]:
     """One statistic times a factor plus a number, or a mixture of the right one and another."""
-    ones = torch.ones_like(wanted)
-    same = _same_for_all(sources, wanted, is_met)
+    ones = torch.ones_like(target)
+    same = _same_for_all(sources, target, is_met)
     if same is not None:
         yield same
         return
     for words, value, compute in sources:
         for number in (1.0, None):
-            numbers = _fit([value, ones], wanted, [number, None])
+            numbers = _fit([value, ones], target, [number, None])
             if numbers is None or not is_met(numbers[0] * value + numbers[1]):
                 continue
             factor, added = numbers
-            if abs(added - eps) <= _AS_WRITTEN * float(wanted.abs().max()):
+            if abs(added - eps) <= _AS_WRITTEN * float(target.abs().max()):
                 added = eps
             is_right = words == right
             if factor == 1 and is_right and added < 0:
                 continue
             kind = _kind_of(factor, eps, count) if is_right else PatternKind.STATISTICS
-            said = words if factor == 1 else f"{factor:.4g} times {words}"
-            said = f"{said} + {added:.3g}" if added else said
+            sentence = words if factor == 1 else f"{factor:.4g} times {words}"
+            sentence = f"{sentence} + {added:.3g}" if added else sentence
             if kind is PatternKind.EPS:
-                said = f"eps is {added:.3g} instead of {eps:.3g}"
-            made = partial(_linear, compute=compute, factor=factor, added=added)
-            yield _Formula(said, made, kind, fitted=1 + (number is None))
+                sentence = f"eps is {added:.3g} instead of {eps:.3g}"
+            change = partial(_linear, compute=compute, factor=factor, added=added)
+            yield _Formula(sentence, change, kind, fitted=1 + (number is None))
             break
-    first = next((one for one in sources if one[0] == right), None)
+    first = next((source for source in sources if source[0] == right), None)
     for words, value, compute in sources:
         if first is None or words == right:
             continue
-        numbers = _fit([first[1] + eps, value + eps], wanted, [None, None])
+        numbers = _fit([first[1] + eps, value + eps], target, [None, None])
         if numbers is None or abs(sum(numbers) - 1) > _SAME or not 0 < numbers[0] < 1:
             continue
         if is_met(numbers[0] * (first[1] + eps) + numbers[1] * (value + eps)):
-            said = f"{numbers[0]:.3g} of {right} and {numbers[1]:.3g} of {words}"
-            made = partial(_mixed, first=first[2], other=compute, shares=numbers, eps=eps)
-            yield _Formula(said, made, fitted=2)
+            sentence = f"{numbers[0]:.3g} of {right} and {numbers[1]:.3g} of {words}"
+            change = partial(_mixed, first=first[2], other=compute, shares=numbers, eps=eps)
+            yield _Formula(sentence, change, fitted=2)
 
 
 def _same_for_all(
-    sources: list[_Source], wanted: Tensor, is_met: Callable[[Tensor], bool]
+    sources: list[_Source], target: Tensor, is_met: Callable[[Tensor], bool]
 ) -> _Formula | None:
     """What is the same for all rows: a statistic of all of them, or a number."""
-    if wanted.numel() == 1:
+    if target.numel() == 1:
         return None
     for words, value, compute in sources:
-        if words.removesuffix(" of the batch") in _NUMBERS and is_met(value.expand_as(wanted)):
+        if words.removesuffix(" of the batch") in _NUMBERS and is_met(value.expand_as(target)):
             return _Formula(words, compute)
-    for number in (0.0, 1.0, _written(float(wanted.median()))):
-        if is_met(torch.full_like(wanted, number)):
-            made = partial(_constant, number=number)
-            return _Formula(f"{number:.4g}", made, fitted=int(number not in (0, 1)))
+    for number in (0.0, 1.0, _written(float(target.median()))):
+        if is_met(torch.full_like(target, number)):
+            change = partial(_constant, number=number)
+            return _Formula(f"{number:.4g}", change, fitted=int(number not in (0, 1)))
     return None
 
 
@@ -475,13 +477,17 @@ def _mixed(
     return value
 
 
-def _fit(columns: list[Tensor], wanted: Tensor, numbers: list[float | None]) -> list[float] | None:
+def _fit(
+    columns: list[Tensor], expected: Tensor, numbers: list[float | None]
+) -> list[float] | None:
     """The numbers by least squares of relative errors, with few digits if that is as near."""
-    size = wanted.abs() + 1e-3 * float(wanted.abs().max())
-    target = wanted
+    size = expected.abs() + 1e-3 * float(expected.abs().max())
+    target = expected
     for column, number in zip(columns, numbers, strict=True):
         target = target if number is None else target - number * column
-    free = [column for column, one in zip(columns, numbers, strict=True) if one is None]
+    free = [
+        column for column, coefficient in zip(columns, numbers, strict=True) if coefficient is None
+    ]
     matrix = torch.stack([(one / size).reshape(-1) for one in free], dim=1)
     if len(matrix) <= len(free) or not bool(torch.isfinite(matrix).all()):
         return None
@@ -489,7 +495,9 @@ def _fit(columns: list[Tensor], wanted: Tensor, numbers: list[float | None]) -> 
     if int(solution.rank) < len(free):
         return None
     solved = iter(solution.solution.reshape(-1).tolist())
-    return [_written(next(solved)) if one is None else one for one in numbers]
+    return [
+        _written(next(solved)) if coefficient is None else coefficient for coefficient in numbers
+    ]
 
 
 def _written(number: float) -> float:
@@ -508,8 +516,8 @@ def _limited_formulas(rows: _Rows, right: str) -> Iterator[_Formula]:
     if not below and not bool((rows.right_spread[is_other] > changed).all()):
         return
     words = f"{right}, which is {'at least' if below else 'at most'} {limit:.4g}, and eps"
-    made = partial(_limited, limit=limit, below=below)
-    yield _Formula(words, made, PatternKind.CLIPPED, fitted=1)
+    change = partial(_limited, limit=limit, below=below)
+    yield _Formula(words, change, PatternKind.CLIPPED, fitted=1)
 
 
 def _limited(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
@@ -535,11 +543,11 @@ def _rounded_formulas(
             if not is_met(compute(rows.right_spread)):
                 continue
             # Few rows do not tell its digits.
-            other = next(one for one in FORMATS[1:] if one != form)
+            other = next(each_format for each_format in FORMATS[1:] if each_format != form)
             is_unclear = is_met(_rounded(rows.right_spread, power, other))
             name = form.name.partition("_")[0] if is_unclear else form.name
-            said = f"{right} and eps{words or ', which'} is rounded to {name}"
-            yield _Formula(said, partial(_with_rounded, compute=compute), PatternKind.PRECISION)
+            sentence = f"{right} and eps{words or ', which'} is rounded to {name}"
+            yield _Formula(sentence, partial(_with_rounded, compute=compute), PatternKind.PRECISION)
             break
 
 
@@ -571,9 +579,9 @@ def _moved_formulas(
                 (places // (by + 1) * (by + 1), f"the first of each {by + 1}"),
             ):
                 if is_met(value.index_select(axis, source)):
-                    said = f"{right} of another row along axis {axis}: {words}"
-                    made = partial(_of_rows, axis=axis, source=source, pick=pick)
-                    yield _Formula(said, made)
+                    sentence = f"{right} of another row along axis {axis}: {words}"
+                    change = partial(_of_rows, axis=axis, source=source, pick=pick)
+                    yield _Formula(sentence, change)
                     return
 
 
@@ -595,16 +603,16 @@ def _unrelated(rows: _Rows) -> Iterator[Variation]:
     fitted = rows.spread.numel() * (1 if rows.is_centre_right else 2)
     if not rows.is_spread_right and 1 - _ROUNDED <= least < 1 < most <= 1 + _ROUNDED:
         far = max(1 - least, most - 1)
-        said = f"the deviations of the rows are off by up to {far:.2g} of them, up and down"
-        said = f"{said}, as if they were computed with fewer digits"
-        yield Variation(PatternKind.PRECISION, said, change, fitted=fitted)
+        sentence = f"the deviations of the rows are off by up to {far:.2g} of them, up and down"
+        sentence = f"{sentence}, as if they were computed with fewer digits"
+        yield Variation(PatternKind.PRECISION, sentence, change, fitted=fitted)
         return
     if rows.have_own_affine:
         if rows.is_spread_right or rows.is_centre_right:
             kind = PatternKind.AXIS_OFFSET if rows.is_spread_right else PatternKind.AXIS_SCALE
             words = "is added to" if rows.is_spread_right else "is a factor of"
-            said = f"a number of its own {words} each channel"
-            yield Variation(kind, said, change, fitted=fitted)
+            sentence = f"a number of its own {words} each channel"
+            yield Variation(kind, sentence, change, fitted=fitted)
         return  # statistics, weight and bias leave the same traces
     what = []
     if not rows.is_centre_right:

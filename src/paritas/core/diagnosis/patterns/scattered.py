@@ -26,7 +26,7 @@ _MOST_ROWS = 512
 _NEAR = 1e-6
 
 
-def scattered_rows(step: Step, given: Tensor) -> Iterator[Variation]:
+def scattered_rows(step: Step, candidate: Tensor) -> Iterator[Variation]:
     """A sum of rows by their indices, with the indices that give the candidate."""
     names = _ROWS.get(step.name)
     if names is None or step.values.get("padding_idx", -1) >= 0:
@@ -37,21 +37,21 @@ def scattered_rows(step: Step, given: Tensor) -> Iterator[Variation]:
     rows = grad.detach().cpu().double().reshape(indices.numel(), -1)
     into = step.values.get("self")
     count = step.values["num_weights"] if into is None else len(into)
-    if into is not None and into.numel() == given.numel():
-        given = given.reshape(into.shape) - into.detach().cpu().double()
-    if not 1 < len(rows) <= _MOST_ROWS or given.numel() != count * rows.shape[1]:
+    if into is not None and into.numel() == candidate.numel():
+        candidate = candidate.reshape(into.shape) - into.detach().cpu().double()
+    if not 1 < len(rows) <= _MOST_ROWS or candidate.numel() != count * rows.shape[1]:
         return
-    places = _places_of(rows, given.reshape(count, -1))
+    places = _places_of(rows, candidate.reshape(count, -1))
     if places is None:
         return
     used = places >= 0
     right = indices.detach().cpu().reshape(-1)
     if bool((places[used] == right[used]).all()):
         return  # rows that are left out are another matter
-    said = "rows are added to other places than their indices say"
+    sentence = "rows are added to other places than their indices say"
     if not bool(used.all()):
-        said += f", and {int((~used).sum())} of {len(used)} are left out"
-    yield Variation(PatternKind.WRONG_INDEX, said, partial(_added_to, places=places))
+        sentence += f", and {int((~used).sum())} of {len(used)} are left out"
+    yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_added_to, places=places))
 
 
 def _added_to(step: Step, places: Tensor) -> Any:
@@ -65,14 +65,14 @@ def _added_to(step: Step, places: Tensor) -> Any:
 def _places_of(rows: Tensor, sums: Tensor) -> Tensor | None:
     """The sum that each row is a term of, -1 for none; None if that is not known."""
     if rows.shape[1] >= len(rows):
-        found = torch.linalg.lstsq(rows.T, sums.T, driver="gelsd")
-        weights = found.solution.T
-        whole = weights.round()
-        is_sum = float((whole @ rows - sums).abs().max()) <= _NEAR * float(rows.abs().max())
-        if int(found.rank) < len(rows) or not is_sum:
+        solution = torch.linalg.lstsq(rows.T, sums.T, driver="gelsd")
+        weights = solution.solution.T
+        rounded = weights.round()
+        is_sum = float((rounded @ rows - sums).abs().max()) <= _NEAR * float(rows.abs().max())
+        if int(solution.rank) < len(rows) or not is_sum:
             return None
-        once = bool(((whole == 0) | (whole == 1)).all()) and bool((whole.sum(0) <= 1).all())
-        return torch.where(whole.sum(0) > 0, whole.argmax(0), -1) if once else None
+        once = bool(((rounded == 0) | (rounded == 1)).all()) and bool((rounded.sum(0) <= 1).all())
+        return torch.where(rounded.sum(0) > 0, rounded.argmax(0), -1) if once else None
     return _peeled(rows, sums)
 
 
@@ -84,23 +84,25 @@ def _peeled(rows: Tensor, sums: Tensor) -> Tensor | None:
     # One number of each row, drawn at random, tells which rows may fit.
     key = torch.rand(rows.shape[1], generator=torch.Generator().manual_seed(0)).double()
     alone, both = rows @ key, (rows[first] + rows[second]) @ key
-    for place in (sums.abs().amax(1) > limit).nonzero().reshape(-1).tolist():
-        target = sums[place]
+    for position in (sums.abs().amax(1) > limit).nonzero().reshape(-1).tolist():
+        target = sums[position]
         number = target @ key
         wide = limit * rows.shape[1]
         for some in (
-            [(int(one),) for one in ((alone - number).abs() <= wide).nonzero()],
+            [(int(index),) for index in ((alone - number).abs() <= wide).nonzero()],
             [
-                (int(first[one]), int(second[one]))
-                for one in ((both - number).abs() <= wide).nonzero()
+                (int(first[index]), int(second[index]))
+                for index in ((both - number).abs() <= wide).nonzero()
             ],
         ):
             fitting = [
-                one for one in some if float((rows[list(one)].sum(0) - target).abs().max()) <= limit
+                indices
+                for indices in some
+                if float((rows[list(indices)].sum(0) - target).abs().max()) <= limit
             ]
             if fitting:
                 break
         if len(fitting) != 1 or bool((places[list(fitting[0])] >= 0).any()):
             return None
-        places[list(fitting[0])] = place
+        places[list(fitting[0])] = position
     return places

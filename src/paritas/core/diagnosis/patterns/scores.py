@@ -46,20 +46,20 @@ _RANK = 4
 
 
 def solved_scores(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor
 ) -> Iterator[Variation]:
     """The attention with something added to its scores, which gives the candidate.
 
     Args:
         predict: the value in question if the operator is computed so.
-        given: the candidate, in float64.
+        candidate: the candidate, in float64.
     """
     if not is_attention(step) or "grad_out" in step.values:
         return
     query, key = step.values["query"], step.values["key"]
     if query.dim() != _RANK or query.numel() * key.shape[-2] > _MOST_NUMBERS:
         return
-    result = result_of(predict, given)
+    result = result_of(predict, candidate)
     if result is None:
         return
     equations = _Equations.of(result.step, result.given)
@@ -84,21 +84,21 @@ class _Equations:
     nothing: Tensor
 
     @classmethod
-    def of(cls, step: Step, given: Tensor) -> _Equations:
+    def of(cls, step: Step, candidate: Tensor) -> _Equations:
         query, key, value = (
             step.values[name].detach().cpu().double() for name in ("query", "key", "value")
         )
         groups = query.shape[-3] // key.shape[-3]
-        key, value = (one.repeat_interleave(groups, -3) for one in (key, value))
-        given = given.reshape(*query.shape[:-1], value.shape[-1])
+        key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
+        candidate = candidate.reshape(*query.shape[:-1], value.shape[-1])
         bias = bias_of(step)
         bias = bias.detach().cpu().double() if isinstance(bias, torch.Tensor) else bias
-        seen = seen_rightly(step).detach().cpu().double()
-        scores = (query @ key.mT * factor_of(step) + bias).masked_fill(seen == 0, -math.inf)
+        visited = seen_rightly(step).detach().cpu().double()
+        scores = (query @ key.mT * factor_of(step) + bias).masked_fill(visited == 0, -math.inf)
         top = scores.amax(-1, keepdim=True).clamp(min=0.0)
         powers = (scores - top).exp()
-        terms = powers.unsqueeze(-1) * (value.unsqueeze(-3) - given.unsqueeze(-2))
-        return cls(terms, -(-top).exp() * given)
+        terms = powers.unsqueeze(-1) * (value.unsqueeze(-3) - candidate.unsqueeze(-2))
+        return cls(terms, -(-top).exp() * candidate)
 
     @property
     def heads(self) -> int:
@@ -144,11 +144,11 @@ def _padding(equations: _Equations) -> Iterator[Variation]:
         return
     change = attends(normalise=partial(_with_nothing, number=number))
     if number == round(number) and number > 1:
-        said = f"{number:g} further keys take part whose scores are 0, as of a padding"
-        yield Variation(PatternKind.MASK, f"{said} that nothing hides", change, fitted=1)
+        sentence = f"{number:g} further keys take part whose scores are 0, as of a padding"
+        yield Variation(PatternKind.MASK, f"{sentence} that nothing hides", change, fitted=1)
     else:
-        said = f"the sum that softmax divides by has {number:.4g} added"
-        yield Variation(PatternKind.STATISTICS, said, change, fitted=1)
+        sentence = f"the sum that softmax divides by has {number:.4g} added"
+        yield Variation(PatternKind.STATISTICS, sentence, change, fitted=1)
 
 
 def _with_nothing(scores: Tensor, number: float) -> Tensor:
@@ -180,21 +180,21 @@ def _distance_variations(index: Tensor, classes: Tensor, factors: Tensor) -> Ite
     for words, measure in (("position", classes.abs()), ("position", classes)):
         length = measure.double()
         slopes = (added @ length) / length.square().sum()
-        slopes = torch.tensor([_written(one) for one in slopes.tolist()], dtype=torch.float64)
+        slopes = torch.tensor([_written(slope) for slope in slopes.tolist()], dtype=torch.float64)
         scale = float(added.abs().max())
         if scale and float((added - slopes[:, None] * length).abs().max()) <= _NEAR * scale:
-            numbers = ", ".join(f"{one:.3g}" for one in slopes[:4].tolist())
+            numbers = ", ".join(f"{slope:.3g}" for slope in slopes[:4].tolist())
             numbers += " and so on" if len(slopes) > 4 else ""  # noqa: PLR2004
-            said = f"{numbers} for each {words} between query and key is added to the scores"
+            sentence = f"{numbers} for each {words} between query and key is added to the scores"
             lengths = index.abs() if measure is not classes else index
             bias = slopes[:, None, None] * lengths.double()
             change = attends(bend=partial(_with_bias, bias=bias))
-            yield Variation(PatternKind.MASK, said, change, fitted=len(slopes))
+            yield Variation(PatternKind.MASK, sentence, change, fitted=len(slopes))
             return
     bias = added[:, torch.searchsorted(classes, index).clamp(max=len(classes) - 1)]
-    said = "a number that depends on the distance between query and key is added to the scores"
+    sentence = "a number that depends on the distance between query and key is added to the scores"
     change = attends(bend=partial(_with_bias, bias=bias))
-    yield Variation(PatternKind.MASK, said, change, fitted=added.numel())
+    yield Variation(PatternKind.MASK, sentence, change, fitted=added.numel())
 
 
 def _with_bias(scores: Tensor, bias: Tensor) -> Tensor:
@@ -213,10 +213,10 @@ def _keys(equations: _Equations) -> Iterator[Variation]:
             continue
         added = factors.log()
         added = added - added.median(-1, keepdim=True).values
-        said = f"a number for each of the {columns} keys is added to the scores"
+        sentence = f"a number for each of the {columns} keys is added to the scores"
         bias = added[:, None, :]
         change: Any = attends(bend=partial(_with_bias, bias=bias))
-        yield Variation(PatternKind.MASK, said, change, fitted=added.numel())
+        yield Variation(PatternKind.MASK, sentence, change, fitted=added.numel())
         return
 
 
@@ -231,48 +231,48 @@ _ONE_FACTOR = 1e-4
 _AXES = {1: "head", 2: "query", 0: "sample"}
 
 
-def _factors(step: Step, given: Tensor) -> Iterator[Variation]:
+def _factors(step: Step, candidate: Tensor) -> Iterator[Variation]:
     """The scores multiplied by another number for each head, query or sample."""
     query = step.values["query"]
     for axis, word in _AXES.items():
         count = query.shape[axis]
-        numbers = _solve_factors(step, given.reshape(*query.shape[:-1], -1), axis)
+        numbers = _solve_factors(step, candidate.reshape(*query.shape[:-1], -1), axis)
         if count < 2 or numbers is None:  # noqa: PLR2004
             continue
         least, most = float(numbers.min()), float(numbers.max())
         if most - least <= _ONE_FACTOR * abs(most):
             return  # the scale, which is an argument
-        said = f"the scores are multiplied by another number for each {word}"
+        sentence = f"the scores are multiplied by another number for each {word}"
         change = attends(bend=partial(_multiplied, numbers=numbers))
-        words = f"{said}: by {least:.3g} to {most:.3g}"
+        words = f"{sentence}: by {least:.3g} to {most:.3g}"
         yield Variation(PatternKind.FACTOR, words, change, fitted=count)
         return
 
 
-def _solve_factors(step: Step, given: Tensor, axis: int) -> Tensor | None:
+def _solve_factors(step: Step, candidate: Tensor, axis: int) -> Tensor | None:
     """By Newton's method for all slices at once: no slice depends on another's factor."""
-    others = [one for one in range(_RANK) if one != axis]
+    others = [dim for dim in range(_RANK) if dim != axis]
 
     def value(numbers: Tensor) -> Tensor:
         result = attends(bend=partial(_multiplied, numbers=numbers))(step)
         result = result if isinstance(result, torch.Tensor) else result[0]
-        return result.detach().cpu().double().reshape(given.shape)
+        return result.detach().cpu().double().reshape(candidate.shape)
 
     shape = [1] * _RANK
-    shape[axis] = given.shape[axis]
+    shape[axis] = candidate.shape[axis]
     numbers = torch.ones(shape, dtype=torch.float64)
     for _ in range(_ROUNDS):
         here = value(numbers)
         slope = (value(numbers + _STEP) - here) / _STEP
         below = slope.square().sum(others, keepdim=True)
         # A query that sees one key does not depend on its factor.
-        by = (slope * (given - here)).sum(others, keepdim=True) / below
+        by = (slope * (candidate - here)).sum(others, keepdim=True) / below
         by = torch.where(below > 0, by, 0.0).clamp(-_LARGEST_STEP, _LARGEST_STEP)
         numbers = numbers + by
         if float(by.abs().max()) < _SETTLED:
             break
-    left = (given - value(numbers)).square().sum().sqrt()
-    return numbers if float(left) <= _NEAR * float(given.square().sum().sqrt()) else None
+    residual = (candidate - value(numbers)).square().sum().sqrt()
+    return numbers if float(residual) <= _NEAR * float(candidate.square().sum().sqrt()) else None
 
 
 def _multiplied(scores: Tensor, numbers: Tensor) -> Tensor:

@@ -27,8 +27,8 @@ def selection_variations(step: Step) -> Iterator[Variation]:
     elif name in ("topk", "sort", "argsort"):
         yield from _other_choices(step)
     elif name == "max_pool2d_with_indices" and any(step.values["padding"]):
-        said = "the padding takes part in the maximum, as 0"
-        yield Variation(PatternKind.ARGUMENT, said, _pooled_with_zeros)
+        sentence = "the padding takes part in the maximum, as 0"
+        yield Variation(PatternKind.ARGUMENT, sentence, _pooled_with_zeros)
     elif name in ("grid_sampler_2d", "grid_sampler_3d"):
         yield from _other_grids(step)
     elif name in ("embedding_bag", "embedding_bag_forward_only"):
@@ -36,8 +36,8 @@ def selection_variations(step: Step) -> Iterator[Variation]:
     elif name in ("lt", "le", "gt", "ge", "eq", "ne"):
         yield from _compared_with_nothing(step)
     elif name == "round":
-        for said, compute in _OTHER_TIES.items():
-            yield Variation(PatternKind.TIE_BREAKING, said, partial(_rounded, compute=compute))
+        for sentence, compute in _OTHER_TIES.items():
+            yield Variation(PatternKind.TIE_BREAKING, sentence, partial(_rounded, compute=compute))
 
 
 # --- Another element of each line -----------------------------------------------------------------
@@ -74,29 +74,30 @@ def _other_ranks(step: Step) -> Iterator[Variation]:
         if number == 1 and step.name in _EXTREMES and _EXTREMES[step.name] is is_largest:
             continue
         word = "largest" if is_largest else "smallest"
-        said = f"the {_NUMERALS[number]}{word} of each line is chosen"
+        sentence = f"the {_NUMERALS[number]}{word} of each line is chosen"
         change = partial(_of_rank, dim=dim, number=number, is_largest=is_largest)
-        yield Variation(kind, said, change)
+        yield Variation(kind, sentence, change)
 
 
 def _other_numbers(right: int, size: int) -> Iterator[Variation]:
     for other in dict.fromkeys((size + 1 - right, right + 1, right - 1, 1, size)):
         if 1 <= other <= size and other != right:
-            said = f"k is {other} instead of {right}"
+            sentence = f"k is {other} instead of {right}"
             if other == size + 1 - right:
-                said = f"the elements are counted from the largest: {said}"
-            yield Variation(PatternKind.ARGUMENT, said, with_argument("k", other))
+                sentence = f"the elements are counted from the largest: {sentence}"
+            yield Variation(PatternKind.ARGUMENT, sentence, with_argument("k", other))
 
 
 def _of_rank(step: Step, dim: int | None, number: int, *, is_largest: bool) -> Any:
     x = step.values["self"]
     lines, axis = (x.flatten(), 0) if dim is None else (x, dim)
     values, places = lines.sort(dim=axis, descending=is_largest, stable=True)
-    chosen = [one.narrow(axis, number - 1, 1) for one in (values, places)]
+    chosen = [tensor.narrow(axis, number - 1, 1) for tensor in (values, places)]
     right = step.run()
     outputs = right if isinstance(right, tuple | list) else [right]
     results = [
-        (chosen[0] if one.is_floating_point() else chosen[1]).reshape(one.shape) for one in outputs
+        (chosen[0] if output.is_floating_point() else chosen[1]).reshape(output.shape)
+        for output in outputs
     ]
     return results[0] if isinstance(right, torch.Tensor) else tuple(results)
 
@@ -107,20 +108,20 @@ def _other_choices(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.SHIFT, "the largest is skipped", _without_first)
         yield Variation(PatternKind.WRONG_INDEX, "the first of each line are chosen", _first_ones)
     else:
-        said = "the rank of each element, not the place of each rank"
-        yield Variation(PatternKind.WRONG_INDEX, said, _inverse_order)
+        sentence = "the rank of each element, not the place of each rank"
+        yield Variation(PatternKind.WRONG_INDEX, sentence, _inverse_order)
     if step.name != "argsort":
-        for said, order in (
+        for sentence, order in (
             ("the chosen elements are in the reverse order", _reversed),
             ("the chosen elements are in the order of their places", _in_place_order),
         ):
-            yield Variation(PatternKind.PERMUTATION, said, order)
+            yield Variation(PatternKind.PERMUTATION, sentence, order)
 
 
 def _without_first(step: Step) -> Any:
     count, dim = step.values["k"], step.values["dim"]
     more = step.run(k=count + 1)
-    return tuple(one.narrow(dim, 1, count) for one in more)
+    return tuple(tensor.narrow(dim, 1, count) for tensor in more)
 
 
 def _first_ones(step: Step) -> Any:
@@ -139,7 +140,7 @@ def _inverse_order(step: Step) -> Any:
 
 
 def _reversed(step: Step) -> Any:
-    return tuple(one.flip(step.values["dim"]) for one in step.run())
+    return tuple(tensor.flip(step.values["dim"]) for tensor in step.run())
 
 
 def _in_place_order(step: Step) -> Any:
@@ -171,21 +172,25 @@ def _other_grids(step: Step) -> Iterator[Variation]:
         way = "far" if sign > 0 else "short"
         for chosen in (range(rank), *([axis] for axis in range(rank))):
             where = "every axis" if len(chosen) > 1 else f"axis {rank + 1 - chosen[0]}"
-            said = f"the places of grid are {words} too {way} along {where}"
+            sentence = f"the places of grid are {words} too {way} along {where}"
             change = partial(_moved_grid, by=sign * share, chosen=tuple(chosen))
-            yield Variation(PatternKind.SHIFT, said, change)
-    for kind, said, alter in (
-        (PatternKind.SWAPPED_OPERANDS, "x and y of grid are exchanged", lambda one: one.flip(-1)),
+            yield Variation(PatternKind.SHIFT, sentence, change)
+    for kind, sentence, alter in (
+        (
+            PatternKind.SWAPPED_OPERANDS,
+            "x and y of grid are exchanged",
+            lambda value: value.flip(-1),
+        ),
         (PatternKind.SIGN, "the places of grid are negated", torch.neg),
-        (PatternKind.ARGUMENT, "grid is between 0 and 1", lambda one: (one + 1) / 2),
+        (PatternKind.ARGUMENT, "grid is between 0 and 1", lambda value: (value + 1) / 2),
     ):
-        yield Variation(kind, said, partial(_altered_grid, alter=alter))
+        yield Variation(kind, sentence, partial(_altered_grid, alter=alter))
     for name, modes in _GRID_MODES.items():
         right = step.values[name]
         for other, mode in enumerate(modes):
             if other != right:
-                said = f"{name} is {mode!r} instead of {modes[right]!r}"
-                yield Variation(PatternKind.ARGUMENT, said, with_argument(name, other))
+                sentence = f"{name} is {mode!r} instead of {modes[right]!r}"
+                yield Variation(PatternKind.ARGUMENT, sentence, with_argument(name, other))
 
 
 def _moved_grid(step: Step, by: float, chosen: tuple[int, ...]) -> Any:
@@ -208,11 +213,11 @@ def _other_bags(step: Step) -> Iterator[Variation]:
     right = step.values["mode"]
     for other, word in enumerate(_BAG_MODES):
         if other != right:
-            said = f"{word} of each bag instead of {_BAG_MODES[right]}"
-            yield Variation(PatternKind.WRONG_REDUCTION, said, with_argument("mode", other))
+            sentence = f"{word} of each bag instead of {_BAG_MODES[right]}"
+            yield Variation(PatternKind.WRONG_REDUCTION, sentence, with_argument("mode", other))
     for by, way in ((1, "late"), (-1, "early")):
-        said = f"each bag but the first begins one row too {way}"
-        yield Variation(PatternKind.WRONG_INDEX, said, partial(_moved_bags, by=by))
+        sentence = f"each bag but the first begins one row too {way}"
+        yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_moved_bags, by=by))
 
 
 def _moved_bags(step: Step, by: int) -> Any:
@@ -229,9 +234,9 @@ def _compared_with_nothing(step: Step) -> Iterator[Variation]:
     for name in ("self", "other"):
         value = step.values[name]
         if isinstance(value, torch.Tensor) and bool((value != 0).any()):
-            said = f"{name} is not read: it is compared with 0"
+            sentence = f"{name} is not read: it is compared with 0"
             zeros = partial(_as_zeros, name=name)
-            yield Variation(PatternKind.MISSING_OPERAND, said, zeros)
+            yield Variation(PatternKind.MISSING_OPERAND, sentence, zeros)
 
 
 def _as_zeros(step: Step, name: str) -> Any:

@@ -65,27 +65,27 @@ class _Pool:
     @classmethod
     def of(cls, case: Case, call: LiveCall) -> _Pool | None:
         operands = tuple(call.floating)
-        if not 1 < sum(one.numel() for one in operands) <= _MOST_ELEMENTS:
+        if not 1 < sum(operand.numel() for operand in operands) <= _MOST_ELEMENTS:
             return None
         return cls(operands, tuple(name_operands(case.context, operands)))
 
     @property
     def values(self) -> Tensor:
-        return torch.cat([widen(one).reshape(-1) for one in self.operands])
+        return torch.cat([widen(operand).reshape(-1) for operand in self.operands])
 
     @property
     def starts(self) -> list[int]:
         """Where each operand begins."""
-        return list(itertools.accumulate([0, *(one.numel() for one in self.operands)]))
+        return list(itertools.accumulate([0, *(operand.numel() for operand in self.operands)]))
 
     def numbered(self, sign: int) -> list[Tensor]:
         """The operands with the numbers of their elements, from 1 on, as values."""
         return [
-            torch.arange(start, start + one.numel(), dtype=torch.float64, device=one.device)
+            torch.arange(start, start + operand.numel(), dtype=torch.float64, device=operand.device)
             .add(1)
             .mul(sign)
-            .reshape(one.shape)
-            for start, one in zip(self.starts, self.operands, strict=False)
+            .reshape(operand.shape)
+            for start, operand in zip(self.starts, self.operands, strict=False)
         ]
 
     def owner_of(self, places: Tensor) -> int | None:
@@ -93,13 +93,13 @@ class _Pool:
         owners = torch.bucketize(places, torch.tensor(self.starts[1:]), right=True).unique()
         return int(owners[0]) if len(owners) == 1 and int(places.min()) >= 0 else None
 
-    def place_words(self, place: int) -> str:
-        owner = self.owner_of(torch.tensor([place]))
+    def place_words(self, position: int) -> str:
+        owner = self.owner_of(torch.tensor([position]))
         if owner is None:
             return "a constant"
         shape = self.operands[owner].shape
-        at = unravel(torch.tensor(place - self.starts[owner]), shape)
-        index = ", ".join(str(int(one)) for one in at)
+        at = unravel(torch.tensor(position - self.starts[owner]), shape)
+        index = ", ".join(str(int(coordinate)) for coordinate in at)
         return f"{self.names[owner]}[{index}]"
 
 
@@ -112,9 +112,9 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
         outputs = call.results(wide=True)
         which = [
             number
-            for number, one in enumerate(outputs)
-            if tuple(one.shape) == case.shape
-            and bool(near(widen(one), case.right, case.allowed).all())
+            for number, output in enumerate(outputs)
+            if tuple(output.shape) == case.shape
+            and bool(near(widen(output), case.right, case.allowed).all())
         ]
         more = len(pool.values)
         first, second = (
@@ -131,7 +131,7 @@ def _right_places(case: Case, call: LiveCall, pool: _Pool) -> Tensor | None:
         return None
     # An odd function of the numbers would also change its sign with them.
     moved, right, noise = (
-        one.reshape(-1)[is_moved] for one in (places, case.right, MAX_Z * case.allowed)
+        tensor.reshape(-1)[is_moved] for tensor in (places, case.right, MAX_Z * case.allowed)
     )
     return places if bool(near(pool.values[moved], right, noise).all()) else None
 
@@ -141,10 +141,10 @@ def _taken_elsewhere(
 ) -> Iterator[Pattern | None]:
     """The prediction that elements come from where their values are found."""
     values, wrong = pool.values, case.wrong.reshape(-1)
-    given, noise = (one.reshape(-1)[wrong] for one in (case.given, MAX_Z * case.allowed))
-    taken = _move_regularly(pool, places[wrong], given, noise)
+    candidate, noise = (tensor.reshape(-1)[wrong] for tensor in (case.given, MAX_Z * case.allowed))
+    taken = _move_regularly(pool, places[wrong], candidate, noise)
     if taken is None:
-        taken = _search(given, noise, values)
+        taken = _search(candidate, noise, values)
     if taken is None:
         return
     source = places.clone()
@@ -167,34 +167,34 @@ def _with_taken(right: Tensor, values: Tensor, source: Tensor, wrong: Tensor) ->
     return result.reshape(right.shape)
 
 
-def _move_regularly(pool: _Pool, right: Tensor, given: Tensor, noise: Tensor) -> Tensor | None:
+def _move_regularly(pool: _Pool, right: Tensor, candidate: Tensor, noise: Tensor) -> Tensor | None:
     """The places that are as far from the right ones along one axis, if they have the values."""
     owner = pool.owner_of(right)
-    if owner is None or len(given.unique()) < _FEWEST_VALUES:
+    if owner is None or len(candidate.unique()) < _FEWEST_VALUES:
         return None
     start, shape, values = pool.starts[owner], pool.operands[owner].shape, pool.values
     for axis, size in enumerate(shape):
         farthest = min(size // 2, _FARTHEST)
         stride = math.prod(shape[axis + 1 :])
         at = (right - start) // stride % size
-        for by in sorted((one for one in range(-farthest, farthest + 1) if one), key=abs):
+        for by in sorted((offset for offset in range(-farthest, farthest + 1) if offset), key=abs):
             moved = right + ((at + by) % size - at) * stride
-            if bool(near(values[moved], given, noise).all()):
+            if bool(near(values[moved], candidate, noise).all()):
                 return moved
     return None
 
 
-def _search(wanted: Tensor, noise: Tensor, values: Tensor) -> Tensor | None:
+def _search(target: Tensor, noise: Tensor, values: Tensor) -> Tensor | None:
     """The place of each value among others, or `_NOWHERE` for 0; None if it is not clear."""
     order = values.argsort()
     ordered = values[order]
-    above = torch.searchsorted(ordered, wanted.contiguous())
+    above = torch.searchsorted(ordered, target.contiguous())
     around = torch.stack([above + by for by in (-2, -1, 0, 1)]).clamp(0, len(values) - 1)
-    apart = (ordered[around] - wanted).abs()
+    apart = (ordered[around] - target).abs()
     nearest = apart.argmin(0, keepdim=True)
     at = around.gather(0, nearest)
-    is_hit = (apart.gather(0, nearest)[0] <= noise) & (wanted != 0)
-    if not bool((is_hit | (wanted == 0)).all()):
+    is_hit = (apart.gather(0, nearest)[0] <= noise) & (target != 0)
+    if not bool((is_hit | (target == 0)).all()):
         return None
     # Zeros are padding, or were not written.
     others = apart.masked_fill(around == at, torch.inf).amin(0)
@@ -216,14 +216,14 @@ def _describe(
         wrong: which elements of the result these are.
     """
     example = f"{pool.place_words(int(taken[0]))} instead of {pool.place_words(int(right[0]))}"
-    mine, theirs = pool.owner_of(taken), pool.owner_of(right)
-    if mine is None or theirs is None:
+    owner, right_owner = pool.owner_of(taken), pool.owner_of(right)
+    if owner is None or right_owner is None:
         return PatternKind.WRONG_INDEX, f"other elements are read: {example}"
-    name, operand, start = pool.names[mine], pool.operands[mine], pool.starts[mine]
-    if mine != theirs:
-        own = wrong.nonzero().reshape(-1) + start
-        if tuple(operand.shape) == tuple(shape) and torch.equal(own, taken):
-            lost = pool.names[theirs]
+    name, operand, start = pool.names[owner], pool.operands[owner], pool.starts[owner]
+    if owner != right_owner:
+        positions = wrong.nonzero().reshape(-1) + start
+        if tuple(operand.shape) == tuple(shape) and torch.equal(positions, taken):
+            lost = pool.names[right_owner]
             return PatternKind.STALE, f"{lost} is not written everywhere: {name} is kept there"
         return PatternKind.WRONG_INDEX, f"elements of another operand are read: {example}"
     axis = _only_axis(right - start, taken - start, operand.shape)

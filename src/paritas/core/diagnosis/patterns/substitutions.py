@@ -38,10 +38,10 @@ def _operands(step: Step) -> dict[str, Tensor]:
 
 def substitution_variations(step: Step) -> Iterator[Variation]:
     """One operand in the place of another as well, which is then used nowhere."""
-    for kept, lost in itertools.permutations(_operands(step), 2):
-        said = f"{kept} is used in the place of {lost}, too"
-        change = partial(_with_substitute, kept=kept, lost=lost)
-        yield Variation(PatternKind.MISSING_OPERAND, said, change)
+    for used, lost in itertools.permutations(_operands(step), 2):
+        sentence = f"{used} is used in the place of {lost}, too"
+        change = partial(_with_substitute, kept=used, lost=lost)
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
 
 
 def _with_substitute(step: Step, kept: str, lost: str) -> Any:
@@ -57,9 +57,9 @@ def _with_substitute(step: Step, kept: str, lost: str) -> Any:
 def function_call_variations(step: FunctionStep) -> Iterator[Variation]:
     """A function of several operators with other arguments, or with two of them exchanged."""
     for left, right in itertools.combinations(_operands(step), 2):
-        said = f"{left} and {right} are swapped"
+        sentence = f"{left} and {right} are swapped"
         change = partial(_exchanged, left=left, right=right)
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, change)
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, change)
     yield from substitution_variations(step)
     yield from loss_variations(step)
     yield from cosine_variations(step)
@@ -85,17 +85,17 @@ def limit_variations(step: Step) -> Iterator[Variation]:
     if not isinstance(least, int | float) or isinstance(most, torch.Tensor):
         return
     if most is None and 0 < least <= _LARGEST_EPS:
-        said = f"{least:.7g} is added instead of being the least value"
-        yield Variation(PatternKind.EPS, said, partial(_added, number=least))
+        sentence = f"{least:.7g} is added instead of being the least value"
+        yield Variation(PatternKind.EPS, sentence, partial(_added, number=least))
     if most is None or most <= least:
         return
-    said = f"values beyond {least:.7g} and {most:.7g} wrap around instead of being limited"
+    sentence = f"values beyond {least:.7g} and {most:.7g} wrap around instead of being limited"
     widths = [(most - least, False)]
     if least == round(least) and most == round(most):  # a format has both limits
         widths += [(most - least + 1, is_cut) for is_cut in (False, True)]
     for width, is_cut in widths:
         change = partial(_wrapped, least=least, width=width, is_cut=is_cut)
-        yield Variation(PatternKind.WRAPPED, said, change)
+        yield Variation(PatternKind.WRAPPED, sentence, change)
 
 
 def _added(step: Step, number: float) -> Any:

@@ -90,19 +90,19 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     ):
         kind = PatternKind.FACTOR
         yield Variation(kind, words, partial(scaled, factor=factor))
-    for width in {one for one in (size, *_sizes(step)) if one > 1}:
-        said = f"the input is divided by sqrt({width})"
-        yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=1 / math.sqrt(width)))
-        said = f"the input is multiplied by sqrt({width})"
-        yield Variation(PatternKind.FACTOR, said, partial(scaled, factor=math.sqrt(width)))
+    for width in {length for length in (size, *_sizes(step)) if length > 1}:
+        sentence = f"the input is divided by sqrt({width})"
+        yield Variation(PatternKind.FACTOR, sentence, partial(scaled, factor=1 / math.sqrt(width)))
+        sentence = f"the input is multiplied by sqrt({width})"
+        yield Variation(PatternKind.FACTOR, sentence, partial(scaled, factor=math.sqrt(width)))
     for first, last in left_out(size):
         is_one = first + last == 1
         kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
-        said = f"{some} left out of the {size} in the sum that softmax divides by"
-        yield Variation(kind, said, partial(over, part=slice(first, size - last)))
-    said = "it is not divided by the sum"
-    yield Variation(PatternKind.MISSING_REDUCTION, said, partial(_unnormalised, is_log=is_log))
+        sentence = f"{some} left out of the {size} in the sum that softmax divides by"
+        yield Variation(kind, sentence, partial(over, part=slice(first, size - last)))
+    sentence = "it is not divided by the sum"
+    yield Variation(PatternKind.MISSING_REDUCTION, sentence, partial(_unnormalised, is_log=is_log))
     other, words = (
         (torch.softmax, "the logarithm is left out")
         if is_log
@@ -113,20 +113,20 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     )
     yield Variation(PatternKind.OTHER_FUNCTION, words, lambda step: other(step.values["self"], dim))
     if not is_log:
-        said = "the sum that softmax divides by has 1 added"
-        yield Variation(PatternKind.OTHER_FUNCTION, said, _softmax_with_one)
+        sentence = "the sum that softmax divides by has 1 added"
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, _softmax_with_one)
     for words, top, below in (
         ("of the numerator only", True, False),
         ("of the denominator only", False, True),
     ):
-        said = f"the largest value is subtracted from the exponents {words}"
+        sentence = f"the largest value is subtracted from the exponents {words}"
         change = partial(_softmax_half_shifted, top=top, below=below, is_log=is_log)
-        yield Variation(PatternKind.WRONG_REDUCTION, said, change)
-    said = "each element by itself: the sigmoid instead of softmax"
+        yield Variation(PatternKind.WRONG_REDUCTION, sentence, change)
+    sentence = "each element by itself: the sigmoid instead of softmax"
     alone = torch.nn.functional.logsigmoid if is_log else torch.sigmoid
-    yield Variation(PatternKind.OTHER_FUNCTION, said, lambda step: alone(step.values["self"]))
-    said = "the softmax of the whole tensor instead of each row"
-    yield Variation(PatternKind.WRONG_AXIS, said, _softmax_of_all)
+    yield Variation(PatternKind.OTHER_FUNCTION, sentence, lambda step: alone(step.values["self"]))
+    sentence = "the softmax of the whole tensor instead of each row"
+    yield Variation(PatternKind.WRONG_AXIS, sentence, _softmax_of_all)
 
 
 def _sizes(step: Step) -> tuple[int, ...]:
@@ -199,9 +199,9 @@ _PICKING = frozenset({"argmax", "argmin", "any", "all", "median"})
 _REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, "var_mean"})
 
 
-def _picked(x: Tensor, dims: tuple[int, ...], place: int, *, keepdim: bool) -> Tensor:
+def _picked(x: Tensor, dims: tuple[int, ...], position: int, *, keepdim: bool) -> Tensor:
     for dim in sorted(dims, reverse=True):
-        x = x.select(dim, place).unsqueeze(dim) if keepdim else x.select(dim, place)
+        x = x.select(dim, position).unsqueeze(dim) if keepdim else x.select(dim, position)
     return x
 
 
@@ -216,17 +216,17 @@ def reduced_dims(step: Step) -> tuple[int, ...]:
     rank, dim = step.values["self"].dim(), step.values.get("dim")
     if isinstance(dim, int):
         return (dim % rank,) if rank else ()
-    return tuple(one % rank for one in dim) if dim else tuple(range(rank))
+    return tuple(axis_number % rank for axis_number in dim) if dim else tuple(range(rank))
 
 
 def _reduction_variations(step: Step) -> Iterator[Variation]:
     x, dims = step.values["self"], reduced_dims(step)
     name = _ALIASES.get(step.name, step.name)
     for dim in dims:
-        others = math.prod(x.shape[one] for one in dims) // max(1, x.shape[dim])
+        others = math.prod(x.shape[axis_number] for axis_number in dims) // max(1, x.shape[dim])
         yield from _length_variations(name, dim, x.shape[dim], others)
     if name in ("sum", "mean") and dims[-1] - dims[0] == len(dims) - 1 > 0:
-        yield from _flat_variations(math.prod(x.shape[one] for one in dims), dims)
+        yield from _flat_variations(math.prod(x.shape[axis_number] for axis_number in dims), dims)
     if name == "mean":
         yield from _divisor_variations(x, dims)
     if name in _REDUCERS and x.is_floating_point():
@@ -236,14 +236,14 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
         yield from _raw_variations(step, dims)
     if name in ("argmax", "argmin") and step.values.get("dim") is not None:
         for by in (1, -1):
-            said = f"every position is one too {'large' if by > 0 else 'small'}"
+            sentence = f"every position is one too {'large' if by > 0 else 'small'}"
             change = partial(_moved_position, by=by, size=x.shape[dims[0]])
-            yield Variation(PatternKind.WRONG_INDEX, said, change)
+            yield Variation(PatternKind.WRONG_INDEX, sentence, change)
     if name in _OPPOSITES:
         opposite = _OPPOSITES[name]
-        said = f"{opposite.__name__} instead of {name}"
+        sentence = f"{opposite.__name__} instead of {name}"
         change = partial(_opposite, function=opposite)
-        yield Variation(PatternKind.OTHER_FUNCTION, said, change)
+        yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 def _moved_position(step: Step, by: int, size: int) -> Any:
@@ -257,9 +257,9 @@ def _correction_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variat
     count, less = _count_and_correction(step, dims)
     for other in (0, 1):
         if other != less and count > max(other, less):
-            said = f"the variance is divided by {count - other} instead of {count - less}"
+            sentence = f"the variance is divided by {count - other} instead of {count - less}"
             change = partial(_with_correction, correction=other)
-            yield Variation(PatternKind.OFF_BY_ONE, said, change)
+            yield Variation(PatternKind.OFF_BY_ONE, sentence, change)
 
 
 def _with_correction(step: Step, correction: int) -> Any:
@@ -270,7 +270,7 @@ def _count_and_correction(step: Step, dims: tuple[int, ...]) -> tuple[int, int]:
     """How many elements a variance is of, and how many less it is divided by."""
     less = step.values.get("correction")
     less = int(less) if isinstance(less, int | float) and not isinstance(less, bool) else 1
-    return math.prod(step.values["self"].shape[one] for one in dims), less
+    return math.prod(step.values["self"].shape[dim] for dim in dims), less
 
 
 def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
@@ -284,8 +284,8 @@ def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
 
     for divisor in dict.fromkeys((count - less, count)):
         if divisor > 0:
-            said = f"the mean is not subtracted: the sum of the squares, divided by {divisor}"
-            yield Variation(PatternKind.STATISTICS, said, partial(raw, divisor=divisor))
+            sentence = f"the mean is not subtracted: the sum of the squares, divided by {divisor}"
+            yield Variation(PatternKind.STATISTICS, sentence, partial(raw, divisor=divisor))
 
 
 def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[Variation]:
@@ -295,23 +295,23 @@ def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[
         others: how many elements there are at each place, along the other axes that are reduced.
     """
     for first, last in left_out(size):
-        left = size - last - first
-        if left < 2:  # noqa: PLR2004
+        residual = size - last - first
+        if residual < 2:  # noqa: PLR2004
             continue
         is_one = first + last == 1
         kind = PatternKind.OFF_BY_ONE if is_one and others == 1 else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
-        said = f"{some} left out of the {size} along dim {dim}"
-        cut = partial(_cut, dim=dim, first=first, size=left)
-        yield Variation(kind, said, cut)
+        sentence = f"{some} left out of the {size} along dim {dim}"
+        cut = partial(_cut, dim=dim, first=first, size=residual)
+        yield Variation(kind, sentence, cut)
         if name == "mean":
-            said = f"{said}, which is still divided by {size}"
-            yield Variation(kind, said, partial(_scaled_cut, cut=cut, factor=left / size))
+            sentence = f"{sentence}, which is still divided by {size}"
+            yield Variation(kind, sentence, partial(_scaled_cut, cut=cut, factor=residual / size))
     if name in ("sum", "mean"):
         for start, count in repeated(size):
-            said = f"elements {start} to {start + count - 1} along dim {dim} count twice"
+            sentence = f"elements {start} to {start + count - 1} along dim {dim} count twice"
             change = partial(_with_repeated, dim=dim, start=start, count=count)
-            yield Variation(PatternKind.DOUBLED_REDUCTION, said, change)
+            yield Variation(PatternKind.DOUBLED_REDUCTION, sentence, change)
 
 
 def _flat_variations(size: int, dims: tuple[int, ...]) -> Iterator[Variation]:
@@ -326,8 +326,8 @@ def _flat_variations(size: int, dims: tuple[int, ...]) -> Iterator[Variation]:
         is_one = first + last == 1
         kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
         some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
-        said = f"{some} left out of the {size} along dims {list(dims)}"
-        yield Variation(kind, said, partial(cut, first=first, last=last))
+        sentence = f"{some} left out of the {size} along dims {list(dims)}"
+        yield Variation(kind, sentence, partial(cut, first=first, last=last))
 
 
 def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[Variation]:
@@ -380,19 +380,19 @@ def _opposite(step: Step, function: Callable[..., Tensor]) -> Tensor:
 
 
 def _divisor_variations(x: Tensor, dims: tuple[int, ...]) -> Iterator[Variation]:
-    length = math.prod(x.shape[one] for one in dims)
+    length = math.prod(x.shape[dim] for dim in dims)
     others = [length - 1, length + 1]
     for kind, counts in (
         (PatternKind.OFF_BY_ONE, others),
         (
             PatternKind.FACTOR,
-            [one for one in {*x.shape, x.numel()} if one not in (1, length)],
+            [extent for extent in {*x.shape, x.numel()} if extent not in (1, length)],
         ),
     ):
         for count in counts:
             if count > 0:
-                said = f"the mean of {length} elements is divided by {count}"
-                yield Variation(kind, said, partial(_scaled_result, factor=length / count))
+                sentence = f"the mean of {length} elements is divided by {count}"
+                yield Variation(kind, sentence, partial(_scaled_result, factor=length / count))
 
 
 def _scaled_result(step: Step, factor: float) -> Any:
@@ -409,10 +409,10 @@ def _running_variations(step: Step) -> Iterator[Variation]:
         dim = step.values["dim"]
         return step.run(self=step.values["self"].flip(dim)).flip(dim)
 
-    said = "each sum leaves out its own element: exclusive, not inclusive"
-    yield Variation(PatternKind.OFF_BY_ONE, said, exclusive)
-    said = "it runs from the last element to the first"
-    yield Variation(PatternKind.ARGUMENT, said, backwards)
+    sentence = "each sum leaves out its own element: exclusive, not inclusive"
+    yield Variation(PatternKind.OFF_BY_ONE, sentence, exclusive)
+    sentence = "it runs from the last element to the first"
+    yield Variation(PatternKind.ARGUMENT, sentence, backwards)
 
     def restarted(step: Step, tile: int) -> Tensor:
         parts = step.values["self"].split(tile, step.values["dim"])
@@ -421,8 +421,8 @@ def _running_variations(step: Step) -> Iterator[Variation]:
     x = step.values["self"]
     for tile in (2**power for power in range(2, 12)):
         if x.dim() and tile < x.shape[step.values["dim"]]:
-            said = f"it starts again every {tile} elements: the sum so far is not carried over"
-            yield Variation(PatternKind.PARTIAL_SUM, said, partial(restarted, tile=tile))
+            sentence = f"it starts again every {tile} elements: the sum so far is not carried over"
+            yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(restarted, tile=tile))
 
 
 # --- Scattered sums -------------------------------------------------------------------------------
@@ -434,24 +434,24 @@ _SCATTERS = frozenset({"embedding_dense_backward", "index_add", "scatter_add", *
 def _scatter_variations(step: Step) -> Iterator[Variation]:
     if step.name != "embedding_dense_backward":
         adds = step.values.get("accumulate", step.name not in _WRITES)
-        said = f"nothing is {'added' if adds else 'written'}"
-        yield Variation(PatternKind.MISSING_OPERAND, said, _unchanged)
+        sentence = f"nothing is {'added' if adds else 'written'}"
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, _unchanged)
     if step.name in _WRITES:
         yield from _written_otherwise(step)
         return  # whether they add up, a flag says
     for is_last, is_added in itertools.product((True, False), (False, True)):
         ending = "is added" if is_added else "wins"
         which = "last" if is_last else "first"
-        said = f"rows with the same index are not added up: the {which} one {ending}"
+        sentence = f"rows with the same index are not added up: the {which} one {ending}"
         change = partial(_overwritten, last=is_last, added=is_added)
-        yield Variation(PatternKind.LOST_ACCUMULATION, said, change)
+        yield Variation(PatternKind.LOST_ACCUMULATION, sentence, change)
     if step.name == "embedding_dense_backward":
         indices = step.values["indices"]
         for axis, size in enumerate(indices.shape):
             for count in tails(size):
-                said = f"the last {count} of the {size} indices along axis {axis} are left out"
+                sentence = f"the last {count} of the {size} indices along axis {axis} are left out"
                 change = partial(_without_rows, axis=axis, size=size - count)
-                yield Variation(PatternKind.PARTIAL_SUM, said, change)
+                yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
     # With what is there already or without it: the same if they are added to zeros.
     averages: tuple[tuple[str, Callable[[Step], Tensor]], ...] = (
         ("", _averaged),
@@ -459,13 +459,13 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
         (" and then added", _with_average),
     )
     for ending, average in averages:
-        said = f"rows with the same index are averaged{ending}, not added up"
-        yield Variation(PatternKind.WRONG_REDUCTION, said, average)
+        sentence = f"rows with the same index are averaged{ending}, not added up"
+        yield Variation(PatternKind.WRONG_REDUCTION, sentence, average)
 
 
 def _written_otherwise(step: Step) -> Iterator[Variation]:
     """What is written is added to what was there, or joined with it in another way."""
-    name = next((one for one in ("src", "source", "values") if one in step.values), "")
+    name = next((key for key in ("src", "source", "values") if key in step.values), "")
     source = step.values.get(name)
     if not isinstance(source, torch.Tensor) or step.values.get("accumulate"):
         return
@@ -517,9 +517,9 @@ def _overwritten(step: Step, *, last: bool, added: bool) -> Tensor:
     value = torch.zeros_like(into) if added else into.clone()
     if step.name == "scatter_add":
         order = range(index.shape[dim])
-        for place in order if last else reversed(order):
-            chosen = index.narrow(dim, place, 1)
-            value.scatter_(dim, chosen, rows.narrow(dim, place, 1))
+        for position in order if last else reversed(order):
+            chosen = index.narrow(dim, position, 1)
+            value.scatter_(dim, chosen, rows.narrow(dim, position, 1))
         return into + value if added else value
     winner = torch.full((into.shape[dim],), -1, dtype=torch.long, device=index.device)
     places = torch.arange(len(index), device=index.device)
@@ -564,10 +564,10 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         return step.run(**{left: a.narrow(-1, start, size), right: b.narrow(-2, start, size)})
 
     if "beta" in step.values:
-        said = "the product is left out"
-        yield Variation(PatternKind.MISSING_OPERAND, said, _without_product)
-        said = "the product is subtracted"
-        yield Variation(PatternKind.SIGN, said, _with_negative_product)
+        sentence = "the product is left out"
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, _without_product)
+        sentence = "the product is subtracted"
+        yield Variation(PatternKind.SIGN, sentence, _with_negative_product)
     for first, last in left_out(length):
         end = "first" if first else "last"
         words = f"the {end} {first + last} of the {length} terms of each sum are missing"
@@ -575,11 +575,11 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.PARTIAL_SUM, words, change)
 
     for words, order in orders_of_terms(length):
-        said = (
+        sentence = (
             f"the terms of the first factor are in another order than those of the second: {words}"
         )
         change = partial(_with_order, name=left, order=order)
-        yield Variation(PatternKind.PERMUTATION, said, change)
+        yield Variation(PatternKind.PERMUTATION, sentence, change)
 
     def counted_twice(step: Step, start: int, count: int) -> Any:
         a, b = (step.values[name] for name in (left, right))

@@ -61,17 +61,17 @@ class _Terms:
 
 
 def solved_terms(
-    step: Step, predict: Callable[[Variation], Tensor | None], given: Tensor, part: Tensor
+    step: Step, predict: Callable[[Variation], Tensor | None], candidate: Tensor, part: Tensor
 ) -> Iterator[Variation]:
     """The sum with other weights of its terms, which give the candidate.
 
     Args:
         predict: the value in question if the operator is computed so.
-        given: the candidate, in float64.
+        candidate: the candidate, in float64.
         part: where it is wrong.
     """
     for terms in _terms_of(step):
-        weights = _solve(terms, predict, given, part)
+        weights = _solve(terms, predict, candidate, part)
         if weights is not None:
             yield from _variations(terms, weights)
 
@@ -150,7 +150,7 @@ def _scaled_rows(step: Step, weights: Tensor) -> Any:
 
 
 def _solve(
-    terms: _Terms, predict: Callable[[Variation], Tensor | None], given: Tensor, part: Tensor
+    terms: _Terms, predict: Callable[[Variation], Tensor | None], candidate: Tensor, part: Tensor
 ) -> Tensor | None:
     """The weight of each term; None if there is no solution, or more than one."""
     places = part.reshape(-1).nonzero().reshape(-1)
@@ -158,13 +158,13 @@ def _solve(
 
     def value(weights: Tensor) -> Tensor | None:
         change = partial(terms.weighted, weights=weights)
-        found = predict(Variation(PatternKind.PARTIAL_SUM, "", change))
-        return None if found is None else found.reshape(-1)[places]
+        prediction = predict(Variation(PatternKind.PARTIAL_SUM, "", change))
+        return None if prediction is None else prediction.reshape(-1)[places]
 
     if terms.count < 2:  # noqa: PLR2004
         return None
     for groups in _groupings(terms.count, len(places)):
-        weights = _solve_from(value, groups, given.reshape(-1)[places], terms.count)
+        weights = _solve_from(value, groups, candidate.reshape(-1)[places], terms.count)
         if weights is not None:
             return weights
     return None
@@ -183,11 +183,11 @@ def _groupings(count: int, equations: int) -> Iterator[list[Tensor]]:
 
 
 def _solve_from(
-    value: Callable[[Tensor], Tensor | None], groups: list[Tensor], given: Tensor, count: int
+    value: Callable[[Tensor], Tensor | None], groups: list[Tensor], candidate: Tensor, count: int
 ) -> Tensor | None:
     weights = torch.ones(count, dtype=torch.float64)
     for _ in range(_MOST_ROUNDS):
-        solution = _solve_groups(value, weights, groups, given)
+        solution = _solve_groups(value, weights, groups, candidate)
         if solution is None:
             return None
         unclear = []
@@ -211,10 +211,10 @@ def _solve_groups(
     value: Callable[[Tensor], Tensor | None],
     weights: Tensor,
     groups: list[Tensor],
-    given: Tensor,
+    candidate: Tensor,
 ) -> Tensor | None:
     """The weight of each group of terms, the weights of the others as they are."""
-    if len(given) < _ENOUGH * len(groups):
+    if len(candidate) < _ENOUGH * len(groups):
         return None
     none = weights.clone()
     none[torch.cat(groups)] = 0.0
@@ -223,22 +223,22 @@ def _solve_groups(
         return None
     columns = []
     for group in groups:
-        one = none.clone()
-        one[group] = 1.0
-        column = value(one)
+        indicator = none.clone()
+        indicator[group] = 1.0
+        column = value(indicator)
         if column is None:
             return None
         columns.append(column - base)
     matrix = torch.stack(columns, dim=1)
     all_terms = none.clone()
     all_terms[torch.cat(groups)] = 1.0
-    whole = value(all_terms)
-    if whole is None or not bool(torch.isfinite(matrix).all()):
+    complete = value(all_terms)
+    if complete is None or not bool(torch.isfinite(matrix).all()):
         return None
-    size = float(whole.abs().max()) or 1.0
-    if float((base + matrix.sum(dim=1) - whole).abs().max()) > _LINEAR * size:
+    size = float(complete.abs().max()) or 1.0
+    if float((base + matrix.sum(dim=1) - complete).abs().max()) > _LINEAR * size:
         return None  # not linear
-    target = (given - base).nan_to_num(0.0, 0.0, 0.0).unsqueeze(1)
+    target = (candidate - base).nan_to_num(0.0, 0.0, 0.0).unsqueeze(1)
     # Nothing here depends on some terms. Others that depend on each other have many solutions.
     used = (matrix != 0).any(dim=0)
     found = torch.linalg.lstsq(matrix[:, used], target, driver="gelsd")

@@ -88,23 +88,25 @@ class Unknown:
     whole: bool = False
     is_scanned: bool = False
 
-    def solve(self, predict: Callable[[Variation], Tensor | None], given: Tensor) -> float | None:
+    def solve(
+        self, predict: Callable[[Variation], Tensor | None], candidate: Tensor
+    ) -> float | None:
         """The number whose prediction is nearest to what is given."""
         at = _exponential if self.logarithmic else float
 
-        def value(place: float) -> Tensor | None:
-            number = at(place)
+        def value(position: float) -> Tensor | None:
+            number = at(position)
             return predict(self.variation(number)) if abs(number) <= self.most else None
 
         best: tuple[float, float] | None = None
-        for start in self._best_start(predict, given) if self.is_scanned else self.starts:
-            found = _descend(value, given, math.log(start) if self.logarithmic else start)
-            if found is not None and (best is None or found[1] < best[1]):
-                best = found
+        for start in self._best_start(predict, candidate) if self.is_scanned else self.starts:
+            solution = _descend(value, candidate, math.log(start) if self.logarithmic else start)
+            if solution is not None and (best is None or solution[1] < best[1]):
+                best = solution
         return None if best is None else at(best[0])
 
     def _best_start(
-        self, predict: Callable[[Variation], Tensor | None], given: Tensor
+        self, predict: Callable[[Variation], Tensor | None], candidate: Tensor
     ) -> list[float]:
         """The start that is nearest, if it is nearer than the one that changes nothing: the first.
 
@@ -113,13 +115,13 @@ class Unknown:
         errors = []
         for start in self.starts:
             value = predict(self.variation(start))
-            errors.append(math.inf if value is None else _squared(given - value))
+            errors.append(math.inf if value is None else _squared(candidate - value))
         best = min(range(len(errors)), key=errors.__getitem__)
         return [self.starts[best]] if errors[best] < _NEARER * errors[0] else []
 
 
-def _exponential(place: float) -> float:
-    return math.exp(min(place, 700.0))
+def _exponential(position: float) -> float:
+    return math.exp(min(position, 700.0))
 
 
 def shortened(number: float) -> Iterator[float]:
@@ -127,46 +129,46 @@ def shortened(number: float) -> Iterator[float]:
 
     0 comes first if it is nothing but rounding.
     """
-    found = [0.0] if abs(number) < _NOTHING else []
+    numbers = [0.0] if abs(number) < _NOTHING else []
     for digits in _DIGITS:
-        found.append(float(f"{number:.{digits}g}"))
+        numbers.append(float(f"{number:.{digits}g}"))
         inverse = float(f"{1 / number:.{digits}g}") if number else 0.0
-        found += [1 / inverse] if inverse else []
-    yield from dict.fromkeys([*found, number])
+        numbers += [1 / inverse] if inverse else []
+    yield from dict.fromkeys([*numbers, number])
 
 
 def _descend(
-    value: Callable[[float], Tensor | None], given: Tensor, place: float
+    value: Callable[[float], Tensor | None], candidate: Tensor, position: float
 ) -> tuple[float, float] | None:
     """The place of the least squared error near a start, and that error; Newton's method."""
-    here = value(place)
+    here = value(position)
     if here is None:
         return None
-    error = _squared(given - here)
+    error = _squared(candidate - here)
     for _ in range(_ROUNDS):
-        width = 1e-5 * max(1e-2, abs(place))
-        beside = value(place + width)
+        width = 1e-5 * max(1e-2, abs(position))
+        beside = value(position + width)
         if beside is None:
             break
         slope = ((beside - here) / width).nan_to_num(0.0, 0.0, 0.0)
         size = float(slope.square().sum())
         if not size > 0:
             break
-        step = float((slope * (given - here).nan_to_num(0.0, 0.0, 0.0)).sum()) / size
+        step = float((slope * (candidate - here).nan_to_num(0.0, 0.0, 0.0)).sum()) / size
         for shorter in (1.0, 0.25, 0.05, 0.01):
-            there = value(place + shorter * step)
-            if there is not None and _squared(given - there) < error:
+            there = value(position + shorter * step)
+            if there is not None and _squared(candidate - there) < error:
                 break
         else:
             break
-        place, here, error = place + shorter * step, there, _squared(given - there)
-        if abs(shorter * step) <= _SETTLED * max(1e-3, abs(place)):
+        position, here, error = position + shorter * step, there, _squared(candidate - there)
+        if abs(shorter * step) <= _SETTLED * max(1e-3, abs(position)):
             break
-    return place, error
+    return position, error
 
 
-def _squared(left: Tensor) -> float:
-    return float(left.nan_to_num(0.0, 0.0, 0.0).square().sum())
+def _squared(residual: Tensor) -> float:
+    return float(residual.nan_to_num(0.0, 0.0, 0.0).square().sum())
 
 
 # --- Which numbers an operator has ----------------------------------------------------------------
@@ -224,14 +226,14 @@ def _with_cap(name: str, number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(**{name: number * torch.tanh(step.values[name] / number)})
 
-    said = f"{name} is capped at {number:.4g} by tanh"
-    return Variation(PatternKind.OTHER_FUNCTION, said, run)
+    sentence = f"{name} is capped at {number:.4g} by tanh"
+    return Variation(PatternKind.OTHER_FUNCTION, sentence, run)
 
 
 def _smoothed(number: float) -> Variation:
-    said = f"{number:.4g} of each row is shared equally by all of its elements"
+    sentence = f"{number:.4g} of each row is shared equally by all of its elements"
     change = partial(softmax_with, smoothed_weights(number))
-    return Variation(PatternKind.OTHER_FUNCTION, said, change)
+    return Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 # How far the limits are apart that are tried first: shares of the elements beyond them.
@@ -277,18 +279,18 @@ def _is_number(name: str, value: Any) -> bool:
 
 
 def _other_eps(name: str, right: float, number: float) -> Variation:
-    said = f"eps is {number:.7g} instead of {right:.3g}"
-    return Variation(PatternKind.EPS, said, with_argument(name, number))
+    sentence = f"eps is {number:.7g} instead of {right:.3g}"
+    return Variation(PatternKind.EPS, sentence, with_argument(name, number))
 
 
 def _other_number(operator: str, name: str, right: float, number: float) -> Variation:
     kind = kind_of_number(operator, name)
     if kind is PatternKind.FACTOR and abs(number) < _NOTHING:
-        said = f"what {name} multiplies is left out"
-        return Variation(PatternKind.MISSING_OPERAND, said, with_argument(name, 0.0))
+        sentence = f"what {name} multiplies is left out"
+        return Variation(PatternKind.MISSING_OPERAND, sentence, with_argument(name, 0.0))
     kind = PatternKind.MASK if operator == "masked_fill" else kind
-    said = f"{name} is {number:.7g} instead of {right:.7g}"
-    return Variation(kind, said, with_argument(name, number))
+    sentence = f"{name} is {number:.7g} instead of {right:.7g}"
+    return Variation(kind, sentence, with_argument(name, number))
 
 
 def _with_constant(name: str, number: float) -> Variation:
@@ -296,8 +298,8 @@ def _with_constant(name: str, number: float) -> Variation:
         return step.run(**{name: step.values[name] + number})
 
     way = "added to" if number > 0 else "missing in"
-    said = f"eps ({abs(number):.7g}) is {way} the argument"
-    return Variation(PatternKind.EPS, said, run)
+    sentence = f"eps ({abs(number):.7g}) is {way} the argument"
+    return Variation(PatternKind.EPS, sentence, run)
 
 
 def _with_limit(
@@ -306,16 +308,16 @@ def _with_limit(
     def run(step: Step) -> Any:
         return step.run(**{name: limit(step.values[name], number)})
 
-    said = f"{name} is clipped {words.format(number)}".replace("--", "")
-    return Variation(PatternKind.CLIPPED, said, run)
+    sentence = f"{name} is clipped {words.format(number)}".replace("--", "")
+    return Variation(PatternKind.CLIPPED, sentence, run)
 
 
 def _with_mask_factor(name: str, number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(**{name: step.values[name] * number})
 
-    said = f"what is added to the scores is multiplied by {number:.7g}"
-    return Variation(PatternKind.MASK if number == 0 else PatternKind.FACTOR, said, run)
+    sentence = f"what is added to the scores is multiplied by {number:.7g}"
+    return Variation(PatternKind.MASK if number == 0 else PatternKind.FACTOR, sentence, run)
 
 
 def _with_factor(number: float) -> Variation:
@@ -323,10 +325,10 @@ def _with_factor(number: float) -> Variation:
         return step.run(self=step.values["self"] * number)
 
     if abs(number) < _NEARLY_NOTHING:
-        said = "the same for every argument, as for an argument of 0"
-        return Variation(PatternKind.CONSTANT, said, lambda step: step.run(self=_zeros(step)))
-    said = f"the argument is multiplied by {number:.7g}"
-    return Variation(PatternKind.FACTOR, said, run)
+        sentence = "the same for every argument, as for an argument of 0"
+        return Variation(PatternKind.CONSTANT, sentence, lambda step: step.run(self=_zeros(step)))
+    sentence = f"the argument is multiplied by {number:.7g}"
+    return Variation(PatternKind.FACTOR, sentence, run)
 
 
 def _zeros(step: Step) -> Tensor:
@@ -339,5 +341,5 @@ def _with_offset(number: float) -> Variation:
         return step.run(self=step.values["self"] + number)
 
     way = "added to" if number > 0 else "subtracted from"
-    said = f"{abs(number):.7g} is {way} the argument"
-    return Variation(PatternKind.OFFSET, said, run)
+    sentence = f"{abs(number):.7g} is {way} the argument"
+    return Variation(PatternKind.OFFSET, sentence, run)

@@ -81,9 +81,9 @@ def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variati
         yield from _index_variations("target", target, _size_of(step, "target"))
     numbers = [step.values.get(name) for name in ("alpha", "beta")]
     if None not in numbers and numbers[0] != numbers[1]:
-        said = "alpha and beta are swapped"
+        sentence = "alpha and beta are swapped"
         swapped = partial(_with_swapped, "alpha", "beta")
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swapped)
 
 
 def with_argument(name: str, value: Any) -> Callable[[Step], Any]:
@@ -126,13 +126,15 @@ def _flag_variations(step: Step, name: str, *, value: bool) -> Iterator[Variatio
     if name in _NO_FLAGS:
         return
     kind = _FLAG_KINDS.get(name, PatternKind.ARGUMENT)
-    saved = [step.values[one] for one in ("running_mean", "save_mean") if one in step.values]
-    if kind is PatternKind.STATISTICS and any(one is None or not len(one) for one in saved):
+    saved = [step.values[key] for key in ("running_mean", "save_mean") if key in step.values]
+    if kind is PatternKind.STATISTICS and any(
+        statistic is None or not len(statistic) for statistic in saved
+    ):
         return  # there are no others, and torch reads them all the same
-    said = f"{name} is {not value} instead of {value}"
+    sentence = f"{name} is {not value} instead of {value}"
     if kind is PatternKind.STATISTICS:
-        said = _RUNNING if value else _STATISTICS
-    yield Variation(kind, said, with_argument(name, not value))
+        sentence = _RUNNING if value else _STATISTICS
+    yield Variation(kind, sentence, with_argument(name, not value))
 
 
 def _word_variations(name: str, value: str | None) -> Iterator[Variation]:
@@ -140,8 +142,8 @@ def _word_variations(name: str, value: str | None) -> Iterator[Variation]:
     kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.ARGUMENT
     for other in _WORDS.get(name, ()):
         if other != value:
-            said = f"{name} is {other!r} instead of {value!r}"
-            yield Variation(kind, said, with_argument(name, other))
+            sentence = f"{name} is {other!r} instead of {value!r}"
+            yield Variation(kind, sentence, with_argument(name, other))
 
 
 # --- Axes -----------------------------------------------------------------------------------------
@@ -152,25 +154,27 @@ _AXES = frozenset({"dim", "dims", "axis", "dim0", "dim1", "dimension"})
 
 
 def _axis_variations(step: Step, name: str, value: Any) -> Iterator[Variation]:
-    first = next((one for one in step.values.values() if isinstance(one, torch.Tensor)), None)
+    first = next(
+        (tensor for tensor in step.values.values() if isinstance(tensor, torch.Tensor)), None
+    )
     if first is None or step.name in _REARRANGING:
         return
     rank = first.dim()
     chosen = [value] if isinstance(value, int) else list(value or ())
-    if not all(isinstance(one, int) and -rank <= one < rank for one in chosen):
+    if not all(isinstance(dim, int) and -rank <= dim < rank for dim in chosen):
         return
-    chosen = [one % rank for one in chosen]
+    chosen = [dim % rank for dim in chosen]
     index = step.values.get("index")
     # Indices must stay within the bounds: GPUs do not survive others.
     bound = int(index.max()) if isinstance(index, torch.Tensor) and index.numel() else -1
     others = [
         axis for axis in reversed(range(rank)) if axis not in chosen and bound < first.shape[axis]
     ]
-    for place, other in itertools.product(range(len(chosen)), others):
-        dims = [*chosen[:place], other, *chosen[place + 1 :]]
-        said = f"along axis {other} instead of axis {chosen[place]}"
+    for position, other in itertools.product(range(len(chosen)), others):
+        dims = [*chosen[:position], other, *chosen[position + 1 :]]
+        sentence = f"along axis {other} instead of axis {chosen[position]}"
         given = other if isinstance(value, int) else dims
-        yield Variation(PatternKind.WRONG_AXIS, said, with_argument(name, given))
+        yield Variation(PatternKind.WRONG_AXIS, sentence, with_argument(name, given))
 
 
 # --- Numbers --------------------------------------------------------------------------------------
@@ -209,16 +213,16 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
     if name == "correction":
         for less in (0, 1, 2):
             if less != value:
-                said = f"the variance is divided by n - {less} instead of n - {value:g}"
-                said = said.replace("n - 0", "n")
-                yield Variation(PatternKind.OFF_BY_ONE, said, with_argument(name, less))
+                sentence = f"the variance is divided by n - {less} instead of n - {value:g}"
+                sentence = sentence.replace("n - 0", "n")
+                yield Variation(PatternKind.OFF_BY_ONE, sentence, with_argument(name, less))
         return
     for narrow in _NARROW:
         other = float(torch.tensor(value, dtype=torch.float64).to(narrow))
         if other != value and math.isfinite(other) and other != 0:
             dtype = str(narrow).removeprefix("torch.")
-            said = f"{name} is rounded to {dtype}: {other:.9g} instead of {value:.9g}"
-            yield Variation(PatternKind.FACTOR, said, with_argument(name, other))
+            sentence = f"{name} is rounded to {dtype}: {other:.9g} instead of {value:.9g}"
+            yield Variation(PatternKind.FACTOR, sentence, with_argument(name, other))
     is_neutral = name in FACTORS and value == 1
     if step.name in AFFINE or name == "dropout_p" or is_neutral:
         return
@@ -230,8 +234,8 @@ def _number_variations(step: Step, name: str, value: float) -> Iterator[Variatio
         yield Variation(kind, f"{name} is left out", with_argument(name, None))
     for other in list(_MASK_VALUES) if is_fill else _other_numbers(value):
         if other != value:
-            said = f"{name} is {other:g} instead of {value:g}"
-            yield Variation(kind, said, with_argument(name, other))
+            sentence = f"{name} is {other:g} instead of {value:g}"
+            yield Variation(kind, sentence, with_argument(name, other))
 
 
 def kind_of_number(operator: str, name: str) -> PatternKind:
@@ -242,11 +246,11 @@ def kind_of_number(operator: str, name: str) -> PatternKind:
 
 def kind_of_argument(operator: str, name: str, right: Any, wrong: Any) -> PatternKind:
     """The kind if any argument of an operator is another one, as a call shows it."""
-    numbers = [one for one in (right, wrong) if isinstance(one, int | float)]
+    numbers = [number for number in (right, wrong) if isinstance(number, int | float)]
     is_small = len(numbers) == len((right, wrong)) and all(
-        0 <= one <= LARGEST_EPS for one in numbers
+        0 <= number <= LARGEST_EPS for number in numbers
     )
-    known = {
+    kinds = {
         **_FLAG_KINDS,
         **dict.fromkeys(EPSILONS, PatternKind.EPS),
         **dict.fromkeys(_AXES, PatternKind.WRONG_AXIS),
@@ -255,8 +259,8 @@ def kind_of_argument(operator: str, name: str, right: Any, wrong: Any) -> Patter
         **dict.fromkeys(("reduce", "reduction"), PatternKind.WRONG_REDUCTION),
         "correction": PatternKind.OFF_BY_ONE,
     }
-    if name in known:
-        return known[name]
+    if name in kinds:
+        return kinds[name]
     if operator in ("add", "sub") and name == "other":
         return PatternKind.EPS if is_small else PatternKind.OFFSET
     if operator in ("mul", "div") and name == "other":
@@ -268,18 +272,28 @@ def kind_of_argument(operator: str, name: str, right: Any, wrong: Any) -> Patter
 def _eps_variations(name: str, value: float) -> Iterator[Variation]:
     for other in (*_USUAL_EPS, 2 * value, value * value, math.sqrt(value)):
         if not math.isclose(other, value):
-            said = f"eps is {other:.3g} instead of {value:.3g}" if other else "eps is left out"
-            yield Variation(PatternKind.EPS, said, with_argument(name, other))
+            sentence = f"eps is {other:.3g} instead of {value:.3g}" if other else "eps is left out"
+            yield Variation(PatternKind.EPS, sentence, with_argument(name, other))
 
 
 def _other_numbers(value: float) -> list[float]:
-    found = [0.0, 1.0, -value, 2 * value, value / 2, value * value, 1 - value, value + 1, value - 1]
+    numbers = [
+        0.0,
+        1.0,
+        -value,
+        2 * value,
+        value / 2,
+        value * value,
+        1 - value,
+        value + 1,
+        value - 1,
+    ]
     if value > 0:
-        found.append(math.sqrt(value))
+        numbers.append(math.sqrt(value))
     if value:
-        found.append(1 / value)
-    found += [10 * value, value / 10, 0.01, 0.1, 0.2, 0.5, 2.0, 3.0]
-    finite = [one for one in found if math.isfinite(one)]
+        numbers.append(1 / value)
+    numbers += [10 * value, value / 10, 0.01, 0.1, 0.2, 0.5, 2.0, 3.0]
+    finite = [number for number in numbers if math.isfinite(number)]
     return list(dict.fromkeys(finite))
 
 
@@ -295,8 +309,8 @@ def _integer_variations(step: Step, name: str, value: int) -> Iterator[Variation
     if name == "diagonal":
         yield from _near(name, value, PatternKind.MASK, "the mask is off by one: the diagonal")
         if step.name in ("tril", "triu"):
-            said = "the mask is not applied"
-            yield Variation(PatternKind.MASK, said, lambda step: step.values["self"])
+            sentence = "the mask is not applied"
+            yield Variation(PatternKind.MASK, sentence, lambda step: step.values["self"])
     elif name == "index" and step.name == "select":
         yield from _other_items(step, value)
     elif name == "start" and step.name == "slice":
@@ -304,8 +318,8 @@ def _integer_variations(step: Step, name: str, value: int) -> Iterator[Variation
     elif name in ("index", "offset"):
         yield from _near(name, value, PatternKind.SHIFT, name)
     else:
-        for kind, said, other in _other_integers(step, name, value):
-            yield Variation(kind, said, with_argument(name, other))
+        for kind, sentence, other in _other_integers(step, name, value):
+            yield Variation(kind, sentence, with_argument(name, other))
 
 
 # Of more items than this, only the nearest are tried.
@@ -315,10 +329,12 @@ _MOST_ITEMS = 64
 def _other_items(step: Step, value: int) -> Iterator[Variation]:
     size = step.values["self"].shape[step.values["dim"]]
     right = value % size
-    nearest = sorted((one for one in range(size) if one != right), key=lambda one: abs(one - right))
+    nearest = sorted(
+        (index for index in range(size) if index != right), key=lambda index: abs(index - right)
+    )
     for other in nearest[:_MOST_ITEMS]:
-        said = f"index is {other} instead of {right}"
-        yield Variation(PatternKind.SHIFT, said, with_argument("index", other))
+        sentence = f"index is {other} instead of {right}"
+        yield Variation(PatternKind.SHIFT, sentence, with_argument("index", other))
 
 
 def _other_slices(step: Step, value: int) -> Iterator[Variation]:
@@ -328,8 +344,8 @@ def _other_slices(step: Step, value: int) -> Iterator[Variation]:
     length = stop - start
     for by in dict.fromkeys((1, -1, 2, -2, length, -length, -start, size - stop)):
         if by and start + by >= 0 and stop + by <= size:
-            said = f"taken from {start + by} on instead of {start}"
-            yield Variation(PatternKind.SHIFT, said, partial(_sliced, start + by, stop + by))
+            sentence = f"taken from {start + by} on instead of {start}"
+            yield Variation(PatternKind.SHIFT, sentence, partial(_sliced, start + by, stop + by))
 
 
 def _sliced(start: int, stop: int, step: Step) -> Any:
@@ -377,7 +393,7 @@ _MOST_CLASSES = 32
 def _other_classes(step: Step, value: int) -> list[int]:
     target = step.values.get("target")
     classes: list[int] = [] if not isinstance(target, torch.Tensor) else target.unique().tolist()
-    return [int(one) for one in classes[:_MOST_CLASSES] if one != value]
+    return [int(class_) for class_ in classes[:_MOST_CLASSES] if class_ != value]
 
 
 def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Variation]:
@@ -388,39 +404,43 @@ def _near(name: str, value: int, kind: PatternKind, words: str) -> Iterator[Vari
 def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variation]:
     if name == "indices":
         axis = 0
-        for place, index in enumerate(value):
+        for position, index in enumerate(value):
             if isinstance(index, torch.Tensor) and index.dtype in (torch.int64, torch.int32):
-                yield from _index_variations(name, index, step.values["self"].shape[axis], place)
+                yield from _index_variations(name, index, step.values["self"].shape[axis], position)
             # A mask stands for as many dimensions as it has.
             is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
             axis += index.dim() if is_mask else 1
     elif name == "tensors":
-        said = "the tensors are joined in the reverse order"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, partial(_with_reversed, name))
-        for source, place in itertools.permutations(range(min(len(value), _MOST_JOINED)), 2):
-            if value[source].shape == value[place].shape:
-                said = f"tensor {source} is joined in the place of tensor {place} as well"
-                change = partial(_with_repeated, name, source, place)
-                yield Variation(PatternKind.COPY, said, change)
+        sentence = "the tensors are joined in the reverse order"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, partial(_with_reversed, name))
+        for source, position in itertools.permutations(range(min(len(value), _MOST_JOINED)), 2):
+            if value[source].shape == value[position].shape:
+                sentence = f"tensor {source} is joined in the place of tensor {position} as well"
+                change = partial(_with_repeated, name, source, position)
+                yield Variation(PatternKind.COPY, sentence, change)
     else:
         for kind, other in _other_lists(name, value):
-            said = f"{name} is {other} instead of {value}"
-            yield Variation(kind, said, with_argument(name, other))
+            sentence = f"{name} is {other} instead of {value}"
+            yield Variation(kind, sentence, with_argument(name, other))
 
 
 def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, list[int]]]:
     if name == "shifts":
-        for other in ([-one for one in value], [one + 1 for one in value], [0] * len(value)):
+        for other in (
+            [-number for number in value],
+            [number + 1 for number in value],
+            [0] * len(value),
+        ):
             if other != value:
                 yield PatternKind.SHIFT, other
     elif name == "pad":
-        for place, by in itertools.product(range(0, len(value), 2), (1, -1)):
+        for position, by in itertools.product(range(0, len(value), 2), (1, -1)):
             other = list(value)
-            other[place], other[place + 1] = value[place] + by, value[place + 1] - by
+            other[position], other[position + 1] = value[position] + by, value[position + 1] - by
             yield PatternKind.SHIFT, other
     elif name in ("stride", "padding", "dilation", "kernel_size"):
         for by in (1, -1, 2):
-            other = [one + by for one in value]
+            other = [number + by for number in value]
             if min(other, default=-1) >= (0 if name == "padding" else 1):
                 yield PatternKind.ARGUMENT, other
 
@@ -429,9 +449,9 @@ def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, lis
 _MOST_JOINED = 6
 
 
-def _with_repeated(name: str, source: int, place: int, step: Step) -> Any:
+def _with_repeated(name: str, source: int, position: int, step: Step) -> Any:
     tensors = list(step.values[name])
-    tensors[place] = tensors[source]
+    tensors[position] = tensors[source]
     return step.run(**{name: tensors})
 
 
@@ -454,7 +474,7 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
             if name in ("index", "indices", "target"):
                 yield from _index_variations(name, value, _size_of(step, name))
         elif name == "target" and _is_factor_mask(value):
-            inverted = with_altered(name, lambda one: 1 - one)
+            inverted = with_altered(name, lambda tensor: 1 - tensor)
             yield Variation(PatternKind.SIGN, "every target is inverted", inverted)
         elif _is_additive_mask(value) or _is_factor_mask(value):
             yield from _mask_variations(name, value)
@@ -463,8 +483,8 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
     pairs = itertools.combinations(floats, 2) if step.name != "where" else ()
     for left, right in pairs:
         swapped = partial(_with_swapped, left, right)
-        said = f"{left} and {right} are swapped"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, said, swapped)
+        sentence = f"{left} and {right} are swapped"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swapped)
     for name, value in floats.items():
         yield from _operand_variations(step, name, value, alone=len(floats) == 1)
 
@@ -491,28 +511,28 @@ def _operand_variations(
         zero = with_altered(name, torch.zeros_like)
         yield Variation(PatternKind.MISSING_BIAS, f"{called} is left out", zero)
     if is_bias:
-        twice = with_altered(name, lambda one: 2 * one)
+        twice = with_altered(name, lambda tensor: 2 * tensor)
         yield Variation(PatternKind.REPEATED_BIAS, f"{called} is added twice", twice)
     elif name == "weight" and value.dim() == 1:
-        said = f"{called} is applied twice"
-        yield Variation(PatternKind.FACTOR, said, with_altered(name, torch.square))
-        said = f"1 + {called} is the factor instead of {called}"
-        yield Variation(PatternKind.FACTOR, said, with_altered(name, lambda one: 1 + one))
+        sentence = f"{called} is applied twice"
+        yield Variation(PatternKind.FACTOR, sentence, with_altered(name, torch.square))
+        sentence = f"1 + {called} is the factor instead of {called}"
+        yield Variation(PatternKind.FACTOR, sentence, with_altered(name, lambda tensor: 1 + tensor))
     if value.dim() > 1 and value.shape[-1] == value.shape[-2] > 1:
-        transposed = with_altered(name, lambda one: one.mT)
+        transposed = with_altered(name, lambda tensor: tensor.mT)
         yield Variation(PatternKind.TRANSPOSE, f"{called} is transposed", transposed)
     if alone and step.name not in _ALONG:
         return  # it is the result that is shifted
     for axis in (axis for axis in range(value.dim()) if value.shape[axis] > 1):
-        said = f"{called} is read in the reverse order along axis {axis}"
+        sentence = f"{called} is read in the reverse order along axis {axis}"
         flipped = with_altered(name, partial(_flip, axis=axis))
-        yield Variation(PatternKind.PERMUTATION, said, flipped)
+        yield Variation(PatternKind.PERMUTATION, sentence, flipped)
         for by in (1, -1):
             yield from _read_elsewhere(name, called, axis, by, size=value.shape[axis])
         for by in far_places(value.shape[axis]):
-            said = f"{called} is read {describe_distance(by)} the right one along axis {axis}"
+            sentence = f"{called} is read {describe_distance(by)} the right one along axis {axis}"
             rolled = with_altered(name, partial(roll, axis=axis, by=by))
-            yield Variation(PatternKind.SHIFT, said, rolled)
+            yield Variation(PatternKind.SHIFT, sentence, rolled)
 
 
 _ALONG = frozenset(
@@ -527,13 +547,13 @@ def _read_elsewhere(
     name: str, called: str, axis: int, by: int, *, size: int
 ) -> Iterator[Variation]:
     where = "after" if by < 0 else "before"
-    said = f"{called} is read one place {where} the right one along axis {axis}"
+    sentence = f"{called} is read one place {where} the right one along axis {axis}"
     if size > 2:  # noqa: PLR2004  (two that are exchanged are in the reverse order)
         rolled = with_altered(name, partial(roll, axis=axis, by=by))
-        yield Variation(PatternKind.SHIFT, said, rolled)
+        yield Variation(PatternKind.SHIFT, sentence, rolled)
     for shift in (shift_in_zeros, repeat_edge):
         moved = partial(_with_shifted, name, partial(shift, axis=axis, by=by), axis=axis)
-        yield Variation(PatternKind.SHIFT, said, moved)
+        yield Variation(PatternKind.SHIFT, sentence, moved)
 
 
 def _with_shifted(name: str, shift: Callable[[Tensor], Tensor], step: Step, axis: int) -> Any:
@@ -546,8 +566,8 @@ def _with_shifted(name: str, shift: Callable[[Tensor], Tensor], step: Step, axis
         return shifted
     right, turned = step.run(), step.run(**{name: step.values[name].roll(1, axis)})
     return tuple(
-        one if isinstance(same, torch.Tensor) and not torch.allclose(same, other) else same
-        for one, same, other in zip(shifted, right, turned, strict=True)
+        moved if isinstance(same, torch.Tensor) and not torch.allclose(same, other) else same
+        for moved, same, other in zip(shifted, right, turned, strict=True)
     )
 
 
@@ -567,14 +587,14 @@ def _is_factor_mask(value: Tensor) -> bool:
 
 
 def _mask_variations(name: str, value: Tensor) -> Iterator[Variation]:
-    for said, alter in mask_changes(value):
-        yield Variation(PatternKind.MASK, said, with_altered(name, alter))
+    for sentence, alter in mask_changes(value):
+        yield Variation(PatternKind.MASK, sentence, with_altered(name, alter))
 
 
 def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """What may be wrong with a mask, which is boolean or added to scores."""
     if _is_factor_mask(mask):
-        yield "the mask is negated", lambda one: 1 - one
+        yield "the mask is negated", lambda value: 1 - value
         yield "the mask is not applied", torch.ones_like
     elif mask.dtype == torch.bool:
         if not _is_one_value(mask):  # or else there is nothing in it that could be exchanged
@@ -586,23 +606,23 @@ def mask_changes(mask: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         yield "the mask is negated", _negated_mask
         for least in (-1e4, -1e9, -65504.0, -math.inf, torch.finfo(torch.float32).min):
             if not bool((mask == least).any()):
-                said = f"the mask adds {least:.6g} instead of {float(mask.min()):.6g}"
-                yield said, partial(_filled_mask, least=least)
+                sentence = f"the mask adds {least:.6g} instead of {float(mask.min()):.6g}"
+                yield sentence, partial(_filled_mask, least=least)
     axes = [axis for axis in reversed(range(mask.dim())) if mask.shape[axis] > 1]
     for axis, by in itertools.product(axes, (1, -1)):
         way = "late" if by > 0 else "early"
-        said = f"the mask is off by one: it begins one position too {way} along axis {axis}"
+        sentence = f"the mask is off by one: it begins one position too {way} along axis {axis}"
         is_pair = mask.shape[axis] == 2  # noqa: PLR2004
         if is_pair and by > 0:  # one position too early is one too late
             words = f"the two masks along axis {axis} are exchanged"
             yield words, partial(roll, axis=axis, by=by)
         for shift in (roll, repeat_edge, shift_in_zeros, _shift_in_ones):
             if not (is_pair and shift is roll):
-                yield said, partial(shift, axis=axis, by=by)
+                yield sentence, partial(shift, axis=axis, by=by)
     for axis in axes:
         yield f"the mask is read from the other end along axis {axis}", partial(_flip, axis=axis)
     if mask.dim() > 1 and mask.shape[-1] == mask.shape[-2] > 1:
-        yield "the mask is transposed", lambda one: one.mT
+        yield "the mask is transposed", lambda value: value.mT
 
 
 def _is_one_value(mask: Tensor) -> bool:
@@ -684,48 +704,48 @@ def _size_of(step: Step, name: str) -> int:
 
 
 def _index_variations(
-    name: str, index: Tensor, size: int, place: int | None = None
+    name: str, index: Tensor, size: int, position: int | None = None
 ) -> Iterator[Variation]:
     kind = PatternKind.WRONG_INDEX
     size = size or (int(index.max()) + 1 if index.numel() else 0)
 
     def changed(alter: Callable[[Tensor], Tensor]) -> Callable[[Step], Any]:
-        if place is None:
+        if position is None:
             return with_altered(name, alter)
 
         def run(step: Step) -> Any:
             indices = list(step.values[name])
-            indices[place] = alter(indices[place])
+            indices[position] = alter(indices[position])
             return step.run(**{name: indices})
 
         return run
 
     for by in (1, -1):
         way = "large" if by > 0 else "small"
-        said = f"every index of {name} is one too {way}"
-        yield Variation(kind, f"{said}, up to the bounds", changed(partial(_clamped, by, size)))
-        yield Variation(kind, f"{said}, and wraps around", changed(partial(_wrapped, by, size)))
+        sentence = f"every index of {name} is one too {way}"
+        yield Variation(kind, f"{sentence}, up to the bounds", changed(partial(_clamped, by, size)))
+        yield Variation(kind, f"{sentence}, and wraps around", changed(partial(_wrapped, by, size)))
     for axis, by in itertools.product(range(index.dim()), (1, -1)):
         if index.shape[axis] > 1:
             where = "after" if by < 0 else "before"
-            said = f"{name} is read one place {where} the right one along axis {axis}"
+            sentence = f"{name} is read one place {where} the right one along axis {axis}"
             for shift in (roll, repeat_edge, shift_in_zeros):
-                yield Variation(kind, said, changed(partial(shift, axis=axis, by=by)))
+                yield Variation(kind, sentence, changed(partial(shift, axis=axis, by=by)))
     for axis in range(index.dim()):
         for by in far_places(index.shape[axis]):
-            said = f"{name} is read {describe_distance(by)} the right one along axis {axis}"
-            yield Variation(kind, said, changed(partial(roll, axis=axis, by=by)))
+            sentence = f"{name} is read {describe_distance(by)} the right one along axis {axis}"
+            yield Variation(kind, sentence, changed(partial(roll, axis=axis, by=by)))
     for axis in range(index.dim()):
         where = f" along axis {axis}" if index.dim() > 1 else ""
-        said = f"{name} is read in the reverse order{where}"
-        yield Variation(kind, said, changed(partial(_flip, axis=axis)))
-    for said, alter in (
+        sentence = f"{name} is read in the reverse order{where}"
+        yield Variation(kind, sentence, changed(partial(_flip, axis=axis)))
+    for sentence, alter in (
         ("in increasing order", partial(_sorted, descending=False)),
         ("in decreasing order", partial(_sorted, descending=True)),
         ("column by column instead of row by row", _by_columns),
         ("row by row, but laid out column by column", _into_columns),
     ):
-        yield Variation(kind, f"{name} is read {said}", changed(alter))
+        yield Variation(kind, f"{name} is read {sentence}", changed(alter))
 
 
 def _sorted(index: Tensor, *, descending: bool) -> Tensor:

@@ -76,33 +76,40 @@ def propose_bends(case: Case) -> list[Pattern]:
     if float(case.wrong.double().mean()) < _LEAST_BENT:
         return []
     right, order = case.right.flatten().sort()
-    given = case.given.flatten()[order]
-    if min(len(given.unique()), len(right.unique())) < count // 2:
+    candidate = case.given.flatten()[order]
+    if min(len(candidate.unique()), len(right.unique())) < count // 2:
         return []
     straight = torch.stack([torch.ones_like(right), right], 1)
-    fit = straight @ torch.linalg.lstsq(straight, given.unsqueeze(1)).solution
-    bent = (given - fit.squeeze(1)).abs()
+    fit = straight @ torch.linalg.lstsq(straight, candidate.unsqueeze(1)).solution
+    bent = (candidate - fit.squeeze(1)).abs()
     share = ((right[1:-1] - right[:-2]) / (right[2:] - right[:-2])).nan_to_num(0.5)
-    left = (given[1:-1] - given[:-2] - share * (given[2:] - given[:-2])).abs()
+    left = (candidate[1:-1] - candidate[:-2] - share * (candidate[2:] - candidate[:-2])).abs()
     size = float(bent.median())
-    if size <= _UNTOLD * float((given - right).abs().median()):
+    if size <= _UNTOLD * float((candidate - right).abs().median()):
         return []
     if not (
         float(left.median()) <= _UNTOLD * size and float(left.quantile(0.9)) <= _MOST_UNTOLD * size
     ):
         return []
-    off = float((given - right).norm() / right.norm())
+    off = float((candidate - right).norm() / right.norm())
     kind = PatternKind.APPROXIMATION if off < _CLOSE else PatternKind.OTHER_FUNCTION
     places = [round(share * (count - 1)) for share in (0.05, 0.5, 0.95)]
-    said = ", ".join(_becomes(float(right[at]), float(given[at])) for at in places)
-    sentence = f"another function of each element: {said}"
+    text = ", ".join(_becomes(float(right[at]), float(candidate[at])) for at in places)
+    sentence = f"another function of each element: {text}"
     untold = round(float(left.median()) / size, 4)
     return [Pattern(kind=kind, confidence=0.9, sentence=sentence, evidence={"untold": untold})]
 
 
 def _becomes(right: float, given: float) -> str:
     """Both numbers, with so many digits that they differ."""
-    digits = next((one for one in range(4, 12) if f"{right:.{one}g}" != f"{given:.{one}g}"), 4)
+    digits = next(
+        (
+            digit_count
+            for digit_count in range(4, 12)
+            if f"{right:.{digit_count}g}" != f"{given:.{digit_count}g}"
+        ),
+        4,
+    )
     return f"{right:.{digits}g} becomes {given:.{digits}g}"
 
 
@@ -113,36 +120,38 @@ def _changed(case: Case) -> Iterator[Pattern | None]:
     for change in changes:
         value = change.apply(case.right)
         if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
-            said = change.words.format("it")
-            yield supported_pattern(case, value.double(), change.kind, said, cost=cost)
+            sentence = change.words.format("it")
+            yield supported_pattern(case, value.double(), change.kind, sentence, cost=cost)
 
 
 def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
     forms = list(quantisations([case.right]))
     cost = math.log2(1 + len(forms))
     for words, rounded in forms:
-        said = f"in {words}"
+        sentence = f"in {words}"
         kind = PatternKind.PRECISION
-        yield supported_pattern(case, rounded(case.right), kind, said, cost=cost)
+        yield supported_pattern(case, rounded(case.right), kind, sentence, cost=cost)
 
 
 def _factors_and_offsets(case: Case) -> Iterator[Pattern | None]:
     """A factor and an offset for each slice along an axis, as of a norm of the weight."""
     for axis, size in enumerate(case.shape):
-        others = [one for one in range(len(case.shape)) if one != axis]
+        others = [dim for dim in range(len(case.shape)) if dim != axis]
         if case.right.numel() // size < 3 * _EACH_EXPLAINS // 2:
             continue
-        centred = [one - one.mean(others, keepdim=True) for one in (case.right, case.given)]
+        centred = [
+            tensor - tensor.mean(others, keepdim=True) for tensor in (case.right, case.given)
+        ]
         over = (centred[0] * centred[1]).sum(others, keepdim=True)
         factors = over / centred[0].square().sum(others, keepdim=True)
         prediction = factors * centred[0] + case.given.mean(others, keepdim=True)
         weight = weigh(case, prediction, parameters=2 * size, extent=Extent.ALL)
         if weight is None or not fits_honestly(case, prediction, parameters=size):
             continue
-        said = f"each slice along axis {axis} has another factor and another offset"
+        sentence = f"each slice along axis {axis} has another factor and another offset"
         least, most = float(factors.min()), float(factors.max())
-        said = f"{said}; the factors are {least:.4g} to {most:.4g}"
-        yield weight.pattern(PatternKind.AXIS_SCALE, said)
+        sentence = f"{sentence}; the factors are {least:.4g} to {most:.4g}"
+        yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
 
 
 def _bent(case: Case) -> Iterator[Pattern | None]:
@@ -151,8 +160,8 @@ def _bent(case: Case) -> Iterator[Pattern | None]:
     for name, function in UNARY.items():
         value = function(case.right)
         if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
-            said, kind = f"{name} of each element", PatternKind.OTHER_FUNCTION
-            yield supported_pattern(case, value.double(), kind, said, cost=cost)
+            sentence, kind = f"{name} of each element", PatternKind.OTHER_FUNCTION
+            yield supported_pattern(case, value.double(), kind, sentence, cost=cost)
 
 
 def _dropped(case: Case) -> Iterator[Pattern | None]:
@@ -167,23 +176,24 @@ def _dropped(case: Case) -> Iterator[Pattern | None]:
     cost = float(lost.numel())
     weight = weigh(case, prediction, parameters=1, cost=cost, extent=Extent.ALL)
     if weight is not None and fits_honestly(case, prediction):
-        said = f"{100 * float(lost.double().mean()):.0f} % are zero, and the others"
-        yield weight.pattern(PatternKind.MASK, f"{said} are multiplied by {factor:.4g}")
+        sentence = f"{100 * float(lost.double().mean()):.0f} % are zero, and the others"
+        yield weight.pattern(PatternKind.MASK, f"{sentence} are multiplied by {factor:.4g}")
 
 
 def _grouped_numbers(case: Case) -> Iterator[Pattern | None]:
     """A factor, or an offset, for each line along an axis, or each group of neighbours in it."""
     for axis, size in enumerate(case.shape):
-        for group in (size, *(one for one in _GROUPS if one < size)):
+        for group in (size, *(width for width in _GROUPS if width < size)):
             if size % group or group < 2:  # noqa: PLR2004
                 continue
-            right, given, unit = (
-                one.unflatten(axis, (-1, group)) for one in (case.right, case.given, case.unit)
+            right, candidate, unit = (
+                tensor.unflatten(axis, (-1, group))
+                for tensor in (case.right, case.given, case.unit)
             )
             weights = unit.square().reciprocal()
-            over = (weights * right * given).sum(axis + 1, keepdim=True)
+            over = (weights * right * candidate).sum(axis + 1, keepdim=True)
             factors = over / (weights * right.square()).sum(axis + 1, keepdim=True)
-            offsets = (weights * (given - right)).sum(axis + 1, keepdim=True)
+            offsets = (weights * (candidate - right)).sum(axis + 1, keepdim=True)
             offsets = offsets / weights.sum(axis + 1, keepdim=True)
             is_line = group == size
             lines = "line" if is_line else f"group of {group}"
@@ -209,22 +219,24 @@ _ROUNDS = 20
 def _factors_of_both(case: Case) -> Iterator[Pattern | None]:
     """A factor for each index along one axis, and another for each along a second one."""
     for first, second in itertools.combinations(range(len(case.shape)), 2):
-        others = [one for one in range(len(case.shape)) if one not in (first, second)]
+        others = [dim for dim in range(len(case.shape)) if dim not in (first, second)]
         count = case.shape[first] + case.shape[second] - 1
         if 1 in (case.shape[first], case.shape[second]):
             continue
         weights = case.unit.square().reciprocal()
         over, below = weights * case.right * case.given, weights * case.right.square()
-        over, below = (one.sum(others, keepdim=True) if others else one for one in (over, below))
+        over, below = (
+            tensor.sum(others, keepdim=True) if others else tensor for tensor in (over, below)
+        )
         factors = _separated(over, below, first, second)
         prediction = factors * case.right
         weight = weigh(case, prediction, parameters=count, extent=Extent.ALL)
         if weight is None or not fits_honestly(case, prediction, parameters=count // 2):
             continue
         least, most = float(factors.min()), float(factors.max())
-        said = f"each index along axis {first} has another factor, and each along axis {second}"
-        said = f"{said}; their products are {least:.4g} to {most:.4g}"
-        yield weight.pattern(PatternKind.AXIS_SCALE, said)
+        sentence = f"each index along axis {first} has another factor, and each along axis {second}"
+        sentence = f"{sentence}; their products are {least:.4g} to {most:.4g}"
+        yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
 
 
 def _separated(over: Tensor, below: Tensor, first: int, second: int) -> Tensor:
@@ -248,14 +260,14 @@ def _of_lower_rank(case: Case) -> Iterator[Pattern | None]:
     """A matrix of lower rank than the right one, and near it: some directions are left out."""
     if max(case.shape) > _MOST_ROWS:
         return
-    right, given = (one.flatten(1) for one in (case.right, case.given))
-    rank, whole = (_rank(one, case) for one in (given, right))
-    if not 0 < rank < whole:
+    right, candidate = (tensor.flatten(1) for tensor in (case.right, case.given))
+    rank, full_rank = (_rank(tensor, case) for tensor in (candidate, right))
+    if not 0 < rank < full_rank:
         return
-    said = f"a matrix of rank {rank} instead of {whole}"
+    sentence = f"a matrix of rank {rank} instead of {full_rank}"
     left, sizes, turned = torch.linalg.svd(right, full_matrices=False)
     largest = (left[:, :rank] * sizes[:rank]) @ turned[:rank]
-    rows, _, columns = torch.linalg.svd(given, full_matrices=False)
+    rows, _, columns = torch.linalg.svd(candidate, full_matrices=False)
     rows, columns = rows[:, :rank], columns[:rank]
     free = rank * (max(right.shape) - rank)
     for words, parameters, value in (
@@ -268,7 +280,7 @@ def _of_lower_rank(case: Case) -> Iterator[Pattern | None]:
             case, prediction, parameters=parameters, extent=Extent.ALL, slack=_DECOMPOSED
         )
         if weight is not None and fits_honestly(case, prediction, slack=_DECOMPOSED):
-            yield weight.pattern(PatternKind.APPROXIMATION, f"{said}, {words}", {"rank": rank})
+            yield weight.pattern(PatternKind.APPROXIMATION, f"{sentence}, {words}", {"rank": rank})
 
 
 def _added_products(case: Case) -> Iterator[Pattern | None]:

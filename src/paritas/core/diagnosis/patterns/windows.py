@@ -48,8 +48,8 @@ def window_variations(step: Step) -> Iterator[Variation]:
     for words, choose in _CHOICES.items():
         change = partial(_elsewhere, choose=choose)
         yield Variation(PatternKind.WRONG_INDEX, f"the gradient goes to {words}", change)
-    said = "the gradient goes to the smallest element of its window, not to the largest"
-    yield Variation(PatternKind.WRONG_INDEX, said, _to_the_smallest)
+    sentence = "the gradient goes to the smallest element of its window, not to the largest"
+    yield Variation(PatternKind.WRONG_INDEX, sentence, _to_the_smallest)
 
 
 def _elsewhere(step: Step, choose: _Choose) -> Any:
@@ -61,9 +61,9 @@ def _elsewhere(step: Step, choose: _Choose) -> Any:
         torch.arange(indices.shape[axis], device=indices.device) * stride[axis] - padding[axis]
         for axis in (-2, -1)
     )
-    top, left = rows[:, None], columns[None, :]
-    row, column = choose(indices // width - top, indices % width - left, size)
-    row, column = (row + top).clamp(0, height - 1), (column + left).clamp(0, width - 1)
+    top, residual = rows[:, None], columns[None, :]
+    row, column = choose(indices // width - top, indices % width - residual, size)
+    row, column = (row + top).clamp(0, height - 1), (column + residual).clamp(0, width - 1)
     return step.run(indices=row * width + column)
 
 

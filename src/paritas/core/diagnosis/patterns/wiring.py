@@ -75,17 +75,19 @@ def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
     result = formula.compute(step, record)
     last = record.arguments[list(record.arguments)[-1]]
     for source, value in record.values.items():
-        if any(isinstance(one, torch.Tensor) and is_same_tensor(one, value) for one in last):
+        if any(
+            isinstance(tensor, torch.Tensor) and is_same_tensor(tensor, value) for tensor in last
+        ):
             continue  # only the last operator is left out
         if value.numel() == result.numel() and not torch.equal(value.reshape(result.shape), result):
-            said = f"{source} is the result: nothing else is done"
+            sentence = f"{source} is the result: nothing else is done"
             change = partial(_ended, formula=formula, source=source)
-            yield Variation(PatternKind.MISSING_OPERAND, said, change)
+            yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
     for wire in _wires(record.arguments, record.values):
         right = _called_argument(record.arguments[wire.role][wire.operand], record.values)
-        said = f"{wire.role}: {wire.source} is used in the place of {right}"
+        sentence = f"{wire.role}: {wire.source} is used in the place of {right}"
         change = partial(_rewired, formula=formula, wire=wire)
-        yield Variation(PatternKind.MISSING_OPERAND, said, change)
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
 
 
 def moving_variations(step: Step, formula: Formula) -> Iterator[Variation]:
@@ -96,12 +98,12 @@ def moving_variations(step: Step, formula: Formula) -> Iterator[Variation]:
     for number, role in enumerate(roles):
         is_scaled = record.operators[role] in _SCALING
         factor = record.arguments[role][1] if is_scaled else None
-        if not any(_is_view_of(factor, one) for one in operands_of(step).values()):
+        if not any(_is_view_of(factor, operand) for operand in operands_of(step).values()):
             continue
         for later in roles[number + 1 :]:
-            said = f"{role}: it is only applied to {later}"
+            sentence = f"{role}: it is only applied to {later}"
             change = partial(_moved, formula=formula, role=role, later=later)
-            yield Variation(PatternKind.FACTOR, said, change)
+            yield Variation(PatternKind.FACTOR, sentence, change)
 
 
 _SCALING = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
@@ -162,12 +164,14 @@ def _is_operand_of(
 ) -> bool:
     """Whether one operator makes a value of the other: if it is used once, it is left out, then."""
     maker = next((role for role in arguments if values[role] is value), None)
-    uses = sum(one is value for args in arguments.values() for one in args)
-    return maker is not None and uses == 1 and any(one is other for one in arguments[maker])
+    uses = sum(argument is value for args in arguments.values() for argument in args)
+    return (
+        maker is not None and uses == 1 and any(argument is other for argument in arguments[maker])
+    )
 
 
 def _called_argument(value: Tensor, values: Mapping[str, Tensor]) -> str:
-    names = (name for name, one in values.items() if one is value)
+    names = (name for name, argument in values.items() if argument is value)
     return next(names, "the right value")
 
 

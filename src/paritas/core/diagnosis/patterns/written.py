@@ -107,16 +107,18 @@ class Written:
     @classmethod
     def all_of(cls, step: Step) -> list[Written]:
         """All ways that are known to write it out, if they give the same."""
-        made = []
+        written = []
         for formula in formulas_of(step):
             record = _Change()
             try:
-                mine, right = formula.compute(step, record), step.run()
+                actual, right = formula.compute(step, record), step.run()
             except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
                 continue
-            if _is_same(mine, right if isinstance(right, torch.Tensor) else right[formula.output]):
-                made.append(cls(formula, record.steps))
-        return made
+            if _is_same(
+                actual, right if isinstance(right, torch.Tensor) else right[formula.output]
+            ):
+                written.append(cls(formula, record.steps))
+        return written
 
     def variations(self) -> Iterator[Variation]:
         """The operator with a mistake in one of the simple ones, or the same in several."""
@@ -153,8 +155,8 @@ class Written:
             is_inside = scaled_inside and roles[-1] != list(self.inner)[-1]
             scaled = (Unknown(_multiplied, (1.0,)),) if is_inside else ()
             for unknown in (*unknown_numbers(step), *inner_unknowns(step), *scaled):
-                whole = partial(self._with_number, roles, unknown.variation)
-                yield dataclasses.replace(unknown, variation=whole)
+                variation = partial(self._with_number, roles, unknown.variation)
+                yield dataclasses.replace(unknown, variation=variation)
 
     def _with_number(
         self, roles: tuple[str, ...], variation: Callable[[float], Variation], number: float
@@ -162,7 +164,9 @@ class Written:
         return self._as_whole(roles, variation(number))
 
     def _places(self) -> Iterator[tuple[str, ...]]:
-        yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
+        yield from (
+            roles for roles in self.formula.joint if all(role in self.inner for role in roles)
+        )
         yield from ((role,) for role in self.inner if role not in self.formula.known)
 
     def _rounded_places(self) -> Iterator[tuple[str, ...]]:
@@ -170,7 +174,7 @@ class Written:
         roles = [*self.inner]
         yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
         yield from ((role,) for role in roles[:-1])
-        statistics = [one for one in ("the mean", "the variance", "the root") if one in roles]
+        statistics = [role for role in ("the mean", "the variance", "the root") if role in roles]
         yield from itertools.combinations(statistics, 2)
         if len(roles) > 2:  # noqa: PLR2004
             yield tuple(roles[:-1])
@@ -186,9 +190,9 @@ class Written:
                 kind = PatternKind.MISSING_BIAS
             elif kind is PatternKind.SWAPPED_OPERANDS and self._are_differences(roles):
                 kind = PatternKind.SIGN  # nobody sees the operands of a step inside
-        said = f"{' and '.join(roles)}: {variation.sentence}"
+        sentence = f"{' and '.join(roles)}: {variation.sentence}"
         change = partial(_changed, formula=self.formula, roles=roles, change=variation.change)
-        return Variation(kind, said, change)
+        return Variation(kind, sentence, change)
 
     def _leaves_bias_out(self, roles: tuple[str, ...], variation: Variation) -> bool:
         """Whether what the bias is added to is handed on as it is."""
@@ -205,11 +209,11 @@ class Written:
         return all(role in self.inner and self.inner[role].name == "sub" for role in roles)
 
 
-def _is_same(mine: Tensor, right: Tensor) -> bool:
-    if mine.shape != right.shape or not right.numel():
+def _is_same(actual: Tensor, right: Tensor) -> bool:
+    if actual.shape != right.shape or not right.numel():
         return False
     size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    return float((mine - right).abs().nan_to_num(0.0, 0.0, 0.0).max()) <= _SAME * size
+    return float((actual - right).abs().nan_to_num(0.0, 0.0, 0.0).max()) <= _SAME * size
 
 
 def _changed(
@@ -234,7 +238,7 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
     """What a mean is divided by, and what is added to a sum or to a root."""
     if step.name == "mean" and isinstance(step.values.get("dim"), list | tuple):
         count = divisor_of(step)
-        starts = tuple(float(one) for one in (count, 2 * count) if one)
+        starts = tuple(float(number) for number in (count, 2 * count) if number)
         yield Unknown(partial(_divided_by, count), starts, whole=True)
     if step.name.startswith("nll_loss") and step.values["weight"] is None:
         yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
@@ -265,8 +269,8 @@ def _with_zeros(number: float) -> Variation:
     def run(step: Step) -> Any:
         return torch.logaddexp(step.run(), torch.tensor(math.log(number), dtype=torch.float64))
 
-    said = f"the sum has {number:.7g} zeros more, which count as exp(0)"
-    return Variation(PatternKind.WRONG_REDUCTION, said, run)
+    sentence = f"the sum has {number:.7g} zeros more, which count as exp(0)"
+    return Variation(PatternKind.WRONG_REDUCTION, sentence, run)
 
 
 def _smoothed(number: float) -> Variation:
@@ -276,7 +280,9 @@ def _smoothed(number: float) -> Variation:
         x, target = step.values["self"], step.values["target"]
         mean = x.mean(1, keepdim=True).expand_as(x)
         both = step.run(), step.run(self=mean, target=target)
-        right, spread = (one if isinstance(one, torch.Tensor) else one[0] for one in both)
+        right, spread = (
+            result if isinstance(result, torch.Tensor) else result[0] for result in both
+        )
         return step.with_first((1 - number) * right + number * spread)
 
     return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
@@ -300,8 +306,8 @@ def _with_first_scaled(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run(self=number * step.values["self"])
 
-    said = f"what it is added to is multiplied by {number:.7g}"
-    return Variation(PatternKind.FACTOR, said, run)
+    sentence = f"what it is added to is multiplied by {number:.7g}"
+    return Variation(PatternKind.FACTOR, sentence, run)
 
 
 def _added_to_root(number: float) -> Variation:
@@ -317,27 +323,43 @@ def _added_to_root(number: float) -> Variation:
 
 def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Variation]]:
     """Mistakes inside of operators, and those that one of several operators can have."""
-    for place, step in steps:
+    for position, step in steps:
         for written in Written.all_of(step):
-            yield from ((place, one) for one in written.variations())
-            yield from ((place, one) for one in wiring_variations(step, written.formula))
+            yield from ((position, variation) for variation in written.variations())
+            yield from (
+                (position, wiring_variation)
+                for wiring_variation in wiring_variations(step, written.formula)
+            )
             if "backward" in step.name:
-                yield from ((place, one) for one in moving_variations(step, written.formula))
+                yield from (
+                    (position, moving_variation)
+                    for moving_variation in moving_variations(step, written.formula)
+                )
     several = len(steps) > 1
-    for number, (place, step) in enumerate(steps):
+    for number, (position, step) in enumerate(steps):
         if several:
-            yield from ((place, one) for one in step_variations(step))
+            yield from ((position, step_variation) for step_variation in step_variations(step))
             if number < len(steps) - 1:
-                yield from ((place, one) for one in rounding_variations(step))
+                yield from (
+                    (position, rounding_variation)
+                    for rounding_variation in rounding_variations(step)
+                )
             for _, before in steps[:number]:
-                yield from ((place, one) for one in neighbour_variations(before, step))
-        yield from ((place, one) for one in reduction_variations(step))
-        yield from ((place, one) for one in running_variations(step))
+                yield from (
+                    (position, neighbour_variation)
+                    for neighbour_variation in neighbour_variations(before, step)
+                )
+        yield from (
+            (position, reduction_variation) for reduction_variation in reduction_variations(step)
+        )
+        yield from ((position, running_variation) for running_variation in running_variations(step))
         if step.name.startswith("nll_loss") and step.values.get("weight") is None:
-            yield from ((place, _smoothed(one)) for one in SMOOTHING)
-    for place, step in steps:
-        yield from ((place, one) for one in selection_variations(step))
-        yield from ((place, one) for one in saved_variations(step))
+            yield from ((position, _smoothed(amount)) for amount in SMOOTHING)
+    for position, step in steps:
+        yield from (
+            (position, selection_variation) for selection_variation in selection_variations(step)
+        )
+        yield from ((position, saved_variation) for saved_variation in saved_variations(step))
 
 
 def changed_values(
@@ -349,27 +371,33 @@ def changed_values(
         output: which of the results of the last operator it is.
         shape: the shape in which that is returned; None if more is done to it.
     """
-    place, last = steps[-1]
-    yield ((place, one) for one in result_changes(last, output, shape))
-    yield ((place, one) for place, step in steps for one in operand_changes(step))
-    yield ((place, one) for place, step in steps[:-1] for one in result_changes(step))
-    yield ((place, one) for one in result_pairs(last, output))
-    yield ((place, one) for place, step in steps for one in operand_pairs(step))
+    position, last = steps[-1]
+    yield ((position, result_change) for result_change in result_changes(last, output, shape))
     yield (
-        (place, one)
-        for place, step in steps
+        (index, operand_change) for index, step in steps for operand_change in operand_changes(step)
+    )
+    yield (
+        (index, result_change)
+        for index, step in steps[:-1]
+        for result_change in result_changes(step)
+    )
+    yield ((position, result_pair) for result_pair in result_pairs(last, output))
+    yield ((index, operand_pair) for index, step in steps for operand_pair in operand_pairs(step))
+    yield (
+        (index, change)
+        for index, step in steps
         for written in Written.all_of(step)
-        for one in written.changes(step)
+        for change in written.changes(step)
     )
 
 
 def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
     """The numbers of operators, or of the simple ones that they consist of, that may be wrong."""
-    for place, step in steps:
-        yield from ((place, one) for one in unknown_numbers(step))
-    for place, step in steps:
+    for position, step in steps:
+        yield from ((position, unknown_number) for unknown_number in unknown_numbers(step))
+    for position, step in steps:
         for written in Written.all_of(step):
             unknowns = written.unknowns(scaled_inside="backward" in step.name)
-            yield from ((place, one) for one in unknowns)
+            yield from ((position, unknown) for unknown in unknowns)
         if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
-            yield from ((place, one) for one in inner_unknowns(step))
+            yield from ((position, inner_unknown) for inner_unknown in inner_unknowns(step))
