@@ -62,16 +62,16 @@ class _OptionGroup:
     def __init__(self, where: str, **contents: _Option | _OptionGroup) -> None:
         """`where` is the group's path in messages."""
         values = {
-            name: one if isinstance(one, _OptionGroup) else one.default
-            for name, one in contents.items()
+            name: entry if isinstance(entry, _OptionGroup) else entry.default
+            for name, entry in contents.items()
         }
         vars(self).update(_where=where, _contents=contents, **values)
 
     def __setattr__(self, name: str, value: Any) -> None:
         option = self._contents.get(name)
         if option is None:
-            known = [key for key, one in self._contents.items() if _has_effect(one)]
-            nearest = difflib.get_close_matches(name, known, n=len(known), cutoff=0)
+            keys = [key for key, entry in self._contents.items() if _has_effect(entry)]
+            nearest = difflib.get_close_matches(name, keys, n=len(keys), cutoff=0)
             raise UsageError(
                 f"{self._where}.{name} = {value!r}: there is no such option; the options are "
                 f"{', '.join(nearest)}"
@@ -83,17 +83,17 @@ class _OptionGroup:
         vars(self)[name] = value
 
     def __repr__(self) -> str:
-        shown = [name for name, one in self._contents.items() if _has_effect(one)]
+        shown = [name for name, entry in self._contents.items() if _has_effect(entry)]
         body = ", ".join(f"{name}={vars(self)[name]!r}" for name in shown)
         return f"{self._where}({body})"
 
     def passed_over(self) -> Iterator[str]:
         """The settings that have no effect here, such as `config.mode = 'reduce-overhead'`."""
-        for name, one in self._contents.items():
+        for name, entry in self._contents.items():
             value = vars(self)[name]
-            if isinstance(one, _OptionGroup):
-                yield from one.passed_over()
-            elif not one.has_effect and value != one.default:
+            if isinstance(entry, _OptionGroup):
+                yield from entry.passed_over()
+            elif not entry.has_effect and value != entry.default:
                 yield f"{self._where}.{name} = {value!r}"
 
     if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class _ForeignGroup(_OptionGroup):
             return group
 
 
-def _has_effect(one: _Option | _OptionGroup) -> bool:
-    return one.has_effect if isinstance(one, _Option) else not isinstance(one, _ForeignGroup)
+def _has_effect(entry: _Option | _OptionGroup) -> bool:
+    return entry.has_effect if isinstance(entry, _Option) else not isinstance(entry, _ForeignGroup)
 
 
 class CompilerConfig(_OptionGroup):
@@ -210,8 +210,8 @@ def _make_foreign(default: Any) -> _Option:
 
 
 def _make_choice(*values: Any) -> _Option:
-    def accepts(given: Any) -> bool:
-        return any(type(given) is type(value) and given == value for value in values)
+    def accepts(option_value: Any) -> bool:
+        return any(type(option_value) is type(value) and option_value == value for value in values)
 
     return _Option(values[0], accepts, " or ".join(map(repr, values)))
 
@@ -279,7 +279,7 @@ def get_ge_dump_config(
     if isinstance(config, CompilerConfig) and config.debug.data_dump.type:
         raise UsageError(_BOTH.format(config.debug.data_dump.path))
     folder = _make_path(dump_path, GE_FOLDER)
-    wanted = {
+    dump_options = {
         "debug.graph_dump.type": "txt",
         _path_option(config, "debug.graph_dump"): folder,
         "dump_config.enable_dump": True,
@@ -287,14 +287,14 @@ def get_ge_dump_config(
         "dump_config.dump_path": folder,
     }
     if steps:
-        wanted["dump_config.dump_step"] = steps
+        dump_options["dump_config.dump_step"] = steps
     if layers:
-        wanted["dump_config.dump_layer"] = layers
+        dump_options["dump_config.dump_layer"] = layers
     if layout != "msit":
-        wanted["dump_config.layout"] = layout
+        dump_options["dump_config.layout"] = layout
     if switch:
-        wanted["fusion_config.fusion_switch_file"] = switch
-    return _configure(config, wanted, folder)
+        dump_options["fusion_config.fusion_switch_file"] = switch
+    return _configure(config, dump_options, folder)
 
 
 def get_fx_dump_config(
@@ -322,13 +322,13 @@ def get_fx_dump_config(
     if isinstance(config, CompilerConfig) and config.dump_config.enable_dump:
         raise UsageError(_BOTH.format(config.dump_config.dump_path))
     folder = _make_path(dump_path, FX_FOLDER)
-    wanted: dict[str, Any] = {"debug.data_dump.type": "npy"}
+    dump_options: dict[str, Any] = {"debug.data_dump.type": "npy"}
     if layout != "msit":
-        wanted["debug.data_dump.layout"] = layout
+        dump_options["debug.data_dump.layout"] = layout
     option = _path_option(config, "debug.data_dump")
     if _has_option(config, option):
-        wanted[option] = folder
-    return _configure(config, wanted, folder)
+        dump_options[option] = folder
+    return _configure(config, dump_options, folder)
 
 
 # torchair would run the graph node by node and leave the other dump empty.
@@ -338,9 +338,9 @@ _BOTH = (
 )
 
 
-def _configure(config: Any, wanted: dict[str, Any], folder: str) -> Any:
+def _configure(config: Any, option_values: dict[str, Any], folder: str) -> Any:
     """Set all options or none, and create the folder: torchair refuses a missing one."""
-    missing = [option for option in wanted if not _has_option(config, option)]
+    missing = [option for option in option_values if not _has_option(config, option)]
     if missing:
         raise UsageError(
             f"compiler_config={config!r} has no {', '.join(missing)}: give a CompilerConfig of "
@@ -351,7 +351,7 @@ def _configure(config: Any, wanted: dict[str, Any], folder: str) -> Any:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"dump_path: cannot create {folder}: {error.strerror}") from error
-    for option, value in wanted.items():
+    for option, value in option_values.items():
         *groups, name = option.split(".")
         group = functools.reduce(getattr, groups, config)
         try:
@@ -363,10 +363,10 @@ def _configure(config: Any, wanted: dict[str, Any], folder: str) -> Any:
 
 def _has_option(config: Any, option: str) -> bool:
     missing = object()
-    found = functools.reduce(
+    option_value = functools.reduce(
         lambda group, name: getattr(group, name, missing), option.split("."), config
     )
-    return found is not missing
+    return option_value is not missing
 
 
 def _path_option(config: Any, group: str) -> str:

@@ -35,19 +35,19 @@ def scalars(verdict: Verdict, prefix: str = "paritas") -> dict[str, float]:
 
     NaN stays NaN; a number that no finding has is omitted.
     """
-    found = {
+    metrics = {
         f"{prefix}/passed": float(verdict.passed),
         f"{prefix}/compared": float(verdict.coverage.compared),
     }
     total = len(verdict.findings)
     for status in Status if total else ():
         share = sum(finding.status is status for finding in verdict.findings) / total
-        found[f"{prefix}/share/{status}"] = share
+        metrics[f"{prefix}/share/{status}"] = share
     worst = {
         "native": _worst([finding.native for finding in verdict.findings]),
         "lifted": _worst([finding.lifted for finding in verdict.findings]),
     }
-    return found | {f"{prefix}/worst/{name}": z for name, z in worst.items() if z is not None}
+    return metrics | {f"{prefix}/worst/{name}": z for name, z in worst.items() if z is not None}
 
 
 def log_to_tensorboard(
@@ -80,16 +80,16 @@ def log_to_mlflow(verdict: Verdict, step: int | None = None, *, prefix: str = "p
         raise UsageError(
             f"log_to_mlflow cannot import mlflow ({error}): pip install 'paritas[tracking]'"
         ) from error
-    place = prefix if step is None else f"{prefix}/step_{step}"
+    artifact_folder = prefix if step is None else f"{prefix}/step_{step}"
     mlflow.log_metrics(scalars(verdict, prefix), step=step)
     mlflow.set_tag(f"{prefix}.status", str(verdict.status))
-    mlflow.log_text(str(verdict), f"{place}/verdict.txt")
-    mlflow.log_text(verdict.to_json().decode(), f"{place}/verdict.json")
+    mlflow.log_text(str(verdict), f"{artifact_folder}/verdict.txt")
+    mlflow.log_text(verdict.to_json().decode(), f"{artifact_folder}/verdict.json")
 
 
 def _worst(scores: list[Score | None]) -> float | None:
     """The largest ratio of error to limit; NaN is worse than any number."""
-    found = [score.excess for score in scores if score is not None]
-    if not found:
+    excesses = [score.excess for score in scores if score is not None]
+    if not excesses:
         return None
-    return math.nan if any(map(math.isnan, found)) else max(found)
+    return math.nan if any(map(math.isnan, excesses)) else max(excesses)

@@ -114,7 +114,7 @@ def compare(  # noqa: PLR0913  (one for each option that is not passed on)
     overwrite: bool,
     quiet: bool,
     form: OutputFormat,
-    **asked: Any,
+    **compare_options: Any,
 ) -> None:
     """Compare the values of two dumps, and find where they start to differ.
 
@@ -131,17 +131,17 @@ def compare(  # noqa: PLR0913  (one for each option that is not passed on)
 
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
     with few_full_collections():
-        found = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **asked)
-        names = _write(output, found, parquet=parquet, html=not no_html)
-    _show_comparison(found, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
-    ctx.exit(found.exit_code)
+        comparison = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **compare_options)
+        names = _write(output, comparison, parquet=parquet, html=not no_html)
+    _show_comparison(comparison, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
+    ctx.exit(comparison.exit_code)
 
 
-def _compare(*, quiet: bool, my: str, golden: str, **asked: Any) -> Comparison:
+def _compare(*, quiet: bool, my: str, golden: str, **compare_options: Any) -> Comparison:
     with progress(quiet=quiet) as tell:
         from paritas.comparison import compare as comparing
 
-        return comparing.compare(my, golden, on_progress=tell, **asked)
+        return comparing.compare(my, golden, on_progress=tell, **compare_options)
 
 
 def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:

@@ -79,16 +79,16 @@ def opened(path: str, kind: str | None = None) -> ReadableDump:
     key = (path, kind)
     with _dumps_lock:
         _forget_others(session)
-        found = _held.get(key) if session is not None else None
-        if found is None:
-            found = _open_for_worker(path, kind, session)
-            _held[key] = _held[path, found.kind] = found
+        opened_dump = _held.get(key) if session is not None else None
+        if opened_dump is None:
+            opened_dump = _open_for_worker(path, kind, session)
+            _held[key] = _held[path, opened_dump.kind] = opened_dump
         if session:
-            _kept[key] = found
+            _kept[key] = opened_dump
             _kept.move_to_end(key)
             if len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
-        return found
+        return opened_dump
 
 
 def _forget_others(session: str | None) -> None:
@@ -169,18 +169,18 @@ def _measure_pairs(
 
     If a worker dies, the pairs of its batch are unverified, with the reason.
     """
-    found: list[Measured] = []
+    measureds: list[Measured] = []
     nbytes = failing = 0
     for batch, result in run_batches(pool, _measure_batch, batches, ahead=2 * workers):
         if isinstance(result, Failed):
             measured = [_report_lost(pair, batch.sources, result) for pair in batch.pairs]
         else:
             measured = result
-        found += measured
+        measureds += measured
         nbytes += sum(item.nbytes for item in measured)
         failing += sum(not item.status.passes() for item in measured)
-        tell(Progress("comparing", len(found), total, nbytes=nbytes, failing=failing))
-    return found
+        tell(Progress("comparing", len(measureds), total, nbytes=nbytes, failing=failing))
+    return measureds
 
 
 def _requirements(pairs: Iterable[Pair], rules: Rules) -> tuple[Requirement | None, ...]:
@@ -254,15 +254,15 @@ def _diagnose(
     try:
         with _one_large if is_large else contextlib.nullcontext():
             # Only a sample of a large tensor is diagnosed, and the inputs do not belong to it.
-            given = () if reference.numel() > MOST_ELEMENTS else request.given
-            inputs = tuple(operand.read(read) for operand in given)
+            input_operands = () if reference.numel() > MOST_ELEMENTS else request.given
+            inputs = tuple(operand.read(read) for operand in input_operands)
             context = Context(
                 operator=request.operator, inputs=inputs, only_where=request.is_result
             )
-            found = diagnose(candidate, reference, context=context)
+            diagnosis = diagnose(candidate, reference, context=context)
     except Exception as error:  # noqa: BLE001  (the row stands; the note in it reports it)
         return Diagnosis(note=f"it was not diagnosed: {in_one_line(error, 200)}")
-    return found if found.where is not None or found.patterns else None
+    return diagnosis if diagnosis.where is not None or diagnosis.patterns else None
 
 
 def _report_lost(pair: Pair, sources: Sources, failed: Failed[_PairBatch]) -> Measured:
@@ -298,7 +298,7 @@ def _differs_in_nonfinite(row: ComparisonRow) -> bool:
 
 
 def _find_first(
-    rows: Sequence[ComparisonRow], wanted: Callable[[ComparisonRow], bool]
+    rows: Sequence[ComparisonRow], predicate: Callable[[ComparisonRow], bool]
 ) -> Divergence | None:
     """The row that comes first in the order of its own rank."""
     counts: dict[tuple[int, int | None], int] = {}
@@ -310,16 +310,16 @@ def _find_first(
         key = (row.step, row.rank)
         counts[key] = counts.get(key, 0) + 1
         is_result = row.side == "output" and row.op != "placeholder"
-        if row.status.is_wrong and row.made != "before" and wanted(row):
+        if row.status.is_wrong and row.made != "before" and predicate(row):
             before = begun.get((*key, row.call), 0) if row.made == "here" else 0
-            found = _make_divergence(
+            divergence = _make_divergence(
                 row,
                 at_the_start=key not in ran and not is_result,
                 unmatched=doubtful[key] - before,
             )
             order = (row.step, counts[key])
             if best is None or order < best[0]:
-                best = (order, found)
+                best = (order, divergence)
         if is_result:
             ran.add(key)
         begun.setdefault((*key, row.call), doubtful[key])
@@ -448,15 +448,15 @@ def compare(
     tell: Tell = options.on_progress or (lambda _: None)
     with local_copy(my) as my_path, local_copy(golden) as golden_path:
         tell(Progress("opening the dumps"))
-        mine = opened(str(my_path), options.my_kind)
-        theirs = opened(str(golden_path), options.golden_kind)
+        my_dump = opened(str(my_path), options.my_kind)
+        golden_dump = opened(str(golden_path), options.golden_kind)
         tell(Progress("matching"))
-        matched, losses = _match_dumps(mine, theirs, chosen, options.ranks)
+        matched, losses = _match_dumps(my_dump, golden_dump, chosen, options.ranks)
         alone = [pair for pair in matched.pairs if pair.my is None or pair.golden is None]
         pairs = matched.pairs
         if options.unmatched == "list":
             pairs = [pair for pair in pairs if pair.my is not None and pair.golden is not None]
-        sources = Sources(str(my_path), mine.kind, str(golden_path), theirs.kind)
+        sources = Sources(str(my_path), my_dump.kind, str(golden_path), golden_dump.kind)
         with executor_of(options.executor, options.jobs) as (pool, workers):
             batches = (
                 _PairBatch(
@@ -469,15 +469,15 @@ def compare(
                 for batch in _make_batches(pairs)
             )
             measured = _measure_pairs(pool, workers, batches, len(pairs), tell)
-            table = Table(mine, theirs, pairs, measured)
+            table = Table(my_dump, golden_dump, pairs, measured)
             replays = {}
             if options.replay:
                 replays = table.replay(tell, trust_digests=options.trust_digests)
             rows = table.rows(resolve(table.drafts, replays))
             rows = _with_details(pool, workers, sources, rows, table, tell)
     return Comparison(
-        my=_dump_facts(mine, str(my), losses[0]),
-        golden=_dump_facts(theirs, str(golden), losses[1]),
+        my=_dump_facts(my_dump, str(my), losses[0]),
+        golden=_dump_facts(golden_dump, str(golden), losses[1]),
         rows=tuple(rows),
         coverage=_count_coverage(rows, matched, alone),
         notes=(*matched.notes, *table.notes, *_note_unread(rows)),
@@ -493,40 +493,53 @@ def compare(
 
 
 def _match_dumps(
-    mine: ReadableDump, theirs: ReadableDump, rules: Rules, ranks: Sequence[int] | None
+    my_dump: ReadableDump,
+    golden_dump: ReadableDump,
+    rules: Rules,
+    ranks: Sequence[int] | None,
 ) -> tuple[Matches, tuple[list[str], list[str]]]:
     """The pairs, and what my dump and the golden one lack of the compared steps and ranks."""
-    my_operands, golden_operands, notes = operands(mine, theirs, rules)
+    my_operands, golden_operands, notes = operands(my_dump, golden_dump, rules)
     my_operands, overwritten = _without_overwritten(my_operands)
     golden_operands, _ = _without_overwritten(golden_operands)
     if ranks is not None:
-        _check_ranks(ranks, mine, theirs)
-        wanted = set(ranks)
-        my_operands = [one for one in my_operands if wanted.intersection(one.ranks)]
-        golden_operands = [one for one in golden_operands if wanted.intersection(one.ranks)]
-    asked = (RecordedSelection.of(mine), RecordedSelection.of(theirs))
-    my_steps = {one.step for one in my_operands}
-    golden_steps = {one.step for one in golden_operands}
-    if not rules.steps and mine.kind == theirs.kind:  # both number their steps the same way
+        _check_ranks(ranks, my_dump, golden_dump)
+        selected_ranks = set(ranks)
+        my_operands = [
+            my_operand
+            for my_operand in my_operands
+            if selected_ranks.intersection(my_operand.ranks)
+        ]
+        golden_operands = [
+            golden_operand
+            for golden_operand in golden_operands
+            if selected_ranks.intersection(golden_operand.ranks)
+        ]
+    selections = (RecordedSelection.of(my_dump), RecordedSelection.of(golden_dump))
+    my_steps = {my_operand.step for my_operand in my_operands}
+    golden_steps = {golden_operand.step for golden_operand in golden_operands}
+    if not rules.steps and my_dump.kind == golden_dump.kind:  # both number their steps the same way
         my_steps, golden_steps = (
-            {step for step in my_steps if asked[1].selection.wants_step(step)},
-            {step for step in golden_steps if asked[0].selection.wants_step(step)},
+            {step for step in my_steps if selections[1].selection.wants_step(step)},
+            {step for step in golden_steps if selections[0].selection.wants_step(step)},
         )
     aligned, step_notes = align_steps(my_steps, golden_steps, rules.steps)
     if rules.steps:  # the other steps were not selected
-        my_operands = [one for one in my_operands if one.step in aligned]
+        my_operands = [my_operand for my_operand in my_operands if my_operand.step in aligned]
         golden = set(aligned.values())
-        golden_operands = [one for one in golden_operands if one.step in golden]
-    found = match(my_operands, golden_operands, rules, aligned, asked)
-    skipped = list(found.skipped)
+        golden_operands = [
+            golden_operand for golden_operand in golden_operands if golden_operand.step in golden
+        ]
+    matches = match(my_operands, golden_operands, rules, aligned, selections)
+    skipped = list(matches.skipped)
     if overwritten:
         skipped.append(f"{counted(overwritten, 'argument')} overwritten before being read")
-    notes = [*notes, *step_notes, *found.notes]
+    notes = [*notes, *step_notes, *matches.notes]
     losses = (
-        _list_losses(mine, ranks, aligned.keys() if rules.steps else None),
-        _list_losses(theirs, ranks, aligned.values() if rules.steps else None),
+        _list_losses(my_dump, ranks, aligned.keys() if rules.steps else None),
+        _list_losses(golden_dump, ranks, aligned.values() if rules.steps else None),
     )
-    return dataclasses.replace(found, notes=notes, skipped=skipped), losses
+    return dataclasses.replace(matches, notes=notes, skipped=skipped), losses
 
 
 def _list_losses(
@@ -535,10 +548,12 @@ def _list_losses(
     return [loss.text for loss in find_losses(dump) if loss.concerns(ranks, steps)]
 
 
-def _without_overwritten(found: list[Operand]) -> tuple[list[Operand], int]:
+def _without_overwritten(all_operands: list[Operand]) -> tuple[list[Operand], int]:
     """Leave out the old content of memory that an operator overwrites: it is arbitrary."""
-    kept = [one for one in found if not _is_overwritten(one.record.site)]
-    return kept, len(found) - len(kept)
+    kept_operands = [
+        operand for operand in all_operands if not _is_overwritten(operand.record.site)
+    ]
+    return kept_operands, len(all_operands) - len(kept_operands)
 
 
 def _is_overwritten(site: Site) -> bool:
@@ -547,11 +562,11 @@ def _is_overwritten(site: Site) -> bool:
     return site.op.removeprefix("aten.").partition(".")[0] in _FILLS
 
 
-def _check_ranks(ranks: Sequence[int], mine: ReadableDump, theirs: ReadableDump) -> None:
+def _check_ranks(ranks: Sequence[int], my_dump: ReadableDump, golden_dump: ReadableDump) -> None:
     for rank in ranks:
-        if rank not in mine.ranks and rank not in theirs.ranks:
-            known = ", ".join(map(str, sorted({*mine.ranks, *theirs.ranks})))
-            raise UsageError(f"neither dump has rank {rank}: choose from {known}")
+        if rank not in my_dump.ranks and rank not in golden_dump.ranks:
+            known_ranks = ", ".join(map(str, sorted({*my_dump.ranks, *golden_dump.ranks})))
+            raise UsageError(f"neither dump has rank {rank}: choose from {known_ranks}")
 
 
 def _with_details(
@@ -566,12 +581,13 @@ def _with_details(
     chosen = rows_for_details(rows)
     tell(Progress("examining differences", 0, len(chosen)))
     requests = (
-        _request_details(rows[place], table, sources, rank) for rank, place in enumerate(chosen)
+        _request_details(rows[row_number], table, sources, rank)
+        for rank, row_number in enumerate(chosen)
     )
     results = run_batches(pool, _measure_detail, requests, ahead=workers)
-    for done, (place, (_, detail)) in enumerate(zip(chosen, results, strict=True)):
+    for done, (row_index, (_, detail)) in enumerate(zip(chosen, results, strict=True)):
         if not isinstance(detail, Failed):
-            rows[place] = msgspec.structs.replace(rows[place], detail=detail)
+            rows[row_index] = msgspec.structs.replace(rows[row_index], detail=detail)
         tell(Progress("examining differences", done + 1, len(chosen)))
     return rows
 
@@ -582,8 +598,8 @@ def _request_details(
     fails = row.status.is_wrong and rank < MOST_DIAGNOSED
     numel = row.figures.metrics.numel if row.figures and row.figures.metrics else 0
     fails = fails and (rank == 0 or numel <= MOST_DIAGNOSED_ELEMENTS)
-    given = [table.pairs[place].golden for place in row.sources] if fails else []
-    known = tuple(one for one in given if one is not None)
+    source_operands = [table.pairs[source].golden for source in row.sources] if fails else []
+    known_operands = tuple(operand for operand in source_operands if operand is not None)
     # What was wrong before, or inside a module, was made wrong by another operator. And one with an
     # unknown input cannot be diagnosed from the others.
     is_operator = row.level != "module" and row.made != "before"
@@ -593,7 +609,7 @@ def _request_details(
         fails=fails,
         is_result=row.made == "before" and bool(row.sources),
         operator=row.op if is_operator else "",
-        given=known if len(known) == len(given) else (),
+        given=known_operands if len(known_operands) == len(source_operands) else (),
     )
 
 
@@ -641,8 +657,8 @@ def _count_coverage(
 
 def _note_unread(rows: Sequence[ComparisonRow]) -> list[str]:
     """Notes on rows where digests were compared instead of values."""
-    found = Counter(row.judged_by for row in rows if row.is_by_digest)
-    return [f"{count} of {len(rows)} rows are judged by {how}" for how, count in found.items()]
+    counter = Counter(row.judged_by for row in rows if row.is_by_digest)
+    return [f"{count} of {len(rows)} rows are judged by {how}" for how, count in counter.items()]
 
 
 def _describe_alone(pair: Pair) -> str:

@@ -64,8 +64,8 @@ class RankAxes:
 
     def known(self, rank: int) -> object:
         """A key for comparing the coordinates in two dumps."""
-        found = {} if self.places is None else self.places.get(rank, {})
-        return tuple(sorted(found.items()))
+        rank_coordinates = {} if self.places is None else self.places.get(rank, {})
+        return tuple(sorted(rank_coordinates.items()))
 
 
 def axes_of(dump: ReadableDump, side: str, mesh: Mapping[str, int]) -> RankAxes:
@@ -126,13 +126,15 @@ def _from_placements(dump: ReadableDump) -> RankAxes | None:
     sizes: dict[str, int] = {}
     places: dict[int, dict[str, int]] = {}
     for record in dump.records():
-        place = record.placement
-        if place is None or len(place.mesh_names) != len(place.coordinate):
+        placement = record.placement
+        if placement is None or len(placement.mesh_names) != len(placement.coordinate):
             continue
-        found = places.setdefault(record.rank, {})
-        for axis, size, at in zip(place.mesh_names, place.mesh, place.coordinate, strict=False):
+        rank_coordinates = places.setdefault(record.rank, {})
+        for axis, size, at in zip(
+            placement.mesh_names, placement.mesh, placement.coordinate, strict=False
+        ):
             if sizes.setdefault(axis, size) == size:
-                found.setdefault(axis, at)
+                rank_coordinates.setdefault(axis, at)
     return RankAxes(sizes, places) if places else None
 
 
@@ -151,29 +153,32 @@ def plan_by_dims(parts: Sequence[RankPart], dims: Dims, sizes: Mapping[str, int]
     Raises:
         UsageError: a part is missing, or the parts do not fit the annotation.
     """
-    known = {axis: size for axis, size in sizes.items() if size > 1}
+    split_sizes = {axis: size for axis, size in sizes.items() if size > 1}
     for part in parts:
         if len(part.shape) != len(dims.dimensions):
             raise UsageError(
                 f"dims {dims.text!r} has {len(dims.dimensions)} dimensions, but rank {part.rank} "
                 f"holds a tensor of shape {part.shape}"
             )
-        for axis, size in known.items():
+        for axis, size in split_sizes.items():
             if part.coordinates.get(axis, -1) not in range(size):
                 at = part.coordinates.get(axis, "unknown")
                 raise UsageError(
                     f"rank {part.rank} has coordinate {at} on axis {axis}, which has {size} ranks"
                 )
-    plan = _placement_by_dims(dims, known)
-    held = _hold_one_sample(parts, dims, plan)
-    plan.refuse_missing(held)
-    places, shape = plan.lay_out(held, [part.shape for part in parts])
-    squeezed = tuple(at for at, one in enumerate(dims.dimensions) if one.is_squeezed)
+    plan = _placement_by_dims(dims, split_sizes)
+    hold_one_sample = _hold_one_sample(parts, dims, plan)
+    plan.refuse_missing(hold_one_sample)
+    places, shape = plan.lay_out(hold_one_sample, [part.shape for part in parts])
+    squeezed = tuple(at for at, dimension in enumerate(dims.dimensions) if dimension.is_squeezed)
     if any(shape[at] != 1 for at in squeezed):
         raise UsageError(f"dims {dims.text!r} has a 1 where shape {shape} is longer")
-    held = [one._replace(where=where) for one, where in zip(held, places, strict=True)]
+    hold_one_sample = [
+        sample_part._replace(where=where)
+        for sample_part, where in zip(hold_one_sample, places, strict=True)
+    ]
     return dataclasses.replace(
-        dataclasses.replace(plan, shape=shape).assembly(held), squeezed=squeezed
+        dataclasses.replace(plan, shape=shape).assembly(hold_one_sample), squeezed=squeezed
     )
 
 
@@ -185,7 +190,7 @@ def _placement_by_dims(dims: Dims, sizes: Mapping[str, int]) -> Placement:
             if split.axis in sizes:
                 role: Role = Partial() if split.partial else Shard(at, order=split.order)
                 axes.append(MeshAxis(split.axis, sizes[split.axis], role))
-    copies = [axis for axis in sizes if axis not in {one.name for one in axes}]
+    copies = [axis for axis in sizes if axis not in {mesh_axis.name for mesh_axis in axes}]
     axes += [MeshAxis(axis, sizes[axis], Replicate()) for axis in copies]
     return Placement(tuple(axes), (), numbering=tuple(sizes))
 
@@ -193,13 +198,13 @@ def _placement_by_dims(dims: Dims, sizes: Mapping[str, int]) -> Placement:
 def _hold_one_sample(parts: Sequence[RankPart], dims: Dims, plan: Placement) -> list[HeldPart]:
     """The parts, without coordinates for data-parallel ranks that were idle in this step."""
     axis = dims.data_axis
-    held = [
-        HeldPart(part.rank, tuple(part.coordinates[one.name] for one in plan.axes))
+    held_parts = [
+        HeldPart(part.rank, tuple(part.coordinates[mesh_axis.name] for mesh_axis in plan.axes))
         for part in parts
     ]
-    same = {one.name for one in plan.axes if isinstance(one.role, Replicate)}
+    same = {mesh_axis.name for mesh_axis in plan.axes if isinstance(mesh_axis.role, Replicate)}
     if axis not in same or axis in dims.replicated:
-        return held
+        return held_parts
     busy = {part.coordinates[axis] for part in parts if math.prod(part.shape)}
     if len(busy) > 1:
         shown = ", ".join(map(str, sorted(busy)))
@@ -209,8 +214,10 @@ def _hold_one_sample(parts: Sequence[RankPart], dims: Dims, plan: Placement) -> 
             f"# {axis}:replicated"
         )
     return [
-        one if not busy or part.coordinates[axis] in busy else one._replace(coordinate=None)
-        for one, part in zip(held, parts, strict=True)
+        sample_part
+        if not busy or part.coordinates[axis] in busy
+        else sample_part._replace(coordinate=None)
+        for sample_part, part in zip(held_parts, parts, strict=True)
     ]
 
 
@@ -233,18 +240,22 @@ def arrange(my: Names, golden: Names) -> tuple[Rearranged | None, Rearranged | N
 
 def _find_blocks(my: Names, golden: Names) -> Names | None:
     """The finest dimensions that both sides can be flattened to, in the golden order."""
-    mine = {name: names for names in my for name in names}
-    theirs = {name: names for names in golden for name in names}
-    if mine.keys() != theirs.keys():
+    my_by_name = {name: names for names in my for name in names}
+    golden_by_name = {name: names for names in golden for name in names}
+    if my_by_name.keys() != golden_by_name.keys():
         return None
     blocks: list[tuple[str, ...]] = []
-    for name, names in theirs.items():
+    for name, names in golden_by_name.items():
         if any(name in block for block in blocks):
             continue
-        block = max(mine[name], names, key=len)
-        inner = {other: {mine[other], theirs[other]} for other in block}
+        block = max(my_by_name[name], names, key=len)
+        inner = {other: {my_by_name[other], golden_by_name[other]} for other in block}
         # Every dimension of either side must lie within one block, in the same order.
-        if any(not _is_run(one, block) for found in inner.values() for one in found):
+        if any(
+            not _is_run(dimension, block)
+            for dimensions in inner.values()
+            for dimension in dimensions
+        ):
             return None
         blocks.append(block)
     return tuple(blocks)
@@ -257,13 +268,15 @@ def _is_run(names: tuple[str, ...], block: tuple[str, ...]) -> bool:
 def _make_arrangement(names: Names, blocks: Names) -> Rearranged | None:
     if names == blocks:
         return None
-    place = {one: at for at, dimension in enumerate(names) for one in dimension}
+    positions = {
+        dimension_name: at for at, dimension in enumerate(names) for dimension_name in dimension
+    }
     order: list[int] = []
     joined: list[int] = []
     for block in blocks:
-        own = list(dict.fromkeys(place[name] for name in block))
-        order += own
-        joined.append(len(own))
+        block_positions = list(dict.fromkeys(positions[name] for name in block))
+        order += block_positions
+        joined.append(len(block_positions))
     names_after = " ".join("*".join(block) for block in blocks)
     return Rearranged(f"dimensions rearranged to {names_after}", tuple(order), tuple(joined))
 
@@ -302,23 +315,30 @@ def gather(
         groups[record.step, record.id].append(record)
     everyone = sorted({*ranks, *(record.rank for record in records)})
     gathering = _Gathering(coordinates, dict(mesh), everyone)
-    found: list[Operand] = []
+    assembled_operands: list[Operand] = []
     for group in groups.values():
         text = dims_for(group[0])
         placed = any(record.placement is not None for record in group)
         if group[0].tensor is None or not (text or placed):
-            found += [Operand((record,)) for record in group]
+            assembled_operands += [Operand((record,)) for record in group]
         elif text:
-            found.append(gathering.by_dims(group, text))
+            assembled_operands.append(gathering.by_dims(group, text))
         else:
-            found += [gathering.by_placement(instance) for instance in _split_instances(group)]
-    return found
+            assembled_operands += [
+                gathering.by_placement(instance) for instance in _split_instances(group)
+            ]
+    return assembled_operands
 
 
 def held_part(record: Record) -> tuple[object, ...]:
     """The rank and recorded placement, for comparing dumps."""
-    place = record.placement
-    where = place and (place.mesh, place.coordinate, place.placements, place.global_offset)
+    placement = record.placement
+    where = placement and (
+        placement.mesh,
+        placement.coordinate,
+        placement.placements,
+        placement.global_offset,
+    )
     return record.rank, where
 
 
@@ -328,7 +348,7 @@ def agreeing(records: Sequence[Record]) -> Operand | None:
     if first.is_summary:  # equal statistics do not imply equal values
         return None
     if first.tensor is None:
-        same = all(one.tensor is None and one.value == first.value for one in records)
+        same = all(record.tensor is None and record.value == first.value for record in records)
         return Operand(tuple(records)) if same else None
     if not all(_same_bits(first, record) for record in records):
         return None
@@ -353,8 +373,8 @@ def _split_instances(records: Sequence[Record]) -> list[list[Record]]:
     ordered = sorted(records, key=lambda record: record.rank)
     kinds = [
         (record.rank,)
-        if (place := record.placement) is None
-        else (place.mesh, place.mesh_names, place.placements, place.global_shape)
+        if (placement := record.placement) is None
+        else (placement.mesh, placement.mesh_names, placement.placements, placement.global_shape)
         for record in ordered
     ]
     coordinates = [record.placement and record.placement.coordinate for record in ordered]
@@ -383,13 +403,15 @@ class _Gathering:
     def by_placement(self, records: Sequence[Record]) -> Operand:
         if records[0].placement is None:
             return Operand(tuple(records))
-        parts = [RankPart(one.rank, _record_shape(one), {}, one.placement) for one in records]
+        parts = [
+            RankPart(record.rank, _record_shape(record), {}, record.placement) for record in records
+        ]
         key = tuple((part.rank, part.shape, part.placement) for part in parts)
         return self._operand(records, key, lambda: plan_by_placement(parts))
 
     def by_dims(self, records: Sequence[Record], text: str) -> Operand:
-        ordered = sorted(records, key=lambda one: one.rank)
-        key = (text, tuple((one.rank, _record_shape(one)) for one in ordered))
+        ordered = sorted(records, key=lambda record: record.rank)
+        key = (text, tuple((record.rank, _record_shape(record)) for record in ordered))
         return self._operand(ordered, key, lambda: self._by_dims(ordered, text))
 
     def _by_dims(self, records: Sequence[Record], text: str) -> Assembly:
@@ -401,7 +423,7 @@ class _Gathering:
         places = {rank: self._coordinates(rank) for rank in self._ranks}
         sizes = self._mesh
         axes = {split.axis for split in dims.splits}
-        if all(place is None for place in places.values()):
+        if all(position is None for position in places.values()):
             if len(axes) > 1 and len(self._ranks) > 1:
                 raise UsageError(
                     f"dims {text!r} uses the axes {', '.join(sorted(axes))}, but the ranks' "
@@ -414,27 +436,30 @@ class _Gathering:
             places = {rank: {axis: at} for at, rank in enumerate(self._ranks)}
         if len(self._ranks) > 1:
             _check_axes(dims, sizes)
-        parts = [RankPart(one.rank, _record_shape(one), places[one.rank] or {}) for one in records]
+        parts = [
+            RankPart(record.rank, _record_shape(record), places[record.rank] or {})
+            for record in records
+        ]
         return plan_by_dims(parts, dims, sizes)
 
     def _operand(
         self, records: Sequence[Record], key: object, plan: Callable[[], Assembly]
     ) -> Operand:
-        found = self._plans.get(key)
-        if found is None:
+        assembly = self._plans.get(key)
+        if assembly is None:
             try:
-                found = plan()
+                assembly = plan()
             except UsageError as error:
-                found = error
-            self._plans[key] = found
-        if isinstance(found, UsageError):
-            return Operand(tuple(records), Refused(str(found)))
-        if len(records) == 1 and not found.squeezed and found.cells and _is_whole(found):
+                assembly = error
+            self._plans[key] = assembly
+        if isinstance(assembly, UsageError):
+            return Operand(tuple(records), Refused(str(assembly)))
+        if len(records) == 1 and not assembly.squeezed and assembly.cells and _is_whole(assembly):
             return Operand(tuple(records))
         settled = {
-            other for first, other in found.copies if _same_bits(records[first], records[other])
+            other for first, other in assembly.copies if _same_bits(records[first], records[other])
         }
-        return Operand(tuple(records), dataclasses.replace(found, settled=frozenset(settled)))
+        return Operand(tuple(records), dataclasses.replace(assembly, settled=frozenset(settled)))
 
 
 def _record_shape(record: Record) -> tuple[int, ...]:
@@ -442,7 +467,7 @@ def _record_shape(record: Record) -> tuple[int, ...]:
 
 
 def _is_whole(plan: Assembly) -> bool:
-    return len(plan.cells) == 1 and all(len(one) == 1 for one in plan.cells[0].where)
+    return len(plan.cells) == 1 and all(len(segments) == 1 for segments in plan.cells[0].where)
 
 
 def _check_axes(dims: Dims, sizes: Mapping[str, int]) -> None:
@@ -470,24 +495,26 @@ def operands(
     """
     for _, text in rules.dims:
         parse_dims(text)
-    mine, theirs = _DumpSide(my, "my", rules), _DumpSide(golden, "the golden", rules)
-    if mine.is_plain and theirs.is_plain and mine.ranks == theirs.ranks:
-        singles = [[Operand((record,)) for record in side.records] for side in (mine, theirs)]
+    my_side, golden_side = _DumpSide(my, "my", rules), _DumpSide(golden, "the golden", rules)
+    if my_side.is_plain and golden_side.is_plain and my_side.ranks == golden_side.ranks:
+        singles = [
+            [Operand((record,)) for record in side.records] for side in (my_side, golden_side)
+        ]
         return singles[0], singles[1], []
-    names = dict.fromkeys((*theirs.groups, *mine.groups))
-    together = {name for name in names if mine.signatures(name) != theirs.signatures(name)}
-    found = (
-        mine.operands(together, alone=theirs.ranks),
-        theirs.operands(together, alone=mine.ranks),
+    names = dict.fromkeys((*golden_side.groups, *my_side.groups))
+    together = {name for name in names if my_side.signatures(name) != golden_side.signatures(name)}
+    operands_by_side = (
+        my_side.operands(together, alone=golden_side.ranks),
+        golden_side.operands(together, alone=my_side.ranks),
     )
-    orders = _find_orders(mine, theirs, together)
+    orders = _find_orders(my_side, golden_side, together)
     return (
-        [_apply_order(one, orders, 0) for one in found[0]],
-        [_apply_order(one, orders, 1) for one in found[1]],
+        [_apply_order(operand, orders, 0) for operand in operands_by_side[0]],
+        [_apply_order(operand, orders, 1) for operand in operands_by_side[1]],
         [
-            *mine.axes.notes,
-            *theirs.axes.notes,
-            *_note_unclear(mine, theirs, filter(together.__contains__, names)),
+            *my_side.axes.notes,
+            *golden_side.axes.notes,
+            *_note_unclear(my_side, golden_side, filter(together.__contains__, names)),
         ],
     )
 
@@ -506,10 +533,10 @@ class _DumpSide:
     @functools.cached_property
     def groups(self) -> dict[str, dict[int, list[Record]]]:
         """The records by name and step."""
-        found: dict[str, dict[int, list[Record]]] = {}
+        records_by_name: dict[str, dict[int, list[Record]]] = {}
         for record in self.records:
-            found.setdefault(record.id, {}).setdefault(record.step, []).append(record)
-        return found
+            records_by_name.setdefault(record.id, {}).setdefault(record.step, []).append(record)
+        return records_by_name
 
     @property
     def is_plain(self) -> bool:
@@ -554,23 +581,29 @@ class _DumpSide:
             alone: the ranks of the other side.
         """
         joined: list[Record] = []
-        found: list[Operand] = []
+        side_operands: list[Operand] = []
         for name, steps in self.groups.items():
             for records in steps.values():
                 if name in together and any(map(self.says_how, records)):
                     joined += records
-                elif name in together and len(records) > 1 and (one := self._same(records, alone)):
-                    found.append(one)
+                elif (
+                    name in together
+                    and len(records) > 1
+                    and (shared_operand := self._same(records, alone))
+                ):
+                    side_operands.append(shared_operand)
                 else:
-                    found += [Operand((record,)) for record in records]
-        found += gather(
+                    side_operands += [Operand((record,)) for record in records]
+        side_operands += gather(
             joined,
             dims_for=self.dims_for,
             coordinates=self.axes.coordinates,
             mesh=self.axes.sizes,
             ranks=sorted(self.ranks),
         )
-        return sorted(found, key=lambda one: (one.record.rank, one.record.sequence))
+        return sorted(
+            side_operands, key=lambda operand: (operand.record.rank, operand.record.sequence)
+        )
 
     def _same(self, records: Sequence[Record], others: set[int]) -> Operand | None:
         """The value that all ranks have in common, if the other side has different ranks."""
@@ -580,31 +613,32 @@ class _DumpSide:
         return agreeing(records)
 
 
-def _note_unclear(mine: _DumpSide, theirs: _DumpSide, names: Iterable[str]) -> list[str]:
+def _note_unclear(dump_side: _DumpSide, golden_side: _DumpSide, names: Iterable[str]) -> list[str]:
     """Note values that are on different ranks on the two sides, if nothing says how."""
     unclear: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in names:
-        sides = [side.first_records(name) for side in (mine, theirs)]
+        sides = [side.first_records(name) for side in (dump_side, golden_side)]
         ranks = [sorted({record.rank for record in records}) for records in sides]
         if not all(ranks) or ranks[0] == ranks[1]:
             continue
         if any(
             len(of_side) > 1 and not any(map(side.says_how, records)) and agreeing(records) is None
-            for side, records, of_side in zip((mine, theirs), sides, ranks, strict=True)
+            for side, records, of_side in zip((dump_side, golden_side), sides, ranks, strict=True)
         ):
             key = (named_ranks(ranks[0]), named_ranks(ranks[1]))
             unclear[key].append(f"{name}{_describe_shapes(sides)}")
     return [
-        f"{counted(len(found), 'value')} on {my} in my dump and on {golden} in the golden dump: "
+        f"{counted(len(unclear_values), 'value')} on {my} in my dump and on {golden} in the "
+        "golden dump: "
         f"nothing says how they are split, so they are compared by rank number. Use --dims and "
-        f"--mesh to describe the split. The first is {found[0]}"
-        for (my, golden), found in unclear.items()
+        f"--mesh to describe the split. The first is {unclear_values[0]}"
+        for (my, golden), unclear_values in unclear.items()
     ]
 
 
 def _describe_shapes(sides: Sequence[Sequence[Record]]) -> str:
     """The shapes of both sides, and the dimension that appears to be split."""
-    my, golden = (next((one.tensor for one in side if one.tensor), None) for side in sides)
+    my, golden = (next((record.tensor for record in side if record.tensor), None) for side in sides)
     if my is None or golden is None:
         return ""
     shapes = f", {list(my.shape)} and {list(golden.shape)}"
@@ -622,22 +656,22 @@ def _describe_shapes(sides: Sequence[Sequence[Record]]) -> str:
 Orders = dict[str, tuple[Rearranged | None, Rearranged | None]]
 
 
-def _find_orders(mine: _DumpSide, theirs: _DumpSide, names: Iterable[str]) -> Orders:
+def _find_orders(dump_side: _DumpSide, golden_side: _DumpSide, names: Iterable[str]) -> Orders:
     """How to bring the dimensions of both sides into the same order, by name."""
-    found: Orders = {}
+    orders: Orders = {}
     for name in names:
         texts = [
             side.dims_for(records[0])
-            for side in (mine, theirs)
+            for side in (dump_side, golden_side)
             if (records := side.first_records(name))
         ]
         try:
             match texts:
                 case [str(my), str(golden)] if my != golden:
-                    found[name] = arrange(parse_dims(my).names, parse_dims(golden).names)
+                    orders[name] = arrange(parse_dims(my).names, parse_dims(golden).names)
         except UsageError:  # in a dump: assembling its parts reports it
             continue
-    return found
+    return orders
 
 
 def _apply_order(operand: Operand, orders: Orders, side: int) -> Operand:

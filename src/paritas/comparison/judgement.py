@@ -76,10 +76,10 @@ def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
 def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noise) -> Score:
     """The candidate's error in multiples of the noise; from the figures alone if possible."""
     metrics, golden = figures.metrics, figures.reference
-    found = None
+    pair_score = None
     if metrics is not None and metrics.rel_l2 and math.isfinite(metrics.rel_l2):
         ends = [abs(end) for end in (golden.minimum, golden.maximum) if end is not None]
-        found = bound_score(
+        pair_score = bound_score(
             metrics.max_abs,
             metrics.rmse,
             populations(real_view(reference)).least,
@@ -88,12 +88,12 @@ def score(reference: Tensor, candidate: Tensor, figures: PairFigures, noise: Noi
             numel=metrics.numel,
             index=metrics.max_abs_index,
         )
-    if found is None:
-        mine, truth = (
+    if pair_score is None:
+        candidate_tensor, truth = (
             tensor if is_inexact(tensor) else tensor.double() for tensor in (candidate, reference)
         )
-        found = criterion.score(mine, truth, noise).score
-    return found
+        pair_score = criterion.score(candidate_tensor, truth, noise).score
+    return pair_score
 
 
 # --- Judging two summaries ------------------------------------------------------------------------
@@ -133,8 +133,13 @@ class SideSummary:
 
         A NaN replaces both, and then nothing is known about infinities.
         """
-        found = self.statistics
-        return not found.count and found.mean is None and found.l2 is None and self.sketch is None
+        statistics = self.statistics
+        return (
+            not statistics.count
+            and statistics.mean is None
+            and statistics.l2 is None
+            and self.sketch is None
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,14 +187,16 @@ def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> Summar
         reason, nonfinite = "; ".join(counted), any(counted.values())
         return SummaryJudgement(Status.DIFFERENT, reason, None, limits, nonfinite=nonfinite)
     relative = min(BLIND_NOISE * unit, BLIND_SHARE)
-    found = list(_figure_differences(my, golden))
-    if not found and not has_sketches:
+    figure_differences = list(_figure_differences(my, golden))
+    if not figure_differences and not has_sketches:
         reason = "the two sides have no statistic in common"
         if extremes and golden.statistics.nans:
             reason = HIDDEN_BY_NAN
         return SummaryJudgement(Status.UNVERIFIED, reason, None, limits)
-    worst = max((distance for _, distance, _ in found), default=0.0)
-    failed = [text for text, distance, share in found if not distance <= 2 * relative * share]
+    worst = max((distance for _, distance, _ in figure_differences), default=0.0)
+    failed = [
+        text for text, distance, share in figure_differences if not distance <= 2 * relative * share
+    ]
     distance = worst
     if my.sketch is not None and golden.sketch is not None:
         distance = sketch_distance(golden.sketch, my.sketch)
@@ -238,14 +245,20 @@ def _summarize_number(text: str) -> SideSummary:
 def _merge_ranks(operand: Operand, dump: ReadableDump) -> SideSummary:
     plan = operand.recipe
     records = [part for part in operand.parts if isinstance(part, Record)]
-    found = [record.statistics for record in records if record.statistics is not None]
-    if not isinstance(plan, Assembly) or not len(found) == len(records) == len(operand.parts):
+    rank_statistics = [record.statistics for record in records if record.statistics is not None]
+    if not isinstance(plan, Assembly) or not len(rank_statistics) == len(records) == len(
+        operand.parts
+    ):
         raise UsageError(f"this needs values, not statistics: {operand.words}; record values")
-    merged, limits = merge_statistics(plan, found)
+    merged, limits = merge_statistics(plan, rank_statistics)
     sums = None
     if all(record.sketch is not None for record in records):
         sums = merge_sketches(plan, [dump.read_sketch(record) for record in records])
-    exact = not limits and dump.kind == "paritas" and all(one.counts_all for one in found)
+    exact = (
+        not limits
+        and dump.kind == "paritas"
+        and all(part_statistics.counts_all for part_statistics in rank_statistics)
+    )
     numel = math.prod(plan.result_shape)
     return SideSummary(merged, sums, numel, exact_counts=exact, limits=limits)
 
@@ -291,10 +304,10 @@ def _figure_differences(my: SideSummary, golden: SideSummary) -> Iterator[tuple[
 
 def _find_scale(summary: SideSummary) -> float:
     """The size of the values: the largest absolute value, or at least the root mean square."""
-    found = summary.statistics
-    ends = [abs(end) for end in (found.minimum, found.maximum) if end is not None]
-    if found.l2 is not None and summary.numel:
-        ends.append(found.l2 / math.sqrt(summary.numel))
+    statistics = summary.statistics
+    ends = [abs(end) for end in (statistics.minimum, statistics.maximum) if end is not None]
+    if statistics.l2 is not None and summary.numel:
+        ends.append(statistics.l2 / math.sqrt(summary.numel))
     return max(ends, default=0.0)
 
 
@@ -433,12 +446,12 @@ def _report_unmatched(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
 
 def _judge_plain_values(case: _PairCase) -> Measured:
     """Numbers, lists and strings; one side may have recorded a number as a tensor."""
-    mine = _as_text(case.my, case.my_values, case.my_facts)
+    as_text = _as_text(case.my, case.my_values, case.my_facts)
     golden = _as_text(case.golden, case.golden_values, case.golden_facts)
-    if mine is None or golden is None:
+    if as_text is None or golden is None:
         words = [
             text or _tensor_words(side)
-            for text, side in ((mine, case.my_facts), (golden, case.golden_facts))
+            for text, side in ((as_text, case.my_facts), (golden, case.golden_facts))
         ]
         if all(words):
             return case.measured(
@@ -449,10 +462,10 @@ def _judge_plain_values(case: _PairCase) -> Measured:
             aspect=Aspect.HARNESS,
             reason="one side has no readable value; see the problems of its dump",
         )
-    same = mine == golden or _same_value(mine, golden)
+    same = as_text == golden or _same_value(as_text, golden)
     return case.measured(
         Status.IDENTICAL if same else Status.DIFFERENT,
-        reason="" if same else f"{mine} instead of {golden}",
+        reason="" if same else f"{as_text} instead of {golden}",
         judged_by="equality",
     )
 
@@ -460,8 +473,8 @@ def _judge_plain_values(case: _PairCase) -> Measured:
 def _as_text(operand: Operand, values: Callable[[], Tensor], side: SideFacts) -> str | None:
     if side.value is not None or (not side.dtype and operand.record.payload is None):
         return side.value
-    found = values()
-    return repr(found.tolist()) if found.numel() <= _LONGEST_VALUE else None
+    tensor = values()
+    return repr(tensor.tolist()) if tensor.numel() <= _LONGEST_VALUE else None
 
 
 def _tensor_words(side: SideFacts) -> str:
@@ -524,9 +537,9 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
         limits = "the shapes differ in dimensions of length 1"
         candidate = candidate.reshape(reference.shape)
     if quick:
-        found = _judge_quickly(case, reference, candidate, limits)
-        if found is not None:
-            return found
+        quickly = _judge_quickly(case, reference, candidate, limits)
+        if quickly is not None:
+            return quickly
     figures = pair_figures(reference, candidate)
     facts: dict[str, Any] = {
         "my": as_read(case.my_facts, candidate, figures.candidate),
@@ -551,24 +564,24 @@ def _judge_quickly(
     case: _PairCase, reference: Tensor, candidate: Tensor, limits: str
 ) -> Measured | None:
     """Settle clear cases cheaply: identical bits, or a difference well within the noise."""
-    found = quick_figures(reference, candidate)
+    fast_figures = quick_figures(reference, candidate)
     facts: dict[str, Any] = {
         "my": as_read(case.my_facts, candidate),
         "golden": as_read(case.golden_facts, reference),
-        "figures": PairFigures(identical=found.identical, quick=found),
+        "figures": PairFigures(identical=fast_figures.identical, quick=fast_figures),
         "nbytes": candidate.nbytes + reference.nbytes,
         "limits": limits,
-        "distance": found.rel_l2,
+        "distance": fast_figures.rel_l2,
     }
-    if found.identical:
+    if fast_figures.identical:
         return case.measured(Status.IDENTICAL, judged_by="bits", **facts)
     if not (is_inexact(reference) or is_inexact(candidate)):
         return None
     noise, words = noise_of(reference, candidate)
     passes = None
-    if not found.nonfinite_mismatches:
+    if not fast_figures.nonfinite_mismatches:
         least = populations(real_view(reference)).least
-        passes = bound_score(found.max_abs, found.rmse, least, noise)
+        passes = bound_score(fast_figures.max_abs, fast_figures.rmse, least, noise)
     if passes is None:
         return None
     facts |= {"score": passes, "judged_by": f"noise of {words}", "settled": False}
@@ -623,13 +636,13 @@ def _judge_floats(reference: Tensor, candidate: Tensor, figures: PairFigures) ->
             "settled": False,
         }
     noise, words = noise_of(reference, candidate)
-    found = score(reference, candidate, figures, noise)
-    reason = f"its error is {found.excess:.3g} times what the noise of {words} allows"
+    error_score = score(reference, candidate, figures, noise)
+    reason = f"its error is {error_score.excess:.3g} times what the noise of {words} allows"
     return {
-        "status": Status.EQUIVALENT if found.passed else Status.DIFFERENT,
-        "reason": "" if found.passed else reason,
+        "status": Status.EQUIVALENT if error_score.passed else Status.DIFFERENT,
+        "reason": "" if error_score.passed else reason,
         "judged_by": f"noise of {words}",
-        "score": found,
+        "score": error_score,
         "settled": False,
     }
 
@@ -643,25 +656,25 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
         reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
         return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
     records = (case.my.record, case.golden.record)
-    known = case.are_single and comparable_digests(*records)
-    if known and same_digest(*records):
+    are_comparable = case.are_single and comparable_digests(*records)
+    if are_comparable and same_digest(*records):
         return _judge_by_digest(case)
-    mine, golden, found = _summarize_and_judge(case)
-    status, reason = found.status, found.reason
-    if status is Status.IDENTICAL and known:
+    my_summary, golden, judgement = _summarize_and_judge(case)
+    status, reason = judgement.status, judgement.reason
+    if status is Status.IDENTICAL and are_comparable:
         status = Status.EQUIVALENT
         reason = "the digests differ, but all recorded statistics are equal"
-    has_sketches = mine.sketch is not None and golden.sketch is not None
+    has_sketches = my_summary.sketch is not None and golden.sketch is not None
     return case.measured(
         status,
         reason=reason,
-        limits=found.limits,
+        limits=judgement.limits,
         judged_by="sketch" if has_sketches else "statistics",
         basis=Basis.SUMMARIES,
-        nonfinite=found.nonfinite,
-        distance=found.distance,
+        nonfinite=judgement.nonfinite,
+        distance=judgement.distance,
         settled=status in {Status.IDENTICAL, Status.UNVERIFIED},
-        my=with_extremes(case.my_facts, mine.statistics),
+        my=with_extremes(case.my_facts, my_summary.statistics),
         golden=with_extremes(case.golden_facts, golden.statistics),
     )
 
@@ -670,18 +683,18 @@ def _judge_by_digest(case: _PairCase) -> Measured:
     """Equal paritas digests of values that were not stored."""
     figures = (case.my.record.statistics, case.golden.record.statistics)
     if None not in figures and not case.trusts:
-        _, _, found = _summarize_and_judge(case)
-        if found.status is Status.DIFFERENT:
-            reason = f"a dump is damaged: the digests are equal, but {found.reason}"
+        _, _, judgement = _summarize_and_judge(case)
+        if judgement.status is Status.DIFFERENT:
+            reason = f"a dump is damaged: the digests are equal, but {judgement.reason}"
             return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=reason)
     return _by_digest(case, "digest, data not stored")
 
 
 def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, SummaryJudgement]:
-    mine = summary_of(case.my, case.my_dump, case.my_values)
+    summary = summary_of(case.my, case.my_dump, case.my_values)
     golden = summary_of(case.golden, case.golden_dump, case.golden_values)
-    unit = _coarser_unit((case.my_facts.dtype, mine), (case.golden_facts.dtype, golden))
-    return mine, golden, judge_summaries(mine, golden, unit)
+    unit = _coarser_unit((case.my_facts.dtype, summary), (case.golden_facts.dtype, golden))
+    return summary, golden, judge_summaries(summary, golden, unit)
 
 
 def _by_digest(case: _PairCase, judged_by: str) -> Measured:
@@ -699,17 +712,17 @@ def _coarser_unit(*sides: tuple[str, SideSummary]) -> float:
 
     If one side is exact, a side of unknown dtype is taken to be exact too.
     """
-    known = [_unit_of_dtype(name) for name, _ in sides if name]
-    if 0.0 in known and len(known) < len(sides):
+    units = [_unit_of_dtype(name) for name, _ in sides if name]
+    if 0.0 in units and len(units) < len(sides):
         return 0.0
-    return max([*known, *(_least_unit(summary) for name, summary in sides if not name)])
+    return max([*units, *(_least_unit(summary) for name, summary in sides if not name)])
 
 
 def _least_unit(summary: SideSummary) -> float:
     """That of float16 if the minimum and maximum are float16 numbers, otherwise of float32."""
     ends = (summary.statistics.minimum, summary.statistics.maximum)
-    found = torch.tensor([end for end in ends if end is not None], dtype=torch.float64)
-    is_half = found.numel() > 0 and found.half().double().equal(found)
+    known_ends = torch.tensor([end for end in ends if end is not None], dtype=torch.float64)
+    is_half = known_ends.numel() > 0 and known_ends.half().double().equal(known_ends)
     return criterion.unit_roundoff(torch.float16) if is_half else criterion.UNIT_F32
 
 

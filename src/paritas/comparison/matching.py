@@ -36,9 +36,9 @@ _MOST_NAMES = 50_000
 
 def match_ids(book: Book) -> None:
     """Link items with the same canonical name and the same meaning."""
-    known: dict[tuple[object, ...], MatchItem] = {}
+    golden_items: dict[tuple[object, ...], MatchItem] = {}
     for item in book.left(mine=False):
-        known.setdefault((item.scope, item.record.id), item)
+        golden_items.setdefault((item.scope, item.record.id), item)
     unequal = _find_unequal(
         [(item, item.site.name) for item in book.left(mine=True)],
         [(item, item.site.name) for item in book.left(mine=False)],
@@ -46,7 +46,7 @@ def match_ids(book: Book) -> None:
     my_code, golden_code = _collect_code(book.my), _collect_code(book.golden)
     same_code = {key for key, code in my_code.items() if golden_code.get(key) == code}
     for item in book.left(mine=True):
-        other = known.get((item.scope, item.record.id))
+        other = golden_items.get((item.scope, item.record.id))
         if other is None or other.found or _call_name(item, item.site.name) in unequal:
             continue
         if (item.scope, item.graph) in same_code or _same_value(item, other):
@@ -54,14 +54,14 @@ def match_ids(book: Book) -> None:
 
 
 def _find_unequal(
-    mine: Iterable[tuple[MatchItem, str]], golden: Iterable[tuple[MatchItem, str]]
+    my_names: Iterable[tuple[MatchItem, str]], golden: Iterable[tuple[MatchItem, str]]
 ) -> set[tuple[object, ...]]:
     """Operators that a module calls more often on one side: their calls cannot match by number.
 
     Another implementation of a module calls the same operators in another order.
     """
     counts: list[defaultdict[tuple[object, ...], set[int]]] = []
-    for side in (mine, golden):
+    for side in (my_names, golden):
         calls: defaultdict[tuple[object, ...], set[int]] = defaultdict(set)
         for item, name in side:
             if item.site.level == "op" and item.site.side == "output":
@@ -81,14 +81,14 @@ def _collect_code(items: list[MatchItem]) -> dict[tuple[object, ...], set[tuple[
     for item in items:
         site = item.site
         if site.level == "buffer":
-            found = code.setdefault((item.scope, item.graph), set())
-            found.add((item.record.id, site.kernel, site.nodes, item.shape))
+            graph_code = code.setdefault((item.scope, item.graph), set())
+            graph_code.add((item.record.id, site.kernel, site.nodes, item.shape))
     return code
 
 
-def _same_value(one: MatchItem, other: MatchItem) -> bool:
+def _same_value(match_item: MatchItem, other: MatchItem) -> bool:
     """Whether the same name means the same value; in fused code it may not."""
-    first, second = one.site, other.site
+    first, second = match_item.site, other.site
     if first.level != "buffer" and second.level != "buffer":
         return True
     if first.level == second.level:
@@ -114,20 +114,22 @@ def match_renamed(book: Book, renamings: Iterable[Renaming]) -> None:
     renamings = list(renamings)
     if not renamings:
         return
-    known: dict[tuple[object, ...], MatchItem] = {}
+    golden_items: dict[tuple[object, ...], MatchItem] = {}
     for item in book.left(mine=False):
-        known.setdefault((item.scope, item.record.id), item)
-        known.setdefault((item.scope, *_call_place(item.site), item.site.name), item)
+        golden_items.setdefault((item.scope, item.record.id), item)
+        golden_items.setdefault((item.scope, *_call_place(item.site), item.site.name), item)
     for renaming in renamings:
         if renaming.concat:
-            found, linked = _match_joining(book, renaming, renaming.concat.of, known)
+            match_count, linked = _match_joining(book, renaming, renaming.concat.of, golden_items)
         else:
-            found, linked = _match_renaming(book, renaming, known)
+            match_count, linked = _match_renaming(book, renaming, golden_items)
         rule = f"rename {renaming.my!r} to {renaming.golden!r}"
-        if not found:
+        if not match_count:
             book.notes.append(f"{rule} matched none of my names")
         elif not linked:
-            book.notes.append(f"{rule} matched {found} of my names but produced no golden name")
+            book.notes.append(
+                f"{rule} matched {match_count} of my names but produced no golden name"
+            )
 
 
 def _call_place(site: Site) -> tuple[object, ...]:
@@ -135,50 +137,55 @@ def _call_place(site: Site) -> tuple[object, ...]:
 
 
 def _find_golden(
-    known: dict[tuple[object, ...], MatchItem], item: MatchItem, pattern: re.Pattern[str], new: str
+    golden_items: dict[tuple[object, ...], MatchItem],
+    item: MatchItem,
+    pattern: re.Pattern[str],
+    new: str,
 ) -> tuple[bool, MatchItem | None]:
     """Whether a rule applies to an item, and the golden item that results."""
-    name, whole = item.site.name, item.record.id
+    name, record_id = item.site.name, item.record.id
     if pattern.search(name):
-        other = known.get((item.scope, *_call_place(item.site), pattern.sub(new, name, count=1)))
+        other = golden_items.get(
+            (item.scope, *_call_place(item.site), pattern.sub(new, name, count=1))
+        )
         return True, other
-    if pattern.search(whole):
-        return True, known.get((item.scope, pattern.sub(new, whole, count=1)))
+    if pattern.search(record_id):
+        return True, golden_items.get((item.scope, pattern.sub(new, record_id, count=1)))
     return False, None
 
 
 def _match_renaming(
-    book: Book, renaming: Renaming, known: dict[tuple[object, ...], MatchItem]
+    book: Book, renaming: Renaming, golden_items: dict[tuple[object, ...], MatchItem]
 ) -> tuple[int, int]:
     (pattern,) = renaming.patterns()
-    found = linked = 0
+    match_count = linked = 0
     for item in list(book.left(mine=True)):
         if item.is_number and (renaming.split or renaming.permute):
             continue
         for part, new in enumerate(renaming.replacements()):
-            applies, other = _find_golden(known, item, pattern, new)
+            applies, other = _find_golden(golden_items, item, pattern, new)
             if not applies:
                 break
-            found += part == 0
+            match_count += part == 0
             if other is not None and not other.found:
                 book.link(item, other, "rename", renaming.operand([item.operand], part))
                 linked += 1
-    return found, linked
+    return match_count, linked
 
 
 def _match_joining(
     book: Book,
     renaming: Renaming,
     names: tuple[str, ...],
-    known: dict[tuple[object, ...], MatchItem],
+    golden_items: dict[tuple[object, ...], MatchItem],
 ) -> tuple[int, int]:
     groups: dict[int, dict[int, MatchItem]] = {}
     targets: dict[int, MatchItem] = {}
-    found = linked = 0
+    match_count = linked = 0
     for item in list(book.left(mine=True)):
         for part, pattern in enumerate(renaming.patterns()):
-            applies, other = _find_golden(known, item, pattern, renaming.golden)
-            found += applies
+            applies, other = _find_golden(golden_items, item, pattern, renaming.golden)
+            match_count += applies
             if other is not None and not other.found and not item.is_number:
                 groups.setdefault(id(other), {}).setdefault(part, item)
                 targets[id(other)] = other
@@ -192,22 +199,24 @@ def _match_joining(
             )
             continue
         items = [parts[at] for at in range(len(names))]
-        book.link(items[0], other, "rename", renaming.operand([one.operand for one in items]))
-        for one in items:
-            one.found = True
+        book.link(
+            items[0], other, "rename", renaming.operand([part_item.operand for part_item in items])
+        )
+        for joined_item in items:
+            joined_item.found = True
         linked += 1
-    return found, linked
+    return match_count, linked
 
 
 # --- prefixes -------------------------------------------------------------------------------------
 
 
-def module_prefix(mine: Collection[str], golden: Collection[str]) -> tuple[str, str]:
+def module_prefix(my_names: Collection[str], golden: Collection[str]) -> tuple[str, str]:
     """The prefix that only my names have, and the one that only golden names have.
 
     Without it, at least half the names of the smaller side must be the same.
     """
-    first, second = set(list(mine)[:_MOST_NAMES]), set(list(golden)[:_MOST_NAMES])
+    first, second = set(list(my_names)[:_MOST_NAMES]), set(list(golden)[:_MOST_NAMES])
     if not first or not second:
         return "", ""
     votes: Counter[tuple[str, str]] = Counter()
@@ -218,7 +227,7 @@ def module_prefix(mine: Collection[str], golden: Collection[str]) -> tuple[str, 
     for name in second:
         for cut in _find_cuts(name):
             votes["", name[:cut]] += name[cut:] in first
-    (prefix, count) = max(votes.items(), key=lambda found: (found[1], -len("".join(found[0]))))
+    (prefix, count) = max(votes.items(), key=lambda vote: (vote[1], -len("".join(vote[0]))))
     return prefix if count * 2 >= min(len(first), len(second)) else ("", "")
 
 
@@ -238,24 +247,28 @@ def unwrapped(name: str) -> str:
 def match_prefixed(book: Book) -> None:
     """Link items with the same name except for a common prefix of one side."""
     sides = []
-    for mine in (True, False):
-        items = [one for one in book.left(mine=mine) if one.site.level in _NAMED_LEVELS]
-        sides.append([(one, unwrapped(one.site.name)) for one in items])
+    for is_mine in (True, False):
+        items = [
+            unlinked_item
+            for unlinked_item in book.left(mine=is_mine)
+            if unlinked_item.site.level in _NAMED_LEVELS
+        ]
+        sides.append([(side_item, unwrapped(side_item.site.name)) for side_item in items])
     my, golden = sides
     if not my or not golden:
         return
-    roots = [_find_root(book, mine=mine) for mine in (True, False)]
+    roots = [_find_root(book, mine=is_my_side) for is_my_side in (True, False)]
     if all(roots) and roots[0] != roots[1]:
-        my = [(one, _move_name(name, roots[0], roots[1])) for one, name in my]
+        my = [(my_item, _move_name(name, roots[0], roots[1])) for my_item, name in my]
     else:
         roots = ["", ""]
     # Each name votes once, however often it is called.
     prefix, other_prefix = module_prefix(
         dict.fromkeys(name for _, name in my), dict.fromkeys(name for _, name in golden)
     )
-    known: dict[tuple[object, ...], MatchItem] = {}
+    golden_items: dict[tuple[object, ...], MatchItem] = {}
     for item, name in golden:
-        known.setdefault(_name_key(item, name.removeprefix(other_prefix)), item)
+        golden_items.setdefault(_name_key(item, name.removeprefix(other_prefix)), item)
     unequal = _find_unequal(
         [(item, name.removeprefix(prefix)) for item, name in my],
         [(item, name.removeprefix(other_prefix)) for item, name in golden],
@@ -263,7 +276,7 @@ def match_prefixed(book: Book) -> None:
     linked = 0
     for item, full in my:
         name = full.removeprefix(prefix)
-        other = known.get(_name_key(item, name))
+        other = golden_items.get(_name_key(item, name))
         if other is not None and not other.found and _call_name(item, name) not in unequal:
             book.link(item, other, "module")
             linked += 1
@@ -283,12 +296,12 @@ def _name_key(item: MatchItem, name: str) -> tuple[object, ...]:
 def _find_root(book: Book, *, mine: bool) -> str:
     """The outermost module, which is named after its class, if there is only one."""
     items = book.my if mine else book.golden
-    found = {
-        one.site.name
-        for one in items
-        if one.site.level == "module" and one.site.name == one.site.op
+    names = {
+        item.site.name
+        for item in items
+        if item.site.level == "module" and item.site.name == item.site.op
     }
-    return found.pop() if len(found) == 1 else ""
+    return names.pop() if len(names) == 1 else ""
 
 
 def _move_name(name: str, old: str, new: str) -> str:
@@ -309,31 +322,31 @@ def align(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[i
     common subsequence between those. Long stretches without unique members are aligned piece by
     piece, to avoid quadratic time.
     """
-    found: list[tuple[int, int]] = []
+    aligned_pairs: list[tuple[int, int]] = []
     waiting = [(0, len(first), 0, len(second))]
     while waiting:
         begin, end, other, last = waiting.pop()
         while begin < end and other < last and first[begin] == second[other]:
-            found.append((begin, other))
+            aligned_pairs.append((begin, other))
             begin, other = begin + 1, other + 1
         while begin < end and other < last and first[end - 1] == second[last - 1]:
             end, last = end - 1, last - 1
-            found.append((end, last))
+            aligned_pairs.append((end, last))
         if begin == end or other == last:
             continue
         if (end - begin) * (last - other) <= _MOST_CELLS:
-            found += _align_exactly(first, second, (begin, end, other, last))
+            aligned_pairs += _align_exactly(first, second, (begin, end, other, last))
             continue
         anchors = _find_anchors(first, second, (begin, end, other, last))
         if not anchors:
-            found += _align_piecewise(first, second, (begin, end, other, last))
+            aligned_pairs += _align_piecewise(first, second, (begin, end, other, last))
         for at, there in anchors:
-            found.append((at, there))
+            aligned_pairs.append((at, there))
             waiting.append((begin, at, other, there))
             begin, other = at + 1, there + 1
         if anchors:
             waiting.append((begin, end, other, last))
-    return sorted(found)
+    return sorted(aligned_pairs)
 
 
 Stretch = tuple[int, int, int, int]
@@ -355,17 +368,17 @@ def _align_exactly(
                 row[there] = max(below[there], row[there + 1])
         table.append(row)
     table.reverse()
-    found = []
+    aligned_pairs = []
     at, there = 0, 0
     while at < end - begin and there < width:
         if first[begin + at] == second[other + there]:
-            found.append((begin + at, other + there))
+            aligned_pairs.append((begin + at, other + there))
             at, there = at + 1, there + 1
         elif table[at + 1][there] >= table[at][there + 1]:
             at += 1
         else:
             there += 1
-    return found
+    return aligned_pairs
 
 
 def _find_anchors(
@@ -388,14 +401,14 @@ def increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
-    for index, (_, place) in enumerate(pairs):
-        at = bisect_left(tails, place)
+    for index, (_, second_position) in enumerate(pairs):
+        at = bisect_left(tails, second_position)
         before.append(ends[at - 1] if at else -1)
         if at == len(tails):
-            tails.append(place)
+            tails.append(second_position)
             ends.append(index)
         else:
-            tails[at], ends[at] = place, index
+            tails[at], ends[at] = second_position, index
     run: list[tuple[int, int]] = []
     index = ends[-1] if ends else -1
     while index >= 0:
@@ -422,20 +435,20 @@ def _align_piecewise(
     Only the first half of each piece is kept, since its end depends on what follows.
     """
     begin, end, other, last = where
-    found: list[tuple[int, int]] = []
+    aligned_pairs: list[tuple[int, int]] = []
     while begin < end and other < last:
         piece = (begin, min(end, begin + _PIECE), other, min(last, other + _PIECE))
         pairs = _align_exactly(first, second, piece)
         is_last = piece[1] == end and piece[3] == last
-        kept = pairs if is_last else [one for one in pairs if one[0] < begin + _PIECE // 2]
-        found += kept
+        kept_pairs = pairs if is_last else [pair for pair in pairs if pair[0] < begin + _PIECE // 2]
+        aligned_pairs += kept_pairs
         if is_last:
             break
-        if kept:
-            begin, other = kept[-1][0] + 1, kept[-1][1] + 1
+        if kept_pairs:
+            begin, other = kept_pairs[-1][0] + 1, kept_pairs[-1][1] + 1
         else:
             begin, other = begin + _PIECE // 2, other + _PIECE // 2
-    return found
+    return aligned_pairs
 
 
 # --- Values of captured graphs, by node -----------------------------------------------------------
@@ -448,7 +461,9 @@ class GraphSide:
 
     def __init__(self, items: list[MatchItem]) -> None:
         self.items = [
-            one for one in items if one.site.level in GRAPH_LEVELS and one.scope is not None
+            graph_item
+            for graph_item in items
+            if graph_item.site.level in GRAPH_LEVELS and graph_item.scope is not None
         ]
         self.values: dict[NodeKey, dict[str, MatchItem]] = {}
         self.given: defaultdict[NodeKey, list[MatchItem]] = defaultdict(list)
@@ -476,14 +491,16 @@ class GraphSide:
 
     def value(self, item: MatchItem, node: str) -> MatchItem | None:
         """The value of a node that an item of the other side refers to."""
-        found = self.values.get(node_key(item, node))
-        if not found:
+        node_values = self.values.get(node_key(item, node))
+        if not node_values:
             return None
-        if len(found) == 1:
-            return next(iter(found.values()))
-        if item.site.side == "output" and item.site.position in found:
-            return found[item.site.position]
-        alike = [one for one in found.values() if one.shape == item.shape]
+        if len(node_values) == 1:
+            return next(iter(node_values.values()))
+        if item.site.side == "output" and item.site.position in node_values:
+            return node_values[item.site.position]
+        alike = [
+            value_item for value_item in node_values.values() if value_item.shape == item.shape
+        ]
         return alike[0] if len(alike) == 1 else None
 
 
@@ -517,7 +534,7 @@ def skip_inexact(book: Book, items: list[MatchItem], plain: set[GraphKey] | None
     Args:
         plain: graphs whose nodes the other side has one by one; None if that does not matter.
     """
-    traced = {one.graph for one in items if one.site.nodes}
+    traced = {graph_item.graph for graph_item in items if graph_item.site.nodes}
     for item in items:
         site = item.site
         if not item.is_left or site.level != "buffer" or site.exact:
@@ -534,21 +551,21 @@ def skip_inexact(book: Book, items: list[MatchItem], plain: set[GraphKey] | None
 def _fold_fused(book: Book, side: GraphSide, other: GraphSide) -> None:
     """Leave out what is inside the other side's fused code."""
     inside, unseen, done = _find_covered(other)
-    known = inside | unseen | done
+    covered_keys = inside | unseen | done
     for item in side.items:
         if not item.is_left or item.graph not in other.fused:
             continue
         site = item.site
-        made = held_node(item) or site.name
+        node_name = held_node(item) or site.name
         if site.side == "input":
             if item.is_number:
                 book.skip(item, "number", "inlined into fused kernels")
                 continue
-            made = site.nodes[-1] if site.nodes and site.nodes[-1] != site.name else made
-        key = node_key(item, made)
+            node_name = site.nodes[-1] if site.nodes and site.nodes[-1] != site.name else node_name
+        key = node_key(item, node_name)
         reader = node_key(item, site.name)
         if site.side == "input":
-            if key in known or reader in known:
+            if key in covered_keys or reader in covered_keys:
                 book.skip(item, "input", "of nodes; compared where computed or read")
         elif key in inside:
             book.skip(item, "node", "inside fused kernels; compared at their outputs")
@@ -566,7 +583,9 @@ def _find_covered(side: GraphSide) -> tuple[set[NodeKey], set[NodeKey], set[Node
     unseen: set[NodeKey] = set()
     done: set[NodeKey] = set()
     graphs = {
-        (one.scope, one.graph) for one in side.items if one.found and one.site.side == "output"
+        (output_item.scope, output_item.graph)
+        for output_item in side.items
+        if output_item.found and output_item.site.side == "output"
     }
     for item in side.items:
         site = item.site
@@ -591,10 +610,15 @@ def skip_rewritten(book: Book) -> None:
     my, golden = GraphSide(book.my), GraphSide(book.golden)
     if not my.items or not golden.items:
         return
-    mine, theirs = _all_nodes(my), _all_nodes(golden)
-    rewritten = {key[:2] for key in mine - theirs} & {key[:2] for key in theirs - mine}
+    my_nodes, golden_nodes = _all_nodes(my), _all_nodes(golden)
+    rewritten = {key[:2] for key in my_nodes - golden_nodes} & {
+        key[:2] for key in golden_nodes - my_nodes
+    }
     for side, other in ((my, golden), (golden, my)):
-        modules = {(one.scope, one.graph, one.site.module) for one in other.items}
+        modules = {
+            (other_item.scope, other_item.graph, other_item.site.module)
+            for other_item in other.items
+        }
         compared: set[object] = set()
         for item in reversed(side.items):
             call = (item.scope, item.graph, item.site.call)
@@ -634,17 +658,17 @@ def align_graphs(book: Book) -> None:
 
     Graphs with the same name match. The others match by the number of node names in common.
     """
-    mine, theirs = _node_names(book.my), _node_names(book.golden)
+    my_names, golden_names = _node_names(book.my), _node_names(book.golden)
     moved: dict[GraphKey, GraphKey] = {}
-    rest = [key for key in mine if key not in theirs]
-    free = [key for key in theirs if key not in mine]
+    rest = [key for key in my_names if key not in golden_names]
+    free = [key for key in golden_names if key not in my_names]
     scores = sorted(
         (
-            (len(mine[key] & theirs[other]), key[0] == other[0], key, other)
+            (len(my_names[key] & golden_names[other]), key[0] == other[0], key, other)
             for key in rest
             for other in free
         ),
-        key=lambda found: found[:2],
+        key=lambda score: score[:2],
         reverse=True,
     )
     for shared, _, key, other in scores:
@@ -663,9 +687,9 @@ def _node_names(items: list[MatchItem]) -> dict[GraphKey, set[str]]:
     for item in items:
         site = item.site
         if site.level in GRAPH_LEVELS:
-            found = names.setdefault(item.graph, set())
-            found.add(site.name)
-            found.update(site.nodes)
+            graph_names = names.setdefault(item.graph, set())
+            graph_names.add(site.name)
+            graph_names.update(site.nodes)
     return names
 
 
@@ -678,10 +702,10 @@ def match_nodes(book: Book) -> None:
     for side, other in ((my, golden), (golden, my)):
         for item in side.items:
             node = held_node(item) if item.is_left else ""
-            found = other.value(item, node) if node else None
+            counterpart = other.value(item, node) if node else None
             # Fused code may read a value that is already matched.
-            if found is not None and (not found.found or item.site.source == "fused"):
-                book.link_either(item, found, "node")
+            if counterpart is not None and (not counterpart.found or item.site.source == "fused"):
+                book.link_either(item, counterpart, "node")
     for side, other in ((my, golden), (golden, my)):
         _match_arguments(book, side, other)
     skip_inexact(book, my.items, golden.plain)
@@ -692,14 +716,14 @@ def match_nodes(book: Book) -> None:
 
 def _match_places(book: Book, my: GraphSide, golden: GraphSide) -> None:
     """Link the same position of the same node, in graphs with different names."""
-    known = {
+    golden_items = {
         _graph_place(item): item
         for item in golden.items
         if item.is_left and item.site.level == "node"
     }
     for item in my.items:
         if item.is_left and item.site.level == "node":
-            other = known.get(_graph_place(item))
+            other = golden_items.get(_graph_place(item))
             if other is not None and other.is_left:
                 book.link(item, other, "node")
 
@@ -727,21 +751,23 @@ def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
             if value is not None and value.site.op in ("", "placeholder"):
                 book.link_either(item, value, "node")
     for inputs, outputs in calls.values():
-        nodes = {one.site.nodes for one in outputs if one.site.exact}
-        if len(nodes) != 1 or not any(one.is_left for one in inputs):
+        nodes = {output.site.nodes for output in outputs if output.site.exact}
+        if len(nodes) != 1 or not any(input_item.is_left for input_item in inputs):
             continue
         (names,) = nodes
         taken = other.given.get(node_key(outputs[0], names[0]), ())
-        given = _in_place([one for one in taken if not one.is_number])
+        taken_inputs = _in_place([taken_item for taken_item in taken if not taken_item.is_number])
         ours = _in_place(inputs)
-        if len(given) != len(ours):
+        if len(taken_inputs) != len(ours):
             continue
-        if len(names) > 1 and [one.shape for one in given] != [one.shape for one in ours]:
+        if len(names) > 1 and [taken_item.shape for taken_item in taken_inputs] != [
+            call_input.shape for call_input in ours
+        ]:
             continue
-        for one, theirs in zip(ours, given, strict=True):
-            if one.is_left and not theirs.found:
-                book.link_either(one, theirs, "node")
+        for own_input, taken_input in zip(ours, taken_inputs, strict=True):
+            if own_input.is_left and not taken_input.found:
+                book.link_either(own_input, taken_input, "node")
 
 
 def _in_place(items: list[MatchItem]) -> list[MatchItem]:
-    return sorted(items, key=lambda one: natural_key(one.site.position))
+    return sorted(items, key=lambda item: natural_key(item.site.position))

@@ -34,8 +34,8 @@ def write_comparison(path: Path, comparison: Comparison) -> list[Path]:
         path.with_name(f"{path.stem}.status.json"): status_data(comparison),
         path.with_name(f"{path.stem}.errors.json"): error_data(comparison),
     }
-    for place, content in parts.items():
-        write_whole(place, msgspec.json.encode(content))
+    for file_path, content in parts.items():
+        write_whole(file_path, msgspec.json.encode(content))
     return list(parts)
 
 
@@ -69,7 +69,7 @@ def status_data(comparison: Comparison) -> Json:
 
 def error_data(comparison: Comparison) -> Json:
     """The worst error of each call, divided by the allowed error, if it was measured."""
-    found: Json = {}
+    json: Json = {}
     for graph, calls in _calls(comparison).items():
         results = {}
         for call, rows in calls.items():
@@ -77,7 +77,7 @@ def error_data(comparison: Comparison) -> Json:
             if ratios:
                 worst = _BEYOND if any(map(math.isnan, ratios)) else max(ratios)
                 results[call] = {"value": min(worst, _BEYOND)}
-        found[graph] = {
+        json[graph] = {
             "name": "paritas: error / allowed",
             "results": results,
             "thresholds": [
@@ -85,15 +85,15 @@ def error_data(comparison: Comparison) -> Json:
                 {"value": _BEYOND, "bgColor": COLOURS[Status.DIFFERENT]},
             ],
         }
-    return found
+    return json
 
 
 def _calls(comparison: Comparison) -> dict[str, dict[str, list[ComparisonRow]]]:
     """Graph -> call -> its rows, in the order of the program."""
-    found: defaultdict[str, dict[str, list[ComparisonRow]]] = defaultdict(dict)
+    graph_calls: defaultdict[str, dict[str, list[ComparisonRow]]] = defaultdict(dict)
     for call, rows in group_calls(comparison.rows).items():
-        found[_graph_id(call)][call[2]] = rows
-    return found
+        graph_calls[_graph_id(call)][call[2]] = rows
+    return graph_calls
 
 
 def _node(
@@ -122,8 +122,12 @@ def _node(
         "namespace": shown.module.replace(".", "/"),
         "attrs": _pairs(attributes),
         "incomingEdges": [
-            {"sourceNodeId": source[2], "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
-            for place, source in enumerate(sources)
+            {
+                "sourceNodeId": source[2],
+                "sourceNodeOutputId": "0",
+                "targetNodeInputId": str(input_index),
+            }
+            for input_index, source in enumerate(sources)
         ],
         "outputsMetadata": [_metadata(row) for row in rows if row.side == "output"],
         "style": {"backgroundColor": COLOURS[status]},

@@ -93,8 +93,8 @@ class Operand:
         if self.is_single:
             return ""
         inner = [part.words for part in self.parts if isinstance(part, Operand)]
-        own = [] if self.recipe is None else [self.recipe.words]
-        return ", then ".join(words for words in dict.fromkeys((*inner, *own)) if words)
+        own_words = [] if self.recipe is None else [self.recipe.words]
+        return ", then ".join(words for words in dict.fromkeys((*inner, *own_words)) if words)
 
     def records(self) -> Iterator[Record]:
         """All its records."""
@@ -132,10 +132,10 @@ class Pair:
         A kernel's input is compared with the output of the golden node that computed it.
         """
         if self.golden is None or self.my is None:
-            found = self.golden or self.my
-            if found is None:
+            only_operand = self.golden or self.my
+            if only_operand is None:
                 raise ValueError("a pair without operands")
-            return found
+            return only_operand
         same_side = self.my.record.site.side == self.golden.record.site.side
         return self.golden if same_side else self.my
 
@@ -152,8 +152,8 @@ def merge_statistics(plan: Assembly, parts: Sequence[Statistics]) -> tuple[Stati
     """
     _check_copies(plan, [parts[first] == parts[other] for first, other in plan.copies])
     terms = [[parts[copies[0]] for copies in cell.terms] for cell in plan.cells]
-    if all(len(found) == 1 for found in terms):
-        return _concat_statistics([found[0] for found in terms]), ""
+    if all(len(term) == 1 for term in terms):
+        return _concat_statistics([term[0] for term in terms]), ""
     return _reduce_statistics(terms, plan.reduction)
 
 
@@ -183,13 +183,13 @@ def merge_sketches(plan: Assembly, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _check_copies(plan: Assembly, same: Sequence[bool]) -> None:
-    found = [
+    replica_disagreements = [
         ReplicaDisagreement(plan.ranks[other], plan.ranks[first])
         for (first, other), agrees in zip(plan.copies, same, strict=True)
         if not agrees
     ]
-    if found:
-        raise ReplicasDisagreeError(found)
+    if replica_disagreements:
+        raise ReplicasDisagreeError(replica_disagreements)
 
 
 def _concat_statistics(parts: Sequence[Statistics]) -> Statistics:
@@ -197,10 +197,12 @@ def _concat_statistics(parts: Sequence[Statistics]) -> Statistics:
     exponents: Counter[int] = Counter()
     for part in parts:
         exponents.update(dict(part.exponents))
-    known = [part for part in parts if _finite_count(part)]
-    total = sum(map(_finite_count, known))
-    minima, maxima, norms = (_known_by_all(known, name) for name in ("minimum", "maximum", "l2"))
-    means = zip(_known_by_all(known, "mean"), map(_finite_count, known), strict=False)
+    finite_parts = [part for part in parts if _finite_count(part)]
+    total = sum(map(_finite_count, finite_parts))
+    minima, maxima, norms = (
+        _known_by_all(finite_parts, name) for name in ("minimum", "maximum", "l2")
+    )
+    means = zip(_known_by_all(finite_parts, "mean"), map(_finite_count, finite_parts), strict=False)
     shares = [mean * (count / total) for mean, count in means]
     return Statistics(
         count=sum(part.count for part in parts),
@@ -243,13 +245,13 @@ def _reduce_statistics(cells: Sequence[Sequence[Statistics]], how: str) -> tuple
         )
     if how == "product":
         raise UsageError("the product over ranks cannot be derived from statistics: record values")
-    kept, reduce = _REDUCTIONS[how]
+    figure_name, reduce = _REDUCTIONS[how]
     wholes = []
     for terms in cells:
-        values = _known_by_all(terms, kept)
-        known: dict[str, Any] = {kept: reduce(values)} if values else {}
-        wholes.append(Statistics(count=terms[0].count, **known))
-    limits = f"only the {kept} of the {how} over ranks can be derived from statistics"
+        values = _known_by_all(terms, figure_name)
+        reduced_figures: dict[str, Any] = {figure_name: reduce(values)} if values else {}
+        wholes.append(Statistics(count=terms[0].count, **reduced_figures))
+    limits = f"only the {figure_name} of the {how} over ranks can be derived from statistics"
     return _concat_statistics(wholes), limits
 
 
@@ -288,14 +290,18 @@ class NearestNames:
 
     def _find(self, name: str) -> tuple[str, ...]:
         pieces = _cut_pieces(name)
-        rare = sorted((len(self._pointers[one]), one) for one in pieces if one in self._pointers)
+        rare = sorted(
+            (len(self._pointers[known_piece]), known_piece)
+            for known_piece in pieces
+            if known_piece in self._pointers
+        )
         shared: dict[int, int] = {}
         for _, piece in rare[:_PIECES]:
             for at in self._pointers[piece][:_POINTED]:
                 shared[at] = shared.get(at, 0) + 1
         likely = sorted(shared, key=lambda at: -shared[at])[:_COMPARED]
         scores = [(self._likeness(pieces, at), at) for at in likely]
-        scores.sort(key=lambda found: (-found[0], found[1]))
+        scores.sort(key=lambda score: (-score[0], score[1]))
         best = scores[:_MOST_SUGGESTED]
         return tuple(self._names[at] for score, at in best if score >= _LEAST_LIKENESS)
 
@@ -407,20 +413,25 @@ class Book:
         self.links: list[Link] = []
         self.unselected: list[tuple[MatchItem, str]] = []
         self._reasons: Counter[tuple[str, str]] = Counter()
-        my_ranks, golden_ranks = ([one.ranks for one in side] for side in (my, golden))
+        my_ranks, golden_ranks = ([operand.ranks for operand in side] for side in (my, golden))
         label = self._labels(set(my_ranks), set(golden_ranks))
         self.my = [
-            MatchItem(one, (one.step, label(ranks)) if one.step in steps else None, at, mine=True)
-            for at, (one, ranks) in enumerate(zip(my, my_ranks, strict=True))
+            MatchItem(
+                operand,
+                (operand.step, label(ranks)) if operand.step in steps else None,
+                at,
+                mine=True,
+            )
+            for at, (operand, ranks) in enumerate(zip(my, my_ranks, strict=True))
         ]
         # A golden step that is compared with several of mine gets an item for each of them.
         askers: dict[int, list[int | None]] = {}
-        for mine, theirs in steps.items():
-            askers.setdefault(theirs, []).append(mine)
+        for my_step, golden_step in steps.items():
+            askers.setdefault(golden_step, []).append(my_step)
         self.golden = [
-            MatchItem(one, None if step is None else (step, label(ranks)), at, mine=False)
-            for at, (one, ranks) in enumerate(zip(golden, golden_ranks, strict=True))
-            for step in askers.get(one.step, [None])
+            MatchItem(operand, None if step is None else (step, label(ranks)), at, mine=False)
+            for at, (operand, ranks) in enumerate(zip(golden, golden_ranks, strict=True))
+            for step in askers.get(operand.step, [None])
         ]
 
     def left(self, *, mine: bool) -> Iterator[MatchItem]:
@@ -435,9 +446,9 @@ class Book:
         self.links.append(Link(my, golden, by, operand or my.operand, is_home=is_home))
         my.found = golden.found = True
 
-    def link_either(self, one: MatchItem, other: MatchItem, by: MatchedBy) -> None:
+    def link_either(self, match_item: MatchItem, other: MatchItem, by: MatchedBy) -> None:
         """Match two items, in either order."""
-        my, golden = (one, other) if one.mine else (other, one)
+        my, golden = (match_item, other) if match_item.mine else (other, match_item)
         self.link(my, golden, by)
 
     def skip(self, item: MatchItem, noun: str, reason: str) -> None:
@@ -460,9 +471,11 @@ class Book:
         """Why items were left out, with counts."""
         return [f"{counted(n, noun)} {reason}" for (noun, reason), n in self._reasons.items()]
 
-    def _labels(self, mine: set[Ranks], theirs: set[Ranks]) -> Callable[[Ranks], int]:
+    def _labels(self, rankss: set[Ranks], golden_rankss: set[Ranks]) -> Callable[[Ranks], int]:
         """A function from ranks to the rank of a scope; the rank of a single-rank run is WHOLE."""
-        all_mine, all_theirs = ({rank for one in side for rank in one} for side in (mine, theirs))
+        all_mine, all_theirs = (
+            {rank for ranks in side for rank in ranks} for side in (rankss, golden_rankss)
+        )
         single = {min(side) for side in (all_mine, all_theirs) if len(side) == 1}
         if len(all_mine) == len(all_theirs) == 1 and len(single) > 1:
             self.notes.append(

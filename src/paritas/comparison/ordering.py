@@ -28,15 +28,15 @@ _INSIDE = ("op", "node", "buffer", "parameter", "tensor")
 
 def match_order(book: Book) -> None:
     """Link calls with unrelated names; note how many, and propose rules for their names."""
-    mine, golden = _collect_calls(book)
-    if not mine or not golden:
+    my_calls, golden = _collect_calls(book)
+    if not my_calls or not golden:
         return
-    _match_values(book, mine, golden)
-    _match_makers(book, mine, golden)
+    _match_values(book, my_calls, golden)
+    _match_makers(book, my_calls, golden)
     before = len(book.links)
-    _match_between(book, *(_select(calls, _MODULES) for calls in (mine, golden)))
-    _confine_operators(book, mine, golden)
-    _match_between(book, *(_select(calls, _INSIDE) for calls in (mine, golden)))
+    _match_between(book, *(_select(calls, _MODULES) for calls in (my_calls, golden)))
+    _confine_operators(book, my_calls, golden)
+    _match_between(book, *(_select(calls, _INSIDE) for calls in (my_calls, golden)))
     guessed = len(book.links) - before
     if guessed:
         book.notes.append(
@@ -88,39 +88,41 @@ def _collect_calls(book: Book) -> tuple[list[_Call], list[_Call]]:
     """The calls of both sides with values that are left, in program order."""
     strange = _naming_schemes(book.my).isdisjoint(_naming_schemes(book.golden))
     classes = _same_classes(_leaf_classes(book.my), _leaf_classes(book.golden))
-    sides = [{one.site.side for one in items} for items in (book.my, book.golden)]
+    sides = [{side_item.site.side for side_item in items} for items in (book.my, book.golden)]
     both = sides[0] & sides[1]
-    found: list[list[_Call]] = []
-    for mine in (True, False):
-        composite = _composite_modules(book.my if mine else book.golden)
+    callss: list[list[_Call]] = []
+    for is_mine in (True, False):
+        composite = _composite_modules(book.my if is_mine else book.golden)
         calls: dict[Hashable, _Call] = {}
-        for item in book.left(mine=mine):
+        for item in book.left(mine=is_mine):
             site = item.site
             kind = _order_class(item, strange=strange)
             if site.level == "module":
                 is_composite = (item.scope, site.name) in composite
-                own = _COMPOSITE if is_composite else classes.get(site.op, site.op)
+                operator_class = _COMPOSITE if is_composite else classes.get(site.op, site.op)
                 key: Hashable = (item.scope, site.phase, "module", site.name, site.call)
             else:
-                own = "" if strange else plain_operator(item)
+                operator_class = "" if strange else plain_operator(item)
                 # Tools with other names for operators also record other arguments.
-                place = (site.side, site.position) if strange or site.level != "op" else ()
-                key = (item.scope, item.graph, site.level, site.name, site.call, place)
-                own = f"{own} {site.side}" if place else own
+                side_position = (site.side, site.position) if strange or site.level != "op" else ()
+                key = (item.scope, item.graph, site.level, site.name, site.call, side_position)
+                operator_class = (
+                    f"{operator_class} {site.side}" if side_position else operator_class
+                )
             call = calls.get(key)
             if call is None:
-                call = calls[key] = _Call((item.scope, site.phase), (kind, own), item.at)
+                call = calls[key] = _Call((item.scope, site.phase), (kind, operator_class), item.at)
             call.items[site.side, site.position] = item
         for call in calls.values():
             call.shapes = tuple(
                 sorted(
-                    (*place, item.shape)
-                    for place, item in call.items.items()
-                    if item.shape is not None and place[0] in both
+                    (*item_position, item.shape)
+                    for item_position, item in call.items.items()
+                    if item.shape is not None and item_position[0] in both
                 )
             )
-        found.append([call for call in calls.values() if call.shapes])
-    return found[0], found[1]
+        callss.append([call for call in calls.values() if call.shapes])
+    return callss[0], callss[1]
 
 
 def _order_class(item: MatchItem, *, strange: bool) -> str:
@@ -168,36 +170,40 @@ def _leaf_classes(items: Sequence[MatchItem]) -> set[str]:
     }
 
 
-def _same_classes(mine: set[str], golden: set[str]) -> dict[str, str]:
+def _same_classes(my_classes: set[str], golden: set[str]) -> dict[str, str]:
     """The golden class for each of my classes that means the same: `LlamaRMSNorm` for `RMSNorm`."""
-    found = {}
-    rest = golden - mine
-    for name in mine - golden:
-        alike = [one for one in rest if one.endswith(name) or (one and name.endswith(one))]
+    class_mapping = {}
+    rest = golden - my_classes
+    for name in my_classes - golden:
+        alike = [
+            golden_name
+            for golden_name in rest
+            if golden_name.endswith(name) or (golden_name and name.endswith(golden_name))
+        ]
         if name and len(alike) == 1:
-            found[name] = alike[0]
-    return found
+            class_mapping[name] = alike[0]
+    return class_mapping
 
 
 # --- Weights and values ---------------------------------------------------------------------------
 
 
-def _match_values(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+def _match_values(book: Book, calls: list[_Call], golden: list[_Call]) -> None:
     """Link calls of one kind that share a weight, or all results, with no other call."""
-    known = _index_values(golden)
-    for key, call in _index_values(mine).items():
-        other = known.get(key)
+    index_values = _index_values(golden)
+    for key, call in _index_values(calls).items():
+        other = index_values.get(key)
         if call is not None and other is not None and call.is_left and other.is_left:
             _link_calls(book, call, other, "value")
 
 
 def _index_values(calls: list[_Call]) -> dict[Hashable, _Call | None]:
     """Calls by what identifies them; None if several have it in common."""
-    found: dict[Hashable, _Call | None] = {}
+    calls_by_identity: dict[Hashable, _Call | None] = {}
     for call in calls:
         for key in _identify_call(call):
-            found[key] = None if key in found else call
-    return found
+            calls_by_identity[key] = None if key in calls_by_identity else call
+    return calls_by_identity
 
 
 def _identify_call(call: _Call) -> Iterator[Hashable]:
@@ -216,14 +222,14 @@ def _identify_call(call: _Call) -> Iterator[Hashable]:
         yield *where, tuple(results)
 
 
-def _match_makers(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+def _match_makers(book: Book, calls: list[_Call], golden: list[_Call]) -> None:
     """Link the calls that made what linked calls of operators read, and so on upstream.
 
     Two calls that belong together read what the same calls made. A port may exchange the operands
     of a sum, so each of their inputs must have been made by a call of another kind.
     """
-    made_mine, made_golden = _index_made(mine), _index_made(golden)
-    callers = {id(item): call for call in (*mine, *golden) for item in call.items.values()}
+    made_mine, made_golden = _index_made(calls), _index_made(golden)
+    callers = {id(item): call for call in (*calls, *golden) for item in call.items.values()}
     waiting = [
         (callers[id(link.my)], callers[id(link.golden)])
         for link in book.links
@@ -231,14 +237,16 @@ def _match_makers(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
     ]
     while waiting:
         call, other = waiting.pop()
-        ours, theirs = _find_makers(call, made_mine), _find_makers(other, made_golden)
-        for kind in ours.keys() & theirs.keys():
-            maker, partner = ours[kind], theirs[kind]
+        ours, golden_makers = _find_makers(call, made_mine), _find_makers(other, made_golden)
+        for kind in ours.keys() & golden_makers.keys():
+            maker, partner = ours[kind], golden_makers[kind]
             if maker is None or partner is None or not (maker.is_left and partner.is_left):
                 continue
             before = _find_makers(maker, made_mine)
             tensors = sum(
-                side == "input" for (side, _), one in maker.items.items() if one.shape is not None
+                side == "input"
+                for (side, _), maker_item in maker.items.items()
+                if maker_item.shape is not None
             )
             are_told_apart = len(before) == tensors and None not in before.values()
             are_ordered = are_told_apart and list(before) == list(
@@ -251,19 +259,21 @@ def _match_makers(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
 
 def _index_made(calls: list[_Call]) -> dict[Hashable, _Call]:
     """The call of an operator that made each value."""
-    made: dict[Hashable, _Call] = {}
+    maker_by_value: dict[Hashable, _Call] = {}
     for call in calls:
         for (side, _), item in call.items.items():
             if call.level == "op" and side == "output" and item.record.digest:
-                made.setdefault(item.stored_value, call)
-    return made
+                maker_by_value.setdefault(item.stored_value, call)
+    return maker_by_value
 
 
-def _find_makers(call: _Call, made: Mapping[Hashable, _Call]) -> dict[Hashable, _Call | None]:
+def _find_makers(
+    call: _Call, maker_by_value: Mapping[Hashable, _Call]
+) -> dict[Hashable, _Call | None]:
     """The calls that made the inputs of a call, by kind and shapes; None for several of a kind."""
     makers: dict[Hashable, _Call | None] = {}
     for (side, _), item in call.items.items():
-        maker = made.get(item.stored_value) if side == "input" else None
+        maker = maker_by_value.get(item.stored_value) if side == "input" else None
         if maker is not None:
             key = (maker.stretch, maker.kind, maker.shapes)
             makers[key] = None if makers.get(key, maker) is not maker else maker
@@ -271,10 +281,10 @@ def _find_makers(call: _Call, made: Mapping[Hashable, _Call]) -> dict[Hashable, 
 
 
 def _link_calls(book: Book, call: _Call, other: _Call, by: MatchedBy) -> None:
-    for place, item in call.items.items():
-        theirs = other.items.get(place)
-        if theirs is not None and item.shape == theirs.shape:
-            book.link(item, theirs, by)
+    for side_position, item in call.items.items():
+        other_item = other.items.get(side_position)
+        if other_item is not None and item.shape == other_item.shape:
+            book.link(item, other_item, by)
 
 
 # --- Order between them ---------------------------------------------------------------------------
@@ -282,39 +292,39 @@ def _link_calls(book: Book, call: _Call, other: _Call, by: MatchedBy) -> None:
 
 def _select(calls: list[_Call], levels: Sequence[str]) -> dict[Hashable, list[_Call]]:
     """The calls of these levels that are left, by stretch."""
-    found: defaultdict[Hashable, list[_Call]] = defaultdict(list)
+    calls_by_stretch: defaultdict[Hashable, list[_Call]] = defaultdict(list)
     for call in calls:
         if call.level in levels and call.is_left:
-            found[call.stretch].append(call)
-    return found
+            calls_by_stretch[call.stretch].append(call)
+    return calls_by_stretch
 
 
-def _confine_operators(book: Book, mine: list[_Call], golden: list[_Call]) -> None:
+def _confine_operators(book: Book, my_calls: list[_Call], golden: list[_Call]) -> None:
     """Let operators of eager code match only inside modules that match."""
     levels = [{item.site.level for item in items} for items in (book.my, book.golden)]
-    if not all("module" in found for found in levels):
+    if not all("module" in level for level in levels):
         return
     modules = {
         (link.my.scope, link.my.site.name): link.golden.site.name
         for link in book.links
         if link.my.site.level == "module"
     }
-    for calls, known in ((mine, modules), (golden, {})):
+    for calls, module_names in ((my_calls, modules), (golden, {})):
         for call in calls:
             item = next(iter(call.items.values()))
             if call.level == "op":
                 module = item.site.module
-                call.kind = (call.kind, known.get((item.scope, module), module))
+                call.kind = (call.kind, module_names.get((item.scope, module), module))
 
 
 def _match_between(
-    book: Book, mine: Mapping[Hashable, list[_Call]], golden: Mapping[Hashable, list[_Call]]
+    book: Book, my_stretches: Mapping[Hashable, list[_Call]], golden: Mapping[Hashable, list[_Call]]
 ) -> None:
     """Link calls in order, between the links that there are."""
     anchors: defaultdict[Hashable, set[tuple[int, int]]] = defaultdict(set)
     for link in book.links:
         anchors[link.my.scope, link.my.site.phase].add((link.my.at, link.golden.at))
-    for stretch, ours in mine.items():
+    for stretch, ours in my_stretches.items():
         ends = increasing(sorted(anchors[stretch]))
         parts: defaultdict[int, tuple[list[_Call], list[_Call]]] = defaultdict(lambda: ([], []))
         for side, calls in enumerate((ours, golden.get(stretch, []))):
@@ -326,33 +336,39 @@ def _match_between(
                 _link_calls(book, call, other, "order")
 
 
-def _pair_unambiguous(mine: list[_Call], golden: list[_Call]) -> Iterator[tuple[_Call, _Call]]:
+def _pair_unambiguous(calls: list[_Call], golden: list[_Call]) -> Iterator[tuple[_Call, _Call]]:
     """Pairs of calls, where both sides have as many of a kind; then again between these."""
-    waiting = [(mine, golden)]
+    waiting = [(calls, golden)]
     while waiting:
-        ours, theirs = waiting.pop()
-        pairs = increasing(sorted(_pair_counted(ours, theirs)))
+        ours, golden_calls = waiting.pop()
+        pairs = increasing(sorted(_pair_counted(ours, golden_calls)))
         begin = other = 0
         for at, there in pairs:
-            yield ours[at], theirs[there]
-            waiting.append((ours[begin:at], theirs[other:there]))
+            yield ours[at], golden_calls[there]
+            waiting.append((ours[begin:at], golden_calls[other:there]))
             begin, other = at + 1, there + 1
         if pairs:
-            waiting.append((ours[begin:], theirs[other:]))
+            waiting.append((ours[begin:], golden_calls[other:]))
 
 
-def _pair_counted(ours: list[_Call], theirs: list[_Call]) -> list[tuple[int, int]]:
+def _pair_counted(ours: list[_Call], golden_calls: list[_Call]) -> list[tuple[int, int]]:
     """The positions of kinds that both sides have once; if there are none, equally often."""
     places: list[defaultdict[Hashable, list[int]]] = []
-    for calls in (ours, theirs):
-        found: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for calls in (ours, golden_calls):
+        kind_positions: defaultdict[Hashable, list[int]] = defaultdict(list)
         for at, call in enumerate(calls):
-            found[call.kind, call.shapes].append(at)
-        places.append(found)
-    mine, golden = places
-    equal = [key for key, own in mine.items() if len(own) == len(golden.get(key, ()))]
-    once = [key for key in equal if len(mine[key]) == 1]
-    return [pair for key in once or equal for pair in zip(mine[key], golden[key], strict=True)]
+            kind_positions[call.kind, call.shapes].append(at)
+        places.append(kind_positions)
+    my_positions, golden = places
+    equal = [
+        key
+        for key, call_positions in my_positions.items()
+        if len(call_positions) == len(golden.get(key, ()))
+    ]
+    once = [key for key in equal if len(my_positions[key]) == 1]
+    return [
+        pair for key in once or equal for pair in zip(my_positions[key], golden[key], strict=True)
+    ]
 
 
 # --- Rules for names ------------------------------------------------------------------------------
@@ -364,28 +380,30 @@ def propose_renames(names: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     A rule that follows from one for an enclosing module is left out.
     """
     votes: Counter[tuple[str, str]] = Counter()
-    for mine, golden in dict.fromkeys(names):
-        ours, theirs = mine.split("."), golden.split(".")
-        while ours and theirs:  # enclosing modules, too, while the numbers agree
-            numbers = [[part for part in path if part.isdecimal()] for path in (ours, theirs)]
+    for my_name, golden in dict.fromkeys(names):
+        ours, golden_parts = my_name.split("."), golden.split(".")
+        while ours and golden_parts:  # enclosing modules, too, while the numbers agree
+            numbers = [[part for part in path if part.isdecimal()] for path in (ours, golden_parts)]
             if numbers[0] == numbers[1]:
-                votes[_generalize(ours), _generalize(theirs)] += 1
-            ours, theirs = ours[:-1], theirs[:-1]
-            if len(ours) != len(theirs):
+                votes[_generalize(ours), _generalize(golden_parts)] += 1
+            ours, golden_parts = ours[:-1], golden_parts[:-1]
+            if len(ours) != len(golden_parts):
                 break
     rules: dict[str, str] = {}
     total = Counter[str]()
-    for (mine, _), count in votes.items():
-        total[mine] += count
-    for (mine, golden), count in sorted(votes.items(), key=lambda vote: vote[0][0].count(".")):
-        above = [old for old in rules if mine.startswith(f"{old}.")]
-        implied = mine
+    for (my_name, _), count in votes.items():
+        total[my_name] += count
+    for (my_name, golden), count in sorted(votes.items(), key=lambda vote: vote[0][0].count(".")):
+        above = [old for old in rules if my_name.startswith(f"{old}.")]
+        implied = my_name
         if above:
             longest = max(above, key=len)
-            implied = rules[longest] + mine[len(longest) :]
-        if 2 * count > total[mine] and implied != golden:
-            rules[mine] = golden
-    return [(_as_pattern(mine), _as_replacement(golden)) for mine, golden in rules.items()]
+            implied = rules[longest] + my_name[len(longest) :]
+        if 2 * count > total[my_name] and implied != golden:
+            rules[my_name] = golden
+    return [
+        (_as_pattern(my_pattern), _as_replacement(golden)) for my_pattern, golden in rules.items()
+    ]
 
 
 def _generalize(path: Sequence[str]) -> str:

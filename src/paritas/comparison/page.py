@@ -78,8 +78,8 @@ def html_report(comparison: Comparison) -> str:
     rows = comparison.rows
     counts = Counter(row.status for row in rows)
     failing = [
-        (place, row)
-        for place, row in enumerate(rows)
+        (row_index, row)
+        for row_index, row in enumerate(rows)
         if not row.status.passes(strict=comparison.strict)
     ]
     return render_page(
@@ -135,11 +135,13 @@ def group_calls(rows: Sequence[ComparisonRow]) -> dict[CallKey, list[ComparisonR
 def call_sources(calls: dict[CallKey, list[ComparisonRow]]) -> dict[CallKey, list[CallKey]]:
     """For each call, the calls that computed its inputs, in the same step and rank."""
     homes = {row.index: call for call, rows in calls.items() for row in rows}
-    found = {}
+    sources_by_call = {}
     for call, rows in calls.items():
         sources = (homes.get(index, call) for row in rows for index in row.sources)
-        found[call] = [one for one in dict.fromkeys(sources) if one != call and one[:2] == call[:2]]
-    return found
+        sources_by_call[call] = [
+            source for source in dict.fromkeys(sources) if source != call and source[:2] == call[:2]
+        ]
+    return sources_by_call
 
 
 def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
@@ -159,11 +161,15 @@ def neighbourhood(comparison: Comparison) -> dict[str, Any] | None:
     flows = any(centre in edge for edge in edges)
     if not flows:
         calls = list(members)
-        place = calls.index(centre)
-        edges = list(itertools.pairwise(calls[max(0, place - _IN_ORDER) : place + _IN_ORDER + 1]))
+        centre_index = calls.index(centre)
+        edges = list(
+            itertools.pairwise(
+                calls[max(0, centre_index - _IN_ORDER) : centre_index + _IN_ORDER + 1]
+            )
+        )
     chosen = _nearest(centre, edges)
-    numbers = {call: place for place, call in enumerate(chosen)}
-    places = {row.index: place for place, row in enumerate(comparison.rows)}
+    numbers = {call: call_number for call_number, call in enumerate(chosen)}
+    places = {row.index: row_position for row_position, row in enumerate(comparison.rows)}
     return {
         "flows": flows,
         "calls": len(members),
@@ -177,13 +183,13 @@ def _nearest(centre: CallKey, edges: Iterable[tuple[CallKey, CallKey]]) -> list[
     for a, b in edges:
         beside[a].append(b)
         beside[b].append(a)
-    found, waiting = {centre: None}, deque([centre])
-    while waiting and len(found) < MOST_NODES:
+    nearest_calls, waiting = {centre: None}, deque([centre])
+    while waiting and len(nearest_calls) < MOST_NODES:
         for call in beside[waiting.popleft()]:
-            if call not in found and len(found) < MOST_NODES:
-                found[call] = None
+            if call not in nearest_calls and len(nearest_calls) < MOST_NODES:
+                nearest_calls[call] = None
                 waiting.append(call)
-    return list(found)
+    return list(nearest_calls)
 
 
 def _graph_node(
@@ -230,8 +236,8 @@ def _extreme(
     stored: float | None = None if side is None else getattr(side, name)
     if stored is not None or row.figures is None:
         return stored
-    found: float | None = getattr(getattr(row.figures, measured_as), name)
-    return found
+    extreme: float | None = getattr(getattr(row.figures, measured_as), name)
+    return extreme
 
 
 def _worst_index(row: ComparisonRow) -> str:
@@ -246,8 +252,8 @@ def _slice_words(row: ComparisonRow) -> str:
     if score is None or score.slice_axis is None or score.slice_z is None:
         return ""
     allowed = "" if score.slice_limit is None else f", {score.slice_limit:.4g} allowed"
-    place = f"index {score.slice_index} of axis {score.slice_axis}"
-    return f"{place}: {score.slice_z:.4g}{allowed}"
+    slice_place = f"index {score.slice_index} of axis {score.slice_axis}"
+    return f"{slice_place}: {score.slice_z:.4g}{allowed}"
 
 
 def _index_words(values: tuple[int, ...]) -> str:
@@ -255,8 +261,8 @@ def _index_words(values: tuple[int, ...]) -> str:
 
 
 def _diagnosis_words(row: ComparisonRow) -> str:
-    found = row.detail.diagnosis if row.detail else None
-    return found.sentence if found is not None else ""
+    diagnosis = row.detail.diagnosis if row.detail else None
+    return diagnosis.sentence if diagnosis is not None else ""
 
 
 _Value = TypeVar("_Value", str, float | None)
@@ -399,7 +405,7 @@ def _shown_columns(rows: tuple[ComparisonRow, ...]) -> list[dict[str, str | int]
 def comparison_payload(comparison: Comparison) -> dict[str, Any]:
     """The whole table, details of some rows, and the graph around the first divergence."""
     rows = comparison.rows
-    places = {row.index: place for place, row in enumerate(rows)}
+    places = {row.index: row_position for row_position, row in enumerate(rows)}
     first, non_finite = comparison.first, comparison.first_non_finite
     return {
         "count": len(rows),
@@ -410,8 +416,8 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
         "texts": _texts(rows),
         "numbers": _numbers(rows),
         "details": {
-            place: spell_nonfinite(msgspec.to_builtins(row.detail))
-            for place, row in enumerate(rows)
+            row_position: spell_nonfinite(msgspec.to_builtins(row.detail))
+            for row_position, row in enumerate(rows)
             if row.detail is not None
         },
         "first": None if first is None else places.get(first.row),
@@ -437,8 +443,10 @@ def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
     measured = [row.figures.metrics if row.figures else None for row in rows]
     for name in Metrics.__struct_fields__:
         if name not in _NO_NUMBERS and name not in numbers:
-            found = (None if metrics is None else getattr(metrics, name) for metrics in measured)
-            numbers[name] = number_column(found, _NEAR_ONE.get(name, DIGITS))
+            metric_values = (
+                None if metrics is None else getattr(metrics, name) for metrics in measured
+            )
+            numbers[name] = number_column(metric_values, _NEAR_ONE.get(name, DIGITS))
     for which, measured_as in (("my", "candidate"), ("golden", "reference")):
         for name in ("minimum", "maximum", "mean"):
             numbers[f"{which}_{name}"] = number_column(
@@ -518,10 +526,10 @@ def stories(comparison: Comparison) -> list[Story]:
             title=_TITLES[of],
             sentence=_divergence_sentence(row, divergence),
             facts=tuple(_divergence_facts(row, divergence)),
-            place=place,
+            place=row_position,
             status=row.status,
         )
-        for of, divergence, row, place in beginnings(comparison)
+        for of, divergence, row, row_position in beginnings(comparison)
     ]
 
 
@@ -565,16 +573,16 @@ def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fa
 
 
 def _error_words(row: ComparisonRow) -> str:
-    own = "unknown" if row.own is None else figure(row.own)
+    own_error = "unknown" if row.own is None else figure(row.own)
     inherited = "unknown" if row.inherited is None else figure(row.inherited)
     how = f"; {_HOW_ATTRIBUTED[row.attributed]}" if row.attributed else ""
-    return f"own {own}, inherited {inherited}, relative to the golden norm{how}"
+    return f"own {own_error}, inherited {inherited}, relative to the golden norm{how}"
 
 
 def _worst_element(row: ComparisonRow) -> str:
     if row.detail is not None and row.detail.worst:
         worst = row.detail.worst[0]
-        index, mine, golden = worst.index, worst.my, worst.golden
+        index, my_value, golden = worst.index, worst.my, worst.golden
         steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
     else:
         metrics = row.figures.metrics if row.figures else None
@@ -583,9 +591,9 @@ def _worst_element(row: ComparisonRow) -> str:
         if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
             return ""
         index, steps = metrics.max_abs_index, ""  # `max_ulp` may belong to another element
-        mine, golden = metrics.max_abs_candidate, metrics.max_abs_reference
-    place = f"[{', '.join(map(str, index))}]"
-    return f"{place}: mine {figure(mine)}, golden {figure(golden)}{steps}"
+        my_value, golden = metrics.max_abs_candidate, metrics.max_abs_reference
+    element_place = f"[{', '.join(map(str, index))}]"
+    return f"{element_place}: mine {figure(my_value)}, golden {figure(golden)}{steps}"
 
 
 # --- A cell of a notebook -------------------------------------------------------------------------

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 # --- Eager code against a captured graph: results of modules, and inputs of the program -----------
 
 
-def _are_alike(one: MatchItem, other: MatchItem) -> bool:
+def _are_alike(match_item: MatchItem, other: MatchItem) -> bool:
     """Whether both are tensors with the same shape and dtype."""
-    first, second = one.record.tensor, other.record.tensor
+    first, second = match_item.record.tensor, other.record.tensor
     return (
         first is not None
         and second is not None
@@ -68,7 +68,9 @@ def _match_results(
     """
     leaving = _find_leaving(graph, named)
     often = {
-        (one.scope, named(one)) for one in eager if one.site.level == "module" and one.site.call
+        (module_item.scope, named(module_item))
+        for module_item in eager
+        if module_item.site.level == "module" and module_item.site.call
     }
     for item in eager:
         site = item.site
@@ -77,17 +79,19 @@ def _match_results(
         if not is_result or not item.is_left or (item.scope, path) in often:
             continue
         read, unread = leaving.get((item.scope, site.phase, path), ((), ()))
-        found = [one for one in read if _are_alike(item, one)]
-        found = found or [one for one in unread if _are_alike(item, one)]
-        if len(found) == 1:
-            book.link_either(item, found[0], "module")
+        alike_items = [graph_item for graph_item in read if _are_alike(item, graph_item)]
+        alike_items = alike_items or [
+            graph_item for graph_item in unread if _are_alike(item, graph_item)
+        ]
+        if len(alike_items) == 1:
+            book.link_either(item, alike_items[0], "module")
 
 
 def _find_leaving(
     graph: list[MatchItem], named: Callable[[MatchItem], str]
 ) -> dict[Key, tuple[list[MatchItem], list[MatchItem]]]:
     """The values of each module that are read outside it, and those that nothing reads."""
-    made: list[MatchItem] = []
+    match_items: list[MatchItem] = []
     readers: dict[tuple[Scope | None, tuple[str, str], str], set[str]] = defaultdict(set)
     leaving: dict[Key, tuple[list[MatchItem], list[MatchItem]]] = defaultdict(lambda: ([], []))
     given_back: list[MatchItem] = []
@@ -99,44 +103,47 @@ def _find_leaving(
             if site.level == "node" and site.nodes and site.nodes[-1] != site.name:
                 readers[item.scope, item.graph, site.nodes[-1]].add(named(item))
         elif site.level == "node":
-            (given_back if site.source == "fused" else made).append(item)
+            (given_back if site.source == "fused" else match_items).append(item)
     # Outputs of a fused program are recorded separately.
     for item in given_back:
         leaving[item.scope, item.site.phase, ""][1].append(item)
-    for item in made if readers else ():
-        known = readers.get((item.scope, item.graph, item.site.name), set())
+    for item in match_items if readers else ():
+        reader_paths = readers.get((item.scope, item.graph, item.site.name), set())
         path = named(item)
         while path:
-            if any(one != path and not one.startswith(f"{path}.") for one in known):
+            if any(
+                reader_path != path and not reader_path.startswith(f"{path}.")
+                for reader_path in reader_paths
+            ):
                 leaving[item.scope, item.site.phase, path][0].append(item)
-            elif not known:
+            elif not reader_paths:
                 leaving[item.scope, item.site.phase, path][1].append(item)
             path = path.rpartition(".")[0]
-        if not known:
+        if not reader_paths:
             leaving[item.scope, item.site.phase, ""][1].append(item)
     return leaving
 
 
 def _match_program_inputs(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> None:
     """Link the inputs of the outermost module with those of the graph, except parameters."""
-    given: defaultdict[Scope | None, tuple[list[MatchItem], list[MatchItem]]] = defaultdict(
-        lambda: ([], [])
+    inputs_by_scope: defaultdict[Scope | None, tuple[list[MatchItem], list[MatchItem]]] = (
+        defaultdict(lambda: ([], []))
     )
     for item in eager:
         site = item.site
         is_root = site.level == "module" and site.name == site.op and site.phase == "forward"
         if item.is_left and is_root and site.side == "input" and not item.is_number:
-            given[item.scope][0].append(item)
+            inputs_by_scope[item.scope][0].append(item)
     for item in graph:
         site = item.site
         is_given = site.op == "placeholder" and site.phase == "forward"
         # A parameter's name is a path; an argument's name has no dots.
         if item.is_left and is_given and site.module and "." not in site.module:
-            given[item.scope][1].append(item)
-    for ours, theirs in given.values():
-        if [one.shape for one in ours] == [one.shape for one in theirs]:
-            for one, other in zip(ours, theirs, strict=True):
-                book.link_either(one, other, "module")
+            inputs_by_scope[item.scope][1].append(item)
+    for ours, graph_inputs in inputs_by_scope.values():
+        if [eager_item.shape for eager_item in ours] == [its.shape for its in graph_inputs]:
+            for eager_input, other in zip(ours, graph_inputs, strict=True):
+                book.link_either(eager_input, other, "module")
 
 
 # --- the same memory ------------------------------------------------------------------------------
@@ -222,8 +229,10 @@ class _OperatorCall:
         """A key that is equal for the same call on the other side."""
         shapes: tuple[object, ...] = ()
         if with_inputs:
-            given = sorted(self.inputs.items(), key=lambda found: natural_key(found[0]))
-            shapes = tuple(item.shape for _, item in given if item.shape is not None)
+            ordered_inputs = sorted(
+                self.inputs.items(), key=lambda input_entry: natural_key(input_entry[0])
+            )
+            shapes = tuple(item.shape for _, item in ordered_inputs if item.shape is not None)
         line = self.line if with_line else ""
         return self.module, self.op, line, self.result.shape, shapes
 
@@ -243,10 +252,13 @@ def _has_levels(items: Iterable[MatchItem], levels: tuple[str, ...]) -> bool:
 def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> None:
     named = _name_paths(book, eager, graph)
     skip_inexact(book, graph)
-    eager_calls = _collect_calls((one for one in eager if one.site.level == "op"), named)
-    nodes = [one for one in graph if one.site.level in GRAPH_LEVELS]
+    eager_calls = _collect_calls(
+        (eager_item for eager_item in eager if eager_item.site.level == "op"), named
+    )
+    nodes = [graph_item for graph_item in graph if graph_item.site.level in GRAPH_LEVELS]
     graph_calls = _collect_calls(
-        (one for one in nodes if one.site.level == "buffer" or one.site.op not in _NO_CALLS), named
+        (node for node in nodes if node.site.level == "buffer" or node.site.op not in _NO_CALLS),
+        named,
     )
     _match_results(book, eager, graph, named)
     for key in eager_calls.keys() & graph_calls.keys():
@@ -256,22 +268,26 @@ def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> 
     _match_shared(book, graph)
     _match_program_inputs(book, eager, graph)
     book.skip_left(
-        (one for one in graph if one.site.op == "placeholder"),
+        (graph_item for graph_item in graph if graph_item.site.op == "placeholder"),
         "graph input",
         "that eager code does not have",
     )
     book.skip_left(
-        (one for one in graph if one.site.op == "getitem" and one.site.level == "node"),
+        (
+            graph_item
+            for graph_item in graph
+            if graph_item.site.op == "getitem" and graph_item.site.level == "node"
+        ),
         "part",
         "of results; compared with the whole result",
     )
     book.skip_left(
         (
-            one
-            for one in (*eager, *graph)
-            if one.site.level in ("op", "module", *GRAPH_LEVELS)
-            and one.site.side == "input"
-            and one.site.phase == "forward"
+            match_item
+            for match_item in (*eager, *graph)
+            if match_item.site.level in ("op", "module", *GRAPH_LEVELS)
+            and match_item.site.side == "input"
+            and match_item.site.phase == "forward"
         ),
         "input",
         "of operators and modules; compared where computed",
@@ -284,23 +300,27 @@ def _name_paths(
     book: Book, eager: list[MatchItem], graph: list[MatchItem]
 ) -> Callable[[MatchItem], str]:
     """A function that returns the module path of an item, the same on both sides."""
-    left = {unwrapped(one.site.module) for one in eager if one.site.module}
+    left = {unwrapped(eager_item.site.module) for eager_item in eager if eager_item.site.module}
     right = {
-        unwrapped(one.site.module)
-        for one in graph
-        if one.site.module and one.site.op != "placeholder"
+        unwrapped(graph_item.site.module)
+        for graph_item in graph
+        if graph_item.site.module and graph_item.site.op != "placeholder"
     }
     # The outermost module is named after its class in eager code, and has no name in a graph.
     roots = {
-        one.site.name
-        for one in eager
-        if one.site.level == "module" and one.site.name == one.site.op
+        eager_item.site.name
+        for eager_item in eager
+        if eager_item.site.level == "module" and eager_item.site.name == eager_item.site.op
     }
     prefixes = module_prefix(left - roots, right)
     if not roots:
-        known = {path.removeprefix(prefixes[1]) for path in right}
-        rest = {path for path in left if path.removeprefix(prefixes[0]) not in known}
-        rest = {path for path in rest if not any(one.startswith(f"{path}.") for one in left)}
+        graph_paths = {path.removeprefix(prefixes[1]) for path in right}
+        rest = {path for path in left if path.removeprefix(prefixes[0]) not in graph_paths}
+        rest = {
+            path
+            for path in rest
+            if not any(eager_path.startswith(f"{path}.") for eager_path in left)
+        }
         roots = rest if len(rest) == 1 else roots
     if any(prefixes):
         whose = "eager code" if prefixes[0] else "the graph"
@@ -312,10 +332,10 @@ def _name_paths(
 
     def named(item: MatchItem) -> str:
         path = unwrapped(item.site.module)
-        own = prefixes[item.mine != is_mine]
-        if path in roots or (own and path == own.rstrip("./")):
+        prefix = prefixes[item.mine != is_mine]
+        if path in roots or (prefix and path == prefix.rstrip("./")):
             return ""
-        return path.removeprefix(own)
+        return path.removeprefix(prefix)
 
     return named
 
@@ -363,7 +383,7 @@ def _match_calls(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCa
             _link_calls(book, eager[at], graph[there], with_inputs=not is_fused)
         if not is_fused:
             _match_stretch(book, *stretch, is_anchored=is_anchored)
-        elif is_anchored or any(one.result.found for one in stretch[1]):
+        elif is_anchored or any(graph_call.result.found for graph_call in stretch[1]):
             _skip_fused(book, *stretch)
 
 
@@ -406,9 +426,9 @@ def _link_calls(
     sides = [(eager.outputs, graph.outputs)]
     if with_inputs:
         sides.append((eager.inputs, graph.inputs))
-    for ours, theirs in sides:
+    for ours, graph_items in sides:
         for position, item in ours.items():
-            other = theirs.get(position)
+            other = graph_items.get(position)
             if other is not None and item.is_left and (other.is_left or other.found):
                 book.link_either(item, other, "module")
     inputs = (*eager.inputs.values(), *graph.inputs.values())
@@ -429,16 +449,18 @@ def _match_stretch(
     for side, calls in enumerate((eager, graph)):
         for call in calls:
             stretches[call.module][side].append(call)
-    for ours, theirs in stretches.values():
-        if not ours or not theirs:
+    for ours, graph_calls in stretches.values():
+        if not ours or not graph_calls:
             continue
-        one, other = ours[-1].result, theirs[-1].result
-        same_line = ours[-1].line == theirs[-1].line or not (ours[-1].line and theirs[-1].line)
-        if not same_line or not _are_alike(one, other):
+        eager_result, other = ours[-1].result, graph_calls[-1].result
+        same_line = ours[-1].line == graph_calls[-1].line or not (
+            ours[-1].line and graph_calls[-1].line
+        )
+        if not same_line or not _are_alike(eager_result, other):
             continue
-        if one.is_left and (other.is_left or other.found):
-            book.link_either(one, other, "module")
-        inside = [item for call in (*ours, *theirs) for item in call.items()]
+        if eager_result.is_left and (other.is_left or other.found):
+            book.link_either(eager_result, other, "module")
+        inside = [item for call in (*ours, *graph_calls) for item in call.items()]
         book.skip_left(inside, "value", "inside operators that the other side splits differently")
     added = [item for call in graph if is_anchored for item in call.items()]
     book.skip_left(
@@ -477,9 +499,11 @@ def _fold_into_modules(
 ) -> None:
     """Leave out what is inside modules with compared outputs."""
     compared = {
-        (one.scope, one.site.phase, named(one))
-        for one in eager
-        if one.found and one.site.level == "module" and one.site.side == "output"
+        (eager_item.scope, eager_item.site.phase, named(eager_item))
+        for eager_item in eager
+        if eager_item.found
+        and eager_item.site.level == "module"
+        and eager_item.site.side == "output"
     }
     for item in graph:
         path = named(item)
@@ -530,13 +554,13 @@ def _leave_out_unselected(
     Args:
         of_graphs: only values of graphs, if both sides have graphs: only nodes can match them.
     """
-    for items, others, theirs, mine in (
+    for items, others, other_selection, own_selection in (
         (book.my, book.golden, golden, my),
         (book.golden, book.my, my, golden),
     ):
-        if theirs.selection != _EVERYTHING:
-            same_code = mine.fusion == theirs.fusion
-            outside = _OutsideSelection(items, others, theirs, same_code=same_code)
+        if other_selection.selection != _EVERYTHING:
+            same_code = own_selection.fusion == other_selection.fusion
+            outside = _OutsideSelection(items, others, other_selection, same_code=same_code)
             outside.leave_out(book, of_graphs=of_graphs)
 
 
@@ -544,8 +568,8 @@ def _note_unselected(book: Book) -> list[str]:
     """How many values of either side were not selected, and why."""
     counts = Counter((item.mine, why) for item, why in book.unselected)
     notes = []
-    for (mine, why), count in counts.items():
-        side, other = ("my", "the golden") if mine else ("golden", "my")
+    for (is_mine, why), count in counts.items():
+        side, other = ("my", "the golden") if is_mine else ("golden", "my")
         values, they = ("value was", "it is") if count == 1 else ("values were", "they are")
         notes.append(
             f"{count} {side} {values} not selected when {other} dump was recorded ({why}); {they} "
@@ -561,14 +585,14 @@ class _OutsideSelection:
         self,
         items: list[MatchItem],
         others: list[MatchItem],
-        asked: RecordedSelection,
+        recorded_selection: RecordedSelection,
         *,
         same_code: bool,
     ) -> None:
         self._items = items
-        self._selection = asked.selection
-        self._words = asked.selection.describe()
-        self._sieve = Sieve(asked.selection)
+        self._selection = recorded_selection.selection
+        self._words = recorded_selection.selection.describe()
+        self._sieve = Sieve(recorded_selection.selection)
         self._same_code = same_code
         self._families = {_name_family(item) for item in others}
         self._fused = {item.graph for item in others if item.site.level == "buffer"}
@@ -675,7 +699,10 @@ def match(
     golden: Sequence[Operand],
     rules: Rules,
     steps: Mapping[int, int],
-    asked: tuple[RecordedSelection, RecordedSelection] = (RecordedSelection(), RecordedSelection()),
+    selections: tuple[RecordedSelection, RecordedSelection] = (
+        RecordedSelection(),
+        RecordedSelection(),
+    ),
 ) -> Matches:
     """Match the operands of two dumps.
 
@@ -684,7 +711,7 @@ def match(
         golden: in program order.
         rules: the user's rules.
         steps: my steps, and the golden steps they match.
-        asked: the recorded selections of my dump and the golden one.
+        selections: the recorded selections of my dump and the golden one.
     """
     book = Book(my, golden, steps)
     _leave_out(book, rules)
@@ -692,11 +719,11 @@ def match(
     match_ids(book)
     align_graphs(book)
     match_nodes(book)
-    _leave_out_unselected(book, *asked, of_graphs=True)
+    _leave_out_unselected(book, *selections, of_graphs=True)
     skip_rewritten(book)
     match_modules(book)
     match_prefixed(book)
-    _leave_out_unselected(book, *asked)
+    _leave_out_unselected(book, *selections)
     match_order(book)
     alone = [
         Pair(item.operand, None, "") if item.mine else Pair(None, item.operand, "")
@@ -737,7 +764,7 @@ def _make_pairs(book: Book, steps: Mapping[int, int]) -> list[Pair]:
         where = _order_key(link.golden) if is_own else behind[id(link.my)]
         placed.append((where, Pair(link.operand, link.golden.operand, link.by)))
     placed += _list_unmatched(book, behind)
-    placed.sort(key=lambda found: found[0])
+    placed.sort(key=lambda placed_pair: placed_pair[0])
     return [pair for _, pair in placed]
 
 
@@ -752,15 +779,15 @@ def _list_unmatched(book: Book, behind: dict[int, Place]) -> list[tuple[Place, P
         [item for item in side if not item.found and not item.gone]
         for side in (book.my, book.golden)
     ]
-    found: list[tuple[Place, Pair]] = []
+    unmatched_pairs: list[tuple[Place, Pair]] = []
     for items, others, side in zip(alone, alone[::-1], (book.golden, book.my), strict=True):
         if not items:
             continue
-        near = NearestNames(one.record.id for one in others or side)
+        near = NearestNames(other_item.record.id for other_item in others or side)
         for item in items:
             names = near.of(item.record.id)
             if item.mine:
-                found.append((behind[id(item)], Pair(item.operand, None, "", names)))
+                unmatched_pairs.append((behind[id(item)], Pair(item.operand, None, "", names)))
             else:
-                found.append((_order_key(item), Pair(None, item.operand, "", names)))
-    return found
+                unmatched_pairs.append((_order_key(item), Pair(None, item.operand, "", names)))
+    return unmatched_pairs

@@ -120,13 +120,17 @@ class ReplayRuns:
     @property
     def result(self) -> Tensor:
         """The result of the native run."""
-        seen = self.evidence.native[0]
-        value = seen.outputs.get(VALUE)
-        if isinstance(seen.error, UsageError):
-            raise seen.error
+        observation = self.evidence.native[0]
+        value = observation.outputs.get(VALUE)
+        if isinstance(observation.error, UsageError):
+            raise observation.error
         if not isinstance(value, torch.Tensor):
             last = self.program.steps[-1].operator.name
-            why = "no tensor returned" if seen.error is None else first_line(seen.error, 160)
+            why = (
+                "no tensor returned"
+                if observation.error is None
+                else first_line(observation.error, 160)
+            )
             raise UsageError(f"{last} cannot be rerun: {why}")
         return value
 
@@ -152,13 +156,13 @@ def _widen(value: Any) -> Any:
 
 
 def _copy_written(operator: NamedOperator, args: list[Any], named: dict[str, Any]) -> None:
-    for place, (name, _) in enumerate(operator.takes):
+    for position, (name, _) in enumerate(operator.takes):
         if name not in operator.writes and name not in _SILENTLY_WRITTEN:
             continue
         if name in named:
             named[name] = map_tensors(named[name], torch.clone)
-        elif place < len(args):
-            args[place] = map_tensors(args[place], torch.clone)
+        elif position < len(args):
+            args[position] = map_tensors(args[position], torch.clone)
 
 
 def _fill_arguments(value: Any, values: Mapping[str, Any], done: Mapping[str, Any]) -> Any:
@@ -173,8 +177,8 @@ def _fill_arguments(value: Any, values: Mapping[str, Any], done: Mapping[str, An
 
 def _select_result(result: Any, position: str) -> Any:
     if isinstance(result, list | tuple):
-        place = int(position) if position.isdecimal() else -1
-        return result[place] if 0 <= place < len(result) else None
+        result_index = int(position) if position.isdecimal() else -1
+        return result[result_index] if 0 <= result_index < len(result) else None
     return result if position == "0" or not position.isdecimal() else None
 
 
@@ -220,10 +224,10 @@ def make_plan(
     Raises:
         UsageError: the dumps do not have enough data; the message says what is missing.
     """
-    mine, theirs = my_calls.call_of(my), golden_calls.call_of(golden)
-    if mine is None or theirs is None:
+    my_call, golden_call = my_calls.call_of(my), golden_calls.call_of(golden)
+    if my_call is None or golden_call is None:
         raise UsageError("it does not belong to a recorded call")
-    if mine.is_given or theirs.is_given:
+    if my_call.is_given or golden_call.is_given:
         raise UsageError("it is an input of the graph")
     if "parameter" in (my.site.level, golden.site.level):
         raise UsageError("it is the gradient of a parameter; the operator has its own row")
@@ -232,8 +236,8 @@ def make_plan(
     if not (my.site.exact and golden.site.exact):
         raise UsageError("it is not known whether the buffer holds the value of a node")
     buffered = "buffer" in (my.site.level, golden.site.level)
-    if mine.given and theirs.given and not buffered:
-        return _call_plan(my, golden, mine, theirs)
+    if my_call.given and golden_call.given and not buffered:
+        return _call_plan(my, golden, my_call, golden_call)
     if _is_node(golden_calls, golden):
         return _Grouping(golden, golden_calls, my, my_calls, planned="golden").plan()
     if _is_node(my_calls, my):
@@ -248,31 +252,35 @@ def _is_node(calls: RecordedCalls, record: Record) -> bool:
     return call is not None and bool(call.given)
 
 
-def _call_plan(my: Record, golden: Record, mine: RecordedCall, theirs: RecordedCall) -> ReplayPlan:
+def _call_plan(
+    my: Record, golden: Record, recorded_call: RecordedCall, golden_call: RecordedCall
+) -> ReplayPlan:
     """The same operator on both sides, argument by argument."""
     if my.site.op != golden.site.op:
         raise UsageError(f"my side runs {my.site.op}, the golden side {golden.site.op}")
     if my.site.position != golden.site.position:
         raise UsageError("the two are different results of the operator")
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     bindings: dict[str, Binding] = {}
     differ: list[str] = []
-    for place, record in theirs.given.items():
-        other = mine.given.get(place)
+    for position, record in golden_call.given.items():
+        other = recorded_call.given.get(position)
         if record.tensor is not None:
             if other is None or other.tensor is None:
-                raise UsageError(f"my side has no tensor for argument {place} of {my.site.op}")
-            bindings[place] = Binding(other, record)
-            found[place] = ReplayLeaf(place)
+                raise UsageError(f"my side has no tensor for argument {position} of {my.site.op}")
+            bindings[position] = Binding(other, record)
+            arguments[position] = ReplayLeaf(position)
             continue
         value = _read_plain(record)
-        own = value if other is None or other.tensor is not None else _read_plain(other)
-        if isinstance(value, torch.dtype) and isinstance(own, torch.dtype):
-            value = own  # each side computes in its own dtype
-        elif repr(own) != repr(value):
-            differ.append(f"argument {place} is {own!r} on my side, {value!r} on the golden side")
-        found[place] = value
-    step = _make_step(golden.site.name, golden.site.op, found)
+        my_value = value if other is None or other.tensor is not None else _read_plain(other)
+        if isinstance(value, torch.dtype) and isinstance(my_value, torch.dtype):
+            value = my_value  # each side computes in its own dtype
+        elif repr(my_value) != repr(value):
+            differ.append(
+                f"argument {position} is {my_value!r} on my side, {value!r} on the golden side"
+            )
+        arguments[position] = value
+    step = _make_step(golden.site.name, golden.site.op, arguments)
     words = f"{golden.site.op}, rerun on its recorded inputs"
     return ReplayPlan(
         ReplayProgram((step,), golden.site.position), bindings, "; ".join([words, *differ])
@@ -287,18 +295,18 @@ class _Grouping:
         target: Record,
         graph: RecordedCalls,
         other: Record,
-        seen: RecordedCalls,
+        recorded_calls: RecordedCalls,
         *,
         planned: str,
     ) -> None:
-        """`graph` has the nodes, `seen` the other side's values; `planned`: whose graph it is."""
+        """`graph` has the nodes, `recorded_calls` the other side's values; `planned` is one of them."""
         self.target = target
         self.graph = graph
         self.scope: Scope = scope_of(target.site)
         self.other = other
-        self.seen = seen
+        self.seen = recorded_calls
         self.planned = planned
-        kernel = seen.call_of(other)
+        kernel = recorded_calls.call_of(other)
         self.read = {
             record.site.nodes[-1]: record
             for record in (kernel.given.values() if kernel is not None else ())
@@ -328,10 +336,12 @@ class _Grouping:
                 continue
             waiting.pop()
             if name not in self.steps:
-                found = {place: self._argument(one) for place, one in call.given.items()}
+                getitem_arguments = {
+                    position: self._argument(record) for position, record in call.given.items()
+                }
                 if call.site.op == "getitem":
-                    found = _getitem_arguments(found)
-                self.steps[name] = _make_step(name, call.site.op, found)
+                    getitem_arguments = _getitem_arguments(getitem_arguments)
+                self.steps[name] = _make_step(name, call.site.op, getitem_arguments)
         self.steps = dict(sorted(self.steps.items(), key=lambda item: self._order(item[0])))
         if not self.target.site.position.isdecimal():
             raise UsageError("it is an argument that a node wrote to")
@@ -366,28 +376,32 @@ class _Grouping:
 
     def _same_seeds(self, call: RecordedCall) -> bool:
         """Whether the seeds of a node are recorded on both sides and equal."""
-        found = False
+        has_seeds = False
         for record in call.given.values():
             name = self._producer(record)
-            made = self.graph.node(self.scope, name) if name else None
-            if record.tensor is None or made is None:
+            producer_call = self.graph.node(self.scope, name) if name else None
+            if record.tensor is None or producer_call is None:
                 continue
             other = self._recorded(name)
             if other is None:
-                same = self._same_seeds(made)
+                same = self._same_seeds(producer_call)
             else:
                 same = bool(other.digest) and other.digest == record.digest
             if not same:
                 return False
-            found = True
-        return found
+            has_seeds = True
+        return has_seeds
 
     def _recorded(self, name: str) -> Record | None:
         """The other side's value of a node."""
-        found = self.read.get(name) or self.seen.value_of(scope_of(self.other.site), name)
-        if found is None or found.tensor is None or (found.payload is None and not found.digest):
+        other_record = self.read.get(name) or self.seen.value_of(scope_of(self.other.site), name)
+        if (
+            other_record is None
+            or other_record.tensor is None
+            or (other_record.payload is None and not other_record.digest)
+        ):
             return None
-        return found
+        return other_record
 
     def _producer(self, record: Record) -> str:
         nodes = record.site.nodes
@@ -404,17 +418,19 @@ class _Grouping:
         # A node with several values has one leaf per position.
         several = record.site.op == "getitem"
         key = f"{name or record.site.name}/{record.site.position}" if several or not name else name
-        found = self._recorded(name) if name and not several else None
-        if found is not None and found.tensor is not None:
-            if found.tensor.shape != record.tensor.shape:
+        other_record = self._recorded(name) if name and not several else None
+        if other_record is not None and other_record.tensor is not None:
+            if other_record.tensor.shape != record.tensor.shape:
                 raise UsageError(f"node {name} has different shapes on the two sides")
         elif key not in self.bindings:
             self.borrowed.append(name or f"a constant of {record.site.name}")
-            made = self.graph.node(self.scope, name) if name else None
-            if made is not None and not _SEEDED.fullmatch(made.site.op):
+            producer_call = self.graph.node(self.scope, name) if name else None
+            if producer_call is not None and not _SEEDED.fullmatch(producer_call.site.op):
                 self.unsure.append(name)
-        mine, theirs = (found, record) if self.planned == "golden" else (record, found)
-        self.bindings[key] = Binding(mine, theirs)
+        my_record, golden_record = (
+            (other_record, record) if self.planned == "golden" else (record, other_record)
+        )
+        self.bindings[key] = Binding(my_record, golden_record)
         return ReplayLeaf(key)
 
     def _words(self) -> str:
@@ -436,11 +452,11 @@ def _describe_nodes(names: list[str]) -> str:
     return f"{len(names)} nodes ({', '.join(shown)}{more})"
 
 
-def _getitem_arguments(found: Mapping[str, Any]) -> dict[str, Any]:
+def _getitem_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a `getitem`: the container and the index."""
-    items = [value for place, value in found.items() if place.startswith("0")]
-    whole = items[0] if items and isinstance(items[0], StepResult) else list(items)
-    return {"0": whole, "1": found.get("1")}
+    items = [value for position, value in arguments.items() if position.startswith("0")]
+    container = items[0] if items and isinstance(items[0], StepResult) else list(items)
+    return {"0": container, "1": arguments.get("1")}
 
 
 def _read_plain(record: Record) -> Any:
@@ -449,27 +465,36 @@ def _read_plain(record: Record) -> Any:
     return read_value(record.value)
 
 
-def _make_step(name: str, op: str, found: Mapping[str, Any]) -> ReplayStep:
+def _make_step(name: str, op: str, arguments: Mapping[str, Any]) -> ReplayStep:
     """Call an operator with arguments by position: `0`, `1.2` within a list, or a name."""
     operator = operator_named(op)
     tree: dict[str, Any] = {}
-    for place, value in found.items():
-        first, *inner = place.split(".")
+    for position, value in arguments.items():
+        first, *inner = position.split(".")
         if inner and (len(inner) > 1 or not inner[0].isdecimal()):
-            raise UsageError(f"{op} has an argument at the unsupported position {place!r}")
+            raise UsageError(f"{op} has an argument at the unsupported position {position!r}")
         if inner:
             tree.setdefault(first, {})[int(inner[0])] = value
         else:
             tree[first] = value
-    given = {place: _as_lists(value) for place, value in tree.items()}
-    numbers = [int(place) for place in given if place.isdecimal()]
+    outer_arguments = {outer_position: _as_lists(value) for outer_position, value in tree.items()}
+    numbers = [
+        int(outer_position) for outer_position in outer_arguments if outer_position.isdecimal()
+    ]
     count = max(numbers, default=-1) + 1
     if count > max(len(operator.takes), 2):
         raise UsageError(f"{op} takes {len(operator.takes)} arguments, not {count}")
     takes = [*operator.takes, *[("", False)] * count]
     # An empty list is not recorded.
-    args = tuple(given.get(str(place), [] if takes[place][1] else None) for place in range(count))
-    kwargs = {place: value for place, value in given.items() if not place.isdecimal()}
+    args = tuple(
+        outer_arguments.get(str(argument_index), [] if takes[argument_index][1] else None)
+        for argument_index in range(count)
+    )
+    kwargs = {
+        argument_name: value
+        for argument_name, value in outer_arguments.items()
+        if not argument_name.isdecimal()
+    }
     names = [name for name, _ in operator.takes]
     drop = {**dict(zip(names, args, strict=False)), **kwargs}.get("dropout_p")
     if drop:
@@ -483,7 +508,7 @@ def _as_lists(value: Any) -> Any:
     last = max(value)
     if last >= 1 << 12:
         raise UsageError(f"a list of {last + 1} arguments is too long")
-    return [value.get(place) for place in range(last + 1)]
+    return [value.get(index) for index in range(last + 1)]
 
 
 # --- Own error and inherited error ----------------------------------------------------------------
@@ -563,10 +588,10 @@ def _rerun(
     golden: tuple[Record, Callable[[Record], Tensor]],
     room: int,
 ) -> Replayed | Unreplayed:
-    mine, theirs = _read_inputs(plan, my[1], golden[1])
-    runs = ReplayRuns(plan.program, mine, room)
+    my_inputs, golden_inputs = _read_inputs(plan, my[1], golden[1])
+    runs = ReplayRuns(plan.program, my_inputs, room)
     # With the same inputs, one run is enough.
-    others = runs if theirs is mine else ReplayRuns(plan.program, theirs, room)
+    others = runs if golden_inputs is my_inputs else ReplayRuns(plan.program, golden_inputs, room)
     value, expected = my[1](my[0]), golden[1](golden[0])
     judgement, counter = _judge_value(runs, value), _judge_value(others, expected)
     mine_ok, golden_ok = judgement.status.passes(), counter.status.passes()
@@ -589,8 +614,10 @@ def _rerun(
 def _judge_value(runs: ReplayRuns, value: Tensor) -> Judgement:
     reference = runs.result
     if reference.shape != value.shape:
-        found, recorded = list(reference.shape), list(value.shape)
-        raise UsageError(f"rerunning it gives shape {found}, but the recorded shape is {recorded}")
+        rerun_shape, recorded = list(reference.shape), list(value.shape)
+        raise UsageError(
+            f"rerunning it gives shape {rerun_shape}, but the recorded shape is {recorded}"
+        )
     judgement = AutomaticValueChecker().check(reference, value, ItemEvidence(runs.evidence, VALUE))
     if judgement is None or judgement.status is Status.UNVERIFIED:
         raise UsageError("the result of rerunning it cannot be compared")
@@ -601,29 +628,29 @@ def _read_inputs(
     plan: ReplayPlan, read_my: Callable[[Record], Tensor], read_golden: Callable[[Record], Tensor]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of the leaves on both sides; the same dictionary if all are equal."""
-    mine: dict[str, Any] = {}
-    theirs: dict[str, Any] = {}
+    my_values: dict[str, Any] = {}
+    golden_values: dict[str, Any] = {}
     for key, bound in plan.bindings.items():
         if bound.my is None or (bound.golden is not None and _same_values(bound.my, bound.golden)):
             assert bound.golden is not None  # noqa: S101  (one of them is there)
-            mine[key] = theirs[key] = read_golden(bound.golden)
+            my_values[key] = golden_values[key] = read_golden(bound.golden)
         elif bound.golden is None:
-            mine[key] = theirs[key] = read_my(bound.my)
+            my_values[key] = golden_values[key] = read_my(bound.my)
         else:
-            mine[key], theirs[key] = read_my(bound.my), read_golden(bound.golden)
-    shared = all(mine[key] is theirs[key] for key in mine)
-    return mine, mine if shared else theirs
+            my_values[key], golden_values[key] = read_my(bound.my), read_golden(bound.golden)
+    shared = all(my_values[key] is golden_values[key] for key in my_values)
+    return my_values, my_values if shared else golden_values
 
 
 def _same_values(left: Record, right: Record) -> bool:
     if not left.digest or left.digest != right.digest:
         return False
-    one, other = left.tensor, right.tensor
-    if one is None or other is None:
+    left_tensor, other = left.tensor, right.tensor
+    if left_tensor is None or other is None:
         return False
     # An expanded tensor is stored once, and its bytes do not show how it was expanded.
-    repeated = 0 in one.stride or 0 in other.stride
-    return (one.dtype, one.shape) == (other.dtype, other.shape) and not repeated
+    repeated = 0 in left_tensor.stride or 0 in other.stride
+    return (left_tensor.dtype, left_tensor.shape) == (other.dtype, other.shape) and not repeated
 
 
 def _bytes_read(my: Record, golden: Record, plan: ReplayPlan) -> int:

@@ -92,7 +92,10 @@ def comparison_report(comparison: Comparison, *remarked: str) -> Group:
         parts += [table, Text("\n".join(legend), style="dim"), Text()]
     # What a dump lacks is among the failures.
     problems = (
-        listed(f"problem in {whose} dump", [one for one in dump.problems if one not in dump.losses])
+        listed(
+            f"problem in {whose} dump",
+            [problem for problem in dump.problems if problem not in dump.losses],
+        )
         for whose, dump in (("my", comparison.my), ("the golden", comparison.golden))
     )
     for lines in (
@@ -165,7 +168,7 @@ def count_table(comparison: Comparison) -> Table:
 
 def _gravest(comparison: Comparison) -> list[ComparisonRow]:
     """Rows to show: where it begins, then by gravity; those that only inherit it last."""
-    begin = {one.row.index for one in beginnings(comparison)}
+    begin = {beginning.row.index for beginning in beginnings(comparison)}
     grave = [row for row in comparison.rows if row.status.gravity >= Status.UNSTABLE.gravity]
     if grave:
         return sorted(
@@ -178,14 +181,22 @@ def _gravest(comparison: Comparison) -> list[ComparisonRow]:
 
 def row_table(comparison: Comparison, rows: list[ComparisonRow]) -> Table:
     """A table of the first rows; its last row counts the rest."""
-    begin = {one.row.index for one in beginnings(comparison)}
+    begin = {beginning.row.index for beginning in beginnings(comparison)}
     followers = [row for row in rows if row.made == "before" and row.index not in begin]
     shown = rows[: min(MOST_ROWS, len(rows) - len(followers) + _FOLLOWERS)]
     more = len(rows) - len(shown)
     lines: list[ComparisonRow | Rest] = [*shown]
     if more:
-        left = min(more, len(followers))  # they come last
-        lines.append(Rest(("", f"{more} more" + (f", {left} of them inherit it" if left else ""))))
+        inheriting_count = min(more, len(followers))  # they come last
+        lines.append(
+            Rest(
+                (
+                    "",
+                    f"{more} more"
+                    + (f", {inheriting_count} of them inherit it" if inheriting_count else ""),
+                )
+            )
+        )
     return terminal_table(_row_columns(comparison), lines)
 
 
@@ -265,8 +276,8 @@ def _describe_place(row: ComparisonRow) -> Iterator[str]:
 
 
 def _describe_divergence(row: ComparisonRow, divergence: Divergence) -> Iterator[str]:
-    said = divergence.reason in {"", row.reason}
-    because = "" if said else f": {divergence.reason}"
+    is_already_said = divergence.reason in {"", row.reason}
+    because = "" if is_already_said else f": {divergence.reason}"
     yield f"{_KINDS[divergence.kind]}{because}"
     if row.own is not None or row.inherited is not None:
         parts = [("added here", row.own), ("came in", row.inherited)]
@@ -286,8 +297,8 @@ def _describe_divergence(row: ComparisonRow, divergence: Divergence) -> Iterator
 
 def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[RenderableType]:
     """Failures that do not follow from a divergence: not comparable, or unstable."""
-    begin = {one.row.index for one in beginnings(comparison)}
-    found = [
+    begin = {beginning.row.index for beginning in beginnings(comparison)}
+    findings = [
         finding_of(row)
         for row in comparison.rows
         if row.index not in begin
@@ -296,7 +307,9 @@ def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[Render
         and row.golden is not None
         and (row.status is Status.UNVERIFIED or not begin)
     ]
-    yield from details(msgspec.structs.replace(verdict, findings=(*losses_of(comparison), *found)))
+    yield from details(
+        msgspec.structs.replace(verdict, findings=(*losses_of(comparison), *findings))
+    )
 
 
 # --- For GitHub, SARIF and JUnit ------------------------------------------------------------------
@@ -304,10 +317,10 @@ def _other_failures(comparison: Comparison, verdict: Verdict) -> Iterator[Render
 
 def comparison_account(comparison: Comparison, *, subject: str) -> Account:
     """The result of `compare`; rows that inherit their error come last."""
-    mine = comparison.my.path  # a folder, or an address
+    path = comparison.my.path  # a folder, or an address
     verdict = comparison.verdict
     rows = len(comparison.rows)
     pairs = zip(comparison.rows, verdict.findings[:rows], strict=True)
-    ordered = [one for _, one in sorted(pairs, key=lambda pair: pair[0].made == "before")]
+    ordered = [finding for _, finding in sorted(pairs, key=lambda pair: pair[0].made == "before")]
     verdict = msgspec.structs.replace(verdict, findings=(*ordered, *verdict.findings[rows:]))
-    return verdict_account(verdict, command="compare", subject=subject, file=mine)
+    return verdict_account(verdict, command="compare", subject=subject, file=path)

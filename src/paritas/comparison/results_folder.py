@@ -43,8 +43,10 @@ def check_output(folder: Path, *, overwrite: bool = False, parquet: bool = False
     for name in _ALL:
         if (folder / name).is_dir():
             raise UsageError(f"cannot write {str(folder / name)!r}: it is a directory")
-    whole = folder.absolute()
-    existing = next(parent for parent in (whole, *whole.parents) if parent.exists())
+    absolute_folder = folder.absolute()
+    existing = next(
+        parent for parent in (absolute_folder, *absolute_folder.parents) if parent.exists()
+    )
     check_writable(existing / f"{COMPARISON_JSON}.tried")
     if parquet:
         from paritas.core.reporting.table_files import check_installed
@@ -139,9 +141,9 @@ def read_comparison(path: Path) -> Comparison:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error
     except (UsageError, RecursionError) as error:
         raise UsageError(f"{file} is damaged or from another version: {error}") from None
-    known = {row.index for row in comparison.rows}
+    indexes = {row.index for row in comparison.rows}
     for first in (comparison.first, comparison.first_non_finite):
-        if first is not None and first.row not in known:
+        if first is not None and first.row not in indexes:
             raise UsageError(f"{file} is damaged: it refers to row {first.row}, which is missing")
     if comparison.format != FORMAT:
         raise UsageError(

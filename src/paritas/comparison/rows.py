@@ -235,10 +235,10 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def status(self) -> Status:
         """The gravest status of all rows; nothing compared, or a loss, is `unverified`."""
-        found = {row.status for row in self.rows}
-        if self.coverage.compared == 0 or not found or self.my.losses or self.golden.losses:
-            found.add(Status.UNVERIFIED)
-        return max(found, key=lambda status: status.gravity)
+        statuses = {row.status for row in self.rows}
+        if self.coverage.compared == 0 or not statuses or self.my.losses or self.golden.losses:
+            statuses.add(Status.UNVERIFIED)
+        return max(statuses, key=lambda status: status.gravity)
 
     @property
     def exit_code(self) -> int:
@@ -280,14 +280,14 @@ class Beginning(NamedTuple):
 def beginnings(comparison: Comparison) -> list[Beginning]:
     """The first divergence and the first NaN or infinity, which may be the same row."""
     first, bad = comparison.first, comparison.first_non_finite
-    found: dict[BeginningOf, Divergence | None] = {"values": first, "non-finite": bad}
+    divergences: dict[BeginningOf, Divergence | None] = {"values": first, "non-finite": bad}
     if first is not None and bad is not None and first.row == bad.row:
-        found = {"both": first}
+        divergences = {"both": first}
     return [
-        Beginning(of, divergence, row, place)
-        for of, divergence in found.items()
+        Beginning(of, divergence, row, row_position)
+        for of, divergence in divergences.items()
         if divergence is not None
-        for place, row in enumerate(comparison.rows)
+        for row_position, row in enumerate(comparison.rows)
         if row.index == divergence.row
     ]
 
@@ -319,7 +319,7 @@ def _findings_by_cause(rows: Iterable[ComparisonRow]) -> Iterator[Finding]:
         if row.made == "here":
             makers[row.index] = finding.path
         elif row.made == "before":
-            maker = next((makers[one] for one in row.sources if one in makers), "")
+            maker = next((makers[source] for source in row.sources if source in makers), "")
             if maker:
                 makers[row.index] = maker
                 finding = msgspec.structs.replace(finding, cause=maker)

@@ -78,7 +78,7 @@ _MOST_STEPS = 1_000_000
 
 
 def align_steps(
-    my: Collection[int], golden: Collection[int], asked: Sequence[str] = ()
+    my: Collection[int], golden: Collection[int], step_choices: Sequence[str] = ()
 ) -> tuple[dict[int, int], list[str]]:
     """Map my steps to golden steps; also return notes for the user.
 
@@ -86,20 +86,20 @@ def align_steps(
     numbers, since tools start counting differently.
 
     Args:
-        asked: the user's choice instead: `3`, `0-4`, `1:0` or `1-3:0-2`.
+        step_choices: the user's choice instead: `3`, `0-4`, `1:0` or `1-3:0-2`.
 
     Raises:
-        UsageError: `asked` cannot be parsed, or a dump does not have that step.
+        UsageError: `step_choices` cannot be parsed, or a dump does not have that step.
     """
-    if asked:
-        return _align_asked(set(my), set(golden), asked), []
+    if step_choices:
+        return _align_asked(set(my), set(golden), step_choices), []
     common = sorted(set(my) & set(golden))
     mapping = {step: step for step in common}
     notes: list[str] = []
     if not common and len(set(my)) == len(set(golden)) == 1:
-        ((mine,), (theirs,)) = set(my), set(golden)
-        mapping = {mine: theirs}
-        notes.append(f"my step {mine} is compared with golden step {theirs}, the only ones")
+        ((my_step,), (golden_step,)) = set(my), set(golden)
+        mapping = {my_step: golden_step}
+        notes.append(f"my step {my_step} is compared with golden step {golden_step}, the only ones")
     elif not common and my and golden:
         notes.append(
             f"the dumps have no step in common: mine has {span_text(my)}, the golden one "
@@ -121,20 +121,24 @@ def span_text(steps: Collection[int]) -> str:
     return ranges(sorted(set(steps)))
 
 
-def _align_asked(my: set[int], golden: set[int], asked: Sequence[str]) -> dict[int, int]:
+def _align_asked(my: set[int], golden: set[int], step_choices: Sequence[str]) -> dict[int, int]:
     mapping: dict[int, int] = {}
-    for text in asked:
-        for mine, theirs in _parse_pairs(text):
-            for whose, step, known in (("my", mine, my), ("the golden", theirs, golden)):
-                if step not in known:
+    for text in step_choices:
+        for my_step, golden_step in _parse_pairs(text):
+            for whose, step, dump_steps in (
+                ("my", my_step, my),
+                ("the golden", golden_step, golden),
+            ):
+                if step not in dump_steps:
                     raise UsageError(
                         f"steps: {text!r} selects step {step}, but {whose} dump has "
-                        f"{span_text(known) or 'none'}"
+                        f"{span_text(dump_steps) or 'none'}"
                     )
-            if mapping.setdefault(mine, theirs) != theirs:
+            if mapping.setdefault(my_step, golden_step) != golden_step:
                 raise UsageError(
-                    f"steps: {text!r} maps my step {mine} to golden step {theirs}, but it is "
-                    f"already mapped to {mapping[mine]}; map it once"
+                    f"steps: {text!r} maps my step {my_step} to golden step {golden_step}, "
+                    "but it is "
+                    f"already mapped to {mapping[my_step]}; map it once"
                 )
     return mapping
 
@@ -215,9 +219,12 @@ class TensorPart:
         length = _check_dim(tensor, self.dim)
         sizes = self.sizes or (length // self.count,) * self.count
         if sum(sizes) != length:
-            wanted = f"parts of {list(self.sizes)}" if self.sizes else f"{self.count} equal parts"
+            parts_text = (
+                f"parts of {list(self.sizes)}" if self.sizes else f"{self.count} equal parts"
+            )
             raise UsageError(
-                f"dimension {self.dim} of shape {tuple(tensor.shape)} cannot be split into {wanted}"
+                f"dimension {self.dim} of shape {tuple(tensor.shape)} cannot be split into "
+                f"{parts_text}"
             )
         return tensor.narrow(self.dim, sum(sizes[: self.index]), sizes[self.index])
 
@@ -304,19 +311,19 @@ class Renaming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         parts = self.split.names if self.split else ("",)
         return [self.golden.replace(PART, part) for part in parts]
 
-    def operand(self, mine: Sequence[Operand], golden_part: int = 0) -> Operand:
+    def operand(self, operands: Sequence[Operand], golden_part: int = 0) -> Operand:
         """My operand, transformed to match golden part number `golden_part`."""
-        made = mine[0]
+        operand = operands[0]
         if self.concat:
-            made = Operand(tuple(mine), Joined(self.concat.dim, len(self.concat.of)))
+            operand = Operand(tuple(operands), Joined(self.concat.dim, len(self.concat.of)))
         elif self.split:
             split = self.split
             part = TensorPart(split.dim, golden_part, len(split.names), split.sizes)
-            made = Operand((made,), part)
+            operand = Operand((operand,), part)
         if not self.permute:
-            return made
+            return operand
         words = f"dimensions permuted to {', '.join(map(str, self.permute))}"
-        return Operand((made,), Rearranged(words, self.permute))
+        return Operand((operand,), Rearranged(words, self.permute))
 
 
 # --- Dims annotations -----------------------------------------------------------------------------
@@ -388,7 +395,7 @@ class Dims:
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
         """The names of the dimensions that are kept."""
-        return tuple(one.names for one in self.dimensions if not one.is_squeezed)
+        return tuple(dimension.names for dimension in self.dimensions if not dimension.is_squeezed)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -409,18 +416,18 @@ def parse_dims(text: str) -> Dims:
 def _parse_dimensions(text: str, end: int) -> Iterator[Dimension]:
     at = _skip_space(text, 0)
     while at < end:
-        found = _DIMENSION.match(text, at, end)
-        if found is None:
+        match = _DIMENSION.match(text, at, end)
+        if match is None:
             _refuse(text, at, "not a dimension: write name, name[axis] or (name*name)[axis]")
-        axes = 2 if found[2] is not None else 3
+        axes = 2 if match[2] is not None else 3
         splits: tuple[AxisSplit, ...] = ()
-        if found[axes] is not None:
-            splits = tuple(_parse_splits(text, found.start(axes), found[axes]))
-        names = _parse_names(text, at, found[1])
+        if match[axes] is not None:
+            splits = tuple(_parse_splits(text, match.start(axes), match[axes]))
+        names = _parse_names(text, at, match[1])
         if splits and not names:
             _refuse(text, at, "a dimension of length 1 cannot be split: write 1")
         yield Dimension(names, splits)
-        at = _skip_space(text, found.end())
+        at = _skip_space(text, match.end())
 
 
 def _parse_names(text: str, at: int, word: str) -> tuple[str, ...]:
@@ -440,7 +447,9 @@ def _parse_splits(text: str, at: int, inner: str) -> Iterator[AxisSplit]:
         axis, _, qualifiers = part.strip().partition(":")
         if not _NAME.fullmatch(axis):
             _refuse(text, begin, f"{axis!r} is not a valid axis: write for example tp")
-        yield _parse_qualifiers(text, begin, axis, [one.strip() for one in qualifiers.split("+")])
+        yield _parse_qualifiers(
+            text, begin, axis, [qualifier.strip() for qualifier in qualifiers.split("+")]
+        )
         at += len(part) + 1
 
 
@@ -461,33 +470,35 @@ def _parse_qualifiers(text: str, at: int, axis: str, qualifiers: list[str]) -> A
 def _parse_declared(text: str, at: int) -> tuple[str, tuple[str, ...]]:
     """The data axis and the replicated axes, which follow the `#`."""
     data_axis, replicated = "", []
-    for found in re.finditer(r"\S+", text[at:]):
-        place = at + found.start()
-        axis, _, what = found[0].partition(":")
+    for match in re.finditer(r"\S+", text[at:]):
+        word_start = at + match.start()
+        axis, _, what = match[0].partition(":")
         if what == "replicated" and _NAME.fullmatch(axis):
             replicated.append(axis)
         elif axis == "dp" and what.startswith("=") and _NAME.fullmatch(what[1:]):
             if data_axis:
-                _refuse(text, place, f"dp is already {data_axis}: define it once")
+                _refuse(text, word_start, f"dp is already {data_axis}: define it once")
             data_axis = what[1:]
         else:
-            _refuse(text, place, f"cannot parse {found[0]!r}: write axis:replicated or dp:=axis")
+            _refuse(
+                text, word_start, f"cannot parse {match[0]!r}: write axis:replicated or dp:=axis"
+            )
     return data_axis or "dp", tuple(replicated)
 
 
 def _check_unique(dims: Dims) -> None:
     names = [name for dimension in dims.dimensions for name in dimension.names]
     axes = [*(split.axis for split in dims.splits), *dims.replicated]
-    for what, found in (("dimension", names), ("axis", axes)):
-        for name in found:
-            if found.count(name) > 1:
+    for what, declared_names in (("dimension", names), ("axis", axes)):
+        for name in declared_names:
+            if declared_names.count(name) > 1:
                 again = list(re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", dims.text))[-1]
                 _refuse(dims.text, again.start(), f"the {what} {name!r} appears twice: use it once")
 
 
 def _skip_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return at if found is None else found.end()
+    match = _SPACE.match(text, at)
+    return at if match is None else match.end()
 
 
 def _refuse(text: str, at: int, why: str) -> NoReturn:
@@ -553,22 +564,22 @@ class Rules:
             UsageError: something is invalid; the message shows it.
         """
         file = _RulesFile() if config is None else _load_file(Path(config))
-        wanted = tuple(steps) or file.steps
-        for text in wanted:
+        chosen_steps = tuple(steps) or file.steps
+        for text in chosen_steps:
             list(_parse_pairs(text))  # raises if it is invalid
-        given = [Renaming(my=my, golden=golden) for my, golden in renames]
+        renamings = [Renaming(my=my, golden=golden) for my, golden in renames]
         return cls(
             requirements=tuple(
                 (_compile_pattern(name, "rules"), _parse_requirement(name, text))
                 for name, text in (*rules, *file.rules.items())
             ),
-            renamings=tuple(_check_renaming(one) for one in (*given, *file.rename)),
+            renamings=tuple(_check_renaming(renaming) for renaming in (*renamings, *file.rename)),
             dims=tuple(
                 (_compile_pattern(name, "dims"), text)
-                for name, text in (*dims, *((one.name, one.dims) for one in file.dims))
+                for name, text in (*dims, *((dim.name, dim.dims) for dim in file.dims))
             ),
             mesh=_check_mesh(_parse_mesh(mesh) if mesh else file.mesh),
-            steps=wanted,
+            steps=chosen_steps,
             ignored=tuple(_compile_pattern(text, "ignore") for text in (*ignore, *file.ignore)),
         )
 
@@ -582,18 +593,20 @@ class Rules:
 
     def ignores(self, name: str, module: str = "") -> bool:
         """Whether the value with that canonical name is ignored."""
-        return any(_matches(one, name, module) for one in self.ignored)
+        return any(_matches(pattern, name, module) for pattern in self.ignored)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def plain_name(name: str) -> str:
     """A canonical name without pass, call and side; other names are unchanged."""
-    found = _ID.fullmatch(name)
-    return found[1] if found else name
+    match = _ID.fullmatch(name)
+    return match[1] if match else name
 
 
 def _find_first(among: Sequence[tuple[re.Pattern[str], _T]], name: str, module: str) -> _T | None:
-    return next((found for pattern, found in among if _matches(pattern, name, module)), None)
+    return next(
+        (rule_value for pattern, rule_value in among if _matches(pattern, name, module)), None
+    )
 
 
 def _matches(pattern: re.Pattern[str], name: str, module: str) -> bool:
@@ -608,8 +621,8 @@ def _load_file(path: Path) -> _RulesFile:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             raise UsageError(f"{path} is not a rules file: it has more than {_LARGEST_FILE} bytes")
-        found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-        return msgspec.convert(found, _RulesFile)
+        toml_document: Any = tomllib.loads(path.read_text(encoding="utf-8"))
+        return msgspec.convert(toml_document, _RulesFile)
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -617,8 +630,10 @@ def _load_file(path: Path) -> _RulesFile:
     except RecursionError:
         raise UsageError(f"{path} is not a rules file: it is nested too deeply") from None
     except msgspec.ValidationError as error:
-        known = ", ".join(_RulesFile.__struct_fields__)
-        raise UsageError(f"{path} is not a rules file: {error}; its keys are {known}") from None
+        known_keys = ", ".join(_RulesFile.__struct_fields__)
+        raise UsageError(
+            f"{path} is not a rules file: {error}; its keys are {known_keys}"
+        ) from None
 
 
 def _compile_pattern(text: str, where: str) -> re.Pattern[str]:
@@ -635,32 +650,33 @@ def _parse_requirement(name: str, text: str) -> Requirement:
         raise UsageError(f"rules: for {name!r}, {error}") from None
 
 
-def _check_renaming(one: Renaming) -> Renaming:
-    split, concat = one.split, one.concat
-    rule = f"rename: my = {one.my!r}, golden = {one.golden!r}"
+def _check_renaming(renaming: Renaming) -> Renaming:
+    split, concat = renaming.split, renaming.concat
+    rule = f"rename: my = {renaming.my!r}, golden = {renaming.golden!r}"
     if split is not None and concat is not None:
         raise UsageError(f"{rule}: use split or concat, not both")
     if split is not None:
-        _check_parts(rule, split.names, "golden", one.golden)
+        _check_parts(rule, split.names, "golden", renaming.golden)
         if split.sizes and (len(split.sizes) != len(split.names) or min(split.sizes) < 0):
             raise UsageError(
                 f"{rule}: sizes = {list(split.sizes)} does not fit the parts {list(split.names)}"
             )
     if concat is not None:
-        _check_parts(rule, concat.of, "my", one.my)
-    if sorted(one.permute) != list(range(len(one.permute))):
+        _check_parts(rule, concat.of, "my", renaming.my)
+    if sorted(renaming.permute) != list(range(len(renaming.permute))):
         raise UsageError(
-            f"{rule}: permute = {list(one.permute)} is not a permutation of the dimensions 0 to "
-            f"{len(one.permute) - 1}"
+            f"{rule}: permute = {list(renaming.permute)} is not a permutation of the "
+            "dimensions 0 to "
+            f"{len(renaming.permute) - 1}"
         )
-    _compile_pattern(one.my.replace(PART, ""), "rename")
+    _compile_pattern(renaming.my.replace(PART, ""), "rename")
     try:
-        for pattern in one.patterns():
-            for text in one.replacements():
+        for pattern in renaming.patterns():
+            for text in renaming.replacements():
                 pattern.sub(text, "")  # validates the replacement even without a match
     except (re.error, IndexError) as error:
         raise UsageError(f"{rule}: {error}; \\1 stands for the first group") from None
-    return one
+    return renaming
 
 
 def _check_parts(rule: str, parts: tuple[str, ...], side: str, name: str) -> None:

@@ -68,27 +68,27 @@ class Draft:
 
 def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Measured]:
     """Judge all rows together with their sources: what each row measured, in its final state."""
-    found: dict[int, Measured] = {}
-    for place in _in_order(drafts):
-        end = _resolve_one(drafts[place], drafts, found, replays.get(place))
-        found[place] = _doubt(end) if drafts[place].is_guess and end.fails else end
-    return [found[place] for place in range(len(drafts))]
+    resolved_rows: dict[int, Measured] = {}
+    for row_index in _in_order(drafts):
+        end = _resolve_one(drafts[row_index], drafts, resolved_rows, replays.get(row_index))
+        resolved_rows[row_index] = _doubt(end) if drafts[row_index].is_guess and end.fails else end
+    return [resolved_rows[row_position] for row_position in range(len(drafts))]
 
 
 def _in_order(drafts: Sequence[Draft]) -> list[int]:
     """Sources first, since a fused kernel may read a value that has a later row."""
     order: list[int] = []
-    seen: set[int] = set()
+    visited_rows: set[int] = set()
     for start in range(len(drafts)):
         waiting = [(start, False)]
         while waiting:
-            place, is_ready = waiting.pop()
+            row_index, is_ready = waiting.pop()
             if is_ready:
-                order.append(place)
-            elif place not in seen:
-                seen.add(place)
-                waiting.append((place, True))
-                waiting += [(source, False) for source in _list_needed(drafts[place])]
+                order.append(row_index)
+            elif row_index not in visited_rows:
+                visited_rows.add(row_index)
+                waiting.append((row_index, True))
+                waiting += [(source, False) for source in _list_needed(drafts[row_index])]
     return order
 
 
@@ -101,21 +101,25 @@ def _list_needed(draft: Draft) -> tuple[int, ...]:
 def _resolve_one(
     draft: Draft,
     drafts: Sequence[Draft],
-    found: Mapping[int, Measured],
+    resolved_rows: Mapping[int, Measured],
     replayed: Replayed | None,
 ) -> Measured:
     if draft.measured.status in {Status.IDENTICAL, Status.UNVERIFIED}:
         return draft.measured
     # A source that is not resolved yet is part of a cycle.
-    sources = [source for source in draft.sources if source in found]
-    failing = [source for source in sources if found[source].fails]
+    sources = [source for source in draft.sources if source in resolved_rows]
+    failing = [source for source in sources if resolved_rows[source].fails]
     if not draft.is_result:
-        return _resolve_argument(draft.measured, sources, drafts, found)
+        return _resolve_argument(draft.measured, sources, drafts, resolved_rows)
     if replayed is not None and not draft.measured.settled:
-        known = sources and all(found[one].status is not Status.UNVERIFIED for one in sources)
+        are_inputs_known = sources and all(
+            resolved_rows[source].status is not Status.UNVERIFIED for source in sources
+        )
         named = [drafts[source].name for source in failing]
-        return _resolve_replayed(draft.measured, replayed, named, inputs_known=bool(known))
-    return _resolve_estimated(draft, sources, drafts, found)
+        return _resolve_replayed(
+            draft.measured, replayed, named, inputs_known=bool(are_inputs_known)
+        )
+    return _resolve_estimated(draft, sources, drafts, resolved_rows)
 
 
 def _doubt(end: Measured) -> Measured:
@@ -136,21 +140,21 @@ def _resolve_argument(
     plain: Measured,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: Mapping[int, Measured],
+    resolved_rows: Mapping[int, Measured],
 ) -> Measured:
     """An input is the output of another call, unless something changed it in between."""
-    if not sources or found[sources[0]].status is Status.UNVERIFIED:
+    if not sources or resolved_rows[sources[0]].status is Status.UNVERIFIED:
         return plain
     source = sources[0]
     if _same_difference(plain, drafts[source].measured):
-        same = found[source]
+        same = resolved_rows[source]
         reason = f"same value as {drafts[source].name}" if same.fails else same.reason
-        made = "before" if same.fails else ""
-        about = {"judged_by": same.judged_by, "basis": same.basis, "made": made}
+        error_origin = "before" if same.fails else ""
+        about = {"judged_by": same.judged_by, "basis": same.basis, "made": error_origin}
         return _apply_ruling(plain, Ruling(same.status, reason, about))
     if not plain.fails:
         return plain
-    if found[source].fails:
+    if resolved_rows[source].fails:
         return dataclasses.replace(plain, made="before")
     reason = f"{plain.reason}; it was correct as {drafts[source].name} and changed since then"
     return dataclasses.replace(plain, reason=reason, made="here")
@@ -159,10 +163,15 @@ def _resolve_argument(
 def _same_difference(left: Measured, right: Measured) -> bool:
     if left.figures is None or right.figures is None:
         return left.distance == right.distance and left.status is right.status
-    one, other = left.figures.metrics, right.figures.metrics
-    if one is None or other is None:
-        return one is other and left.distance == right.distance
-    return (one.rel_l2, one.max_abs, one.mismatched, one.nonfinite_mismatches) == (
+    left_metrics, other = left.figures.metrics, right.figures.metrics
+    if left_metrics is None or other is None:
+        return left_metrics is other and left.distance == right.distance
+    return (
+        left_metrics.rel_l2,
+        left_metrics.max_abs,
+        left_metrics.mismatched,
+        left_metrics.nonfinite_mismatches,
+    ) == (
         other.rel_l2,
         other.max_abs,
         other.mismatched,
@@ -174,7 +183,7 @@ def _resolve_replayed(
     plain: Measured, replayed: Replayed, failing: list[str], *, inputs_known: bool
 ) -> Measured:
     judgement = replayed.judgement
-    known = dataclasses.replace(
+    attributed_result = dataclasses.replace(
         plain,
         own=replayed.own,
         inherited=replayed.inherited,
@@ -184,30 +193,30 @@ def _resolve_replayed(
     )
     if not judgement.status.passes():
         about = {"made": "here", "score": judgement.native}
-        return _apply_ruling(known, Ruling(judgement.status, judgement.reason, about))
+        return _apply_ruling(attributed_result, Ruling(judgement.status, judgement.reason, about))
     if not replayed.golden_ok and plain.fails:
         reason = (
             "rerunning the operator on the golden inputs does not reproduce the golden value, but "
             "on my inputs it reproduces mine"
         )
-        return dataclasses.replace(known, reason=reason, made="here")
+        return dataclasses.replace(attributed_result, reason=reason, made="here")
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status
-        return _apply_ruling(known, Ruling(status, judgement.reason))
+        return _apply_ruling(attributed_result, Ruling(status, judgement.reason))
     if failing:
         reason = f"{plain.reason}; inherited from {failing[0]}"
-        return dataclasses.replace(known, reason=reason, made="before")
+        return dataclasses.replace(attributed_result, reason=reason, made="before")
     if not inputs_known:
         # An inherited error is excused only if the inputs were compared and differ by rounding.
         reason = f"{plain.reason}; inherited from inputs that were not compared"
-        return dataclasses.replace(known, reason=reason)
-    return _apply_ruling(known, _rule_on_drift(known))
+        return dataclasses.replace(attributed_result, reason=reason)
+    return _apply_ruling(attributed_result, _rule_on_drift(attributed_result))
 
 
-def _rule_on_drift(known: Measured) -> Ruling:
+def _rule_on_drift(measured: Measured) -> Ruling:
     """A difference that the rounding of the inputs explains."""
-    exact = known.figures is not None and known.score is None
-    large = known.distance is not None and not known.distance <= LARGE_DRIFT
+    exact = measured.figures is not None and measured.score is None
+    large = measured.distance is not None and not measured.distance <= LARGE_DRIFT
     if exact or large:
         reason = "the rounding of its inputs explains the difference; no single call caused it"
         return Ruling(Status.UNSTABLE, reason)
@@ -218,33 +227,35 @@ def _resolve_estimated(
     draft: Draft,
     sources: list[int],
     drafts: Sequence[Draft],
-    found: Mapping[int, Measured],
+    resolved_rows: Mapping[int, Measured],
 ) -> Measured:
     plain = draft.measured
     near = draft.neighbour
-    used = sources or ([near] if near is not None and near in found else [])
+    used = sources or ([near] if near is not None and near in resolved_rows else [])
     if not used:
         return plain
-    failing = [source for source in used if found[source].fails]
+    failing = [source for source in used if resolved_rows[source].fails]
     distances = (drafts[source].measured.distance for source in used)
-    inherited = max((one for one in distances if one is not None), default=None)
+    inherited = max((distance for distance in distances if distance is not None), default=None)
     total = plain.distance
-    known = plain
+    attributed_result = plain
     if inherited is not None and total is not None:
-        own = math.sqrt(max(total**2 - inherited**2, 0.0)) if math.isfinite(total) else total
-        known = dataclasses.replace(plain, own=own, inherited=inherited, attributed="estimated")
+        own_error = math.sqrt(max(total**2 - inherited**2, 0.0)) if math.isfinite(total) else total
+        attributed_result = dataclasses.replace(
+            plain, own=own_error, inherited=inherited, attributed="estimated"
+        )
     if not plain.fails:
-        return known
+        return attributed_result
     if failing:
         reason = f"{plain.reason}; inherited from {drafts[failing[0]].name}"
-        return dataclasses.replace(known, reason=reason, made="before")
-    unknown = any(found[source].status is Status.UNVERIFIED for source in used)
+        return dataclasses.replace(attributed_result, reason=reason, made="before")
+    unknown = any(resolved_rows[source].status is Status.UNVERIFIED for source in used)
     excusable = not plain.settled and not unknown
     if excusable and inherited and _is_explained(plain, inherited):
         judged_by = f"{plain.judged_by} and the error of its inputs"
-        known = dataclasses.replace(known, judged_by=judged_by)
-        return _apply_ruling(known, _rule_on_drift(known))
-    return dataclasses.replace(known, made="here" if sources and not unknown else "")
+        attributed_result = dataclasses.replace(attributed_result, judged_by=judged_by)
+        return _apply_ruling(attributed_result, _rule_on_drift(attributed_result))
+    return dataclasses.replace(attributed_result, made="here" if sources and not unknown else "")
 
 
 def _is_explained(measured: Measured, inherited: float) -> bool:
@@ -306,27 +317,27 @@ class Table:
         self.drafts = self._drafts()
 
     def _drafts(self) -> list[Draft]:
-        found: list[Draft] = []
+        drafts: list[Draft] = []
         before: dict[tuple[int, int | None, str, str], int] = {}
-        made: dict[tuple[object, ...], int] = {}
-        for place, (pair, measured) in enumerate(zip(self.pairs, self._measured, strict=True)):
+        maker_rows: dict[tuple[object, ...], int] = {}
+        for row_index, (pair, measured) in enumerate(zip(self.pairs, self._measured, strict=True)):
             record = pair.leading.record
             site = record.site
             # A graph's input is the output of another graph, or comes from outside.
             gave = is_result(site) and site.op != "placeholder"
             key = (record.step, _find_rank(pair), site.phase, site.level)
-            sources = self._sources(pair, place)
+            sources = self._sources(pair, row_index)
             value = _stored_value_key(pair.my)
-            if not sources and not gave and value in made:
-                sources = (made[value],)  # of an earlier step
+            if not sources and not gave and value in maker_rows:
+                sources = (maker_rows[value],)  # of an earlier step
             neighbour = before.get(key) if site.source in _IN_ORDER or site.module else None
             is_guess = pair.matched_by == "order"
-            found.append(Draft(record.id, measured, gave, sources, neighbour, is_guess))
+            drafts.append(Draft(record.id, measured, gave, sources, neighbour, is_guess))
             if gave and measured.distance is not None:
-                before[key] = place
+                before[key] = row_index
             if gave and value is not None:
-                made[value] = place
-        return found
+                maker_rows[value] = row_index
+        return drafts
 
     def _accept_spellings(self, resolved: Sequence[Measured]) -> list[Measured]:
         """Accept another integer for an operator's argument, such as 1 for -1, if results agree."""
@@ -334,52 +345,59 @@ class Table:
         for pair, end in zip(self.pairs, resolved, strict=True):
             if is_result(pair.leading.record.site):
                 calls.setdefault(_call_key(pair), []).append(end)
-        found = list(resolved)
-        for place, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
+        accepted_rows = list(resolved)
+        for row_index, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
             if not end.fails or end.my is None or end.golden is None:
                 continue
             site = pair.leading.record.site
             if site.level in ("op", "node") and _are_integers(end.my.value, end.golden.value):
                 results = calls.get(_call_key(pair), [])
-                if results and all(one.status in _AGREE for one in results):
+                if results and all(call_result.status in _AGREE for call_result in results):
                     limits = f"the argument is {end.reason}, but the results of the call agree"
                     ruling = Ruling(Status.EQUIVALENT, "", {"limits": limits})
-                    found[place] = _apply_ruling(end, ruling)
-        return found
+                    accepted_rows[row_index] = _apply_ruling(end, ruling)
+        return accepted_rows
 
-    def _sources(self, pair: Pair, place: int) -> tuple[int, ...]:
+    def _sources(self, pair: Pair, row_index: int) -> tuple[int, ...]:
         """The rows of the values that a pair was computed from, according to either dump."""
-        found: dict[int, None] = {}
+        source_rows: dict[int, None] = {}
         sides = (
             (pair.my, self._my_calls, self._rows_of_mine),
             (pair.golden, self._golden_calls, self._rows_of_golden),
         )
         for operand, calls, places in sides:
-            if operand is None or found:
+            if operand is None or source_rows:
                 continue
             for record in operand.records():
-                known = calls.get((record.rank, record.step))
-                for source in known.sources(record) if known is not None else ():
+                recorded_calls = calls.get((record.rank, record.step))
+                for source in recorded_calls.sources(record) if recorded_calls is not None else ():
                     row = places.get((source.rank, source.sequence))
-                    if row is not None and row != place:
-                        found[row] = None
-        return tuple(found)
+                    if row is not None and row != row_index:
+                        source_rows[row] = None
+        return tuple(source_rows)
 
     def replay(
         self, tell: Callable[[Progress], None], *, trust_digests: bool
     ) -> dict[int, Replayed]:
         """Rerun operators with different results, to separate their own error from inherited."""
-        wanted = [place for place in range(len(self.drafts)) if self._is_replayable(place)]
-        wanted.sort(key=lambda place: self._measured[place].status is not Status.DIFFERENT)
-        if len(wanted) > MOST_REPLAYS:
+        replayable_rows = [
+            row_position
+            for row_position in range(len(self.drafts))
+            if self._is_replayable(row_position)
+        ]
+        replayable_rows.sort(
+            key=lambda row_position: self._measured[row_position].status is not Status.DIFFERENT
+        )
+        if len(replayable_rows) > MOST_REPLAYS:
             self.notes.append(
-                f"{len(wanted) - MOST_REPLAYS} of {len(wanted)} operators that differ were not "
+                f"{len(replayable_rows) - MOST_REPLAYS} of {len(replayable_rows)} operators "
+                "that differ were not "
                 f"rerun: their own errors are estimated"
             )
-            wanted = wanted[:MOST_REPLAYS]
-        found: dict[int, Replayed] = {}
-        if not wanted:
-            return found
+            replayable_rows = replayable_rows[:MOST_REPLAYS]
+        replays: dict[int, Replayed] = {}
+        if not replayable_rows:
+            return replays
         # This imports torch's compiler, which takes seconds and is rarely needed.
         from paritas.comparison.replay import Replayed, replay
 
@@ -387,52 +405,52 @@ class Table:
             functools.partial(dump.view, check=not trust_digests)
             for dump in (self._my, self._golden)
         ]
-        for done, place in enumerate(wanted):
-            calls = self._calls(self.pairs[place])
+        for done, row_index in enumerate(replayable_rows):
+            calls = self._calls(self.pairs[row_index])
             if calls is not None:
                 result = replay(*calls, *readers)
                 if isinstance(result, Replayed):
-                    found[place] = result
+                    replays[row_index] = result
                 else:
-                    self._unreplayed[place] = f"not rerun: {result.reason}"
-            tell(Progress("rerunning operators in float64", done + 1, len(wanted)))
-        return found
+                    self._unreplayed[row_index] = f"not rerun: {result.reason}"
+            tell(Progress("rerunning operators in float64", done + 1, len(replayable_rows)))
+        return replays
 
-    def _is_replayable(self, place: int) -> bool:
-        draft, pair = self.drafts[place], self.pairs[place]
+    def _is_replayable(self, row_index: int) -> bool:
+        draft, pair = self.drafts[row_index], self.pairs[row_index]
         if not draft.is_result or draft.measured.settled or not draft.measured.nbytes:
             return False
-        found = [
-            (one.record, dump)
-            for one, dump in ((pair.my, self._my), (pair.golden, self._golden))
-            if one is not None
+        side_records = [
+            (operand.record, dump)
+            for operand, dump in ((pair.my, self._my), (pair.golden, self._golden))
+            if operand is not None
         ]
         # Other tools record functions, not operators.
-        if not any(record.site.op.partition(".")[0] in _NAMED for record, _ in found):
+        if not any(record.site.op.partition(".")[0] in _NAMED for record, _ in side_records):
             return False
         return all(
             record.site.level in _OPERATORS and not _is_of_other_code(record, dump)
-            for record, dump in found
+            for record, dump in side_records
         )
 
     def _calls(self, pair: Pair) -> tuple[Record, Record, RecordedCalls, RecordedCalls] | None:
         """The records of a pair, and the calls that contain them."""
         if pair.my is None or pair.golden is None or pair.my.recipe or pair.golden.recipe:
             return None
-        mine, golden = pair.my.record, pair.golden.record
-        calls = self._my_calls.get((mine.rank, mine.step))
+        my_record, golden = pair.my.record, pair.golden.record
+        calls = self._my_calls.get((my_record.rank, my_record.step))
         others = self._golden_calls.get((golden.rank, golden.step))
-        return None if calls is None or others is None else (mine, golden, calls, others)
+        return None if calls is None or others is None else (my_record, golden, calls, others)
 
     def rows(self, resolved: Sequence[Measured]) -> list[ComparisonRow]:
         """The finished rows."""
         rows = []
         resolved = self._accept_spellings(resolved)
-        for place, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
+        for row_index, (pair, end) in enumerate(zip(self.pairs, resolved, strict=True)):
             guess = _GUESS if pair.matched_by == "order" else ""
-            known = (end.limits, self._unreplayed.get(place), guess)
-            limits = "; ".join(filter(None, known))
-            rows.append(_make_row(place, pair, end, limits, self.drafts[place].sources))
+            limit_texts = (end.limits, self._unreplayed.get(row_index), guess)
+            limits = "; ".join(filter(None, limit_texts))
+            rows.append(_make_row(row_index, pair, end, limits, self.drafts[row_index].sources))
         return rows
 
 
@@ -441,14 +459,14 @@ def _are_integers(*texts: str | None) -> bool:
 
 
 def _make_row(
-    place: int, pair: Pair, end: Measured, limits: str, sources: tuple[int, ...]
+    row_index: int, pair: Pair, end: Measured, limits: str, sources: tuple[int, ...]
 ) -> ComparisonRow:
     record = pair.leading.record
     site = record.site
     # The side with fused code knows the kernel and its nodes.
-    own = site if pair.my is None else pair.my.record.site
+    my_site = site if pair.my is None else pair.my.record.site
     return ComparisonRow(
-        index=place,
+        index=row_index,
         step=pair.golden.step if pair.golden is not None else record.step,
         rank=_find_rank(pair),
         name=record.id,
@@ -458,12 +476,12 @@ def _make_row(
         side=site.side,
         position=site.position,
         op=site.op,
-        module=site.module or own.module,
-        line=site.line or own.line,
-        code=site.code or own.code,
+        module=site.module or my_site.module,
+        line=site.line or my_site.line,
+        code=site.code or my_site.code,
         graph=site.graph,
-        kernel=own.kernel,
-        nodes=own.nodes or site.nodes,
+        kernel=my_site.kernel,
+        nodes=my_site.nodes or site.nodes,
         matched_by=pair.matched_by,
         my=end.my,
         golden=end.golden,
@@ -496,7 +514,10 @@ def _is_of_other_code(record: Record, dump: ReadableDump) -> bool:
         return False
     label = f"{site.graph} {site.phase}"
     observed = dump.header(record.rank).observed
-    return any(one.graph == label and one.status != "unchanged" for one in observed)
+    return any(
+        observed_graph.graph == label and observed_graph.status != "unchanged"
+        for observed_graph in observed
+    )
 
 
 def _stored_value_key(operand: Operand | None) -> tuple[object, ...] | None:
@@ -523,19 +544,19 @@ def _all_calls(records: Iterable[Record]) -> dict[_Key, RecordedCalls]:
     grouped: dict[_Key, list[Record]] = {}
     for record in records:
         grouped.setdefault((record.rank, record.step), []).append(record)
-    return {key: RecordedCalls(found) for key, found in grouped.items()}
+    return {key: RecordedCalls(call_records) for key, call_records in grouped.items()}
 
 
 def _find_rows(pairs: Sequence[Pair], *, mine: bool) -> dict[_Key, int]:
     """The row of each record; if it is in several, the one in which it is an output."""
-    found: dict[_Key, int] = {}
-    for place, pair in enumerate(pairs):
+    rows_by_record: dict[_Key, int] = {}
+    for row_index, pair in enumerate(pairs):
         operand = pair.my if mine else pair.golden
         if operand is None:
             continue
         is_main = pair.my is None or is_result(pair.my.record.site)
         for record in operand.records():
             key = (record.rank, record.sequence)
-            if is_main or key not in found:
-                found[key] = place
-    return found
+            if is_main or key not in rows_by_record:
+                rows_by_record[key] = row_index
+    return rows_by_record

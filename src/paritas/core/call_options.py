@@ -50,10 +50,10 @@ def takes_options(struct: Callable[_P, OptionsT]) -> _Decorator[OptionsT, _P]:
     """
 
     def decorate(work: Callable[..., _R]) -> Callable[..., _R]:
-        own = inspect.signature(work)
-        *subjects, _ = own.parameters.values()
+        work_signature = inspect.signature(work)
+        *subjects, _ = work_signature.parameters.values()
         options = inspect.signature(struct).parameters.values()
-        signature = own.replace(parameters=[*subjects, *options])
+        signature = work_signature.replace(parameters=[*subjects, *options])
         make: Callable[..., OptionsT] = struct
 
         @functools.wraps(work)
@@ -70,11 +70,11 @@ def takes_options(struct: Callable[_P, OptionsT]) -> _Decorator[OptionsT, _P]:
     return decorate
 
 
-def _check_names(function: str, given: dict[str, Any], known: Any) -> None:
+def _check_names(function: str, keyword_arguments: dict[str, Any], parameter_names: Any) -> None:
     """Refuse an unknown name as Python does, with the name that was probably meant."""
-    for name in given:
-        if name not in known:
+    for name in keyword_arguments:
+        if name not in parameter_names:
             raise TypeError(
                 f"{function}() got an unexpected keyword argument {name!r}; "
-                f"{did_you_mean(name, sorted(known))}"
+                f"{did_you_mean(name, sorted(parameter_names))}"
             )

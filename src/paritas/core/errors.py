@@ -70,11 +70,11 @@ class UnsupportedTorchError(ParitasError, RuntimeError):
     """
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known_words: Iterable[str]) -> str:
     """Suggest the closest known word, `did you mean 'strict'?`, or else list all known words."""
     import difflib
 
-    listed = list(known)
+    listed = list(known_words)
     near = difflib.get_close_matches(word, listed, n=1)
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(listed) or 'none'}"
 
@@ -107,7 +107,7 @@ def chain_of_causes(
     chain: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and len(chain) < _MOST_CAUSES:
-        if any(following is known for known in chain):
+        if any(following is earlier_error for earlier_error in chain):
             break
         chain.append(following)
         following = cause_of(following)
@@ -129,4 +129,4 @@ _UNPRINTABLE = re.compile(r"[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U
 
 def plain(text: str) -> str:
     """Escape characters that would break a document, or control the terminal that shows them."""
-    return _UNPRINTABLE.sub(lambda found: f"\\x{ord(found.group()):02x}", text.replace("\r", ""))
+    return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match.group()):02x}", text.replace("\r", ""))

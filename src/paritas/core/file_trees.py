@@ -134,7 +134,7 @@ class Folder:
         """
         if not self.is_folder:
             return [FoundFile(self.path.name, self.path.stat().st_size)]
-        found: list[FoundFile] = []
+        found_files: list[FoundFile] = []
         waiting = [("", 0)]
         while waiting:
             folder, depth = waiting.pop()
@@ -146,31 +146,31 @@ class Folder:
                     else:
                         waiting.append((f"{name}/", depth + 1))
                 elif accepts(entry.name):
-                    self._take(name, found, problems)
-                if len(found) > _MOST_FILES:
+                    self._take(name, found_files, problems)
+                if len(found_files) > _MOST_FILES:
                     raise UsageError(
                         f"{self.path} has more than {_MOST_FILES} files: give one of its folders"
                     )
-        return sorted(found, key=lambda one: natural_key(one.name))
+        return sorted(found_files, key=lambda found_file: natural_key(found_file.name))
 
     def locate(self, name: str) -> Path:
         """The path of a file of the dump, checked again."""
-        place = os.path.join(self._real, name)  # noqa: PTH118  (called for each tensor)
+        file_path = os.path.join(self._real, name)  # noqa: PTH118  (called for each tensor)
         try:
-            is_plain = stat.S_ISREG(os.stat(place).st_mode)  # noqa: PTH116
+            is_plain = stat.S_ISREG(os.stat(file_path).st_mode)  # noqa: PTH116
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(f"{name} is missing: {reason}") from error
         if not is_plain:
             raise UsageError(f"{name} is not a regular file")
-        if self.is_folder and not self._is_inside(place):
+        if self.is_folder and not self._is_inside(file_path):
             raise UsageError(f"{name} is a link to outside the dump")
-        return Path(place)
+        return Path(file_path)
 
-    def _is_inside(self, place: str) -> bool:
-        if os.path.islink(place):  # noqa: PTH114
-            return self._holds(os.path.realpath(place))
-        folder = os.path.dirname(place)  # noqa: PTH120
+    def _is_inside(self, file_path: str) -> bool:
+        if os.path.islink(file_path):  # noqa: PTH114
+            return self._holds(os.path.realpath(file_path))
+        folder = os.path.dirname(file_path)  # noqa: PTH120
         if folder not in self._inside:
             self._inside[folder] = self._holds(os.path.realpath(folder))
         return self._inside[folder]
@@ -178,10 +178,10 @@ class Folder:
     def _holds(self, real: str) -> bool:
         return real == self._real or real.startswith(self._real.rstrip(os.sep) + os.sep)
 
-    def _take(self, name: str, found: list[FoundFile], problems: Problems) -> None:
+    def _take(self, name: str, found_files: list[FoundFile], problems: Problems) -> None:
         try:
             name.encode()
-            found.append(FoundFile(name, self.locate(name).stat().st_size))
+            found_files.append(FoundFile(name, self.locate(name).stat().st_size))
         except UnicodeEncodeError:
             problems.add(f"skipped {name!a}: its name is not valid text")
         except (UsageError, OSError) as error:
@@ -194,11 +194,11 @@ def glimpse(path: Path) -> Iterator[str]:
         yield path.name
         return
     waiting = deque([""])
-    seen = 0
-    while waiting and seen < _MOST_GLIMPSED:
+    entry_count = 0
+    while waiting and entry_count < _MOST_GLIMPSED:
         folder = waiting.popleft()
         for entry in itertools.islice(_list_entries(path / folder), _MOST_GLIMPSED):
-            seen += 1
+            entry_count += 1
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(f"{folder}{entry.name}/")
             else:
@@ -243,8 +243,8 @@ def local_copy(path_or_url: str | os.PathLike[str]) -> Iterator[Path]:
     url = str(path_or_url)
     with tempfile.TemporaryDirectory(prefix="paritas-", ignore_cleanup_errors=True) as folder:
         with _translate_errors(url):
-            found = _copy_tree(url, Path(folder))
-        yield found
+            tree = _copy_tree(url, Path(folder))
+        yield tree
 
 
 def write_to(url_or_path: str | os.PathLike[str], folder: Path) -> None:
@@ -303,10 +303,10 @@ def _connect(url: str) -> tuple[Any, str]:
     try:
         store, path = fsspec.core.url_to_fs(url)
     except ValueError as error:  # an unknown protocol
-        known = ", ".join(sorted(fsspec.available_protocols()))
+        protocols = ", ".join(sorted(fsspec.available_protocols()))
         raise UsageError(
             f"{_without_password(url)}: fsspec does not know this protocol ({error}): install the "
-            f"package that provides it, or use one of {known}"
+            f"package that provides it, or use one of {protocols}"
         ) from error
     except ImportError as error:  # it says which package is missing
         raise UsageError(f"{_without_password(url)}: {error}") from error

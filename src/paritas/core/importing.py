@@ -64,20 +64,20 @@ def import_dotted(spec: str) -> Any:
         MissingNameError: there is no such name.
     """
     parts = spec.split(".")
-    found: Any = import_module(parts[0])
+    current_object: Any = import_module(parts[0])
     for length in range(2, len(parts)):
         part = parts[length - 1]
-        if hasattr(found, part):
-            found = getattr(found, part)
+        if hasattr(current_object, part):
+            current_object = getattr(current_object, part)
             continue
         try:
-            found = import_module(".".join(parts[:length]))
+            current_object = import_module(".".join(parts[:length]))
         except ImportFailedError as error:
             missing = error.cause.name if isinstance(error.cause, ModuleNotFoundError) else None
             if missing is not None and missing.startswith(parts[0]):
-                raise MissingNameError(found, part) from None
+                raise MissingNameError(current_object, part) from None
             raise
-    return find_attribute(found, parts[-1])
+    return find_attribute(current_object, parts[-1])
 
 
 def import_module(name: str) -> ModuleType:

@@ -75,8 +75,8 @@ def _long_names(option: click.Option) -> list[str]:
 def variables(command_name: str, option: click.Option) -> list[str]:
     """The environment variables of an option: the command's own, then the one of all commands."""
     key = as_variable(key_of(option))
-    own, common = f"{PREFIX}{as_variable(command_name)}_{key}", PREFIX + key
-    return [own] if common in SWITCHES else [own, common]
+    own_variable, common = f"{PREFIX}{as_variable(command_name)}_{key}", PREFIX + key
+    return [own_variable] if common in SWITCHES else [own_variable, common]
 
 
 def as_variable(name: str) -> str:
@@ -90,14 +90,14 @@ def bind_variables(command_name: str, command: click.Command) -> None:
         option.envvar = variables(command_name, option)
 
 
-def hint(word: str, known: Iterable[str]) -> str:
+def hint(word: str, known_words: Iterable[str]) -> str:
     """The advice for an unknown word."""
     word = word.replace("_", "-")
     if word in COMMAND_LINE_ONLY:
         return f"--{word} can only be given on the command line"
     if word in NO_TABLE:
         return f"the command {word!r} has no settings"
-    return did_you_mean(word, sorted(known))
+    return did_you_mean(word, sorted(known_words))
 
 
 # --- A setting that Python reads, too -------------------------------------------------------------
@@ -115,14 +115,14 @@ def default_locate_seconds() -> float:
     Raises:
         UsageError: The variable is not a number of seconds.
     """
-    given = os.environ.get(_LOCATE_SECONDS) or str(LOCATE_SECONDS)
+    raw_seconds = os.environ.get(_LOCATE_SECONDS) or str(LOCATE_SECONDS)
     try:
-        seconds = float(given)
+        seconds = float(raw_seconds)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
         raise UsageError(
-            f"{_LOCATE_SECONDS} must be a number of seconds, 0 to turn it off, not {given!r}"
+            f"{_LOCATE_SECONDS} must be a number of seconds, 0 to turn it off, not {raw_seconds!r}"
         )
     return seconds
 
@@ -192,8 +192,8 @@ class SettingsFile:
         """The settings of one command, or of all commands if the name is None."""
         if name is None:
             return {key: it for key, it in self.values.items() if not isinstance(it, dict)}
-        found = self.values.get(name, {})
-        return found if isinstance(found, dict) else {}
+        section = self.values.get(name, {})
+        return section if isinstance(section, dict) else {}
 
     def place(self, table: str | None) -> str:
         """The short name of the file and the header of the table, for messages."""
@@ -215,15 +215,17 @@ def find_file(start: Path) -> SettingsFile | None:
         UsageError: A file is malformed, unreadable or another user's, or a folder has two.
     """
     for folder in (start, *start.parents):
-        found = [it for name in (OWN, SHARED) if (it := read_file(folder / name)) is not None]
-        if len(found) > 1:
+        settings_files = [
+            it for name in (OWN, SHARED) if (it := read_file(folder / name)) is not None
+        ]
+        if len(settings_files) > 1:
             raise UsageError(
                 f"settings in two files: {folder / OWN} and [tool.paritas] in {folder / SHARED}; "
                 "keep one of them"
             )
-        if found:
-            _refuse_strangers(found[0].path, start)
-            return found[0]
+        if settings_files:
+            _refuse_strangers(settings_files[0].path, start)
+            return settings_files[0]
         if any(_file_mode(folder / name) is not None for name in _REPOSITORY):
             return None
     return None
@@ -380,17 +382,21 @@ class Settings:
         Raises:
             UsageError: A key of its table is unknown, or the option does not take a value.
         """
-        found = self.in_force(command)
-        return {setting.name: setting.value for setting in found if setting.source != "default"}
+        settings_in_force = self.in_force(command)
+        return {
+            setting.name: setting.value
+            for setting in settings_in_force
+            if setting.source != "default"
+        }
 
     def origin(self, command: str, key: str) -> str:
         """Where a setting comes from, in words; the key as in a file, or as in Python."""
-        wanted = key.replace("_", "-")
+        option_name = key.replace("_", "-")
         options = settable(self._command(command))
-        if wanted not in options:
+        if option_name not in options:
             raise UsageError(f"{command} has no setting {key!r}; {hint(key, options)}")
-        found = self.in_force(command)
-        return next(it.origin for it in found if it.key == key_of(options[wanted]))
+        settings_in_force = self.in_force(command)
+        return next(it.origin for it in settings_in_force if it.key == key_of(options[option_name]))
 
     def in_force(self, command: str) -> list[Setting]:
         """Every setting of a command; raises like `for_command`."""
@@ -411,15 +417,17 @@ class Settings:
                 option = options.get(key.replace("_", "-"))
                 if option is None and table is None:
                     continue  # for other commands
-                place = self.file.full_place(table)
+                table_place = self.file.full_place(table)
                 if option is None:
-                    raise UsageError(f"{place}: no setting {key!r}; {hint(key, options)}")
+                    raise UsageError(f"{table_place}: no setting {key!r}; {hint(key, options)}")
                 if (twin := keys.setdefault(key_of(option), key)) != key:
-                    raise UsageError(f"{place}: {twin!r} and {key!r} are one setting; keep one")
+                    raise UsageError(
+                        f"{table_place}: {twin!r} and {key!r} are one setting; keep one"
+                    )
                 try:
                     values[str(option.name)] = as_given(option, value, self.file.path.parent)
                 except click.BadParameter as error:
-                    raise UsageError(f"{place} {key} = {value!r}: {error.message}") from error
+                    raise UsageError(f"{table_place} {key} = {value!r}: {error.message}") from error
         return values
 
     def _command(self, name: str) -> click.Command:
@@ -430,20 +438,22 @@ class Settings:
 
 def _resolve(settings: Settings, context: click.Context, option: click.Option) -> Setting:
     """Ask click what the option would get from an empty command line, and from where."""
-    given, came = option.consume_value(context, {})
+    raw_value, came = option.consume_value(context, {})
     command, key = str(context.info_name), key_of(option)
     setting = functools.partial(Setting, command=command, key=key, name=str(option.name))
     if came is ParameterSource.ENVIRONMENT:
         variable = next(name for name in variables(command, option) if os.environ.get(name))
-        value = _convert(option, context, given, f"{variable}={os.environ[variable]!r}")
+        value = _convert(option, context, raw_value, f"{variable}={os.environ[variable]!r}")
         if option.is_flag:
-            given = value
-        return setting(given=given, value=value, source="environment", origin=variable)
+            raw_value = value
+        return setting(given=raw_value, value=value, source="environment", origin=variable)
     if came is ParameterSource.DEFAULT_MAP and settings.file is not None:
         table = command if _file_sets(settings.file, command, option) else None
-        place = f"{settings.file.full_place(table)} {key} = {given!r}"
-        value = _convert(option, context, given, place)
-        return setting(given=given, value=value, source="file", origin=settings.file.place(table))
+        source_text = f"{settings.file.full_place(table)} {key} = {raw_value!r}"
+        value = _convert(option, context, raw_value, source_text)
+        return setting(
+            given=raw_value, value=value, source="file", origin=settings.file.place(table)
+        )
     default = option.to_info_dict()["default"]
     return setting(given=default, value=default, source="default", origin="default")
 
@@ -453,9 +463,9 @@ def _file_sets(file: SettingsFile, table: str, option: click.Option) -> bool:
     return any(key.replace("_", "-") in spellings for key in file.table(table))
 
 
-def _convert(option: click.Option, context: click.Context, given: Any, source: str) -> Any:
+def _convert(option: click.Option, context: click.Context, raw_value: Any, source: str) -> Any:
     try:
-        return option.type_cast_value(context, given)
+        return option.type_cast_value(context, raw_value)
     except click.BadParameter as error:
         raise UsageError(f"{source}: {error.message}") from error
 
@@ -492,31 +502,34 @@ def _wrong_in_file(settings: Settings, file: SettingsFile) -> Iterator[str]:
             if name not in tables:
                 yield f"{file.full_place(name)}: no such table; {hint(name, tables)}"
                 continue
-            known = set(settable(tables[name]))
-            yield from _wrong_keys(file, name, known)
+            setting_names = set(settable(tables[name]))
+            yield from _wrong_keys(file, name, setting_names)
         elif name in tables and name not in common:
             yield f"{file.full_place(name)} must be a table; it is {value!r}"
     yield from _wrong_keys(file, None, common, other=frozenset(tables))
 
 
 def _wrong_keys(
-    file: SettingsFile, table: str | None, known: set[str], other: frozenset[str] = frozenset()
+    file: SettingsFile,
+    table: str | None,
+    setting_names: set[str],
+    other: frozenset[str] = frozenset(),
 ) -> Iterator[str]:
     for key in file.table(table):
-        if key.replace("_", "-") not in known and key not in other:
-            yield f"{file.full_place(table)}: no setting {key!r}; {hint(key, known)}"
+        if key.replace("_", "-") not in setting_names and key not in other:
+            yield f"{file.full_place(table)}: no setting {key!r}; {hint(key, setting_names)}"
 
 
 def _wrong_variables(settings: Settings) -> Iterator[str]:
-    known = SWITCHES | {
+    known_variables = SWITCHES | {
         variable
         for name, command in settings.commands.items()
         for option in settable(command).values()
         for variable in variables(name, option)
     }
-    short = [name.removeprefix(PREFIX) for name in known]
+    short = [name.removeprefix(PREFIX) for name in known_variables]
     for variable in sorted(os.environ):
-        if not variable.startswith(PREFIX) or variable in known:
+        if not variable.startswith(PREFIX) or variable in known_variables:
             continue
         # Without the prefix, which would make any two of them similar.
         word = variable.removeprefix(PREFIX)
@@ -534,11 +547,13 @@ def _wrong_variables(settings: Settings) -> Iterator[str]:
 def _variables_of_command(settings: Settings, variable: str) -> list[str]:
     """The variables of the command whose prefix this variable has, if any."""
     starts = {f"{PREFIX}{as_variable(name)}_": name for name in settings.commands}
-    found = max((start for start in starts if variable.startswith(start)), key=len, default=None)
-    if found is None:
+    longest_start = max(
+        (start for start in starts if variable.startswith(start)), key=len, default=None
+    )
+    if longest_start is None:
         return []
-    options = settable(settings.commands[starts[found]]).values()
-    return sorted({variables(starts[found], option)[0] for option in options})
+    options = settable(settings.commands[starts[longest_start]]).values()
+    return sorted({variables(starts[longest_start], option)[0] for option in options})
 
 
 # --- Reading the settings -------------------------------------------------------------------------
@@ -578,11 +593,11 @@ def _choose_file(start: Path | None, chosen: Path | None, *, no_file: bool) -> S
 
 def _read_chosen(path: Path, source: str) -> SettingsFile:
     full = _resolve_folder(path.parent) / path.name
-    found = read_file(full)
-    if found is None:
+    file = read_file(full)
+    if file is None:
         why = f"{full} has no table [tool.paritas]" if full.exists() else f"{full} does not exist"
         raise UsageError(f"{source}: {why}; give a file with settings")
-    return found
+    return file
 
 
 def _resolve_folder(folder: Path) -> Path:

@@ -216,8 +216,8 @@ def static_cache(config: Any, weight: Any, size: tuple[int, int], **how: Any) ->
     rows, tokens = size
     rows_name = "max_batch_size" if "max_batch_size" in takes else "batch_size"
     sizes = {rows_name: rows, "device": weight.device, "dtype": weight.dtype}
-    known = {name: value for name, value in sizes.items() if name in takes}
-    return build(config=config, max_cache_len=tokens, **known, **how)
+    accepted_sizes = {name: value for name, value in sizes.items() if name in takes}
+    return build(config=config, max_cache_len=tokens, **accepted_sizes, **how)
 
 
 def lossless_quantised_cache(own_cache: Any, unquantised: int) -> Callable[[], Any] | None:

@@ -125,18 +125,28 @@ class Search:
         self.clock.start_steps()
         looks = [(request, look_of(self.bench, request)) for request in failing]
         self.observed = observations(looks)
-        left, causes = looks, list[EngineCause]()
-        while left and len(causes) < _MOST_CAUSES and not self.is_cut_short:
-            best = self._best(left, pairs=not causes)
+        unexplained, causes = looks, list[EngineCause]()
+        while unexplained and len(causes) < _MOST_CAUSES and not self.is_cut_short:
+            best = self._best(unexplained, pairs=not causes)
             if best is None:
                 break
             cause, hypothesis = best
-            left = [one for one in left if one[0].record.name not in cause.requests]
+            unexplained = [
+                request_look
+                for request_look in unexplained
+                if request_look[0].record.name not in cause.requests
+            ]
             if cause.to_rounding:
                 # A single decision, as about the last token of a nucleus, is no second cause.
-                mostly = [one for one in left if self._left_by(hypothesis, one[0]) <= _MOSTLY]
-                left = [one for one in left if one not in mostly]
-                names = tuple(one.record.name for one, _ in mostly)
+                mostly = [
+                    request_look
+                    for request_look in unexplained
+                    if self._left_by(hypothesis, request_look[0]) <= _MOSTLY
+                ]
+                unexplained = [
+                    request_look for request_look in unexplained if request_look not in mostly
+                ]
+                names = tuple(request.record.name for request, _ in mostly)
                 cause = msgspec.structs.replace(cause, mostly=names)
             causes.append(cause)
             if not cause.to_rounding:
@@ -147,16 +157,16 @@ class Search:
     def extend(self, causes: list[EngineCause], failing: list[Request]) -> list[EngineCause]:
         """The causes, with those of further requests that they explain."""
         self.clock.start_steps()
-        found = list(causes)
+        extended = list(causes)
         for cause, hypothesis in self._confirmed_ones:
             names = cause.requests
             for batch in self.bench.batches(failing):
                 if not self.clock.allows_another():
                     break
                 names += self._explained(hypothesis, batch)
-            found[found.index(cause)] = msgspec.structs.replace(cause, requests=names)
-            failing = [one for one in failing if one.record.name not in names]
-        return found
+            extended[extended.index(cause)] = msgspec.structs.replace(cause, requests=names)
+            failing = [request for request in failing if request.record.name not in names]
+        return extended
 
     def _goes_on(self) -> bool:
         if not self.is_cut_short and not self.clock.allows_another():
@@ -174,21 +184,37 @@ class Search:
         later explain a request in which that cause met a decision within rounding.
         """
         sample = _sample(failing)
-        chosen, everyone = [one for one, _ in sample], [one for one, _ in failing]
+        chosen, everyone = [request for request, _ in sample], [request for request, _ in failing]
         scored: list[Scored] = []
         done: set[int] = set()
         # What rounding leaves; a hypothesis that leaves little more need not wait for others.
         clear = max(_CLEAR, 2 * self._rounding_share(chosen))
         for group in self._screen(sample, pairs=pairs):
-            scored += [one for one in group if math.isfinite(one[0])]
-            scored.sort(key=lambda one: one[0])
-            good = [one for one in scored if one[0] <= clear and id(one[1]) not in done]
+            scored += [
+                scored_hypothesis
+                for scored_hypothesis in group
+                if math.isfinite(scored_hypothesis[0])
+            ]
+            scored.sort(key=lambda scored_hypothesis: scored_hypothesis[0])
+            good = [
+                scored_hypothesis
+                for scored_hypothesis in scored
+                if scored_hypothesis[0] <= clear and id(scored_hypothesis[1]) not in done
+            ]
             cause = self._confirmed(good[:_MOST_CONFIRMED], everyone, chosen, done)
             if cause is not None:
                 return cause
-        close = [one for one in scored if one[0] <= _CLOSE and id(one[1]) not in done]
-        rounding = [one for one in close if one[1].only_rounds]
-        weak = [one for one in close if not one[1].only_rounds][:_MOST_CONFIRMED]
+        close = [
+            scored_hypothesis
+            for scored_hypothesis in scored
+            if scored_hypothesis[0] <= _CLOSE and id(scored_hypothesis[1]) not in done
+        ]
+        rounding = [
+            scored_hypothesis for scored_hypothesis in close if scored_hypothesis[1].only_rounds
+        ]
+        weak = [
+            scored_hypothesis for scored_hypothesis in close if not scored_hypothesis[1].only_rounds
+        ][:_MOST_CONFIRMED]
         cause = self._confirmed([*weak, *rounding], everyone, chosen, done)
         if cause is not None:
             return cause
@@ -199,25 +225,31 @@ class Search:
 
     def _screen(self, sample: list[tuple[Request, Look]], *, pairs: bool) -> Iterator[list[Scored]]:
         """Hypotheses with the share of the difference that they leave, in groups."""
-        requests, looks = [one for one, _ in sample], [look for _, look in sample]
-        own = self.bench.logits(None, requests)
+        requests, looks = [request for request, _ in sample], [look for _, look in sample]
+        unchanged_logits = self.bench.logits(None, requests)
         yield [
-            (self._remaining(own, one.readout, requests) * one.doubt, one)
-            for one in (*self._known_readouts(requests), *self._fitted(own, requests))
+            (
+                self._remaining(unchanged_logits, hypothesis.readout, requests) * hypothesis.doubt,
+                hypothesis,
+            )
+            for hypothesis in (
+                *self._known_readouts(requests),
+                *self._fitted(unchanged_logits, requests),
+            )
         ]
         at_end = any(look.reach is Reach.OUTPUT for look in looks)
         if at_end:
             yield self._added(requests, looks)
         everything: list[Change] = []
         for group in self._ordered(self._changes(requests), looks):
-            everything += [one for one in group if isinstance(one, Change)]
+            everything += [change for change in group if isinstance(change, Change)]
             yield list(self._scores(group, requests))
         if not at_end:
             yield self._added(requests, looks)
         yield self._flips(requests)
         # In float64 it is the reference itself: only the confirmation can tell.
         coarser = list(changed_models.coarser_dtypes(self.bench.model))
-        yield [(_CLOSE, Hypothesis(one.kind, one.text, one)) for one in coarser]
+        yield [(_CLOSE, Hypothesis(change.kind, change.text, change)) for change in coarser]
         if pairs:
             yield list(self._pairs(everything, requests))
 
@@ -242,20 +274,20 @@ class Search:
         ranked: list[tuple[int, list[Change | Family]]] = []
         for group in groups:
             by_rank: dict[int, list[Change | Family]] = {}
-            for one in group:
-                ranks = [look.rank(one.reach) for look in looks if look.admits(one.reach)]
+            for change in group:
+                ranks = [look.rank(change.reach) for look in looks if look.admits(change.reach)]
                 if ranks:
-                    by_rank.setdefault(min(ranks), []).append(one)
+                    by_rank.setdefault(min(ranks), []).append(change)
             ranked += by_rank.items()
         return [some for _, some in sorted(ranked, key=lambda pair: pair[0])]
 
     def _scores(self, group: list[Change | Family], sample: list[Request]) -> Iterator[Scored]:
-        families = [one for one in group if isinstance(one, Family)]
-        for one in group:
-            if isinstance(one, Change):
+        families = [group_member for group_member in group if isinstance(group_member, Family)]
+        for member in group:
+            if isinstance(member, Change):
                 if not self._goes_on():
                     return
-                yield self._scored(one, sample)
+                yield self._scored(member, sample)
         yield from self._fitted_families(families, sample)
 
     def _scored(self, change: Change, sample: list[Request]) -> Scored:
@@ -290,13 +322,17 @@ class Search:
                 start = values[min(range(len(points)), key=lambda at: points[at][0])]
             if least <= _BETTER or toward >= _TOWARDS:
                 promising.append((min(least, math.sqrt(max(0.0, 1 - toward**2))), start, family))
-        promising.sort(key=lambda one: one[0])
+        promising.sort(key=lambda promising_entry: promising_entry[0])
         # Some have the same effect, as factors of two products in a row: all of them are named.
-        alike = [one for one in promising if one[0] <= _ALIKE * promising[0][0]]
+        alike = [
+            promising_entry
+            for promising_entry in promising
+            if promising_entry[0] <= _ALIKE * promising[0][0]
+        ]
         for _, start, family in (alike + promising[len(alike) : _MOST_FITTED])[:_MOST_CONFIRMED]:
-            found = self._fit(family, start, sample)
-            if found is not None:
-                yield found
+            fitted = self._fit(family, start, sample)
+            if fitted is not None:
+                yield fitted
 
     def _direction(self, family: Family, sample: list[Request]) -> tuple[float, float]:
         """The cosine between the deviation and what a small step of the number does.
@@ -310,24 +346,24 @@ class Search:
             if number not in logits:
                 continue
             engine, truth, moved = self._vectors(logits[number], AS_RECORDED, request)
-            wanted, step = engine - truth, moved - truth
-            size = float(wanted.norm() * step.norm())
-            cosine = float(wanted @ step) / size if size else 0.0
+            deviation, step = engine - truth, moved - truth
+            size = float(deviation.norm() * step.norm())
+            cosine = float(deviation @ step) / size if size else 0.0
             if abs(cosine) > abs(best[0]):
-                best = (cosine, family.own * _step_to(wanted, step))
+                best = (cosine, family.own * _step_to(deviation, step))
         return abs(best[0]), best[1]
 
     def _fit(self, family: Family, start: float, sample: list[Request]) -> Scored | None:
         """The number that leaves least, as a short one if that leaves as little."""
-        known: dict[float, Scored] = {}
+        scored_by_value: dict[float, Scored] = {}
 
         def left(value: float) -> float:
             value = float(round(value)) if family.whole else value
-            if value not in known:
+            if value not in scored_by_value:
                 if not self._goes_on():
                     return math.inf
-                known[value] = self._scored(family.make(value), sample)
-            return known[value][0]
+                scored_by_value[value] = self._scored(family.make(value), sample)
+            return scored_by_value[value][0]
 
         around = max(abs(math.log(start / family.own)), _LEAST_AROUND)
         points = [
@@ -341,23 +377,30 @@ class Search:
             left(value)
         for digits in range(1, 5):
             left(float(f"{value:.{digits - 1}e}"))
-        if not known:
+        if not scored_by_value:
             return None
-        least = min(share for share, _ in known.values())
-        short = [one for one in known if known[one][0] <= _ALIKE * least]
-        chosen = min(short, key=lambda one: (len(f"{one:.6g}"), known[one][0]))
-        share, hypothesis = known[chosen]
+        least = min(share for share, _ in scored_by_value.values())
+        short = [
+            number for number in scored_by_value if scored_by_value[number][0] <= _ALIKE * least
+        ]
+        chosen = min(short, key=lambda number: (len(f"{number:.6g}"), scored_by_value[number][0]))
+        share, hypothesis = scored_by_value[chosen]
         return share, dataclasses.replace(hypothesis, doubt=_FITTED)
 
     def _improved(self, family: Family, value: float, sample: list[Request]) -> float:
         """A step of Newton's method, by a difference, on the request that is fitted best."""
         here = self._run(family.make(value), sample)
         beside = self._run(family.make(value * _STEP), sample)
-        numbers = {self.bench.numbers[id(one)]: one for one in sample}
-        known = [number for number in here if number in beside]
-        if not known:
+        numbers = {self.bench.numbers[id(request)]: request for request in sample}
+        shared_numbers = [number for number in here if number in beside]
+        if not shared_numbers:
             return value
-        number = min(known, key=lambda one: self._remaining(here, AS_RECORDED, [numbers[one]]))
+        number = min(
+            shared_numbers,
+            key=lambda request_number: self._remaining(
+                here, AS_RECORDED, [numbers[request_number]]
+            ),
+        )
         engine, _, now = self._vectors(here[number], AS_RECORDED, numbers[number])
         _, _, then = self._vectors(beside[number], AS_RECORDED, numbers[number])
         if len(now) != len(then):
@@ -368,9 +411,12 @@ class Search:
 
     @staticmethod
     def _known_readouts(sample: list[Request]) -> list[Hypothesis]:
-        samplings = [one.record.sampling for one in sample]
-        known = readouts(samplings, {one.record.logprobs_mode for one in sample})
-        return [Hypothesis(kind, text, None, one) for text, (kind, one) in known.items()]
+        samplings = [request.record.sampling for request in sample]
+        readout_by_text = readouts(samplings, {request.record.logprobs_mode for request in sample})
+        return [
+            Hypothesis(kind, text, None, readout)
+            for text, (kind, readout) in readout_by_text.items()
+        ]
 
     def _fitted(self, logits: dict[int, Tensor], sample: list[Request]) -> Iterator[Hypothesis]:
         """Readouts with one number that is fitted to the records."""
@@ -386,7 +432,7 @@ class Search:
         padding = math.exp(many)
         words = f"about {padding:.3g} unused entries of the vocabulary are counted"
         yield Hypothesis("normalisation", words, None, Readout(padding=padding), _FITTED)
-        named = {self.bench.numbers[id(one)]: one for one in sample}
+        named = {self.bench.numbers[id(request)]: request for request in sample}
         for words, readout in fitted_truncation(logits, named).items():
             yield Hypothesis("truncation", words, None, readout, _FITTED)
 
@@ -395,7 +441,7 @@ class Search:
     def _added(self, sample: list[Request], looks: list[Look]) -> list[Scored]:
         """A token that a template adds: all of a small vocabulary are tried."""
         model = self.bench.float32
-        found: list[Scored] = []
+        scoreds: list[Scored] = []
         for plan in added_tokens(self.bench.runner, sample[0]):
             if not any(look.admits(plan.reach) for look in looks):
                 continue
@@ -407,15 +453,15 @@ class Search:
                 for token, logits in plan.run(model, batch):
                     least = min(least, (self._left(logits, sample[0]), token))
             if least[0] <= _CLOSE:
-                found.append(self._scored(plan.change(least[1]), sample))
-        return found
+                scoreds.append(self._scored(plan.change(least[1]), sample))
+        return scoreds
 
     def _left(self, logits: Tensor, request: Request) -> float:
         return self._remaining({self.bench.numbers[id(request)]: logits}, AS_RECORDED, [request])
 
     def _flips(self, sample: list[Request]) -> list[Scored]:
         experts = number_of_experts(self.bench.tokens.config)
-        found: list[Scored] = []
+        scoreds: list[Scored] = []
         for request in sample if experts else ():
             if not self._goes_on():
                 break
@@ -423,15 +469,15 @@ class Search:
             def rest_of(logits: LogitsOf, request: Request = request) -> float:
                 if not self._goes_on():
                     return math.inf
-                seen = self._run(Change("routing", "", logits), [request])
-                return self._remaining(seen, AS_RECORDED, [request])
+                changed_logits = self._run(Change("routing", "", logits), [request])
+                return self._remaining(changed_logits, AS_RECORDED, [request])
 
             self.tell(f"looking for other experts in {request.record.name}")
             change = search_flips(self.bench.runner, experts, request, rest_of)
             if change is not None and change.logits is not None:
                 hypothesis = Hypothesis("routing", change.text, change)
-                found.append((rest_of(change.logits), hypothesis))
-        return found
+                scoreds.append((rest_of(change.logits), hypothesis))
+        return scoreds
 
     def _pairs(self, changes: list[Change], sample: list[Request]) -> Iterator[Scored]:
         """A changed run together with a changed readout."""
@@ -462,8 +508,8 @@ class Search:
             torch.cat([base.truth(number, kind) for kind in kinds]),
             torch.cat([values[kind].double().cpu() for kind in kinds]),
         ]
-        known = torch.stack([one.isfinite() for one in columns]).all(dim=0)
-        engine, truth, other = (one[known] for one in columns)
+        finite_mask = torch.stack([column.isfinite() for column in columns]).all(dim=0)
+        engine, truth, other = (column[finite_mask] for column in columns)
         return engine, truth, other
 
     def _remaining(
@@ -503,12 +549,12 @@ class Search:
         for request in sample:
             number = self.bench.numbers[id(request)]
             base = self.bench.base[number]
-            own, whole = 0.0, 0.0
+            native_squares, engine_squares = 0.0, 0.0
             for kind in request.values.keys() - CLAIMS:
                 truth = base.truth(number, kind)
-                own += _squares(base.native(number, kind).double().cpu() - truth)
-                whole += _squares(request.values[kind] - truth)
-            shares.append(math.sqrt(own / whole) if whole else 0.0)
+                native_squares += _squares(base.native(number, kind).double().cpu() - truth)
+                engine_squares += _squares(request.values[kind] - truth)
+            shares.append(math.sqrt(native_squares / engine_squares) if engine_squares else 0.0)
         return min(shares)
 
     def _closest(
@@ -533,7 +579,7 @@ class Search:
                 closest = EngineCause(
                     kind=hypothesis.kind,
                     text=hypothesis.text,
-                    requests=tuple(one.record.name for one in failing),
+                    requests=tuple(request.record.name for request in failing),
                     remaining=remaining,
                     to_rounding=False,
                 )
@@ -550,20 +596,22 @@ class Search:
         done: set[int],
     ) -> tuple[EngineCause, Hypothesis] | None:
         """The first of some hypotheses that gives records up to rounding, and its equals."""
-        found: list[tuple[float, Hypothesis, tuple[str, ...]]] = []
+        confirmed: list[tuple[float, Hypothesis, tuple[str, ...]]] = []
         for remaining, hypothesis in close:
-            if found and remaining > _ALIKE * found[0][0]:
+            if confirmed and remaining > _ALIKE * confirmed[0][0]:
                 break
             done.add(id(hypothesis))
             self.tell(f"confirming: {hypothesis.text}")
             names = self._explained(hypothesis, sample)
             if names:
-                found.append((remaining, hypothesis, names))
-        if not found:
+                confirmed.append((remaining, hypothesis, names))
+        if not confirmed:
             return None
-        most = max(len(names) for _, _, names in found)
-        (remaining, chosen, names), *others = [one for one in found if len(one[2]) == most]
-        rest = [one for one in failing if one not in sample]
+        most = max(len(names) for _, _, names in confirmed)
+        (remaining, chosen, names), *others = [
+            explanation for explanation in confirmed if len(explanation[2]) == most
+        ]
+        rest = [request for request in failing if request not in sample]
         for batch in self.bench.batches(rest):
             if not self._goes_on():
                 break
@@ -574,7 +622,7 @@ class Search:
             requests=names,
             remaining=remaining,
             to_rounding=True,
-            also=_others([one for _, one, _ in others], chosen),
+            also=_others([equal_hypothesis for _, equal_hypothesis, _ in others], chosen),
         )
         return cause, chosen
 
@@ -584,18 +632,18 @@ class Search:
             judged = self.bench.run(hypothesis.change, hypothesis.readout, failing)
         except Exception:  # noqa: BLE001  (a hypothesis that cannot be run explains nothing)
             return ()
-        known = {number for number, _ in judged.items}
-        found = []
+        numbers = {number for number, _ in judged.items}
+        explained_names = []
         for request in failing:
             number = self.bench.numbers[id(request)]
             kinds = [kind for kind in request.values if kind != TOKENS or len(request.values) == 1]
             if (
-                number in known
+                number in numbers
                 and self._reproduces(hypothesis, judged, request)
                 and all(judged.explains(request, number, kind) for kind in kinds)
             ):
-                found.append(request.record.name)
-        return tuple(found)
+                explained_names.append(request.record.name)
+        return tuple(explained_names)
 
     def _reproduces(self, hypothesis: Hypothesis, judged: Judged, request: Request) -> bool:
         """Whether most of the difference is there number by number.
@@ -623,9 +671,9 @@ class Search:
             except Exception:  # noqa: BLE001, S112  (what cannot be run is as large as nothing)
                 continue
             pairs = [self._compared(judged, request) for request in failing]
-            mine = torch.cat([(engine - truth).abs() for engine, truth, _ in pairs])
-            theirs = torch.cat([(run - truth).abs() for _, truth, run in pairs])
-            times = float(mine.median()) / float(theirs.median().clamp(min=1e-300))
+            engine_errors = torch.cat([(engine - truth).abs() for engine, truth, _ in pairs])
+            run_errors = torch.cat([(run - truth).abs() for _, truth, run in pairs])
+            times = float(engine_errors.median()) / float(run_errors.median().clamp(min=1e-300))
             if 1 / _AS_COARSE <= times <= _AS_COARSE:
                 words = f"the size of the differences is consistent with this: {hypothesis.text}"
                 ratio = f"they are {times:.2g} times as large as it rounds"
@@ -643,28 +691,34 @@ class Search:
             torch.cat([base.truth(number, kind) for kind in kinds]),
             torch.cat([judged.native(number, kind).double().cpu() for kind in kinds]),
         ]
-        known = torch.stack([one.isfinite() for one in columns]).all(dim=0)
-        engine, truth, run = (one[known] for one in columns)
+        finite_mask = torch.stack([column.isfinite() for column in columns]).all(dim=0)
+        engine, truth, run = (column[finite_mask] for column in columns)
         return engine, truth, run
 
 
 def _others(alike: list[Hypothesis], chosen: Hypothesis) -> tuple[str, ...]:
     """What else gives the same, without the chosen one in other words: with its number fitted."""
 
-    def is_same(one: Hypothesis) -> bool:
-        fits = one.change is None and one.doubt > chosen.doubt and one.kind == chosen.kind
-        return fits or one.text == chosen.text
+    def is_same(hypothesis: Hypothesis) -> bool:
+        fits = (
+            hypothesis.change is None
+            and hypothesis.doubt > chosen.doubt
+            and hypothesis.kind == chosen.kind
+        )
+        return fits or hypothesis.text == chosen.text
 
-    return tuple(dict.fromkeys(one.text for one in alike if not is_same(one)))
+    return tuple(dict.fromkeys(hypothesis.text for hypothesis in alike if not is_same(hypothesis)))
 
 
 def _sample(failing: list[tuple[Request, Look]]) -> list[tuple[Request, Look]]:
     """A few short requests of each look."""
-    found: list[tuple[Request, Look]] = []
-    by_length = sorted(failing, key=lambda one: len(one[0].ids))
+    sampled: list[tuple[Request, Look]] = []
+    by_length = sorted(failing, key=lambda request_look: len(request_look[0].ids))
     for reach in dict.fromkeys(look.reach for _, look in by_length):
-        found += [one for one in by_length if one[1].reach == reach][:_MOST_ALIKE]
-    return found[:_MOST_SAMPLED]
+        sampled += [request_look for request_look in by_length if request_look[1].reach == reach][
+            :_MOST_ALIKE
+        ]
+    return sampled[:_MOST_SAMPLED]
 
 
 def _squares(error: Tensor) -> float:
@@ -680,19 +734,19 @@ def _pattern_left(engine: Tensor, truth: Tensor, other: Tensor) -> float:
     """
 
     def residual(values: Tensor) -> float:
-        centred, mine = values - values.mean(), engine - engine.mean()
+        centred, engine_centred = values - values.mean(), engine - engine.mean()
         power = float(centred @ centred)
-        factor = float(centred @ mine) / power if power else 0.0
-        return float((mine - factor * centred).norm())
+        factor = float(centred @ engine_centred) / power if power else 0.0
+        return float((engine_centred - factor * centred).norm())
 
     before = residual(truth) if len(engine) > 2 else 0.0  # noqa: PLR2004
     return residual(other) / before if before else math.inf
 
 
-def _step_to(wanted: Tensor, step: Tensor) -> float:
+def _step_to(deviation: Tensor, step: Tensor) -> float:
     """The factor of a number that gives what is wanted, if one of `_STEP` gives this step."""
     power = float(step @ step)
-    size = float(wanted @ step) / power * math.log(_STEP) if power else 0.0
+    size = float(deviation @ step) / power * math.log(_STEP) if power else 0.0
     return math.exp(min(max(size, -math.log(_WIDEST)), math.log(_WIDEST)))
 
 
@@ -700,7 +754,7 @@ def _fit(function: Callable[[float], float], low: float, high: float) -> float:
     """The argument with the least value: a grid, then a golden section."""
     steps = 30
     grid = [low + (high - low) * step / steps for step in range(steps + 1)]
-    best = min(range(len(grid)), key=lambda place: function(grid[place]))
+    best = min(range(len(grid)), key=lambda grid_index: function(grid[grid_index]))
     left, right = grid[max(best - 1, 0)], grid[min(best + 1, steps)]
     ratio = (math.sqrt(5) - 1) / 2
     for _ in range(30):

@@ -44,17 +44,19 @@ def older_weights(
 
 def _update_times(model: Any, name: str, old: Any) -> Iterator[Family]:
     """What was trained or merged since is added several times, or in part."""
-    mine, theirs = (dict(original_of(one).named_parameters()) for one in (model, old))
-    if mine.keys() != theirs.keys():
+    new_parameters, old_parameters = (
+        dict(original_of(model_version).named_parameters()) for model_version in (model, old)
+    )
+    if new_parameters.keys() != old_parameters.keys():
         return
 
     def change(times: float) -> Change:
         def make(base: Any) -> Any:
-            made = share(base)
-            for key, value in list(made.named_parameters()):
-                before = theirs[key].to(value)
-                replace_parameter(made, key, before + times * (value - before))
-            return made
+            changed_model = share(base)
+            for key, value in list(changed_model.named_parameters()):
+                before = old_parameters[key].to(value)
+                replace_parameter(changed_model, key, before + times * (value - before))
+            return changed_model
 
         how = "twice" if times == 2 else f"{times:.4g} times"  # noqa: PLR2004
         words = f"what changed since {name} is applied {how}"
@@ -65,19 +67,19 @@ def _update_times(model: Any, name: str, old: Any) -> Iterator[Family]:
 
 def share(model: Any) -> Any:
     """A copy of the modules with the same tensors: cheap, and one of them can be replaced."""
-    own = original_of(model)
-    tensors = {id(one): one for one in (*own.parameters(), *own.buffers())}
-    return copy.deepcopy(own, dict(tensors))
+    original = original_of(model)
+    tensors = {id(tensor): tensor for tensor in (*original.parameters(), *original.buffers())}
+    return copy.deepcopy(original, dict(tensors))
 
 
 def replace_parameter(model: nn.Module, path: str, value: Tensor) -> None:
     """Put another parameter in one place of a model; tied ones stay tied to each other."""
     before = model.get_parameter(path)
-    made = nn.Parameter(value.detach(), requires_grad=before.requires_grad)
+    parameter = nn.Parameter(value.detach(), requires_grad=before.requires_grad)
     for module in model.modules():
-        for name, one in module.named_parameters(recurse=False):
-            if one is before:
-                setattr(module, name, made)
+        for name, module_parameter in module.named_parameters(recurse=False):
+            if module_parameter is before:
+                setattr(module, name, parameter)
 
 
 def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
@@ -88,17 +90,17 @@ def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
         output = request.record.output[:-1]
         if not output:
             return None
-        found, cache = runner.prefill(_like(old, model), request.record.prompt)
+        prompt_logits, cache = runner.prefill(_like(old, model), request.record.prompt)
         rest, _ = runner.decode(model, output, cache)
-        return torch.cat([found, rest])
+        return torch.cat([prompt_logits, rest])
 
     def decoding(model: Any, request: Request) -> Tensor | None:
         output = request.record.output[:-1]
         if not output:
             return None
-        found, cache = runner.prefill(model, request.record.prompt)
+        prompt_logits, cache = runner.prefill(model, request.record.prompt)
         rest, _ = runner.decode(_like(old, model), output, cache)
-        return torch.cat([found, rest])
+        return torch.cat([prompt_logits, rest])
 
     yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
     words = f"the prompt is run right, the output by {name}"
@@ -113,12 +115,14 @@ def _old_prefix(runner: Runner, old: Any, block: int) -> LogitsOf:
     """The prompt's whole blocks are in a cache of older weights; its last token never is."""
 
     def logits(model: Any, request: Request) -> Tensor | None:
-        kept = (request.start - 1) // block * block
-        if kept == 0:
+        cached_length = (request.start - 1) // block * block
+        if cached_length == 0:
             return None
-        found, cache = runner.prefill(_like(old, model), request.record.prompt[:kept])
-        rest, _ = runner.decode(model, request.ids[kept:-1], cache)
-        return torch.cat([found, rest])
+        prefix_logits, cache = runner.prefill(
+            _like(old, model), request.record.prompt[:cached_length]
+        )
+        rest, _ = runner.decode(model, request.ids[cached_length:-1], cache)
+        return torch.cat([prefix_logits, rest])
 
     return logits
 
@@ -129,22 +133,26 @@ def _like(old: Any, model: Any) -> Any:
 
 
 def _dtype(model: Any) -> torch.dtype:
-    found: torch.dtype = next(original_of(model).parameters()).dtype
-    return found
+    dtype: torch.dtype = next(original_of(model).parameters()).dtype
+    return dtype
 
 
 def _partly_old(model: Any, name: str, old: Any) -> Iterator[Change]:
-    mine, theirs = (dict(original_of(one).named_parameters()) for one in (model, old))
-    if mine.keys() != theirs.keys():
+    new_parameters, old_parameters = (
+        dict(original_of(model_version).named_parameters()) for model_version in (model, old)
+    )
+    if new_parameters.keys() != old_parameters.keys():
         return
-    stale = [key for key in mine if not torch.equal(mine[key], theirs[key])]
+    stale = [
+        key for key in new_parameters if not torch.equal(new_parameters[key], old_parameters[key])
+    ]
     for part in _parts(model, stale):
 
         def make(base: Any, part: str = part) -> Any:
             mixed = share(base)
             for key, value in list(mixed.named_parameters()):
                 if key == part or key.startswith(f"{part}."):
-                    replace_parameter(mixed, key, theirs[key].to(value))
+                    replace_parameter(mixed, key, old_parameters[key].to(value))
             return mixed
 
         yield Change("stale weights", f"the weights of {part} are those of {name}", make_model=make)
@@ -153,22 +161,22 @@ def _partly_old(model: Any, name: str, old: Any) -> Iterator[Change]:
 def _parts(model: Any, changed: list[str]) -> list[str]:
     """The blocks and other parts that have changed parameters; empty if all of it is one part."""
     path, _ = blocks_of(model)
-    found: dict[str, None] = {}
+    changed_parts: dict[str, None] = {}
     for key in changed:
         if path and key.startswith(f"{path}."):
             number = key[len(path) + 1 :].partition(".")[0]
-            found[f"{path}.{number}"] = None
+            changed_parts[f"{path}.{number}"] = None
         else:
-            found[key.rpartition(".")[0] or key] = None
-    return list(found) if len(found) > 1 else []
+            changed_parts[key.rpartition(".")[0] or key] = None
+    return list(changed_parts) if len(changed_parts) > 1 else []
 
 
 def blocks_of(model: Any) -> tuple[str, nn.ModuleList | None]:
     """The path of the longest list of modules, and the list."""
     lists = [
-        (path, one)
-        for path, one in original_of(model).named_modules()
-        if isinstance(one, nn.ModuleList)
+        (path, module)
+        for path, module in original_of(model).named_modules()
+        if isinstance(module, nn.ModuleList)
     ]
     if not lists:
         return "", None
@@ -268,7 +276,7 @@ def _quantised(
     head: bool = False,
 ) -> Any:
     changed = share(model)
-    chosen = {id(one) for one in _products(changed, head=head)}
+    chosen = {id(product) for product in _products(changed, head=head)}
     if inputs is not None:
         for module in changed.modules():
             if isinstance(module, nn.Linear) and id(module.weight) in chosen:
@@ -288,21 +296,32 @@ def _round_input(rounding: Callable[[Tensor], Tensor], _: nn.Module, args: Any) 
 def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:
     """The weights of matrix products, without embeddings."""
     outer = {
-        id(one.weight)
-        for one in (_asked(model, "get_input_embeddings"), _asked(model, "get_output_embeddings"))
-        if one is not None
+        id(outer_module.weight)
+        for outer_module in (
+            _asked(model, "get_input_embeddings"),
+            _asked(model, "get_output_embeddings"),
+        )
+        if outer_module is not None
     }
-    heads = [one for one in [_asked(model, "get_output_embeddings")] if one is not None]
-    embeddings = {id(one.weight) for one in model.modules() if isinstance(one, nn.Embedding)}
+    heads = [
+        head_module
+        for head_module in [_asked(model, "get_output_embeddings")]
+        if head_module is not None
+    ]
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
     for name, weight in model.named_parameters():
         is_outer = id(weight) in outer or name.startswith("lm_head.")
         if weight.dim() >= 2 and not is_outer and id(weight) not in embeddings:  # noqa: PLR2004
             yield weight
     if head:
-        own = [one.weight for one in heads] or [
-            one for name, one in model.named_parameters() if name == "lm_head.weight"
+        head_weights = [head_module.weight for head_module in heads] or [
+            parameter for name, parameter in model.named_parameters() if name == "lm_head.weight"
         ]
-        yield from (one for one in own if id(one) not in embeddings)
+        yield from (
+            head_weight for head_weight in head_weights if id(head_weight) not in embeddings
+        )
 
 
 def _asked(model: nn.Module, name: str) -> Any:
@@ -316,9 +335,9 @@ def _asked(model: nn.Module, name: str) -> Any:
 
 def coarser_dtypes(model: Any) -> Iterator[Change]:
     """The same model in a dtype with fewer digits."""
-    own = _dtype(model)
+    model_dtype = _dtype(model)
     for dtype in (torch.float16, torch.bfloat16):
-        if torch.finfo(dtype).eps > torch.finfo(own).eps:
+        if torch.finfo(dtype).eps > torch.finfo(model_dtype).eps:
             words = f"the engine computes in {str(dtype).removeprefix('torch.')}"
 
             def make(base: Any, dtype: torch.dtype = dtype) -> Any:
@@ -352,9 +371,9 @@ def skipped_layers(model: Any) -> Iterator[Change]:
 
         def make(base: Any, number: int = number) -> Any:
             changed = share(base)
-            _, own = blocks_of(changed)
-            if own is not None:
-                own[number] = _Skipped(own[number])
+            _, changed_blocks = blocks_of(changed)
+            if changed_blocks is not None:
+                changed_blocks[number] = _Skipped(changed_blocks[number])
             return changed
 
         yield Change("layers", f"{path}.{number} is left out", make_model=make)
@@ -417,40 +436,42 @@ def other_settings(model: Any) -> Iterator[Change | Family]:
     if config is None:
         return
     for number, part in enumerate(config_parts(config)):
-        known = vars(part)
+        settings = vars(part)
         for name, others in _OTHERS.items():
             for value in others:
-                if name in known and known[name] != value and known[name] is not None:
-                    text = f"{name} is {value} in place of {known[name]}"
+                if name in settings and settings[name] != value and settings[name] is not None:
+                    text = f"{name} is {value} in place of {settings[name]}"
                     yield _setting(number, {name: value}, text)
-        count = known.get("num_experts_per_tok")
+        count = settings.get("num_experts_per_tok")
         if isinstance(count, int):
             for value in (count - 1, count + 1):
                 text = f"{value} experts are chosen in place of {count}"
                 if value > 0:
                     yield _setting(number, {"num_experts_per_tok": value}, text)
-        yield from _other_windows(number, known)
-        yield from _other_rotations(number, known)
-        yield from _other_numbers(number, known)
+        yield from _other_windows(number, settings)
+        yield from _other_rotations(number, settings)
+        yield from _other_numbers(number, settings)
 
 
-def _other_numbers(number: int, known: dict[str, Any]) -> Iterator[Family]:
+def _other_numbers(number: int, settings: dict[str, Any]) -> Iterator[Family]:
     """Settings with a number that may be any other."""
 
-    def family(name: str, own: float, grid: tuple[float, ...], *, whole: bool = False) -> Family:
+    def family(
+        name: str, configured_value: float, grid: tuple[float, ...], *, whole: bool = False
+    ) -> Family:
         def change(value: float) -> Change:
             used = int(value) if whole else value
-            text = f"{name} is {used:.4g} in place of {own:.4g}"
+            text = f"{name} is {used:.4g} in place of {configured_value:.4g}"
             return _setting(number, {name: used}, text)
 
-        return Family(change, own, grid, whole, _reach(name))
+        return Family(change, configured_value, grid, whole, _reach(name))
 
     for name in (*_EPSILONS, *_FACTORS):
-        value = known.get(name)
+        value = settings.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             grid = _DECADES if name in _EPSILONS else (0.5 * value, 2.0 * value)
             yield family(name, float(value), grid)
-    window = known.get("sliding_window")
+    window = settings.get("sliding_window")
     if isinstance(window, int) and window > 1:
         steps = (window - 1, window + 1, window // 2, 2 * window)
         yield family("sliding_window", window, tuple(map(float, steps)), whole=True)
@@ -460,77 +481,83 @@ def _reach(name: str) -> Reach:
     return Reach.LATER if name.startswith(_BETWEEN) or "window" in name else Reach.ALL
 
 
-def _other_windows(number: int, known: dict[str, Any]) -> Iterator[Change]:
+def _other_windows(number: int, settings: dict[str, Any]) -> Iterator[Change]:
     """The window in all layers or in none, where only some have it."""
-    kinds = known.get("layer_types")
+    kinds = settings.get("layer_types")
     if not isinstance(kinds, list) or len(set(kinds)) < 1:
         return
     for kind in ("full_attention", "sliding_attention"):
         if kind in kinds and len(set(kinds)) == 1:
             continue
-        if "sliding_attention" in kinds and known.get("sliding_window"):
+        if "sliding_attention" in kinds and settings.get("sliding_window"):
             words = "in no layer" if kind == "full_attention" else "in all layers"
             text = f"the sliding window is applied {words}"
             yield _setting(number, {"layer_types": [kind] * len(kinds)}, text)
 
 
-def _other_rotations(number: int, known: dict[str, Any]) -> Iterator[Change | Family]:
+def _other_rotations(number: int, settings: dict[str, Any]) -> Iterator[Change | Family]:
     """Rotary positions with another base, without scaling, or with linear scaling."""
-    ropes = known.get("rope_parameters")
+    ropes = settings.get("rope_parameters")
     if not isinstance(ropes, dict):
         return
-    nested = all(isinstance(one, dict) for one in ropes.values())
-    for place in list(ropes) if nested else [""]:
-        own = ropes[place] if place else ropes
-        where = f" of {place}" if place else ""
-        base = own.get("rope_theta", _PLAIN)
+    nested = all(isinstance(rope, dict) for rope in ropes.values())
+    for rope_key in list(ropes) if nested else [""]:
+        rope_settings = ropes[rope_key] if rope_key else ropes
+        where = f" of {rope_key}" if rope_key else ""
+        base = rope_settings.get("rope_theta", _PLAIN)
         plans: dict[str, dict[str, Any]] = {}
-        if own.get("rope_type", "default") != "default":
+        if rope_settings.get("rope_type", "default") != "default":
             plain = {"rope_type": "default", "rope_theta": base}
-            plans[f"rope scaling ({own['rope_type']}){where} is not applied"] = plain
+            plans[f"rope scaling ({rope_settings['rope_type']}){where} is not applied"] = plain
             words = f"neither rope scaling nor rope_theta={base:g}{where} is applied"
             plans[words] = {"rope_type": "default", "rope_theta": _PLAIN}
         else:
             for factor in (2.0, 4.0, 8.0):
                 words = f"rope positions{where} are divided by {factor:g}"
-                plans[words] = {**own, "rope_type": "linear", "factor": factor}
+                plans[words] = {**rope_settings, "rope_type": "linear", "factor": factor}
         for other in (_PLAIN, 5e5, 1e6):
             if other != base:
                 words = f"rope_theta{where} is {other:g} in place of {base:g}"
-                plans[words] = {**own, "rope_theta": other}
-        share = own.get("partial_rotary_factor")
+                plans[words] = {**rope_settings, "rope_theta": other}
+        share = rope_settings.get("partial_rotary_factor")
         if share not in (None, 1.0):
             words = f"partial_rotary_factor{where} is 1 in place of {share}"
-            plans[words] = {**own, "partial_rotary_factor": 1.0}
+            plans[words] = {**rope_settings, "partial_rotary_factor": 1.0}
         for text, plan in plans.items():
-            yield _setting(number, {"rope_parameters": plan}, text, place)
+            yield _setting(number, {"rope_parameters": plan}, text, rope_key)
 
         def with_base(
-            value: float, own: Any = own, where: str = where, place: str = place
+            value: float,
+            base_settings: Any = rope_settings,
+            where: str = where,
+            settings_key: str = rope_key,
         ) -> Change:
-            words = f"rope_theta{where} is {value:.4g} in place of {own.get('rope_theta'):.4g}"
-            plan = {"rope_parameters": {**own, "rope_theta": value}}
-            return _setting(number, plan, words, place)
+            words = (
+                f"rope_theta{where} is {value:.4g} in place of "
+                f"{base_settings.get('rope_theta'):.4g}"
+            )
+            plan = {"rope_parameters": {**base_settings, "rope_theta": value}}
+            return _setting(number, plan, words, settings_key)
 
         yield Family(with_base, float(base), _BASES, reach=Reach.LATER)
 
 
-def _setting(number: int, values: dict[str, Any], text: str, place: str = "") -> Change:
+def _setting(number: int, values: dict[str, Any], text: str, nested_key: str = "") -> Change:
     """The model under a configuration with other values in its part of that number."""
 
     def make(base: Any) -> Any:
-        own = original_of(base)
-        config = copy.deepcopy(own.config)
+        original = original_of(base)
+        config = copy.deepcopy(original.config)
         part = list(config_parts(config))[number]
         for name, value in values.items():
-            if place:
-                value = {**getattr(part, name), place: value}  # noqa: PLW2901
+            if nested_key:
+                value = {**getattr(part, name), nested_key: value}  # noqa: PLW2901
             setattr(part, name, value)
         with torch.random.fork_rng(devices=[]):
-            made = type(own)(config)
-        made.load_state_dict(own.state_dict())
-        first = next(own.parameters())
-        return made.to(device=first.device, dtype=first.dtype).train(own.training)
+            rebuilt_model = type(original)(config)
+        rebuilt_model.load_state_dict(original.state_dict())
+        first = next(original.parameters())
+        return rebuilt_model.to(device=first.device, dtype=first.dtype).train(original.training)
 
     name = next(iter(values))
     kind = "positions" if "rope" in name else "settings"

@@ -33,17 +33,17 @@ _MATRIX = 2
 
 def loaded_weights(model: Any) -> Iterator[Change | Family]:
     """All of them, the most usual first."""
-    own = original_of(model)
-    if not isinstance(own, nn.Module):
+    original = original_of(model)
+    if not isinstance(original, nn.Module):
         return
-    yield from _embeddings(own)
-    yield from _layers(own)
-    yield from _exchanged_modules(own)
-    yield from _left_out(own)
-    yield from _heads(own)
-    yield from _orders(own)
-    yield from _experts(own)
-    yield from _scales(own)
+    yield from _embeddings(original)
+    yield from _layers(original)
+    yield from _exchanged_modules(original)
+    yield from _left_out(original)
+    yield from _heads(original)
+    yield from _orders(original)
+    yield from _experts(original)
+    yield from _scales(original)
 
 
 def _reach(path: str) -> Reach:
@@ -54,10 +54,12 @@ def _changed(text: str, values: Mapping[str, Order], kind: str = KIND) -> Change
     """The parameters of these paths, each by a function of itself."""
 
     def make(base: Any) -> Any:
-        made = share(base)
+        changed_model = share(base)
         for path, order in values.items():
-            replace_parameter(made, path, order(made.get_parameter(path).detach()))
-        return made
+            replace_parameter(
+                changed_model, path, order(changed_model.get_parameter(path).detach())
+            )
+        return changed_model
 
     reaches = [_reach(path.rpartition(".")[0]) for path in values]
     return Change(kind, text, make_model=make, reach=max(reaches, default=Reach.ALL))
@@ -67,12 +69,12 @@ def _exchanged(text: str, pairs: list[tuple[str, str]]) -> Change:
     """The parameters of each pair of paths take each other's place."""
 
     def make(base: Any) -> Any:
-        made = share(base)
+        changed_model = share(base)
         for first, second in pairs:
-            a, b = (made.get_parameter(one).detach() for one in (first, second))
-            replace_parameter(made, first, b)
-            replace_parameter(made, second, a)
-        return made
+            a, b = (changed_model.get_parameter(path).detach() for path in (first, second))
+            replace_parameter(changed_model, first, b)
+            replace_parameter(changed_model, second, a)
+        return changed_model
 
     paths = [path.rpartition(".")[0] for pair in pairs for path in pair]
     return Change(KIND, text, make_model=make, reach=max(map(_reach, paths)))
@@ -83,13 +85,13 @@ def _exchanged(text: str, pairs: list[tuple[str, str]]) -> Change:
 
 def _weight_paths(model: nn.Module) -> tuple[str, str]:
     """The paths of the embeddings' and the head's weights; empty if it does not say."""
-    found = []
+    weight_paths = []
     for name in ("get_input_embeddings", "get_output_embeddings"):
         module = getattr(model, name, lambda: None)()
         weight = getattr(module, "weight", None)
-        paths = [path for path, one in model.named_modules() if one is module]
-        found.append(f"{paths[0]}.weight" if paths and weight is not None else "")
-    return found[0], found[1]
+        paths = [path for path, submodule in model.named_modules() if submodule is module]
+        weight_paths.append(f"{paths[0]}.weight" if paths and weight is not None else "")
+    return weight_paths[0], weight_paths[1]
 
 
 def _embeddings(model: nn.Module) -> Iterator[Change]:
@@ -106,9 +108,9 @@ def _embeddings(model: nn.Module) -> Iterator[Change]:
         return
 
     def tied(base: Any) -> Any:
-        made = share(base)
-        replace_parameter(made, head, made.get_parameter(embeddings).detach())
-        return made
+        changed_model = share(base)
+        replace_parameter(changed_model, head, changed_model.get_parameter(embeddings).detach())
+        return changed_model
 
     name = head.removesuffix(".weight")
     yield Change(KIND, f"the head ({name}) has the weights of the embeddings", make_model=tied)
@@ -118,10 +120,10 @@ def _embeddings(model: nn.Module) -> Iterator[Change]:
 
 
 def _pairs(count: int) -> Iterator[tuple[int, int]]:
-    near = [(place, place + 1) for place in range(count - 1)]
+    near = [(index, index + 1) for index in range(count - 1)]
     yield from near
     if count <= _MOST_PAIRED:
-        yield from (one for one in itertools.combinations(range(count), 2) if one not in near)
+        yield from (pair for pair in itertools.combinations(range(count), 2) if pair not in near)
 
 
 def _layers(model: nn.Module) -> Iterator[Change]:
@@ -129,7 +131,7 @@ def _layers(model: nn.Module) -> Iterator[Change]:
     if blocks is None:
         return
     states = [dict(block.named_parameters()) for block in blocks]
-    shapes = [{name: one.shape for name, one in state.items()} for state in states]
+    shapes = [{name: parameter.shape for name, parameter in state.items()} for state in states]
     for first, second in _pairs(len(blocks)):
         if shapes[first] != shapes[second]:
             continue
@@ -144,11 +146,11 @@ def _layers(model: nn.Module) -> Iterator[Change]:
 
 def _copied(source: str, target: str, names: list[str]) -> Change:
     def make(base: Any) -> Any:
-        made = share(base)
+        changed_model = share(base)
         for name in names:
-            value = made.get_parameter(f"{source}.{name}").detach()
-            replace_parameter(made, f"{target}.{name}", value)
-        return made
+            value = changed_model.get_parameter(f"{source}.{name}").detach()
+            replace_parameter(changed_model, f"{target}.{name}", value)
+        return changed_model
 
     return Change(KIND, f"{target} has the weights of {source}", make_model=make)
 
@@ -159,7 +161,7 @@ def _exchanged_modules(model: nn.Module) -> Iterator[Change]:
     if not blocks:
         return
     parts = {
-        name: {key: one.shape for key, one in module.named_parameters(recurse=False)}
+        name: {key: parameter.shape for key, parameter in module.named_parameters(recurse=False)}
         for name, module in blocks[0].named_modules()
     }
     parts = {name: shapes for name, shapes in parts.items() if shapes}
@@ -193,14 +195,14 @@ def _has_both(model: nn.Module, pair: tuple[str, str]) -> bool:
 def _in_layers(model: nn.Module) -> dict[str, list[str]]:
     """Modules without parts: those of all blocks by their name in the block, others by path."""
     path, _ = blocks_of(model)
-    found: dict[str, list[str]] = {}
-    for one, module in model.named_modules():
+    paths_by_name: dict[str, list[str]] = {}
+    for module_path, module in model.named_modules():
         if not any(True for _ in module.parameters(recurse=False)):
             continue
-        inside = path and one.startswith(f"{path}.")
-        name = one[len(path) + 1 :].partition(".")[2] if inside else one
-        found.setdefault(name, []).append(one)
-    return found
+        inside = path and module_path.startswith(f"{path}.")
+        name = module_path[len(path) + 1 :].partition(".")[2] if inside else module_path
+        paths_by_name.setdefault(name, []).append(module_path)
+    return paths_by_name
 
 
 def _left_out(model: nn.Module) -> Iterator[Change]:
@@ -212,7 +214,11 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
             norms[name] = paths
     groups = [([name], paths) for name, paths in norms.items()]
     pairs = itertools.combinations(norms, 2)
-    together = [pair for pair in pairs if all(one.rpartition(".")[2] in _BETWEEN for one in pair)]
+    together = [
+        pair
+        for pair in pairs
+        if all(norm_name.rpartition(".")[2] in _BETWEEN for norm_name in pair)
+    ]
     groups = [(list(pair), [*norms[pair[0]], *norms[pair[1]]]) for pair in together] + groups
     for names, paths in groups:
         words = " and ".join(names)
@@ -222,11 +228,11 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
         yield _changed(f"the weights of {words} are 1", ones)
         yield _changed(
             f"the weights of {words} are those of the checkpoint less 1",
-            {path: lambda one: one - 1 for path in ones},
+            {path: lambda norm_weight: norm_weight - 1 for path in ones},
         )
         yield _changed(
             f"the weights of {words} are those of the checkpoint plus 1",
-            {path: lambda one: one + 1 for path in ones},
+            {path: lambda norm_weight: norm_weight + 1 for path in ones},
         )
     biased = [
         f"{path}.bias"
@@ -243,11 +249,11 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
 
 def _without(text: str, paths: list[str]) -> Change:
     def make(base: Any) -> Any:
-        made = share(base)
+        changed_model = share(base)
         for path in paths:
             parent, _, name = path.rpartition(".")
-            setattr(made.get_submodule(parent), name, nn.Identity())
-        return made
+            setattr(changed_model.get_submodule(parent), name, nn.Identity())
+        return changed_model
 
     return Change(KIND, text, make_model=make, reach=max(map(_reach, paths)))
 
@@ -255,21 +261,21 @@ def _without(text: str, paths: list[str]) -> Change:
 # --- Heads, rows and columns ----------------------------------------------------------------------
 
 
-def _swapped(one: Tensor, axis: int, count: int, pair: tuple[int, int]) -> Tensor:
-    parts = list(one.chunk(count, dim=axis))
+def _swapped(weight: Tensor, axis: int, count: int, pair: tuple[int, int]) -> Tensor:
+    parts = list(weight.chunk(count, dim=axis))
     first, second = pair
     parts[first], parts[second] = parts[second], parts[first]
     return torch.cat(parts, dim=axis)
 
 
-def _to_neighbours(one: Tensor, count: int) -> Tensor:
-    heads: Tensor = one.unflatten(0, (count, 2, -1))
-    return heads.transpose(1, 2).reshape(one.shape)
+def _to_neighbours(weight: Tensor, count: int) -> Tensor:
+    heads: Tensor = weight.unflatten(0, (count, 2, -1))
+    return heads.transpose(1, 2).reshape(weight.shape)
 
 
-def _to_halves(one: Tensor, count: int) -> Tensor:
-    heads: Tensor = one.unflatten(0, (count, -1, 2))
-    return heads.transpose(1, 2).reshape(one.shape)
+def _to_halves(weight: Tensor, count: int) -> Tensor:
+    heads: Tensor = weight.unflatten(0, (count, -1, 2))
+    return heads.transpose(1, 2).reshape(weight.shape)
 
 
 def _head_counts(model: nn.Module) -> dict[str, int]:
@@ -286,10 +292,10 @@ def _heads(model: nn.Module) -> Iterator[Change]:
     counts = _head_counts(model)
     linears = [
         (path, counts[path.rpartition(".")[2]])
-        for path, one in model.named_modules()
-        if isinstance(one, nn.Linear) and path.rpartition(".")[2] in counts
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and path.rpartition(".")[2] in counts
     ]
-    both = [one for one in linears if one[0].rpartition(".")[2] in _BETWEEN]
+    both = [linear for linear in linears if linear[0].rpartition(".")[2] in _BETWEEN]
     shared = max(counts["q_proj"] // counts["k_proj"], 1) if counts else 1
     for way, words in (
         (_to_neighbours, "the halves of each head of q and k are interleaved"),
@@ -298,8 +304,8 @@ def _heads(model: nn.Module) -> Iterator[Change]:
         some = {
             f"{path}.{name}": functools.partial(way, count=count)
             for path, count in both
-            for name, one in model.get_submodule(path).named_parameters()
-            if one.shape[0] % (2 * count) == 0
+            for name, parameter in model.get_submodule(path).named_parameters()
+            if parameter.shape[0] % (2 * count) == 0
         }
         if some:
             yield _changed(words, some)
@@ -334,7 +340,7 @@ def _orders(model: nn.Module) -> Iterator[Change]:
             across = functools.partial(_swapped, axis=1, count=2, pair=(0, 1))
             yield _changed(f"{path} has the two halves of its columns exchanged", {weight: across})
         if rows == columns:
-            yield _changed(f"{path} is transposed", {weight: lambda one: one.mT.contiguous()})
+            yield _changed(f"{path} is transposed", {weight: lambda matrix: matrix.mT.contiguous()})
         for text, order in (
             ("the second half of its rows", functools.partial(_zero_half, axis=0)),
             ("the second half of its columns", functools.partial(_zero_half, axis=1)),
@@ -343,10 +349,12 @@ def _orders(model: nn.Module) -> Iterator[Change]:
             yield _changed(f"in {path}, {text} is 0", {weight: order})
 
 
-def _zero_half(one: Tensor, axis: int) -> Tensor:
-    kept = one.clone()
-    kept.narrow(axis, one.shape[axis] // 2, one.shape[axis] - one.shape[axis] // 2).zero_()
-    return kept
+def _zero_half(weight: Tensor, axis: int) -> Tensor:
+    half_zeroed = weight.clone()
+    half_zeroed.narrow(
+        axis, weight.shape[axis] // 2, weight.shape[axis] - weight.shape[axis] // 2
+    ).zero_()
+    return half_zeroed
 
 
 def _experts(model: nn.Module) -> Iterator[Change]:
@@ -354,8 +362,8 @@ def _experts(model: nn.Module) -> Iterator[Change]:
     path, blocks = blocks_of(model)
     stacks = [
         name
-        for name, one in model.named_parameters()
-        if path and name.startswith(f"{path}.") and one.dim() > _MATRIX
+        for name, parameter in model.named_parameters()
+        if path and name.startswith(f"{path}.") and parameter.dim() > _MATRIX
     ]
     if not blocks or not stacks:
         return
@@ -375,12 +383,12 @@ def _scales(model: nn.Module) -> Iterator[Family]:
     queries = [paths for name, paths in parts.items() if name.rpartition(".")[2] == "q_norm"]
     queries = queries or [paths for name, paths in parts.items() if name.endswith("q_proj")]
     if queries:
-        whole = [
+        query_parameters = [
             f"{path}.{name}"
             for path in queries[0]
             for name, _ in model.get_submodule(path).named_parameters()
         ]
-        yield Family(_stronger_attention(whole), 1.0, reach=Reach.LATER)
+        yield Family(_stronger_attention(query_parameters), 1.0, reach=Reach.LATER)
     for name, paths in _in_layers(model).items():
         some = [f"{path}.weight" for path in paths if hasattr(model.get_submodule(path), "weight")]
         if not some:
@@ -395,7 +403,7 @@ def _stronger_attention(paths: list[str]) -> Callable[[float], Change]:
     """The scale of attention scores is that of queries."""
 
     def change(factor: float) -> Change:
-        scaled = {path: lambda one: one * factor for path in paths}
+        scaled = {path: lambda weight: weight * factor for path in paths}
         return _changed(f"attention scores are {factor:.4g} times as large", scaled, "settings")
 
     return change
@@ -403,7 +411,7 @@ def _stronger_attention(paths: list[str]) -> Callable[[float], Change]:
 
 def _times(words: str, paths: list[str]) -> Callable[[float], Change]:
     def change(factor: float) -> Change:
-        scaled = {path: lambda one: one * factor for path in paths}
+        scaled = {path: lambda weight: weight * factor for path in paths}
         return _changed(f"the weight of {words} is {factor:.4g} times as large", scaled)
 
     return change
@@ -412,16 +420,18 @@ def _times(words: str, paths: list[str]) -> Callable[[float], Change]:
 # --- Stored with fewer digits ---------------------------------------------------------------------
 
 
-def _round_to(one: Tensor, dtype: torch.dtype) -> Tensor:
-    return one.to(dtype).to(one.dtype)
+def _round_to(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype).to(weight.dtype)
 
 
-def _cut_to(one: Tensor, dtype: torch.dtype) -> Tensor:
+def _cut_to(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Towards 0."""
-    rounded = one.to(dtype)
+    rounded = weight.to(dtype)
     integer = torch.int16 if dtype.itemsize == _MATRIX else torch.uint8
     lower = (rounded.view(integer) - 1).view(dtype)
-    return torch.where(rounded.abs().to(one.dtype) > one.abs(), lower, rounded).to(one.dtype)
+    return torch.where(rounded.abs().to(weight.dtype) > weight.abs(), lower, rounded).to(
+        weight.dtype
+    )
 
 
 _STORED: dict[str, Order] = {
@@ -436,13 +446,19 @@ _STORED: dict[str, Order] = {
 
 def stored_weights(model: Any) -> Iterator[Change]:
     """Weights stored with fewer digits than the model's, while the engine computes with more."""
-    own = original_of(model)
-    if not isinstance(own, nn.Module):
+    original = original_of(model)
+    if not isinstance(original, nn.Module):
         return
-    embeddings, head = _weight_paths(own)
-    everything = [name for name, _ in own.named_parameters()]
-    inner = [one for one in everything if one not in {embeddings, head}]
-    matrices = [one for one in inner if own.get_parameter(one).dim() >= _MATRIX]
+    embeddings, head = _weight_paths(original)
+    everything = [name for name, _ in original.named_parameters()]
+    inner = [
+        parameter_name for parameter_name in everything if parameter_name not in {embeddings, head}
+    ]
+    matrices = [
+        parameter_name
+        for parameter_name in inner
+        if original.get_parameter(parameter_name).dim() >= _MATRIX
+    ]
     groups = {
         "all weights are": everything,
         "all weights but those of embeddings and head are": inner,
@@ -463,8 +479,8 @@ def _narrow_head(path: str, dtype: torch.dtype) -> Change:
     """The last product is computed in a narrow dtype."""
 
     def make(base: Any) -> Any:
-        made = share(base)
-        head = made.get_submodule(path)
+        changed_model = share(base)
+        head = changed_model.get_submodule(path)
         weight, bias = head.weight.detach().to(dtype), head.bias
         bias = None if bias is None else bias.detach().to(dtype)
 
@@ -472,7 +488,7 @@ def _narrow_head(path: str, dtype: torch.dtype) -> Change:
             return nn.functional.linear(x.to(dtype), weight, bias).to(x.dtype)
 
         head.forward = narrow
-        return made
+        return changed_model
 
     words = f"the head ({path}) alone computes in {str(dtype).removeprefix('torch.')}"
     return Change(PRECISION, words, make_model=make)

@@ -103,11 +103,11 @@ class Runner:
 
         A causal model gives no token another value for what comes after it.
         """
-        longest = max(len(one.ids) for one in requests)
-        rows = [[*one.ids, *[0] * (longest - len(one.ids))] for one in requests]
+        longest = max(len(request.ids) for request in requests)
+        rows = [[*request.ids, *[0] * (longest - len(request.ids))] for request in requests]
         ids = torch.tensor(rows, device=self.tokens.ids(self.tokens.inputs).device)
         values = self.tokens.value_of(self.tokens.call(model, _NO_INPUTS, ids))
-        return [row[: len(one.ids) - 1] for row, one in zip(values, requests, strict=True)]
+        return [row[: len(request.ids) - 1] for row, request in zip(values, requests, strict=True)]
 
     def with_prompt(
         self, model: Any, request: Request, prompt: Sequence[int], **how: Any
@@ -117,18 +117,20 @@ class Runner:
         Rows of tokens before the first difference stay where they are; the others move with the end
         of the prompt.
         """
-        found = self.rows(model, [*prompt, *request.record.output], **how)[:-1]
-        return move_rows(found, request.record.prompt, prompt)
+        logit_rows = self.rows(model, [*prompt, *request.record.output], **how)[:-1]
+        return move_rows(logit_rows, request.record.prompt, prompt)
 
     def positions(self, places: Sequence[int]) -> dict[str, Tensor]:
         """The arguments for one call on tokens with these positions.
 
         Without a mask, transformers takes positions that jump for several packed sequences.
         """
-        given = {self.tokens.positions: self._ids(places)}
+        call_arguments = {self.tokens.positions: self._ids(places)}
         if self.tokens.mask:
-            given[self.tokens.mask] = torch.ones_like(given[self.tokens.positions])
-        return given
+            call_arguments[self.tokens.mask] = torch.ones_like(
+                call_arguments[self.tokens.positions]
+            )
+        return call_arguments
 
     # --- With a cache ---
 
@@ -139,24 +141,28 @@ class Runner:
 
     def decode(self, model: Any, ids: Sequence[int], cache: Any, **more: Any) -> tuple[Tensor, Any]:
         """The logits of tokens after a cache, and the cache with them."""
-        given = {self.tokens.cache: cache, **more}
-        output = self.tokens.call(model, _NO_INPUTS, self._ids(ids), use_cache=True, **given)
-        found = self.tokens.cache_of(output)
-        return self.tokens.value_of(output)[0], cache if found is None else found
+        call_arguments = {self.tokens.cache: cache, **more}
+        output = self.tokens.call(
+            model, _NO_INPUTS, self._ids(ids), use_cache=True, **call_arguments
+        )
+        updated_cache = self.tokens.cache_of(output)
+        return self.tokens.value_of(output)[0], cache if updated_cache is None else updated_cache
 
 
-def move_rows(rows: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
+def move_rows(rows: Tensor, own_prompt: Sequence[int], other: Sequence[int]) -> Tensor:
     """The rows of a run on another prompt, at the places of the request's own tokens."""
-    lacking = len(own) - len(other)
+    lacking = len(own_prompt) - len(other)
     if not lacking:
         return rows
-    pairs = enumerate(zip(own, other, strict=False))
-    same = next((place for place, (a, b) in pairs if a != b), min(len(own), len(other)))
-    kept = max(same - 1, 0)  # the last row in common predicts the first token that differs
+    pairs = enumerate(zip(own_prompt, other, strict=False))
+    same = next(
+        (position for position, (a, b) in pairs if a != b), min(len(own_prompt), len(other))
+    )
+    shared_count = max(same - 1, 0)  # the last row in common predicts the first token that differs
     if lacking > 0:
         missing = rows.new_full((lacking, rows.shape[1]), torch.nan)
-        return torch.cat([rows[:kept], missing, rows[kept:]])
-    return torch.cat([rows[:kept], rows[kept - lacking :]])
+        return torch.cat([rows[:shared_count], missing, rows[shared_count:]])
+    return torch.cat([rows[:shared_count], rows[shared_count - lacking :]])
 
 
 # --- The prompt -----------------------------------------------------------------------------------
@@ -216,15 +222,15 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
 
 def _named_tokens(config: Any) -> dict[int, str]:
     """Special tokens by id, BOS first."""
-    found: dict[int, str] = {}
+    name_by_token: dict[int, str] = {}
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value >= 0:
-            found.setdefault(value, name.removesuffix("_token_id").upper())
+            name_by_token.setdefault(value, name.removesuffix("_token_id").upper())
     for token in special_tokens(config):
         if token >= 0:
-            found.setdefault(token, "special")
-    return found
+            name_by_token.setdefault(token, "special")
+    return name_by_token
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,8 +273,8 @@ class AddedToken:
         ids = ids.to(runner.tokens.ids(runner.tokens.inputs).device)
         with torch.no_grad():
             rows = runner.tokens.value_of(runner.tokens.call(model, _NO_INPUTS, ids))
-        for token, prompt, found in zip(tokens, longer, rows, strict=True):
-            yield token, move_rows(found[:-1], request.record.prompt, prompt)
+        for token, prompt, row in zip(tokens, longer, rows, strict=True):
+            yield token, move_rows(row[:-1], request.record.prompt, prompt)
 
     def change(self, token: int) -> Change:
         """The changed run with one of the tokens, for any request."""
@@ -285,8 +291,8 @@ def added_tokens(runner: Runner, request: Request) -> Iterator[AddedToken]:
     """Any token of a small vocabulary; of a large one, those that the request has, and others."""
     size = vocabulary(original_of(runner.tokens.model))
     tokens = tuple(dict.fromkeys([*request.ids, *range(size)]))[:_MOST_TOKENS]
-    for place in (-1, 1, 0):
-        yield AddedToken(runner, request, place, tokens)
+    for insert_position in (-1, 1, 0):
+        yield AddedToken(runner, request, insert_position, tokens)
 
 
 def vocabulary(model: Any) -> int:
@@ -336,7 +342,7 @@ def position_changes(runner: Runner) -> Iterator[Change]:
         def chunked(model: Any, request: Request, block: int = block) -> Tensor | None:
             if request.start <= block:
                 return None
-            places = [place % block for place in range(request.start)]
+            places = [position % block for position in range(request.start)]
             places += range(request.start, len(request.ids))
             return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
@@ -358,7 +364,7 @@ def _after_own_prompt(plain: Tensor, request: Request, rest: Tensor) -> Tensor:
 
 def cache_changes(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
     """A cache that is lost, incomplete, or another request's."""
-    yield from (dataclasses.replace(one, reach=Reach.OUTPUT) for one in _lost(runner))
+    yield from (dataclasses.replace(change, reach=Reach.OUTPUT) for change in _lost(runner))
     yield from _of_others(runner, requests)
     if runner.tokens.mask:
         longest = max(request.start for request in requests)
@@ -380,11 +386,11 @@ def _lost(runner: Runner) -> Iterator[Change]:
         rest = runner.rows(model, output, **how)[:-1]
         return _after_own_prompt(runner.plain(model, request), request, rest)
 
-    kept = "the cache of the prompt is lost when decoding starts"
-    yield Change("cache", kept, functools.partial(alone, again=False))
+    lost_words = "the cache of the prompt is lost when decoding starts"
+    yield Change("cache", lost_words, functools.partial(alone, again=False))
     if takes:
         again = functools.partial(alone, again=True)
-        yield Change("cache", f"{kept}, and positions start again at 0", again)
+        yield Change("cache", f"{lost_words}, and positions start again at 0", again)
 
     def shorter(model: Any, request: Request) -> Tensor | None:
         if request.start < 2 or len(request.record.output) < 2:  # noqa: PLR2004
@@ -406,21 +412,23 @@ def _lost(runner: Runner) -> Iterator[Change]:
 
 def _of_others(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
     for other in requests[:_MOST_OTHERS]:
-        theirs, name = other.record.prompt, other.record.name
+        other_prompt, name = other.record.prompt, other.record.name
 
-        def whole(model: Any, request: Request, theirs: Any = theirs) -> Tensor | None:
-            if request.record.prompt == theirs:
+        def whole(
+            model: Any, request: Request, foreign_prompt: Any = other_prompt
+        ) -> Tensor | None:
+            if request.record.prompt == foreign_prompt:
                 return None
-            return runner.with_prompt(model, request, theirs)
+            return runner.with_prompt(model, request, foreign_prompt)
 
         def in_decoding(
-            model: Any, request: Request, theirs: Any = theirs, *, own: bool
+            model: Any, request: Request, foreign_prompt: Any = other_prompt, *, own: bool
         ) -> Tensor | None:
-            if request.record.prompt == theirs:
+            if request.record.prompt == foreign_prompt:
                 return None
-            places = [*range(len(theirs)), *range(request.start, len(request.ids))]
+            places = [*range(len(foreign_prompt)), *range(request.start, len(request.ids))]
             how = runner.positions(places) if own else {}
-            rest = runner.with_prompt(model, request, theirs, **how)
+            rest = runner.with_prompt(model, request, foreign_prompt, **how)
             return _after_own_prompt(runner.plain(model, request), request, rest)
 
         yield Change("cache", f"the prompt is that of {name}", whole)
@@ -434,10 +442,10 @@ def _of_others(runner: Runner, requests: Sequence[Request]) -> Iterator[Change]:
         for block in BLOCKS:
 
             def prefix(
-                model: Any, request: Request, theirs: Any = theirs, block: int = block
+                model: Any, request: Request, foreign_prompt: Any = other_prompt, block: int = block
             ) -> Tensor | None:
-                mixed = (*theirs[:block], *request.record.prompt[block:])
-                if len(theirs) < block or len(mixed) != request.start:
+                mixed = (*foreign_prompt[:block], *request.record.prompt[block:])
+                if len(foreign_prompt) < block or len(mixed) != request.start:
                     return None
                 if mixed == request.record.prompt:
                     return None
@@ -469,11 +477,11 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
     def mask(request: Request) -> dict[str, Any] | None:
         if last >= request.start:
             return None
-        seen = torch.ones((1, len(request.ids)), dtype=torch.int64)
-        seen[:, first:last] = 0
-        seen = seen.to(tokens.ids(tokens.inputs).device)
+        attention_mask = torch.ones((1, len(request.ids)), dtype=torch.int64)
+        attention_mask[:, first:last] = 0
+        attention_mask = attention_mask.to(tokens.ids(tokens.inputs).device)
         how = runner.positions(range(len(request.ids))) if takes else {}
-        return {**how, tokens.mask: seen}
+        return {**how, tokens.mask: attention_mask}
 
     def never(model: Any, request: Request) -> Tensor | None:
         how = mask(request)
@@ -483,15 +491,15 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
         how = mask(request)
         if how is None or not tokens.cache:
             return None
-        seen = how[tokens.mask][:, :-1]
+        attention_mask = how[tokens.mask][:, :-1]
         start = request.start
-        found, cache = runner.prefill(model, request.record.prompt)
+        prompt_logits, cache = runner.prefill(model, request.record.prompt)
         places = runner.positions(range(start, len(request.ids) - 1)) if takes else {}
         output = request.record.output[:-1]
         if not output:
             return None
-        rest, _ = runner.decode(model, output, cache, **{**places, tokens.mask: seen})
-        return torch.cat([found, rest])
+        rest, _ = runner.decode(model, output, cache, **{**places, tokens.mask: attention_mask})
+        return torch.cat([prompt_logits, rest])
 
     where = f"tokens {first} to {last - 1} of the prompt"
     words = f"{where} are missing in the cache"
@@ -506,8 +514,8 @@ def _quantised(runner: Runner) -> Iterator[Change]:
     for text, round_to in CACHE_ROUNDINGS.items():
 
         def logits(model: Any, request: Request, round_to: Any = round_to) -> Tensor | None:
-            found, cache = runner.prefill(model, request.record.prompt)
-            rows = [found]
+            prompt_logits, cache = runner.prefill(model, request.record.prompt)
+            rows = [prompt_logits]
             done = 0
             for token in request.record.output[:-1]:
                 done = _round_cache(cache, round_to, done)
@@ -517,7 +525,7 @@ def _quantised(runner: Runner) -> Iterator[Change]:
 
         def at_once(model: Any, request: Request, round_to: Any = round_to) -> Tensor:
             _, cache = runner.prefill(model, request.ids[:1])
-            with _rounded_when_stored({type(one) for one in cache.layers}, round_to):
+            with _rounded_when_stored({type(layer) for layer in cache.layers}, round_to):
                 return runner.prefill(model, request.ids[:-1])[0]
 
         words = f"the cache is stored in {text}"
@@ -529,21 +537,21 @@ def _quantised(runner: Runner) -> Iterator[Change]:
 @contextlib.contextmanager
 def _rounded_when_stored(kinds: set[type], round_to: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Layers of a cache round what they are given, before anything reads it."""
-    own: dict[Any, Any] = {kind: kind.update for kind in kinds}  # type: ignore[attr-defined]
+    update_by_kind: dict[Any, Any] = {kind: kind.update for kind in kinds}  # type: ignore[attr-defined]
 
     def rounding(update: Any) -> Any:
         def stored(self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-            keys, values = (round_to(one).to(one.dtype) for one in (keys, values))
+            keys, values = (round_to(tensor).to(tensor.dtype) for tensor in (keys, values))
             return update(self, keys, values, *args, **kwargs)
 
         return stored
 
     try:
-        for kind, update in own.items():
+        for kind, update in update_by_kind.items():
             kind.update = rounding(update)
         yield
     finally:
-        for kind, update in own.items():
+        for kind, update in update_by_kind.items():
             kind.update = update
 
 
@@ -610,9 +618,9 @@ def number_of_experts(config: Any) -> int:
     """The number of experts of each layer; 0 for a dense model."""
     for part in config_parts(config):
         for name in _COUNTS:
-            found = getattr(part, name, None)
-            if isinstance(found, int) and found > 1:
-                return found
+            expert_count = getattr(part, name, None)
+            if isinstance(expert_count, int) and expert_count > 1:
+                return expert_count
     return 0
 
 
@@ -643,27 +651,27 @@ class _Routers(torch.overrides.TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if func not in (torch.topk, torch.Tensor.topk):
-            return found
+            return output
         scores = args[0]
-        count = found[1].shape[-1]
+        count = output[1].shape[-1]
         if scores.shape[-1] != self.experts or count >= self.experts:
-            return found
+            return output
         call, self.calls = self.calls, self.calls + 1
         more = torch.Tensor.topk(scores, count + 1, dim=-1)
-        values, indices = (one.reshape(-1, count + 1) for one in more)
+        values, indices = (topk_tensor.reshape(-1, count + 1) for topk_tensor in more)
         gaps = (values[:, count - 1] - values[:, count]) / scores.double().std().clamp(min=1e-30)
         self.seen += [Flip(call, token, float(gap)) for token, gap in enumerate(gaps)]
-        wanted = [flip.token for flip in self.flips if flip.call == call]
-        if not wanted:
-            return found
-        chosen = [one.reshape(-1, count).clone() for one in found]
-        for token in wanted:
+        tokens = [flip.token for flip in self.flips if flip.call == call]
+        if not tokens:
+            return output
+        chosen = [output_tensor.reshape(-1, count).clone() for output_tensor in output]
+        for token in tokens:
             chosen[0][token, -1] = values[token, count]
             chosen[1][token, -1] = indices[token, count]
-        shape = found[1].shape
-        return type(found)([one.reshape(shape) for one in chosen])
+        shape = output[1].shape
+        return type(output)([chosen_tensor.reshape(shape) for chosen_tensor in chosen])
 
 
 def search_flips(
@@ -678,42 +686,50 @@ def search_flips(
     unexplained.
     """
     flips: list[Flip] = []
-    seen: list[Flip] = []
+    possible_flips: list[Flip] = []
 
     def way(turned: list[Flip]) -> Callable[[Any, Request], Tensor]:
-        def logits(model: Any, own: Request) -> Tensor:
-            routers = _Routers(experts, turned if own is request else [])
+        def logits(model: Any, current_request: Request) -> Tensor:
+            routers = _Routers(experts, turned if current_request is request else [])
             with routers:
-                found = runner.plain(model, own)
-            seen[:] = routers.seen
-            return found
+                logit_rows = runner.plain(model, current_request)
+            possible_flips[:] = routers.seen
+            return logit_rows
 
         return logits
 
-    left = rest_of(way([]))
-    first_left = left
-    while len(flips) < _MOST_FLIPS and left > 0:
-        known = {(one.call, one.token) for one in flips}
-        tried = sorted(seen, key=lambda one: one.margin)
-        tried = [one for one in tried if (one.call, one.token) not in known][:_MOST_TRIED]
-        results = [(rest_of(way([*flips, one])), one) for one in tried]
-        best, flip = min(results, key=lambda pair: pair[0], default=(left, None))
-        if flip is None or best > _KEPT * left:
+    rest = rest_of(way([]))
+    first_left = rest
+    while len(flips) < _MOST_FLIPS and rest > 0:
+        flipped_tokens = {(earlier_flip.call, earlier_flip.token) for earlier_flip in flips}
+        tried = sorted(possible_flips, key=lambda possible_flip: possible_flip.margin)
+        tried = [
+            possible_flip
+            for possible_flip in tried
+            if (possible_flip.call, possible_flip.token) not in flipped_tokens
+        ][:_MOST_TRIED]
+        results = [
+            (rest_of(way([*flips, possible_flip])), possible_flip) for possible_flip in tried
+        ]
+        best, flip = min(results, key=lambda pair: pair[0], default=(rest, None))
+        if flip is None or best > _KEPT * rest:
             break
-        left = best
+        rest = best
         flips.append(flip)
         with contextlib.suppress(Exception):
             rest_of(way(flips))  # later choices are seen anew
-    if not flips or left > _KEPT * first_left:
+    if not flips or rest > _KEPT * first_left:
         return None
-    places = ", ".join(f"token {one.token} in router {one.call}" for one in flips)
-    widest = max(one.margin for one in flips)
+    places = ", ".join(
+        f"token {chosen_flip.token} in router {chosen_flip.call}" for chosen_flip in flips
+    )
+    widest = max(chosen_flip.margin for chosen_flip in flips)
     text = (
         f"{request.record.name}: other experts are chosen for {places}, where the next best is "
         f"behind by {widest:.2g} of the scores' spread"
     )
 
-    def only_this(model: Any, own: Request) -> Tensor | None:
-        return way(flips)(model, own) if own is request else None
+    def only_this(model: Any, current_request: Request) -> Tensor | None:
+        return way(flips)(model, current_request) if current_request is request else None
 
     return Change("routing", text, only_this)

@@ -96,7 +96,7 @@ def check_engine(
         UsageError: a record is not valid, or the model does not map token ids to logits.
     """
     strict = options.strict
-    requests = [Request(one) for one in read_records(records, options.prompts)]
+    requests = [Request(record) for record in read_records(records, options.prompts)]
     clock = Clock(options.seconds)
     tell = options.on_progress or (lambda _: None)
     rng = RandomState.now()
@@ -112,13 +112,16 @@ def check_engine(
         more = _compare(bench, others, clock, strict=strict, wholly=True)
         causes = search.extend(causes, _failing(others, more, strict=strict))
         rows += more
-        rows += [_not_compared(one, clock) for one in requests[len(rows) :]]
+        rows += [_not_compared(request, clock) for request in requests[len(rows) :]]
         rows, drawn = _judge_draws(bench, rows, strict=strict)
         causes += _drawn_otherwise(rows, drawn, strict=strict)
     finally:
         rng.restore()
     rounding = {
-        name for one in causes if one.kind == PRECISION and one.to_rounding for name in one.requests
+        name
+        for cause in causes
+        if cause.kind == PRECISION and cause.to_rounding
+        for name in cause.requests
     }
     rows = [_as_degraded(row) if row.name in rounding else row for row in rows]
     return EngineReport(
@@ -155,9 +158,9 @@ def _compare(
             break
         size = len(batch)
         bench.tell(f"comparing request {len(bench.base) + 1} of {len(bench.requests)}")
-        found = bench.compare(batch)
-        has_failed |= any(not row.status.passes(strict=strict) for row in found)
-        rows += found
+        batch_rows = bench.compare(batch)
+        has_failed |= any(not row.status.passes(strict=strict) for row in batch_rows)
+        rows += batch_rows
     return rows
 
 
@@ -191,13 +194,17 @@ def _judge_draws(
     """Add a finding to requests with right numbers whose tokens are drawn otherwise."""
     pairs = zip(bench.requests, rows, strict=True)
     right = [request for request, row in pairs if row.status.passes(strict=strict)]
-    right = [one for one in right if not one.record.sampling.is_greedy]
+    right = [request for request in right if not request.record.sampling.is_greedy]
     logits: dict[int, Tensor] = {}
     for batch in bench.batches(right):
         logits |= bench.logits(None, batch)
-    wrong = [one for one in drawn_by_temperature(right, logits, bench.numbers) if one.is_wrong]
-    reasons = {name: one.sentence for one in wrong for name in one.names}
-    named = {one.record.name: one for one in bench.requests}
+    wrong = [
+        drawn_group
+        for drawn_group in drawn_by_temperature(right, logits, bench.numbers)
+        if drawn_group.is_wrong
+    ]
+    reasons = {name: drawn_group.sentence for drawn_group in wrong for name in drawn_group.names}
+    named = {request.record.name: request for request in bench.requests}
     findings = {
         name: mismatch(item_of(named[name], TOKENS), Aspect.VALUE, reason)
         for name, reason in reasons.items()
@@ -211,7 +218,9 @@ def _judge_draws(
 
 
 def _wrong_kinds(row: EngineRow, *, strict: bool) -> set[str]:
-    return {one.item.name for one in row.findings if not one.status.passes(strict=strict)}
+    return {
+        finding.item.name for finding in row.findings if not finding.status.passes(strict=strict)
+    }
 
 
 def _failing(requests: list[Request], rows: list[EngineRow], *, strict: bool) -> list[Request]:
@@ -224,13 +233,13 @@ def _drawn_otherwise(
     rows: list[EngineRow], drawn: list[DrawnTokens], *, strict: bool
 ) -> list[EngineCause]:
     """The causes of requests whose numbers are right and whose tokens are not."""
-    by_heat = {name for one in drawn for name in one.names}
+    by_heat = {name for drawn_group in drawn for name in drawn_group.names}
     excluded = tuple(
         row.name
         for row in rows
         if _wrong_kinds(row, strict=strict) == {TOKENS} and row.name not in by_heat
     )
-    parts = [(one.sentence, tuple(one.names)) for one in drawn]
+    parts = [(drawn_group.sentence, tuple(drawn_group.names)) for drawn_group in drawn]
     if excluded:
         parts.append(("tokens were drawn that the sampling parameters exclude", excluded))
     return [

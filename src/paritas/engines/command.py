@@ -77,7 +77,7 @@ def engine(
     html_path: Path | None,
     json_path: Path | None,
     form: OutputFormat,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Check the log probabilities of a serving engine against the model that it should serve.
 
@@ -90,7 +90,7 @@ def engine(
 
     Exit codes: 0 rounding only, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    options = EngineOptions(**given)
+    options = EngineOptions(**option_values)
     report = _run_engine(target, records, options)
     from paritas.engines.report import engine_report
 
@@ -104,7 +104,12 @@ def engine(
 def _run_engine(target: str, records: Path, options: EngineOptions) -> EngineReport:
     from paritas.core.candidates.loading import check_forms
 
-    check_forms({"TARGET": target, **{f"--older {one}": one for one in options.older}})
+    check_forms(
+        {
+            "TARGET": target,
+            **{f"--older {older_target}": older_target for older_target in options.older},
+        }
+    )
     with progress() as tell:
         tell("importing torch")
         from paritas.core.candidates.makers import build_reference
@@ -112,7 +117,10 @@ def _run_engine(target: str, records: Path, options: EngineOptions) -> EngineRep
 
         tell(f"building {target}")
         model, _ = build_reference(target, options, model_alone=True)
-        older = {one: build_reference(one, options, model_alone=True)[0] for one in options.older}
+        older = {
+            older_target: build_reference(older_target, options, model_alone=True)[0]
+            for older_target in options.older
+        }
         return check_engine(
             model,
             records,

@@ -49,9 +49,9 @@ class DrawnTokens:
     @property
     def others(self) -> list[float]:
         """The other temperatures; 1, which an engine uses that is told of none, is among them."""
-        found = [factor * self.temperature for factor in _OTHERS]
+        temperatures = [factor * self.temperature for factor in _OTHERS]
         is_apart = abs(math.log(self.temperature)) > _LEAST_APART
-        return [*found, 1.0] if is_apart else found
+        return [*temperatures, 1.0] if is_apart else temperatures
 
     def add(self, logits: Tensor, request: Request) -> None:
         """Count a request; row t of its logits predicts token t + 1."""
@@ -60,8 +60,8 @@ class DrawnTokens:
         self.tokens += len(tokens)
         for heat in (self.temperature, *self.others):
             table = (scores / heat).masked_fill(~allowed, -math.inf).log_softmax(dim=-1)
-            found = float(table.gather(1, tokens[:, None]).sum())
-            self._likelihoods[heat] = self._likelihoods.get(heat, 0.0) + found
+            log_likelihood = float(table.gather(1, tokens[:, None]).sum())
+            self._likelihoods[heat] = self._likelihoods.get(heat, 0.0) + log_likelihood
 
     @property
     def is_wrong(self) -> bool:
@@ -69,7 +69,8 @@ class DrawnTokens:
         if not self.names:
             return False
         ratios = [
-            self._likelihoods[one] - self._likelihoods[self.temperature] for one in self.others
+            self._likelihoods[temperature] - self._likelihoods[self.temperature]
+            for temperature in self.others
         ]
         total = float(torch.logsumexp(torch.tensor(ratios, dtype=torch.float64), dim=0))
         return total - math.log(len(ratios)) > _CERTAIN
@@ -77,7 +78,7 @@ class DrawnTokens:
     @property
     def sentence(self) -> str:
         """What was found."""
-        best = max(self.others, key=lambda one: self._likelihoods[one])
+        best = max(self.others, key=lambda temperature: self._likelihoods[temperature])
         how = (
             "the best token was drawn almost always"
             if best <= _GREEDY * self.temperature
@@ -93,11 +94,11 @@ def drawn_by_temperature(
     requests: Iterable[Request], logits: dict[int, Tensor], numbers: dict[int, int]
 ) -> list[DrawnTokens]:
     """The drawn tokens of requests that are not greedy, by the temperature asked for."""
-    found: dict[float, DrawnTokens] = {}
+    tokens_by_heat: dict[float, DrawnTokens] = {}
     for request in requests:
         sampling = request.record.sampling
         if sampling.is_greedy or numbers[id(request)] not in logits:
             continue
-        group = found.setdefault(sampling.temperature, DrawnTokens(sampling.temperature))
+        group = tokens_by_heat.setdefault(sampling.temperature, DrawnTokens(sampling.temperature))
         group.add(logits[numbers[id(request)]], request)
-    return list(found.values())
+    return list(tokens_by_heat.values())

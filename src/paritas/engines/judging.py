@@ -103,8 +103,8 @@ class Judged:
         unknown = self.native(number, kind).isnan()
         if int(unknown.sum()) > unknown.numel() * _MOST_UNKNOWN:
             return False
-        known = torch.where(unknown.cpu(), torch.nan, request.values[kind])
-        return self.finding(request, number, kind, known).status.passes()
+        known_values = torch.where(unknown.cpu(), torch.nan, request.values[kind])
+        return self.finding(request, number, kind, known_values).status.passes()
 
     def finding(
         self, request: Request, number: int, kind: str, values: Tensor | None = None
@@ -122,16 +122,16 @@ class Judged:
 
     def native(self, number: int, kind: str) -> Tensor:
         """The values in the dtype of the run."""
-        found: Tensor = self.evidence.native[0].outputs[self.items[number, kind]]
-        return found
+        native_values: Tensor = self.evidence.native[0].outputs[self.items[number, kind]]
+        return native_values
 
     def truth(self, number: int, kind: str) -> Tensor:
         """The values in float64, if the reference can be run so."""
         key = (number, kind)
         if key not in self._truths:
             arbiter = self.evidence.arbiter()
-            seen = self.evidence.native if arbiter is None else arbiter
-            self._truths[key] = seen[0].outputs[self.items[key]].double().cpu()
+            truth_runs = self.evidence.native if arbiter is None else arbiter
+            self._truths[key] = truth_runs[0].outputs[self.items[key]].double().cpu()
         return self._truths[key]
 
     def beyond_noise(
@@ -196,7 +196,7 @@ class Bench:
     def notes(self) -> tuple[str, ...]:
         """What the runs of the reference noted."""
         return tuple(
-            dict.fromkeys(note for one in self.base.values() for note in one.evidence.notes)
+            dict.fromkeys(note for judged in self.base.values() for note in judged.evidence.notes)
         )
 
     # --- Running ---
@@ -215,7 +215,7 @@ class Bench:
 
         def call(model: Any) -> dict[str, Tensor]:
             keys.clear()
-            found = {}
+            named_outputs = {}
             for request, logits in zip(
                 requests, self._runs(logits_of, model, requests), strict=True
             ):
@@ -224,8 +224,8 @@ class Bench:
                 number = self.numbers[id(request)]
                 for kind, value in readout.values(logits, request).items():
                     keys.append((number, kind))
-                    found[f"{number} {kind}"] = value
-            return found
+                    named_outputs[f"{number} {kind}"] = value
+            return named_outputs
 
         evidence = Evidence(self._program(call, model), seed=self.seed)
         error = evidence.native[0].error
@@ -253,10 +253,10 @@ class Bench:
     def _runs(
         self, logits_of: LogitsOf, model: Any, requests: list[Request]
     ) -> Iterable[Tensor | None]:
-        fits = len(requests) * max(len(one.ids) for one in requests) <= _MOST_TOGETHER
+        fits = len(requests) * max(len(request.ids) for request in requests) <= _MOST_TOGETHER
         if logits_of == self.runner.plain and len(requests) > 1 and fits and self._runs_together:
             return self.runner.together(model, requests)
-        return (logits_of(model, one) for one in requests)
+        return (logits_of(model, request) for request in requests)
 
     def logits(self, change: Change | None, requests: list[Request]) -> dict[int, Tensor]:
         """The logits of some requests under a changed run, by number; empty if it cannot be run.
@@ -272,7 +272,9 @@ class Bench:
         except Exception:  # noqa: BLE001  (a hypothesis that cannot be run explains nothing)
             return {}
         pairs = zip(requests, runs, strict=True)
-        return {self.numbers[id(one)]: logits for one, logits in pairs if logits is not None}
+        return {
+            self.numbers[id(request)]: logits for request, logits in pairs if logits is not None
+        }
 
     @functools.cached_property
     def float32(self) -> Any:
@@ -284,7 +286,7 @@ class Bench:
         """Whether requests can be run in one batch: later tokens and other rows change nothing."""
         if len(self.requests) == 1:
             return False
-        by_length = sorted(self.requests, key=lambda one: len(one.ids))
+        by_length = sorted(self.requests, key=lambda request: len(request.ids))
         pair = [by_length[0], by_length[len(by_length) // 2]]
         try:
             with torch.no_grad(), quietly():
@@ -301,7 +303,7 @@ class Bench:
         batch: list[Request] = []
         size = _FIRST_BATCH
         for request in requests:
-            longest = max(len(one.ids) for one in (*batch, request))
+            longest = max(len(batch_request.ids) for batch_request in (*batch, request))
             is_full = len(batch) == size or (len(batch) + 1) * longest > _MOST_TOGETHER
             if batch and is_full:
                 yield batch
@@ -329,22 +331,22 @@ class Bench:
         number = self.numbers[id(request)]
         base = self.base[number]
         findings = tuple(base.finding(request, number, kind) for kind in request.values)
-        engine, own, count, first = 0.0, 0.0, 0, None
+        engine, rounding_total, count, first = 0.0, 0.0, 0, None
         for kind, values in request.values.items():
             if kind in CLAIMS:
                 continue
             truth = base.truth(number, kind)
             engine += _total(values - truth)
-            own += _total(base.native(number, kind).double().cpu() - truth)
+            rounding_total += _total(base.native(number, kind).double().cpu() - truth)
             count += values.numel()
-        if LOGPROBS in request.values and not all(one.status.passes() for one in findings):
+        if LOGPROBS in request.values and not all(finding.status.passes() for finding in findings):
             wrong = base.beyond_noise(request, number, LOGPROBS).nonzero()
             first = request.given[int(wrong[0])] if len(wrong) else None
         return EngineRow(
             name=request.record.name,
             tokens=count,
             difference=engine / max(count, 1),
-            rounding=own / max(count, 1),
+            rounding=rounding_total / max(count, 1),
             first=first,
             findings=findings,
         )
@@ -352,27 +354,27 @@ class Bench:
     def wrong_places(self, request: Request) -> list[tuple[int, bool]]:
         """For each number, in order: which token it is about, and whether it is clearly wrong."""
         number = self.numbers[id(request)]
-        found: list[tuple[int, bool]] = []
+        flagged_tokens: list[tuple[int, bool]] = []
         places = {
             PROMPT: request.given_prompt,
-            LOGPROBS: [request.start + place for place in request.given],
+            LOGPROBS: [request.start + output_index for output_index in request.given],
         }
         for kind, tokens in places.items():
             if kind in request.values:
                 wrong = self.base[number].beyond_noise(request, number, kind, clearly=True)
-                found += zip(tokens, wrong.tolist(), strict=True)
-        return found
+                flagged_tokens += zip(tokens, wrong.tolist(), strict=True)
+        return flagged_tokens
 
 
 def in_float32(model: Any) -> Any:
     """A copy in float32, or the model itself if it is not a module or is wider."""
-    own = original_of(model)
-    if not isinstance(own, torch.nn.Module):
+    original = original_of(model)
+    if not isinstance(original, torch.nn.Module):
         return model
     narrow = {torch.bfloat16, torch.float16}
-    if not any(one.dtype in narrow for one in own.parameters()):
-        return own
-    return copy.deepcopy(own).float()
+    if not any(parameter.dtype in narrow for parameter in original.parameters()):
+        return original
+    return copy.deepcopy(original).float()
 
 
 def _total(error: Tensor) -> float:
@@ -385,13 +387,13 @@ def _token_model(model: Any, requests: list[Request]) -> TokenModel:
     Raises:
         UsageError: it does not map token ids to logits.
     """
-    longest = max(requests, key=lambda one: len(one.ids))
-    own = original_of(model)
-    size = vocabulary(own)
-    largest = max(max(one.ids) for one in requests)
+    longest = max(requests, key=lambda request: len(request.ids))
+    original = original_of(model)
+    size = vocabulary(original)
+    largest = max(max(request.ids) for request in requests)
     if size and largest >= size:
         raise UsageError(f"token id {largest} is not among the model's {size} tokens")
-    device = next((one.device for one in getattr(own, "parameters", list)()), None)
+    device = next((parameter.device for parameter in getattr(original, "parameters", list)()), None)
     ids = torch.tensor([longest.ids], device=device)
     try:
         tokens = TokenModel(model, Inputs(kwargs={"input_ids": ids}))

@@ -62,8 +62,8 @@ class Look:
 def look_of(bench: Bench, request: Request) -> Look:
     """What the deviation of a request looks like."""
     places = bench.wrong_places(request)
-    wrong = [place for place, is_wrong in places if is_wrong]
-    of_prompt = [is_wrong for place, is_wrong in places if place < request.start]
+    wrong = [token_index for token_index, is_wrong in places if is_wrong]
+    of_prompt = [is_wrong for token_index, is_wrong in places if token_index < request.start]
     first = wrong[0] if wrong else None
     reach: Reach | None = None
     if wrong and len(of_prompt) >= _FEWEST:
@@ -76,29 +76,35 @@ def look_of(bench: Bench, request: Request) -> Look:
 
 def observations(looks: Sequence[tuple[Request, Look]]) -> list[str]:
     """What was seen, in words that hold whatever the cause is."""
-    known = [(request, look) for request, look in looks if look.wrong]
-    found = []
-    of_output = [one for one in known if one[1].reach is Reach.OUTPUT]
+    deviating_looks = [(request, look) for request, look in looks if look.wrong]
+    sentences = []
+    of_output = [
+        request_look for request_look in deviating_looks if request_look[1].reach is Reach.OUTPUT
+    ]
     if of_output:
-        found.append(
+        sentences.append(
             f"the prompt's numbers are right to rounding and the output's are not in "
             f"{counted(len(of_output), 'request')}: look first at what is added to the end of the "
             "prompt, at decoding, and at the cache"
         )
-    later = [one for one in known if one[1].reach is Reach.LATER]
+    later = [
+        request_look for request_look in deviating_looks if request_look[1].reach is Reach.LATER
+    ]
     if later:
         firsts = sorted({look.first for _, look in later if look.first is not None})
         at = f"token {firsts[0]}" if len(firsts) == 1 else f"tokens {firsts[0]} to {firsts[-1]}"
-        found.append(
+        sentences.append(
             f"the first numbers are right to rounding and later ones are not, from {at} on, in "
             f"{counted(len(later), 'request')}: look first at what a token takes from others: "
             "positions, windows, masks, queries and keys, the cache"
         )
-    everywhere = [one for one in known if one[1].reach is Reach.ALL]
+    everywhere = [
+        request_look for request_look in deviating_looks if request_look[1].reach is Reach.ALL
+    ]
     if everywhere:
-        found.append(
+        sentences.append(
             f"the number after the first token is wrong already in "
             f"{counted(len(everywhere), 'request')}: no position, mask or cache decides it; look "
             "first at weights, norms, the beginning of the prompt, and how numbers are read out"
         )
-    return found
+    return sentences

@@ -100,21 +100,23 @@ class EngineRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError("prompt and output must have at least one token id each")
         if min(*self.prompt, *self.output) < 0:
             raise ValueError("token ids must not be negative")
-        for name, whole in (
+        for name, token_ids in (
             ("logprobs", self.output),
             ("prompt_logprobs", self.prompt),
             ("top_logprobs", self.output),
         ):
-            given = getattr(self, name)
-            if given and len(given) != len(whole):
-                raise ValueError(f"{name} has {len(given)} entries for {len(whole)} tokens")
+            entries = getattr(self, name)
+            if entries and len(entries) != len(token_ids):
+                raise ValueError(f"{name} has {len(entries)} entries for {len(token_ids)} tokens")
         if not (self.logprobs or self.prompt_logprobs or self.top_logprobs):
             raise ValueError("it has no log probabilities: give logprobs")
-        values = [one for one in (*self.logprobs, *self.prompt_logprobs) if one is not None]
-        values += [one for table in self.top_logprobs for one in table.values()]
+        values = [
+            logprob for logprob in (*self.logprobs, *self.prompt_logprobs) if logprob is not None
+        ]
+        values += [logprob for table in self.top_logprobs for logprob in table.values()]
         if not values:
             raise ValueError("it has no log probabilities: all are null")
-        if any(math.isnan(one) for one in values):
+        if any(math.isnan(value) for value in values):
             raise ValueError("a log probability is NaN")
 
 
@@ -137,27 +139,33 @@ def read_records(
         UsageError: a record is not valid, or there is none.
     """
     if isinstance(source, str | os.PathLike):
-        found = _from_file(Path(source))
+        from_file = _from_file(Path(source))
     elif callable(source):
         if not prompts:
             raise UsageError("an engine to be called needs prompts: lists of token ids")
-        given = [list(map(int, one)) for one in prompts]
-        answers = list(source(given))
-        if len(answers) != len(given):
-            raise UsageError(f"the engine returned {len(answers)} records for {len(given)} prompts")
-        found = _from_list(answers)
+        prompt_lists = [list(map(int, prompt)) for prompt in prompts]
+        answers = list(source(prompt_lists))
+        if len(answers) != len(prompt_lists):
+            raise UsageError(
+                f"the engine returned {len(answers)} records for {len(prompt_lists)} prompts"
+            )
+        from_file = _from_list(answers)
     else:
-        found = _from_list(source)
-    if not found:
+        from_file = _from_list(source)
+    if not from_file:
         raise UsageError("there are no records")
     return [
-        one if one.name else msgspec.structs.replace(one, name=f"request {place}")
-        for place, one in enumerate(found)
+        record if record.name else msgspec.structs.replace(record, name=f"request {record_index}")
+        for record_index, record in enumerate(from_file)
     ]
 
 
 def _from_list(values: Iterable[Any]) -> list[EngineRecord]:
-    return [one for place, value in enumerate(values) for one in _records(value, f"record {place}")]
+    return [
+        record
+        for record_index, value in enumerate(values)
+        for record in _records(value, f"record {record_index}")
+    ]
 
 
 def _from_file(path: Path) -> list[EngineRecord]:
@@ -165,7 +173,7 @@ def _from_file(path: Path) -> list[EngineRecord]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from error
-    found: list[EngineRecord] = []
+    engine_records: list[EngineRecord] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -173,8 +181,8 @@ def _from_file(path: Path) -> list[EngineRecord]:
             data = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path}, line {number}: {error}") from None
-        found += _records(data, f"{path}, line {number}")
-    return found
+        engine_records += _records(data, f"{path}, line {number}")
+    return engine_records
 
 
 def _records(value: Any, where: str) -> list[EngineRecord]:
@@ -182,7 +190,7 @@ def _records(value: Any, where: str) -> list[EngineRecord]:
     if isinstance(value, EngineRecord):
         return [value]
     if is_answer(value):
-        return [_record(one, where) for one in answer_records(value, where)]
+        return [_record(answer_record, where) for answer_record in answer_records(value, where)]
     return [_record(value, where)]
 
 
@@ -223,15 +231,23 @@ class Request:
         self.record = record
         self.start = len(record.prompt)
         self.ids = [*record.prompt, *record.output]
-        self.given = [place for place, one in enumerate(record.logprobs) if one is not None]
+        self.given = [
+            output_index
+            for output_index, logprob in enumerate(record.logprobs)
+            if logprob is not None
+        ]
         self.given_prompt = [
-            place for place, one in enumerate(record.prompt_logprobs) if one is not None and place
+            prompt_index
+            for prompt_index, prompt_logprob in enumerate(record.prompt_logprobs)
+            if prompt_logprob is not None and prompt_index
         ]
         self.top = [
-            (place, token) for place, table in enumerate(record.top_logprobs) for token in table
+            (output_index, token)
+            for output_index, table in enumerate(record.top_logprobs)
+            for token in table
         ]
         # A token of the output without any number was not drawn: a tool or a template wrote it.
-        numbered = sorted({*self.given, *(place for place, _ in self.top)})
+        numbered = sorted({*self.given, *(output_index for output_index, _ in self.top)})
         self.drawn = numbered or list(range(len(record.output)))
 
     @functools.cached_property
@@ -241,10 +257,10 @@ class Request:
         So is that a token may not be drawn (-inf): it is 0 here, and a readout has the token's
         distance from the limit in its place.
         """
-        found = dict(self._returned)
-        for kind in found.keys() & {LOGPROBS, TOP}:
-            found[kind] = torch.where(self.excludes(kind), 0.0, found[kind])
-        return found
+        values_by_kind = dict(self._returned)
+        for kind in values_by_kind.keys() & {LOGPROBS, TOP}:
+            values_by_kind[kind] = torch.where(self.excludes(kind), 0.0, values_by_kind[kind])
+        return values_by_kind
 
     def excludes(self, kind: str) -> Tensor:
         """Which entries the engine says may not be drawn."""
@@ -253,29 +269,33 @@ class Request:
     @functools.cached_property
     def claims(self) -> tuple[list[int], list[int], list[bool]]:
         """Places and tokens of all entries, and whether the engine says that they may be drawn."""
-        chosen = [(place, self.record.output[place]) for place in self.given]
+        chosen = [(output_index, self.record.output[output_index]) for output_index in self.given]
         entries = [*chosen, *self.top]
-        kept = [
-            not one
+        allowed_flags = [
+            not is_excluded
             for kind in (LOGPROBS, TOP)
             if kind in self._returned
-            for one in self.excludes(kind).tolist()
+            for is_excluded in self.excludes(kind).tolist()
         ]
-        return [place for place, _ in entries], [token for _, token in entries], kept
+        return (
+            [output_index for output_index, _ in entries],
+            [token for _, token in entries],
+            allowed_flags,
+        )
 
     @functools.cached_property
     def _returned(self) -> dict[str, Tensor]:
         record = self.record
-        found: dict[str, list[float | None]] = {
-            LOGPROBS: [record.logprobs[place] for place in self.given],
-            PROMPT: [record.prompt_logprobs[place] for place in self.given_prompt],
-            TOP: [record.top_logprobs[place][token] for place, token in self.top],
+        numbers_by_kind: dict[str, list[float | None]] = {
+            LOGPROBS: [record.logprobs[output_index] for output_index in self.given],
+            PROMPT: [record.prompt_logprobs[prompt_index] for prompt_index in self.given_prompt],
+            TOP: [record.top_logprobs[output_index][token] for output_index, token in self.top],
             TOKENS: [0.0 for _ in self.drawn] if self.claims_tokens else [],
             LIMITS: [0.0 for _ in record.output] if self.claims_limits else [],
         }
         return {
-            kind: torch.tensor([as_float(one or 0.0) for one in numbers], dtype=torch.float64)
-            for kind, numbers in found.items()
+            kind: torch.tensor([as_float(number or 0.0) for number in numbers], dtype=torch.float64)
+            for kind, numbers in numbers_by_kind.items()
             if numbers
         }
 
@@ -324,27 +344,38 @@ class Readout:
         """The numbers by kind; row t of the logits predicts token t + 1."""
         ids = torch.tensor(request.ids, device=logits.device)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        found: dict[str, Tensor] = {}
+        values_by_kind: dict[str, Tensor] = {}
         start = request.start
         if request.given or request.top:
-            table, inside, found[LIMITS] = self._table(self._moved(logits)[start - 1 :], request)
+            table, inside, values_by_kind[LIMITS] = self._table(
+                self._moved(logits)[start - 1 :], request
+            )
             if request.given:
                 chosen = (table.argmax(dim=-1) if self.best else ids[start:])[:, None]
-                own, kept = (self._lagging(one.gather(1, chosen)[:, 0]) for one in (table, inside))
-                excludes = request.excludes(LOGPROBS).to(own.device)
-                found[LOGPROBS] = torch.where(excludes, kept[request.given], own[request.given])
+                token_numbers, limit_distances = (
+                    self._lagging(score_table.gather(1, chosen)[:, 0])
+                    for score_table in (table, inside)
+                )
+                excludes = request.excludes(LOGPROBS).to(token_numbers.device)
+                values_by_kind[LOGPROBS] = torch.where(
+                    excludes, limit_distances[request.given], token_numbers[request.given]
+                )
             if request.top:
                 places, tokens = map(list, zip(*request.top, strict=True))
                 excludes = request.excludes(TOP).to(table.device)
-                found[TOP] = torch.where(excludes, inside[places, tokens], table[places, tokens])
+                values_by_kind[TOP] = torch.where(
+                    excludes, inside[places, tokens], table[places, tokens]
+                )
         if request.given_prompt:
             table = self._scaled(self._moved(logits)[: start - 1])
             picked = self._lagging(table.gather(1, ids[1:start, None])[:, 0])
-            found[PROMPT] = picked[[place - 1 for place in request.given_prompt]]
+            values_by_kind[PROMPT] = picked[
+                [prompt_index - 1 for prompt_index in request.given_prompt]
+            ]
         if request.claims_tokens:
             beyond = _beyond(logits[start - 1 :], request)
-            found[TOKENS] = beyond.gather(1, ids[start:, None])[request.drawn, 0]
-        return {kind: found[kind] for kind in request.values}
+            values_by_kind[TOKENS] = beyond.gather(1, ids[start:, None])[request.drawn, 0]
+        return {kind: values_by_kind[kind] for kind in request.values}
 
     def _lagging(self, numbers: Tensor) -> Tensor:
         if self.lag == 0:
@@ -380,8 +411,8 @@ class Readout:
         record, applies = request.record, self.applies
         if applies is None:
             applies = ALL_PARTS if record.logprobs_mode == "processed" else frozenset()
-        given = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        others = {name: value for name, value in given.items() if value is not None}
+        overrides = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        others = {name: value for name, value in overrides.items() if value is not None}
         return applies | others.keys(), msgspec.structs.replace(record.sampling, **others)
 
     def _processed(self, logits: Tensor, request: Request) -> Tensor:
@@ -401,9 +432,9 @@ class Readout:
             These counts, and the mass of the first n tokens, for all n.
         """
         logits = self._processed(self._moved(logits)[request.start - 1 :].double(), request)
-        totals, known = _engine_totals(logits, request)
-        masses = logits.sort(dim=-1, descending=True).values.logcumsumexp(dim=-1)[known]
-        counts = (masses - totals[known, None]).abs().argmin(dim=-1) + 1
+        totals, has_total = _engine_totals(logits, request)
+        masses = logits.sort(dim=-1, descending=True).values.logcumsumexp(dim=-1)[has_total]
+        counts = (masses - totals[has_total, None]).abs().argmin(dim=-1) + 1
         return counts, (masses - masses[:, -1:]).exp()
 
     def _scaled(self, logits: Tensor, total: Tensor | None = None) -> Tensor:
@@ -414,8 +445,8 @@ class Readout:
             logits = logits.to(self.rounded).to(logits.dtype)
         table = logits.log_softmax(dim=-1) if total is None else logits - total[:, None]
         if self.padding > 0:
-            own = torch.logsumexp(logits, dim=-1, keepdim=True)
-            table = table - torch.nn.functional.softplus(math.log(self.padding) - own)
+            own_total = torch.logsumexp(logits, dim=-1, keepdim=True)
+            table = table - torch.nn.functional.softplus(math.log(self.padding) - own_total)
         if self.rounded is not None:
             table = table.to(self.rounded).to(table.dtype)
         if self.scale == "probability":
@@ -437,25 +468,29 @@ def _penalised(logits: Tensor, request: Request) -> Tensor:
     for row in range(1, rows):
         drawn[row] = drawn[row - 1]
         drawn[row, request.ids[start + row - 1]] += 1
-    seen = drawn > 0
-    seen[:, list(set(request.record.prompt))] = True
+    has_occurred = drawn > 0
+    has_occurred[:, list(set(request.record.prompt))] = True
     factor = sampling.repetition_penalty
     repeated = torch.where(logits > 0, logits / factor, logits * factor)
-    logits = torch.where(seen, repeated, logits)
+    logits = torch.where(has_occurred, repeated, logits)
     return logits - sampling.frequency_penalty * drawn - sampling.presence_penalty * (drawn > 0)
 
 
 def _engine_totals(logits: Tensor, request: Request) -> tuple[Tensor, Tensor]:
     """What the engine normalises by at each place, by its numbers; and which places have some."""
-    places, tokens, kept = request.claims
-    numbers = torch.cat([request.values[one] for one in (LOGPROBS, TOP) if one in request.values])
-    place, token, number = (
-        torch.tensor(one, device=logits.device)[torch.tensor(kept, device=logits.device)]
-        for one in (places, tokens, numbers.tolist())
+    places, tokens, allowed_flags = request.claims
+    numbers = torch.cat(
+        [request.values[kind] for kind in (LOGPROBS, TOP) if kind in request.values]
+    )
+    row_index, token, number = (
+        torch.tensor(claim_column, device=logits.device)[
+            torch.tensor(allowed_flags, device=logits.device)
+        ]
+        for claim_column in (places, tokens, numbers.tolist())
     )
     totals, counts = logits.new_zeros(len(logits)), logits.new_zeros(len(logits))
-    totals = totals.index_add(0, place, logits[place, token] - number.to(logits.dtype))
-    counts = counts.index_add(0, place, torch.ones_like(number, dtype=logits.dtype))
+    totals = totals.index_add(0, row_index, logits[row_index, token] - number.to(logits.dtype))
+    counts = counts.index_add(0, row_index, torch.ones_like(number, dtype=logits.dtype))
     return totals / counts.clamp(min=1), counts > 0
 
 
@@ -489,7 +524,9 @@ class Limits:
         price = torch.where(all_excluded, further, torch.minimum(self.price, in_order))
         return Limits(all_excluded, beyond, torch.where(all_excluded, 0.0, inside), price)
 
-    def shared(self, logits: Tensor, engine: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    def shared(
+        self, logits: Tensor, engine: Tensor, has_engine_total: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """What the kept tokens are normalised by at each place, and how far that is from right.
 
         A token within rounding of the limit takes part or not. Of all numbers of tokens, the one is
@@ -502,7 +539,7 @@ class Limits:
         one_more = self.price.gather(-1, order)
         one_less = torch.nn.functional.pad(one_more[:, 1:], (0, 1), value=math.inf)
         price = torch.where(count > right, one_more, one_less).masked_fill(count == right, 0.0)
-        misses = torch.where(known[:, None], (totals - engine[:, None]).abs(), 0.0)
+        misses = torch.where(has_engine_total[:, None], (totals - engine[:, None]).abs(), 0.0)
         best = (misses + price).argmin(dim=-1, keepdim=True)
         return totals.gather(-1, best)[:, 0], price.gather(-1, best)[:, 0]
 
@@ -538,8 +575,8 @@ def _nucleus(logits: Tensor, before: Tensor, top_p: float) -> tuple[Tensor, Tens
     by_better = (better.logit() - math.log(top_p / (1 - top_p))).abs()
     excluded = torch.zeros_like(before).scatter(-1, order, excluded) & ~before
     distance, in_order = (
-        torch.zeros_like(logits).scatter(-1, order, one).masked_fill(before, math.inf)
-        for one in (torch.minimum(by_own, by_better), by_better)
+        torch.zeros_like(logits).scatter(-1, order, ordered_distances).masked_fill(before, math.inf)
+        for ordered_distances in (torch.minimum(by_own, by_better), by_better)
     )
     return excluded, distance, in_order
 
@@ -575,12 +612,14 @@ def fitted_truncation(
     logits: Mapping[Any, Tensor], requests: Mapping[Any, Request]
 ) -> dict[str, Readout]:
     """Truncation by other parameters, as the number of tokens that share the mass shows them."""
-    seen = [AS_RECORDED.sharing(one, requests[key]) for key, one in logits.items()]
-    counts = [int(count) for some, _ in seen for count in some]
+    sharings = [
+        AS_RECORDED.sharing(request_logits, requests[key]) for key, request_logits in logits.items()
+    ]
+    counts = [int(count) for some, _ in sharings for count in some]
     size = next(iter(logits.values())).shape[-1]
     if not counts or statistics.median(counts) >= size:
         return {}
-    rows = [row for _, masses in seen for row in masses.tolist()]
+    rows = [row for _, masses in sharings for row in masses.tolist()]
     # The mass of the kept tokens is at least top_p, and that without the last of them is less.
     most = min(row[count - 1] for row, count in zip(rows, counts, strict=True))
     least = max(
@@ -598,18 +637,23 @@ def readouts(request_sampling: list[Sampling], modes: set[str]) -> dict[str, tup
 
     Fitted ones come from elsewhere: they need the logits.
     """
-    found: dict[str, tuple[str, Readout]] = {}
-    warm = any(one.temperature not in (0, 1) for one in request_sampling)
-    cuts = any(one.truncates for one in request_sampling)
-    fines = any(one.penalises for one in request_sampling)
+    readout_by_text: dict[str, tuple[str, Readout]] = {}
+    warm = any(sampling.temperature not in (0, 1) for sampling in request_sampling)
+    cuts = any(sampling.truncates for sampling in request_sampling)
+    fines = any(sampling.penalises for sampling in request_sampling)
     if "processed" in modes:
-        found |= _missing_parts(warm=warm, cuts=cuts, fines=fines)
+        readout_by_text |= _missing_parts(warm=warm, cuts=cuts, fines=fines)
     if "raw" in modes:
-        found |= _surplus_parts(warm=warm, cuts=cuts, fines=fines)
+        readout_by_text |= _surplus_parts(warm=warm, cuts=cuts, fines=fines)
     for shift, words in ((1, "the next token"), (-1, "the token before")):
-        found[f"each log probability is that of {words}"] = "shift", Readout(lag=shift)
-        found[f"tokens are scored by the logits for {words}"] = "shift", Readout(offset=shift)
-    found["the log probabilities are those of the best tokens, not of the chosen ones"] = (
+        readout_by_text[f"each log probability is that of {words}"] = "shift", Readout(lag=shift)
+        readout_by_text[f"tokens are scored by the logits for {words}"] = (
+            "shift",
+            Readout(offset=shift),
+        )
+    readout_by_text[
+        "the log probabilities are those of the best tokens, not of the chosen ones"
+    ] = (
         "shift",
         Readout(best=True),
     )
@@ -621,52 +665,58 @@ def readouts(request_sampling: list[Sampling], modes: set[str]) -> dict[str, tup
         "negative log": "negated",
     }
     for scale, words in scales.items():
-        found[f"the log probabilities are {words}"] = "normalisation", Readout(scale=scale)
-    return found
+        readout_by_text[f"the log probabilities are {words}"] = (
+            "normalisation",
+            Readout(scale=scale),
+        )
+    return readout_by_text
 
 
 def _missing_parts(*, warm: bool, cuts: bool, fines: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    readout_by_text: dict[str, Any] = {}
     raw = "the log probabilities are raw, though processed ones were asked for"
-    found[raw] = "normalisation", Readout(applies=frozenset())
+    readout_by_text[raw] = "normalisation", Readout(applies=frozenset())
     if warm:
         some = ALL_PARTS - {"temperature"}
-        found["the temperature is not applied"] = "temperature", Readout(applies=some)
+        readout_by_text["the temperature is not applied"] = "temperature", Readout(applies=some)
     if cuts:
         some = ALL_PARTS - TRUNCATION
         words = "the log probabilities are not normalised over the tokens that may be drawn"
-        found[words] = "truncation", Readout(applies=some)
+        readout_by_text[words] = "truncation", Readout(applies=some)
         for part in ("top_k", "top_p", "min_p"):
-            found[f"{part} is not applied"] = "truncation", Readout(applies=ALL_PARTS - {part})
+            readout_by_text[f"{part} is not applied"] = (
+                "truncation",
+                Readout(applies=ALL_PARTS - {part}),
+            )
     if fines:
         some = ALL_PARTS - {"penalties"}
-        found["the penalties are not applied"] = "penalties", Readout(applies=some)
-    return found
+        readout_by_text["the penalties are not applied"] = "penalties", Readout(applies=some)
+    return readout_by_text
 
 
 def _surplus_parts(*, warm: bool, cuts: bool, fines: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    readout_by_text: dict[str, Any] = {}
     if warm:
-        found["the temperature is applied to raw log probabilities"] = (
+        readout_by_text["the temperature is applied to raw log probabilities"] = (
             "temperature",
             Readout(applies=frozenset({"temperature"})),
         )
     if cuts:
         words = "raw log probabilities are normalised over the tokens that may be drawn"
-        found[words] = "truncation", Readout(applies=TRUNCATION)
+        readout_by_text[words] = "truncation", Readout(applies=TRUNCATION)
         for part in ("top_k", "top_p", "min_p"):
             words = f"{part} is applied to raw log probabilities"
-            found[words] = "truncation", Readout(applies=frozenset({part}))
+            readout_by_text[words] = "truncation", Readout(applies=frozenset({part}))
     if fines:
-        found["the penalties are applied to raw log probabilities"] = (
+        readout_by_text["the penalties are applied to raw log probabilities"] = (
             "penalties",
             Readout(applies=frozenset({"penalties"})),
         )
     if warm + cuts + fines > 1:
         words = "the log probabilities are processed, though raw ones were asked for"
-        found[words] = "normalisation", Readout(applies=ALL_PARTS)
+        readout_by_text[words] = "normalisation", Readout(applies=ALL_PARTS)
         if warm and cuts:
             words = "temperature and truncation are applied to raw log probabilities"
             some = ALL_PARTS - {"penalties"}
-            found[words] = "normalisation", Readout(applies=some)
-    return found
+            readout_by_text[words] = "normalisation", Readout(applies=some)
+    return readout_by_text

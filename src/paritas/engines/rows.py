@@ -72,8 +72,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def status(self) -> Status:
         """The gravest status."""
-        found = [one.status for one in self.findings] or [Status.UNVERIFIED]
-        return max(found, key=lambda one: one.gravity)
+        statuses = [finding.status for finding in self.findings] or [Status.UNVERIFIED]
+        return max(statuses, key=lambda status: status.gravity)
 
 
 class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def verdict(self) -> Verdict:
         """The findings of all requests."""
-        findings = tuple(one for row in self.rows for one in row.findings)
+        findings = tuple(finding for row in self.rows for finding in row.findings)
         return Verdict(
             findings=findings,
             coverage=Coverage(compared=len(findings)),
@@ -126,7 +126,11 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
             same = "are" if len(self.rows) > 1 else "is"
             return f"{status.value}: {total} {same} the reference's up to rounding"
         counts = Counter(row.status for row in failing)
-        words = ", ".join(f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one])
+        words = ", ".join(
+            f"{counts[row_status]} {row_status.value}"
+            for row_status in reversed(Status)
+            if counts[row_status]
+        )
         cause = f": {self.causes[0].sentence}" if self.causes else ""
         if not cause and self.tried:
             cause = f": none of {counted(self.tried, 'changed run')} gives this"
@@ -148,8 +152,8 @@ def engine_lines(report: EngineReport) -> Iterator[str]:
     for cause in report.causes:
         yield f"  {cause.kind}: {cause.sentence}"
         yield from (f"    as well: {other}" for other in cause.also)
-    yield from (f"  seen: {one}" for one in report.observed)
-    yield from (f"  note: {one}" for one in report.notes)
+    yield from (f"  seen: {observation}" for observation in report.observed)
+    yield from (f"  note: {note}" for note in report.notes)
     for row in report.failures:
         for finding in row.findings:
             if not finding.status.passes(strict=report.strict):

@@ -187,18 +187,18 @@ def report_on(course: GuardedRun) -> RankReport:
             msgspec.convert(entry, GraphCounts, from_attributes=True)
             for entry in course.journal.graphs
         )
-    found = list(verdict.findings)
+    findings = list(verdict.findings)
     path = f"script {course.program.target}"
     if course.failure is not None:
-        found.append(unverified(path, f"it could not be guarded: {course.failure}"))
+        findings.append(unverified(path, f"it could not be guarded: {course.failure}"))
     if course.ending.words:
         missed = UNREACHED if graphs else NOTHING_BEFORE
-        found.append(unverified(path, f"it {course.ending.words}; {missed}"))
+        findings.append(unverified(path, f"it {course.ending.words}; {missed}"))
     elif course.journal is None and course.failure is None:
-        found.append(unverified(path, NOTHING_COMPILED, NOTHING_ADVICE))
+        findings.append(unverified(path, NOTHING_COMPILED, NOTHING_ADVICE))
     elif not graphs and course.failure is None:
-        found.append(unverified(path, NO_GRAPH))
-    return RankReport(graphs, msgspec.structs.replace(verdict, findings=tuple(found)))
+        findings.append(unverified(path, NO_GRAPH))
+    return RankReport(graphs, msgspec.structs.replace(verdict, findings=tuple(findings)))
 
 
 def _note_rank(report: RankReport) -> RankReport:

@@ -68,9 +68,9 @@ def _fold_graphs(graphs: Sequence[GraphCounts]) -> tuple[list[GraphCounts], list
     if len(graphs) <= MOST_GRAPHS:
         return list(graphs), []
     ordered = sorted(graphs, key=lambda graph: not (graph.failed or graph.unguarded))
-    kept = {graph.label for graph in ordered[:MOST_GRAPHS]}
-    shown = [graph for graph in graphs if graph.label in kept]
-    return shown, [graph for graph in graphs if graph.label not in kept]
+    labels = {graph.label for graph in ordered[:MOST_GRAPHS]}
+    shown = [graph for graph in graphs if graph.label in labels]
+    return shown, [graph for graph in graphs if graph.label not in labels]
 
 
 def _count_statuses(verdict: Verdict) -> Iterator[RenderableType]:

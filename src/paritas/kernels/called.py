@@ -60,7 +60,7 @@ class CalledCandidate:
         self.names: dict[str, str] = {}
         self.own_values: list[str] = []
         self.stand: Any = None
-        self.memory = sorted({name for one in cases for name in _left(one, self._task)})
+        self.memory = sorted({name for case in cases for name in _left(case, self._task)})
         self._made: tuple[int, str, bool] | None = None
         self._weights: tuple[int, str, int] | None = None
         self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -121,28 +121,33 @@ class CalledCandidate:
             raise CannotConstructError(self.loaded.error)
         if self._made == key and not self.memory:
             return CollectedFindings()
-        made = self._running.construct(
+        construction = self._running.construct(
             self._task.init,
             self._options.seed + case.construction,
             self.seconds_to_build,
             case.dtype if self._task.side.is_module_class else "",
             moves=case.is_moved,
         )
-        if made.error or made.state is None:
-            raise CannotConstructError(made.error)
-        own: dict[str, Tensor] = decode(made.state)
-        self._own_mode = made.train
+        if construction.error or construction.state is None:
+            raise CannotConstructError(construction.error)
+        candidate_state: dict[str, Tensor] = decode(construction.state)
+        self._own_mode = construction.train
         reference = self._task.state((case.construction, case.dtype, 0, None))
-        self.names = match_weights(reference, own, reshapes=not self._options.gradients)
+        self.names = match_weights(reference, candidate_state, reshapes=not self._options.gradients)
         self._fit = {
-            name: fitting(reference[theirs], own[name]) for name, theirs in self.names.items()
+            name: fitting(reference[reference_name], candidate_state[name])
+            for name, reference_name in self.names.items()
         }
         self.own_values = [
-            name for name, v in own.items() if name not in self.names and v.is_floating_point()
+            name
+            for name, v in candidate_state.items()
+            if name not in self.names and v.is_floating_point()
         ]
-        self.stand = stand_in({self.names.get(name, name): v for name, v in own.items()})
+        self.stand = stand_in(
+            {self.names.get(name, name): v for name, v in candidate_state.items()}
+        )
         self._made, self._weights = key, None
-        return setting_findings(made.settings, "constructing the candidate")
+        return setting_findings(construction.settings, "constructing the candidate")
 
     def set_weights(self, case: KernelCase) -> CollectedFindings:
         """Give the candidate the parameters of the reference of this case."""
@@ -152,7 +157,8 @@ class CalledCandidate:
             return collected
         state = self._task.state(key)
         values = {
-            name: self._fit[name](state[theirs].detach()) for name, theirs in self.names.items()
+            name: self._fit[name](state[reference_name].detach())
+            for name, reference_name in self.names.items()
         }
         answer = StateSet()
         if values:
@@ -169,10 +175,12 @@ class CalledCandidate:
         """Floating parameters of the reference that the candidate does not have."""
         if not case.weights:
             return []
-        known = set(self.names.values())
+        matched_names = set(self.names.values())
         state = self._task.state(self._task.key(case))
         return [
-            name for name, one in state.items() if name not in known and one.is_floating_point()
+            name
+            for name, tensor in state.items()
+            if name not in matched_names and tensor.is_floating_point()
         ]
 
     def call(self, case: KernelCase, conditions: CallConditions = PLAIN_CONDITIONS) -> CallRecord:
@@ -207,5 +215,5 @@ class CalledCandidate:
 
 def _left(judged: JudgedCase, task: KernelTask) -> list[str]:
     """What a call leaves in the reference, apart from parameters and buffers."""
-    known = task.state(task.key(judged.case))
-    return [item.name for item in judged.run.native.state if item.name not in known]
+    known_state = task.state(task.key(judged.case))
+    return [item.name for item in judged.run.native.state if item.name not in known_state]

@@ -48,10 +48,10 @@ _stream_of, _set_stream = torch.accelerator.current_stream, torch.accelerator.se
 
 def callers_on(device: str, *, is_compiled: bool, keeps_state: bool) -> list[str]:
     """The callers to try; a kernel that keeps values from call to call is not called many times."""
-    found = [INFERENCE, AUTOCAST, THREAD]
-    found += [] if device.startswith("cpu") else [STREAM]
-    found += [] if keeps_state else [REPEATED]
-    return [*found, COMPILED] if is_compiled else found
+    callers = [INFERENCE, AUTOCAST, THREAD]
+    callers += [] if device.startswith("cpu") else [STREAM]
+    callers += [] if keeps_state else [REPEATED]
+    return [*callers, COMPILED] if is_compiled else callers
 
 
 def has_streams(device: str) -> bool:
@@ -105,21 +105,21 @@ def called_by(caller: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _in_thread(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_recording = torch.is_grad_enabled()  # each thread has its own
-    found: dict[str, Any] = {}
+    outcome: dict[str, Any] = {}
 
     def run() -> None:
         try:
             with torch.set_grad_enabled(is_recording):
-                found["result"] = call(*args, **kwargs)
+                outcome["result"] = call(*args, **kwargs)
         except (Exception, SystemExit) as error:  # noqa: BLE001  (raised again below)
-            found["error"] = error
+            outcome["error"] = error
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    if "error" in found:
-        raise found["error"]
-    return found["result"]
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]
 
 
 def call_often(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,12 +155,12 @@ def poisoned(tensor: Tensor, pattern: int) -> Tensor:
 
 def poison_free_memory(sizes: set[int], device: str, pattern: int) -> None:
     """Leave poison in blocks of these sizes, which an allocator is likely to hand out again."""
-    held = []
+    poisoned_blocks = []
     for size in sorted(sizes)[-16:]:
         for _ in range(4):
             block = torch.empty((size + 7) // 8, dtype=torch.float64, device=device)
-            held.append(poisoned(block, pattern))
-    del held
+            poisoned_blocks.append(poisoned(block, pattern))
+    del poisoned_blocks
 
 
 class CallWatch(DispatchMode):
@@ -196,28 +196,28 @@ class MemoryBeside:
 
     def __init__(self, inputs: Inputs) -> None:
         storages: dict[int, list[tuple[str, Tensor]]] = {}
-        for path, one in input_tensors(inputs):
-            if one.layout is torch.strided and one.numel():
-                storages.setdefault(one.untyped_storage().data_ptr(), []).append((path, one))
+        for path, tensor in input_tensors(inputs):
+            if tensor.layout is torch.strided and tensor.numel():
+                storages.setdefault(tensor.untyped_storage().data_ptr(), []).append((path, tensor))
         self._parts = [
             (views, bytes_of(views[0][1]).clone())
             for views in storages.values()
-            if views[0][1].untyped_storage().nbytes() > sum(one.nbytes for _, one in views)
+            if views[0][1].untyped_storage().nbytes() > sum(view.nbytes for _, view in views)
         ]
 
     def changed(self) -> list[str]:
         """The inputs beside which something was written."""
-        found = []
+        changed_paths = []
         for views, expected in self._parts:
-            for _, one in views:  # what was written to the inputs themselves is another matter
-                place = torch.empty(0, dtype=one.dtype, device=one.device)
-                place.set_(
-                    expected.untyped_storage(), one.storage_offset(), one.shape, one.stride()
+            for _, view in views:  # what was written to the inputs themselves is another matter
+                expected_view = torch.empty(0, dtype=view.dtype, device=view.device)
+                expected_view.set_(
+                    expected.untyped_storage(), view.storage_offset(), view.shape, view.stride()
                 )
-                _unrepeated(place).copy_(_unrepeated(one.detach()))
+                _unrepeated(expected_view).copy_(_unrepeated(view.detach()))
             if not torch.equal(expected, bytes_of(views[0][1])):
-                found.append(views[0][0])
-        return found
+                changed_paths.append(views[0][0])
+        return changed_paths
 
 
 def _unrepeated(tensor: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def measure(observer: Observer, order: Measure) -> Measured:
     if order.cold:
         flushed = torch.empty(_FLUSHED_BYTES // 4, device=observer.device)
     times = []
-    kept: Encoded | None = None
+    encoded: Encoded | None = None
     try:
         with torch.no_grad():
             for number in range(order.calls):
@@ -265,11 +265,11 @@ def measure(observer: Observer, order: Measure) -> Measured:
                     _wait_for_device(observer.device)
                 times.append(_clock() - began)
                 if number == order.checked:
-                    kept = encode([one for _, one in contents(result, OUTPUT)])
+                    encoded = encode([leaf for _, leaf in contents(result, OUTPUT)])
                 del result
     except Exception as error:  # noqa: BLE001  (there is no timing then)
         return Measured(error=f"{type(error).__name__}: {error}"[:200])
-    return Measured(times=times, result=kept)
+    return Measured(times=times, result=encoded)
 
 
 def _change(inputs: Inputs, generator: torch.Generator) -> None:
@@ -277,8 +277,10 @@ def _change(inputs: Inputs, generator: torch.Generator) -> None:
     for _, tensor in input_tensors(inputs):
         if tensor.is_floating_point() and tensor.numel() > 1 and not tensor.requires_grad:
             shift = int(torch.randint(1, tensor.numel(), (1,), generator=generator))
-            whole = tensor.view(INTEGERS[tensor.element_size()])  # float8 may lack the operator
-            whole.copy_(whole.reshape(-1).roll(shift).reshape(whole.shape))
+            integer_view = tensor.view(
+                INTEGERS[tensor.element_size()]
+            )  # float8 may lack the operator
+            integer_view.copy_(integer_view.reshape(-1).roll(shift).reshape(integer_view.shape))
 
 
 def timed(
@@ -293,7 +295,7 @@ def timed(
     """Time the two in turn; a text says why that is not possible."""
     from paritas.kernels.comparing import is_far_off
 
-    found: dict[str, list[float]] = {"reference": [], "candidate": []}
+    times_by_role: dict[str, list[float]] = {"reference": [], "candidate": []}
     rounds = max(1, calls // 5)
     for number in range(rounds + 1):
         calls_now = 5 if number else _WARM_UP
@@ -307,17 +309,17 @@ def timed(
                 return f"the {role} raised {answer.error}"
             results.append(decode(answer.result, "cpu"))
             if number:
-                found[role] += answer.times
-        theirs, ours = results
+                times_by_role[role] += answer.times
+        reference_result, ours = results
         # How exactly it computes was judged before; a candidate that is timed must compute at all.
-        if len(theirs) != len(ours) or any(map(is_far_off, theirs, ours)):
+        if len(reference_result) != len(ours) or any(map(is_far_off, reference_result, ours)):
             return "a timed call of the candidate does not return what the reference returns"
     return KernelTiming(
-        reference=statistics.median(found["reference"]),
-        candidate=statistics.median(found["candidate"]),
-        reference_spread=_spread(found["reference"]),
-        candidate_spread=_spread(found["candidate"]),
-        calls=len(found["candidate"]),
+        reference=statistics.median(times_by_role["reference"]),
+        candidate=statistics.median(times_by_role["candidate"]),
+        reference_spread=_spread(times_by_role["reference"]),
+        candidate_spread=_spread(times_by_role["candidate"]),
+        calls=len(times_by_role["candidate"]),
         is_cold=is_cold,
     )
 

@@ -124,7 +124,7 @@ class _Candidate:
         os.chdir(order.folder)
         tempfile.tempdir = os.environ["TMPDIR"] = order.temporary
         self._device = order.device
-        before, left, libraries = ProcessState(), Leftovers(), set(sys.modules)
+        before, leftovers, libraries = ProcessState(), Leftovers(), set(sys.modules)
         error = ""
         try:
             self._audit.own_file = order.side.file or _file_of(order.side.module)
@@ -133,7 +133,7 @@ class _Candidate:
                 self._side = load_side(order.side, is_candidate=order.is_candidate)
         except UsageError as raised:
             error = str(raised)[:LONGEST_TEXT]
-        settings = left.put_back() | before.put_back() | self._own_code.put_back()
+        settings = leftovers.put_back() | before.put_back() | self._own_code.put_back()
         return Loaded(
             error=error,
             settings=settings,
@@ -184,7 +184,7 @@ def _move(module: Any) -> None:
     dtypes = {name: value.dtype for name, value in state().items()}
     # As `module.double()`, which cannot convert float4.
     module._apply(  # noqa: SLF001
-        lambda one: one.double() if is_number(one.dtype) else one.clone()
+        lambda tensor: tensor.double() if is_number(tensor.dtype) else tensor.clone()
     )
     for name, value in state().items():
         value.data = value.data.to(dtypes.get(name, value.dtype))
@@ -211,12 +211,14 @@ def _extensions(names: set[str], side: Any) -> list[str]:
     """Compiled code, or a compiler of kernels, that the import has brought in."""
     # A compiler that was imported before shows in what the candidate's module imports from it.
     values = list(vars(side.home).values()) if getattr(side, "home", None) is not None else []
-    used = [getattr(one, "__module__", None) or getattr(one, "__name__", "") for one in values]
-    used += [type(one).__module__ for one in values]
-    found = {str(name).partition(".")[0] for name in [*names, *used]}
-    known = found & _KERNEL_COMPILERS
+    used = [
+        getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in values
+    ]
+    used += [type(value).__module__ for value in values]
+    package_names = {str(name).partition(".")[0] for name in [*names, *used]}
+    kernel_compilers = package_names & _KERNEL_COMPILERS
     for name in names:
         file = str(getattr(sys.modules.get(name), "__file__", None) or "")
         if file.endswith(".so") and "site-packages" not in file and "lib-dynload" not in file:
-            known.add(name)
-    return sorted(known)
+            kernel_compilers.add(name)
+    return sorted(kernel_compilers)

@@ -70,7 +70,8 @@ class KernelCase:
     def shapes(self) -> str:
         """The shapes and dtypes of its inputs, for people."""
         return ", ".join(
-            f"{dtype_name(one.dtype)}{list(one.shape)}" for _, one in input_tensors(self.inputs)
+            f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+            for _, tensor in input_tensors(self.inputs)
         )
 
 
@@ -86,7 +87,7 @@ class CaseMaker(SimilarInputs):
 
     def __init__(
         self,
-        given: Inputs,
+        inputs: Inputs,
         again: Callable[[int], Inputs] | None,
         *,
         has_weights: bool,
@@ -102,7 +103,7 @@ class CaseMaker(SimilarInputs):
             accepts: whether the reference accepts a case.
         """
         self.accepts = accepts
-        super().__init__(given, seed, again)
+        super().__init__(inputs, seed, again)
         self.label = label
         self.has_weights, self.has_modes = has_weights, has_modes
         self.drawn = 2
@@ -176,7 +177,7 @@ class CaseMaker(SimilarInputs):
         """
         chosen: list[tuple[str, int, frozenset[tuple[str, int]]]] = []
         groups = dimension_groups(self._tensors)
-        for group in sorted(groups, key=lambda one: -len(one[2])):
+        for group in sorted(groups, key=lambda dimension_group: -len(dimension_group[2])):
             if any(group[2] < larger[2] for larger in chosen):
                 continue
             if any(map(self.accepts, itertools.islice(self._resized(group), 3))):
@@ -218,9 +219,9 @@ class CaseMaker(SimilarInputs):
                 yield KernelCase(f"{name} inputs", CaseFamily.LAYOUTS, inputs)
 
     def _dtypes(self) -> Iterator[KernelCase]:
-        own = {t.dtype for t in self._tensors.values() if is_number(t.dtype)}
+        dtypes = {t.dtype for t in self._tensors.values() if is_number(t.dtype)}
         for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32):
-            if own == {dtype} or not own:
+            if dtypes == {dtype} or not dtypes:
                 continue
             inputs = self.changed(
                 lambda _, t, dtype=dtype: (  # type: ignore[misc]
@@ -303,8 +304,8 @@ def _other_numbers(value: Any) -> list[Any]:
 
 
 def _with_number(inputs: Inputs, path: str, new: Any) -> Inputs:
-    args = [new if path == f"input[{n}]" else one for n, one in enumerate(inputs.args)]
-    kwargs = {name: new if path == name else one for name, one in inputs.kwargs.items()}
+    args = [new if path == f"input[{n}]" else argument for n, argument in enumerate(inputs.args)]
+    kwargs = {name: new if path == name else argument for name, argument in inputs.kwargs.items()}
     return Inputs(tuple(args), kwargs)
 
 
@@ -317,7 +318,7 @@ def dimension_groups(
         for path, tensor in tensors.items()
         for dim, size in enumerate(tensor.shape)
     ]
-    found: dict[frozenset[tuple[str, int]], tuple[str, int]] = {}
+    named_groups: dict[frozenset[tuple[str, int]], tuple[str, int]] = {}
     for key in (
         lambda _path, _dim, size: (size,),
         lambda _path, dim, size: (size, dim),
@@ -325,26 +326,35 @@ def dimension_groups(
         lambda path, dim, size: (size, path, dim),
     ):
         together: dict[Any, list[tuple[str, int, int]]] = {}
-        for place in places:
-            together.setdefault(key(*place), []).append(place)
+        for position in places:
+            together.setdefault(key(*position), []).append(position)
         for members in together.values():
             group = frozenset((path, dim) for path, dim, _ in members)
             path, dim, size = members[0]
-            found.setdefault(group, (f"dimension {dim} of {path}", size))
-    ordered = [(name, size, group) for group, (name, size) in found.items()]
+            named_groups.setdefault(group, (f"dimension {dim} of {path}", size))
+    ordered = [(name, size, group) for group, (name, size) in named_groups.items()]
     # Those that are equal everywhere first, then the first dimensions: batches.
-    return sorted(ordered, key=lambda one: min(dim for _, dim in one[2]))
+    return sorted(ordered, key=lambda dimension_group: min(dim for _, dim in dimension_group[2]))
 
 
 def other_sizes(size: int) -> list[int]:
     """Other sizes of a dimension: degenerate, odd, prime, around tiles."""
     below = max((tile for tile in _TILES if tile <= max(size, 4)), default=4)
-    prime = min(_PRIMES, key=lambda one: abs(one - size) if one != size else 10**9)
+    prime = min(
+        _PRIMES,
+        key=lambda candidate_prime: (
+            abs(candidate_prime - size) if candidate_prime != size else 10**9
+        ),
+    )
     # A block of fixed size is usually the next power of two.
     beyond = (1 << size.bit_length()) + 1
     ordered = [size + 1, beyond, 1, prime, size - 1, 0, below, below + 1, below - 1, 2 * size]
     ordered += [5, 33, 129]
-    return [one for one in dict.fromkeys(ordered) if one >= 0 and one != size]
+    return [
+        other_size
+        for other_size in dict.fromkeys(ordered)
+        if other_size >= 0 and other_size != size
+    ]
 
 
 # --- Layouts: the same values, elsewhere in memory ------------------------------------------------
@@ -437,6 +447,10 @@ def in_calling_order(cases: list[KernelCase], seed: int) -> list[KernelCase]:
     for case in first:
         ordered.append(case)
         if case.is_given:
-            ordered += [one for one in reusing if one.shapes == case.shapes]
-            reusing = [one for one in reusing if one.shapes != case.shapes]
+            ordered += [
+                reusing_case for reusing_case in reusing if reusing_case.shapes == case.shapes
+            ]
+            reusing = [
+                reusing_case for reusing_case in reusing if reusing_case.shapes != case.shapes
+            ]
     return [*ordered, *reusing, *last]

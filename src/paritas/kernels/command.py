@@ -109,7 +109,7 @@ def kernel(
     candidate: str,
     json_path: Path | None,
     form: OutputFormat,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Judge a kernel that may cheat against its reference, on many cases.
 
@@ -137,13 +137,16 @@ def kernel(
             kernel_report(report),
         )
 
-    report = _judge(reference, candidate, given, show)
+    report = _judge(reference, candidate, option_values, show)
     show(report)
     ctx.exit(report.exit_code)
 
 
 def _judge(
-    reference: str, candidate: str, given: dict[str, Any], show: Callable[[KernelReport], None]
+    reference: str,
+    candidate: str,
+    option_values: dict[str, Any],
+    show: Callable[[KernelReport], None],
 ) -> KernelReport:
     """Judge it; `show` is called in place of that if the time limit passes without a report."""
     from pathlib import Path
@@ -159,22 +162,22 @@ def _judge(
         from paritas.kernels.judge import KernelJudge, unfinished_report
         from paritas.kernels.processes import LastResort
 
-        fixed = {name for name in _PROMISES if given[f"fixed_{name}"]}
+        fixed = {name for name in _PROMISES if option_values[f"fixed_{name}"]}
         options = KernelOptions(
-            cases=given["cases"],
-            seconds=max(given["seconds"] - (time.monotonic() - began), _FEWEST_SECONDS),
-            call_seconds=given["call_seconds"],
-            seed=given["seed"],
-            device=given["device"],
-            fixed=frozenset(fixed | ({"finite"} if given["finite"] else set())),
-            forbid=tuple(filter(None, (given["forbid"] or "").split(","))),
-            gradients=given["gradients"],
-            compiled=given["compiled"],
-            fresh_outputs=given["fresh_outputs"],
-            strict=given["strict"],
-            rate_task=given["rate_task"],
-            timing=given["timing"] or "",
-            script=None if given["script"] is None else Path(given["script"]),
+            cases=option_values["cases"],
+            seconds=max(option_values["seconds"] - (time.monotonic() - began), _FEWEST_SECONDS),
+            call_seconds=option_values["call_seconds"],
+            seed=option_values["seed"],
+            device=option_values["device"],
+            fixed=frozenset(fixed | ({"finite"} if option_values["finite"] else set())),
+            forbid=tuple(filter(None, (option_values["forbid"] or "").split(","))),
+            gradients=option_values["gradients"],
+            compiled=option_values["compiled"],
+            fresh_outputs=option_values["fresh_outputs"],
+            strict=option_values["strict"],
+            rate_task=option_values["rate_task"],
+            timing=option_values["timing"] or "",
+            script=None if option_values["script"] is None else Path(option_values["script"]),
         )
         judge, doing = None, "starting"
 
@@ -189,6 +192,8 @@ def _judge(
             return report.exit_code
 
         with LastResort(options.seconds, give_up):
-            judge = KernelJudge(reference, options, inputs=given["inputs"], on_progress=note)
+            judge = KernelJudge(
+                reference, options, inputs=option_values["inputs"], on_progress=note
+            )
             with judge:
                 return judge.judge(candidate)

@@ -99,46 +99,48 @@ def _read_record(
         reference: what the reference did; its generators tell where ours would be.
         names: the candidate's name of a parameter -> the reference's.
     """
-    seen = Observation(rng_before=reference.rng_before, process=dict(record.settings))
+    observation = Observation(rng_before=reference.rng_before, process=dict(record.settings))
     if record.error is not None:
-        seen.error = remote_error(record.error)
-        return seen
+        observation.error = remote_error(record.error)
+        return observation
     before = reference.rng_before
     drew = record.drew and before is not None
-    seen.rng_after = before.elsewhere(1) if drew and before is not None else reference.rng_after
+    observation.rng_after = (
+        before.elsewhere(1) if drew and before is not None else reference.rng_after
+    )
     if record.refused:
-        return seen
+        return observation
     if record.values is None:
         raise WireError("a record without values")
     values = decode(record.values)
-    seen.outputs = {output(path): _leaf(value) for path, value in values["outputs"].items()}
-    seen.kinds = {
+    observation.outputs = {output(path): _leaf(value) for path, value in values["outputs"].items()}
+    observation.kinds = {
         path: ContainerKind(name, family, is_tensor)
         for path, (name, family, is_tensor) in record.kinds.items()
     }
     for path, facts in record.facts.items():
         item = output(path)
-        seen.strides[item] = facts.strides
-        seen.requires_grad[item] = facts.requires_grad
+        observation.strides[item] = facts.strides
+        observation.requires_grad[item] = facts.requires_grad
         if facts.is_inference:
-            seen.inference.add(item)
-    seen.aliases = frozenset(
+            observation.inference.add(item)
+    observation.aliases = frozenset(
         (_given(kind, name, names), output(path)) for kind, name, path in record.aliases
     )
-    seen.after = {
+    observation.after = {
         Item(ItemKind.INPUT_AFTER_CALL, path): _leaf(value)
         for path, value in values["after"].items()
     }
-    seen.state = {
+    observation.state = {
         Item(ItemKind.STATE_AFTER_CALL, names.get(name, name)): _leaf(value)
         for name, value in values["state"].items()
     }
-    seen.gradients = {
+    observation.gradients = {
         gradient(names.get(name, name)): value for name, value in values["gradients"].items()
     }
     if record.gradient_error is not None:
-        seen.gradient_error = remote_error(record.gradient_error)
-    return seen
+        observation.gradient_error = remote_error(record.gradient_error)
+    return observation
 
 
 def _given(kind: str, name: str, names: Mapping[str, str]) -> Item:
@@ -185,9 +187,9 @@ class RemoteLift(SubjectLift):
             default=dtype_name(evidence.default),
             used=[dtype_name(dtype) for dtype in evidence.dtypes],
             precisions={
-                item.name: dtype_name(one.dtype)
-                for item, one in evidence.native[0].outputs.items()
-                if isinstance(one, Tensor)
+                item.name: dtype_name(output_value.dtype)
+                for item, output_value in evidence.native[0].outputs.items()
+                if isinstance(output_value, Tensor)
             },
         )
         record = self._ask(copy_inputs(evidence.program.inputs, widen=True), wide)
@@ -239,7 +241,7 @@ def compare_call(
         nearby: if all values of an input are equal, calls the reference on inputs that are off by
             one rounding each.
     """
-    mine = observation_of(record, run.native, names)
+    observation = observation_of(record, run.native, names)
     if record.refused:
         collected = CollectedFindings(compared=1)
         for path, kind in record.refused.items():
@@ -247,11 +249,11 @@ def compare_call(
             advice = "return a plain torch.Tensor"
             collected.add(output(path), Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
         return collected
-    lost = _replace_lost_nans(run, mine)
+    lost = _replace_lost_nans(run, observation)
     comparer = Comparer(sides, run.demand, config, 0, CALL)
     if not explains:
         comparer.explainer = Explainer(left=0)
-    collected = comparer.compare(run.native, mine)
+    collected = comparer.compare(run.native, observation)
     if lost:
         note = "in the candidate and in float64, not in the reference, which loses NaN"
         collected.notes.append(f"{lost} values are NaN or infinite {note}")
@@ -260,7 +262,7 @@ def compare_call(
         collected.findings = reconsider(collected.findings, alike.rule)
     collected.findings = reconsider(collected.findings, _rule_on_far_off)
     collected.notes += [*run.evidence.notes, *sides.notes]
-    collected.take(_memory_findings(run.native, mine))
+    collected.take(_memory_findings(run.native, observation))
     for paths, what in (
         (record.later, "changes after the call has returned"),
         (record.overwritten, "the result of an earlier call is overwritten by this one"),
@@ -277,7 +279,7 @@ def compare_call(
             collected.add(output(path), Aspect.ALIAS, Status.DIFFERENT, what, advice)
     for path in record.written:
         item = Item(ItemKind.INPUT_AFTER_CALL, path)
-        if path not in run.written and item not in mine.after:
+        if path not in run.written and item not in observation.after:
             collected.compared += 1
             reason = (
                 "is written to during the call, and then restored: others may read it meanwhile"
@@ -297,9 +299,9 @@ def without_own_memory(
     if record.error is not None or record.refused:
         return record, []
     state = ItemKind.STATE.value
-    own = [alias for alias in record.aliases if alias[0] == state and alias[1] not in names]
-    paths = [*record.overwritten, *record.shared, *(path for _, _, path in own)]
-    others = [alias for alias in record.aliases if alias not in own]
+    aliases = [alias for alias in record.aliases if alias[0] == state and alias[1] not in names]
+    paths = [*record.overwritten, *record.shared, *(path for _, _, path in aliases)]
+    others = [alias for alias in record.aliases if alias not in aliases]
     rest = msgspec.structs.replace(record, overwritten=[], shared=[], aliases=others)
     return rest, list(dict.fromkeys(paths))
 
@@ -322,17 +324,17 @@ def _rule_on_far_off(finding: Finding) -> Ruling | None:
     return Ruling(Status.DIFFERENT, f"right in float64 only: {finding.reason}")
 
 
-def _replace_lost_nans(run: ReferenceRun, mine: Observation) -> int:
+def _replace_lost_nans(run: ReferenceRun, observation: Observation) -> int:
     """Take the reference's values where it loses a NaN of its inputs; return how many.
 
     Some vectorised kernels of torch do: where inputs are not finite, a candidate that is NaN or
     infinite as the reference is in float64 is right.
     """
-    given = [tensor for _, tensor in input_tensors(run.evidence.program.inputs)]
-    if all(_is_finite(one) for one in given if is_inexact(one)):
+    tensors = [tensor for _, tensor in input_tensors(run.evidence.program.inputs)]
+    if all(_is_finite(tensor) for tensor in tensors if is_inexact(tensor)):
         return 0
     count = 0
-    for item, value in mine.outputs.items():
+    for item, value in observation.outputs.items():
         native = run.native.value(item)
         mismatch = _nonfinite_mismatch(native, value)
         arbiter = None if mismatch is None else run.evidence.arbiter()
@@ -345,7 +347,7 @@ def _replace_lost_nans(run: ReferenceRun, mine: Observation) -> int:
         lost = lost if wrong is None else lost & ~wrong
         if bool(lost.any()):
             count += int(lost.sum())
-            mine.outputs[item] = torch.where(lost, native.to(value), value)
+            observation.outputs[item] = torch.where(lost, native.to(value), value)
     return count
 
 
@@ -397,8 +399,8 @@ class _RoundingsAlike:
         other = None if near is None else near.value(item)
         if not isinstance(other, Tensor) or other.shape != value.shape or not value.numel():
             return 0.0
-        ours, theirs = as_computable(value).double(), as_computable(other).double()
-        distance = (theirs - ours).abs().max().item()
+        ours, nearby_value = as_computable(value).double(), as_computable(other).double()
+        distance = (nearby_value - ours).abs().max().item()
         return distance if math.isfinite(distance) else 0.0
 
 
@@ -409,12 +411,12 @@ def _memory_findings(reference: Observation, candidate: Observation) -> Collecte
         reason = f"shares memory with {other}, unlike in the reference"
         collected.add(item, Aspect.ALIAS, Status.DIFFERENT, reason, "return a new tensor")
     for item, strides in candidate.strides.items():
-        theirs = reference.strides.get(item, ())
+        reference_strides = reference.strides.get(item, ())
         value = candidate.outputs[item]
         if not value.numel():
             continue
         repeats = [n for n, step in enumerate(strides) if step == 0 and value.shape[n] > 1]
-        if any(n >= len(theirs) or theirs[n] for n in repeats):
+        if any(n >= len(reference_strides) or reference_strides[n] for n in repeats):
             reason = f"strides {list(strides)}: its elements share memory"
             collected.add(item, Aspect.ALIAS, Status.DIFFERENT, reason, "return a new tensor")
     return collected
@@ -453,36 +455,42 @@ def compare_below_autocast(
     native: Observation, cast: Observation, record: CallRecord, names: Mapping[str, str]
 ) -> CollectedFindings:
     """Compare a call below autocast with the reference's, there and without."""
-    collected, mine = CollectedFindings(), observation_of(record, native, names)
-    if mine.error is not None:
+    collected, candidate_run = CollectedFindings(), observation_of(record, native, names)
+    if candidate_run.error is not None:
         collected.compared += 1
-        reason = f"the reference returns, the candidate raises {type(mine.error).__name__}"
-        collected.add(CALL, Aspect.EXCEPTION, Status.DIFFERENT, f"{reason}: {mine.error}"[:300])
+        reason = f"the reference returns, the candidate raises {type(candidate_run.error).__name__}"
+        collected.add(
+            CALL, Aspect.EXCEPTION, Status.DIFFERENT, f"{reason}: {candidate_run.error}"[:300]
+        )
         return collected
     for item, value in native.outputs.items():
-        own, other = mine.outputs.get(item), cast.outputs.get(item)
+        candidate_value, other = candidate_run.outputs.get(item), cast.outputs.get(item)
         collected.compared += 1
-        ruling = _rule_below_autocast(value, own, other)
-        collected.findings.append(settle_pair(Pair(item, value, own), ruling))
+        ruling = _rule_below_autocast(value, candidate_value, other)
+        collected.findings.append(settle_pair(Pair(item, value, candidate_value), ruling))
     return collected
 
 
-def _rule_below_autocast(value: Any, own: Any, cast: Any) -> Ruling:
+def _rule_below_autocast(value: Any, candidate_value: Any, cast: Any) -> Ruling:
     """A value of the candidate's against the reference's without autocast, and below it."""
-    if same_value(own, cast) or same_value(own, value):
+    if same_value(candidate_value, cast) or same_value(candidate_value, value):
         reason = "the same bits as the reference, below autocast or without"
         return Ruling(Status.IDENTICAL, reason, UNTYPED)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         decided = not same_value(cast, value)  # by rounding, in the reference too
         status = Status.UNSTABLE if decided else Status.DIFFERENT
         return Ruling(status, "another value below autocast", UNTYPED)
-    if not isinstance(own, Tensor) or own.shape != value.shape:
-        shape = list(own.shape) if isinstance(own, Tensor) else type(own).__name__
+    if not isinstance(candidate_value, Tensor) or candidate_value.shape != value.shape:
+        shape = (
+            list(candidate_value.shape)
+            if isinstance(candidate_value, Tensor)
+            else type(candidate_value).__name__
+        )
         reason = f"{shape} below autocast instead of {list(value.shape)}"
         return Ruling(Status.DIFFERENT, reason, UNTYPED | {"aspect": Aspect.STRUCTURE})
-    theirs = relative_distance(value, cast) if isinstance(cast, Tensor) else 0.0
-    distance = relative_distance(value, own)
-    allowed = max(_far_off(value.dtype), _TIMES_CAST * theirs)
+    cast_distance = relative_distance(value, cast) if isinstance(cast, Tensor) else 0.0
+    distance = relative_distance(value, candidate_value)
+    allowed = max(_far_off(value.dtype), _TIMES_CAST * cast_distance)
     status = Status.EQUIVALENT if distance <= allowed else Status.DIFFERENT
     reason = f"off by {distance:.3g} of its size below autocast, {allowed:.3g} allowed"
     return Ruling(status, reason, UNTYPED)
@@ -501,10 +509,10 @@ def relative_distance(reference: Tensor, other: Tensor) -> float:
     """The relative L2 distance; infinity if one is finite where the other is not."""
     is_complex = reference.is_complex() or other.is_complex()
     left, right = (
-        as_computable(one.detach()).to(
+        as_computable(tensor.detach()).to(
             reference.device, torch.complex128 if is_complex else torch.float64
         )
-        for one in (reference, other)
+        for tensor in (reference, other)
     )
     finite = left.isfinite()
     if not torch.equal(finite, right.isfinite()):
@@ -553,9 +561,9 @@ def outside_findings(
     return collected
 
 
-def _is_of_another_process(path: str, own: int) -> bool:
-    found = re.match(r"/proc(?:/(\d+)|$)", path)
-    return found is not None and found.group(1) != str(own)
+def _is_of_another_process(path: str, own_pid: int) -> bool:
+    match = re.match(r"/proc(?:/(\d+)|$)", path)
+    return match is not None and match.group(1) != str(own_pid)
 
 
 def _source(path: str) -> str:
@@ -595,10 +603,10 @@ _DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "tty", "pts", "fd",
 def calls_reference(record: CallRecord, reference: Sequence[tuple[str, str]]) -> CollectedFindings:
     """Whether the candidate's call ran the reference's own function."""
     collected = CollectedFindings()
-    seen = set(record.code)
-    if seen & set(reference):
+    called_codes = set(record.code)
+    if called_codes & set(reference):
         collected.compared += 1
-        name = next(iter(seen & set(reference)))[1]
+        name = next(iter(called_codes & set(reference)))[1]
         reason = f"the candidate calls the reference ({name})"
         item = Item(ItemKind.SETTING, "code")
         collected.add(item, Aspect.SETTING, Status.DIFFERENT, reason)
@@ -610,7 +618,9 @@ def forbidden_calls(record: CallRecord, forbidden: Sequence[str]) -> CollectedFi
     collected = CollectedFindings()
     for name in record.operators:
         parts = name.split(".")
-        hit = [one for one in forbidden if _names_operator(one, parts)]
+        hit = [
+            forbidden_name for forbidden_name in forbidden if _names_operator(forbidden_name, parts)
+        ]
         if hit:
             collected.compared += 1
             reason = f"the candidate calls {name}, which --forbid {hit[0]} rules out"
@@ -621,11 +631,13 @@ def forbidden_calls(record: CallRecord, forbidden: Sequence[str]) -> CollectedFi
 
 def _names_operator(forbidden: str, parts: list[str]) -> bool:
     """Whether `torch.matmul` or `aten.mm` names the operator `aten.mm.default`."""
-    wanted = forbidden.removeprefix("torch.").removeprefix("ops.").removeprefix("nn.functional.")
-    own = parts[1].strip("_") if len(parts) > 1 else parts[0]
-    if wanted in {".".join(parts), ".".join(parts[:2]), own}:
+    forbidden_operator = (
+        forbidden.removeprefix("torch.").removeprefix("ops.").removeprefix("nn.functional.")
+    )
+    base_name = parts[1].strip("_") if len(parts) > 1 else parts[0]
+    if forbidden_operator in {".".join(parts), ".".join(parts[:2]), base_name}:
         return True
-    return own in _DECOMPOSED.get(wanted.removeprefix("aten."), ())
+    return base_name in _DECOMPOSED.get(forbidden_operator.removeprefix("aten."), ())
 
 
 # What a function of torch is by the time the dispatcher sees it.

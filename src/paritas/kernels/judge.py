@@ -202,9 +202,9 @@ class KernelJudge:
         try:
             with self._grad_mode():
                 prepared = self.cases()
-                with Judgement(self, name, prepared) as one:
-                    self.current = one
-                    return one.run()
+                with Judgement(self, name, prepared) as judgement:
+                    self.current = judgement
+                    return judgement.run()
         finally:
             rng.restore()
 
@@ -223,9 +223,9 @@ class KernelJudge:
 
     def renew(self, judged: JudgedCase) -> None:
         """Forget what was measured in a case whose judgement was interrupted."""
-        for number, one in enumerate(self._cases or ()):
-            if one.case is judged.case and self._cases is not None:
-                self._cases[number] = JudgedCase(one.case, one.run.renewed())
+        for number, case in enumerate(self._cases or ()):
+            if case.case is judged.case and self._cases is not None:
+                self._cases[number] = JudgedCase(case.case, case.run.renewed())
 
     def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
         return torch.set_grad_enabled(self.options.gradients)
@@ -262,16 +262,16 @@ class KernelJudge:
         promised = {PROMISES[name] for name in self.options.fixed}
         reserved = 0.0
         while families and len(taken) < self.options.cases:
-            for one in list(families):
+            for family in list(families):
                 self.tell(Progress("making cases", len(taken), self.options.cases))
                 with self.limit.reserving(reserved):
-                    case = self._next_accepted(one, runs)
+                    case = self._next_accepted(family, runs)
                 if case is not None:
                     taken.append(case)
                     # The given inputs are worth all of the time; others are no use without calls.
                     reserved = reserved or _SHARE_OF_CALLS * max(self.limit.left, 0.0)
                 if case is None or case.family in promised:
-                    families.remove(one)
+                    families.remove(family)
                 if len(taken) >= self.options.cases:
                     self.unmade = []
                     break
@@ -282,8 +282,12 @@ class KernelJudge:
         taken: list[KernelCase] = []
         try:
             with self.limit.reserving(_SHARE_OF_CALLS * max(self.limit.left, 0.0)):
-                for one in [one for one in self._sources if one[0] in self.unmade]:
-                    case = self._next_accepted(one, runs) if one[0] in self.unmade else None
+                for case_source in [source for source in self._sources if source[0] in self.unmade]:
+                    case = (
+                        self._next_accepted(case_source, runs)
+                        if case_source[0] in self.unmade
+                        else None
+                    )
                     taken += [] if case is None else [case]
         except OutOfTime:
             pass
@@ -295,11 +299,15 @@ class KernelJudge:
 
     def _require_given(self, cases: Sequence[JudgedCase]) -> None:
         """A pass needs a comparison on the given inputs, whatever else is compared."""
-        wanted = self.options.families
-        is_asked = wanted is None or CaseFamily.GIVEN in wanted
-        given = [one for one in cases if one.case.is_given]
-        if is_asked and not self.unjudged and not any(one.run.has_results for one in given):
-            reason = "its results have no elements" if given else self._refusal_of_given
+        families = self.options.families
+        is_asked = families is None or CaseFamily.GIVEN in families
+        given_cases = [case for case in cases if case.case.is_given]
+        if (
+            is_asked
+            and not self.unjudged
+            and not any(judged_case.run.has_results for judged_case in given_cases)
+        ):
+            reason = "its results have no elements" if given_cases else self._refusal_of_given
             self.unjudged["as given"] = f"the given inputs show nothing: {reason}"
 
     def _families(self) -> Iterator[tuple[CaseFamily, Iterator[KernelCase]]]:
@@ -309,9 +317,19 @@ class KernelJudge:
         are new come first, in turn with the families of the first set.
         """
         first, *others = map(self._families_of, _newest_first(self.task.given))
-        given = [(name, one[name]) for one in others for name in one if name is CaseFamily.GIVEN]
-        values = [(name, one[name]) for one in others for name in one if name is CaseFamily.VALUES]
-        for pair in itertools.zip_longest(first.items(), [*given, *values]):
+        given_families = [
+            (name, families[name])
+            for families in others
+            for name in families
+            if name is CaseFamily.GIVEN
+        ]
+        values = [
+            (name, families[name])
+            for families in others
+            for name in families
+            if name is CaseFamily.VALUES
+        ]
+        for pair in itertools.zip_longest(first.items(), [*given_families, *values]):
             yield from (family for family in pair if family is not None)
 
     def _families_of(self, number: int) -> dict[CaseFamily, Iterator[KernelCase]]:
@@ -325,11 +343,11 @@ class KernelJudge:
             accepts=self.task.accepts,
         )
         maker.drawn = 2 + secrets.randbelow(_MOST_SEEDS)
-        wanted = self.options.families
+        families = self.options.families
         return {
             family: cases
             for family, cases in maker.all_families().items()
-            if wanted is None or family in wanted
+            if families is None or family in families
         }
 
     def _again(self, number: int) -> Callable[[int], Inputs] | None:
@@ -415,16 +433,16 @@ def unfinished_report(
     )
 
 
-def _newest_first(given: Sequence[Inputs]) -> list[int]:
+def _newest_first(inputss: Sequence[Inputs]) -> list[int]:
     """The positions of sets of inputs: the first, those with other settings, the rest."""
-    seen: set[str] = set()
+    known_settings: set[str] = set()
     new: list[int] = []
-    for number, one in enumerate(given):
-        settings = str(map_leaves([list(one.args), one.kwargs], _setting))
-        if settings not in seen:
-            seen.add(settings)
+    for number, inputs in enumerate(inputss):
+        settings = str(map_leaves([list(inputs.args), inputs.kwargs], _setting))
+        if settings not in known_settings:
+            known_settings.add(settings)
             new.append(number)
-    return [*new, *(number for number in range(len(given)) if number not in new)]
+    return [*new, *(number for number in range(len(inputss)) if number not in new)]
 
 
 def _setting(leaf: Any) -> Any:

@@ -138,8 +138,14 @@ class Judgement:
 
     def _time_after_cases(self) -> float:
         """What the steps after the cases may need."""
-        asked = [self.options.rate_task, self.options.timing, self.options.script is not None]
-        return self.limit.seconds * (_SHARE_OF_RATING + _SHARE_OF_STEP * sum(map(bool, asked)))
+        requested_steps = [
+            self.options.rate_task,
+            self.options.timing,
+            self.options.script is not None,
+        ]
+        return self.limit.seconds * (
+            _SHARE_OF_RATING + _SHARE_OF_STEP * sum(map(bool, requested_steps))
+        )
 
     def _note_coverage(self) -> None:
         """What was judged, and what was not, if the time limit was reached."""
@@ -174,7 +180,7 @@ class Judgement:
         from paritas.kernels.references import plant_faults, rate_task
 
         rating = TaskRating()
-        judged = [one for one in self.cases if one.row is not None]
+        judged = [case for case in self.cases if case.row is not None]
         if judged and (not self._failed or self.options.rate_task):
             try:
                 rating = rate_task(judged)
@@ -186,7 +192,11 @@ class Judgement:
                     "raise the time limit",
                     role="task",
                 )
-            only_given = [one for one in rating.given_accepts if one not in rating.accepts]
+            only_given = [
+                given_accept
+                for given_accept in rating.given_accepts
+                if given_accept not in rating.accepts
+            ]
             if only_given:
                 self.notes.append(
                     f"with the given inputs alone, this task accepts {enumerated(only_given, 5)}"
@@ -198,20 +208,22 @@ class Judgement:
 
     def _check_registrations(self) -> None:
         """Check what a custom operator registers beside its kernel."""
-        case = next((one.case for one in self.cases if one.case.is_given), None)
+        case = next(
+            (judged_case.case for judged_case in self.cases if judged_case.case.is_given), None
+        )
         process = self.called.process
         if case is None or process is None or process.is_gone:
             return
         order = CheckRegistrations(inputs=encode_inputs(case.inputs))
         try:
             answer = process.ask(order, Registrations, self.called.seconds_to_build)
-            found = answer.results
+            results = answer.results
         except CandidateEnded as ended:
-            found = {"opcheck": ended.how}
-        if not found:
+            results = {"opcheck": ended.how}
+        if not results:
             return
-        collected = CollectedFindings(compared=len(found))
-        for name, problem in found.items():
+        collected = CollectedFindings(compared=len(results))
+        for name, problem in results.items():
             status = Status.DIFFERENT if problem else Status.IDENTICAL
             item = Item(ItemKind.NAMED, f"torch.library.opcheck {name}")
             collected.add(item, Aspect.STRUCTURE, status, problem or "passes")
@@ -223,24 +235,28 @@ class Judgement:
         from paritas.kernels.calling import timed
 
         self.judge.tell("timing both sides")
-        case = next((one.case for one in self.cases if one.case.is_given), None)
+        case = next(
+            (judged_case.case for judged_case in self.cases if judged_case.case.is_given), None
+        )
         if case is None:
             return None
         try:
             with (
-                self._timed_process(self.task.side.name, is_candidate=False) as theirs,
+                self._timed_process(self.task.side.name, is_candidate=False) as reference_process,
                 self._timed_process(self.name, is_candidate=True) as ours,
             ):
-                given = encode_inputs(case.inputs)
-                found = timed(theirs, ours, given, is_cold=self.options.timing == "cold")
+                encoded_inputs = encode_inputs(case.inputs)
+                timing = timed(
+                    reference_process, ours, encoded_inputs, is_cold=self.options.timing == "cold"
+                )
         except (CandidateEnded, CannotConstructError) as error:
-            found = str(error) or "a side ended its process"
+            timing = str(error) or "a side ended its process"
         except OutOfTime:
-            found = "the time limit was reached"
-        if isinstance(found, str):
-            self.notes.append(f"there is no timing: {found}")
+            timing = "the time limit was reached"
+        if isinstance(timing, str):
+            self.notes.append(f"there is no timing: {timing}")
             return None
-        return found
+        return timing
 
     def _timed_process(self, name: SideName, *, is_candidate: bool) -> CandidateProcess:
         process = CandidateProcess(
@@ -255,10 +271,10 @@ class Judgement:
             process.close()
             raise CannotConstructError(process.loaded.error)
         seconds = self.called.seconds_to_build
-        made = process.construct(self.task.init, self.options.seed, seconds)
-        if made.error:
+        construction = process.construct(self.task.init, self.options.seed, seconds)
+        if construction.error:
             process.close()
-            raise CannotConstructError(made.error)
+            raise CannotConstructError(construction.error)
         return process
 
     def _shrink(self) -> tuple[str, str]:
@@ -266,7 +282,9 @@ class Judgement:
         from paritas.core.reporting.scripts import NoScriptError, write
         from paritas.kernels.smallest import FailingCase, case_script, smallest_failing
 
-        failing = next((one for one in self.cases if one.row in self._failed), None)
+        failing = next(
+            (judged_case for judged_case in self.cases if judged_case.row in self._failed), None
+        )
         assert self.options.script is not None  # noqa: S101  (for the type checker)
         if failing is None:
             return "", ""
@@ -361,41 +379,41 @@ class Judgement:
 
     def _call_all(self) -> None:
         """Call it on every case, or on as many as the time limit allows, and for every caller."""
-        left, is_called = list(range(len(self.cases))), False
+        remaining, is_called = list(range(len(self.cases))), False
         began, makes_haste = self.limit.left, False
         try:
-            while left and self.restarts <= _MOST_RESTARTS:
-                done = len(self.cases) - len(left)
+            while remaining and self.restarts <= _MOST_RESTARTS:
+                done = len(self.cases) - len(remaining)
                 self.judge.tell(Progress("judging cases", done, len(self.cases)))
                 self.limit.require()
                 # At this pace, will there be time for all of them?
                 so_far = began - self.limit.left if done else self.limit.seconds - began
                 pace = so_far / (done or len(self.cases))
-                makes_haste = makes_haste or pace * (len(left) + 8) > self.limit.left
-                number = self._most_urgent(left) if makes_haste else left[0]
+                makes_haste = makes_haste or pace * (len(remaining) + 8) > self.limit.left
+                number = self._most_urgent(remaining) if makes_haste else remaining[0]
                 if makes_haste and not is_called and self._is_judged(self.cases[number].case):
                     is_called = True
                     self._call_otherwise()
                 row = self._judge_case(self.cases[number])
-                left.remove(number)
+                remaining.remove(number)
                 self.cases[number] = dataclasses.replace(self.cases[number], row=row)
                 failing = not row.status.passes(strict=self.options.strict) and not row.is_limit
                 if failing and self.options.stop_early:
                     self.notes.append("ended at the first case that fails")
                     return
-                if not left and self.judge.unmade:
+                if not remaining and self.judge.unmade:
                     if not is_called:
                         is_called = True
                         self._call_otherwise()
-                    left += self._more_cases()
-            for number in left:
+                    remaining += self._more_cases()
+            for number in remaining:
                 self._not_called(self.cases[number].case)
             if not is_called and self.restarts <= _MOST_RESTARTS:
                 self._call_otherwise()
             self._check_registrations()
         except OutOfTime:
             self._is_cut_short = True
-            self._require_families([self.cases[number].case for number in left])
+            self._require_families([self.cases[number].case for number in remaining])
         self._require_made()
 
     def _more_cases(self) -> list[int]:
@@ -403,13 +421,13 @@ class Judgement:
         if self.limit.left < _LEAST_SHARE * self.limit.seconds:
             return []
         self.called.end()  # it must not find the process in which the reference is called
-        known = len(self.cases)
+        known_count = len(self.cases)
         self.cases += self.judge.more_cases()
-        return list(range(known, len(self.cases)))
+        return list(range(known_count, len(self.cases)))
 
     def _require_made(self) -> None:
         """Nothing is known about families of which no case was made in time."""
-        promised = {PROMISES[one] for one in self.options.fixed}
+        promised = {PROMISES[promise] for promise in self.options.fixed}
         for family in self.judge.unmade:
             if family not in promised:
                 self._is_cut_short = True
@@ -417,41 +435,50 @@ class Judgement:
                 advice = "raise the time limit, or promise what the task promises"
                 self._unverified(f"cases of {family}", family, reason, advice, role="reference")
 
-    def _most_urgent(self, left: list[int]) -> int:
+    def _most_urgent(self, remaining: list[int]) -> int:
         """The given inputs, then cases of families of which none is judged, then any."""
 
         def urgency(number: int) -> tuple[bool, bool, int]:
             case = self.cases[number].case
             return not case.is_given, self._is_judged(case), number
 
-        return min(left, key=urgency)
+        return min(remaining, key=urgency)
 
     def _is_judged(self, case: KernelCase) -> bool:
         """Whether a case of its family was called."""
-        return any(one.row is not None and one.case.family is case.family for one in self.cases)
+        return any(
+            judged_case.row is not None and judged_case.case.family is case.family
+            for judged_case in self.cases
+        )
 
     def _call_otherwise(self) -> None:
         """Call it in filled memory, and as other callers do."""
-        given = next((one for one in self.cases if one.case.is_given), None)
-        if given is not None:
-            self._watched(given)
-            self._from_other_callers(given)
+        case = next((judged_case for judged_case in self.cases if judged_case.case.is_given), None)
+        if case is not None:
+            self._watched(case)
+            self._from_other_callers(case)
 
-    def _require_families(self, left: list[KernelCase]) -> None:
+    def _require_families(self, kernel_cases: list[KernelCase]) -> None:
         """A slow candidate does not choose what it is asked: one case of each family is judged."""
-        judged = {one.case.family for one in self.cases if one.row is not None}
+        judged = {
+            judged_case.case.family for judged_case in self.cases if judged_case.row is not None
+        }
         judged |= {row.family for row in self.rows if row.family is CaseFamily.CALLERS}
-        judged |= {PROMISES[one] for one in self.options.fixed}
-        wanted = {one.family: one for one in reversed(left)}
+        judged |= {PROMISES[promise] for promise in self.options.fixed}
+        case_by_family = {
+            uncalled_case.family: uncalled_case for uncalled_case in reversed(kernel_cases)
+        }
         reason = "not called: the time limit was reached before any case of its family"
         advice = "raise the time limit, promise what the task promises, or choose fewer cases"
-        for family, case in wanted.items():
+        for family, case in case_by_family.items():
             if family not in judged:
                 self._unverified(case.name, family, reason, advice, case=case)
-        given = next((one for one in left if one.is_given), None)
-        if given is not None and CaseFamily.GIVEN in judged:
+        kernel_case = next(
+            (uncalled_case for uncalled_case in kernel_cases if uncalled_case.is_given), None
+        )
+        if kernel_case is not None and CaseFamily.GIVEN in judged:
             before = "not called: the time limit was reached before the given inputs were compared"
-            self._unverified(given.name, given.family, before, advice, case=given)
+            self._unverified(kernel_case.name, kernel_case.family, before, advice, case=kernel_case)
         if CaseFamily.CALLERS not in judged and self._other_callers():
             name = f"as given, {self._other_callers()[0]}"
             self._unverified(name, CaseFamily.CALLERS, reason, advice)
@@ -535,8 +562,8 @@ class Judgement:
                 return None
 
         if not self.options.fresh_outputs:
-            record, kept = without_own_memory(record, called.names)
-            self._used_again |= dict.fromkeys(kept)
+            record, reused_paths = without_own_memory(record, called.names)
+            self._used_again |= dict.fromkeys(reused_paths)
         lift = RemoteLift(
             run.evidence,
             called.stand,
@@ -561,7 +588,7 @@ class Judgement:
         return collected
 
     def _outside(self, effects: Effects, *, is_load: bool = False) -> CollectedFindings:
-        own = self.name.file
+        file = self.name.file
         if is_load:  # builds write files, and start compilers
             built = {"writes", "deletes", "renames", "starts"}
             others = [event for event in effects.outside if event[0] not in built]
@@ -569,7 +596,7 @@ class Judgement:
         return outside_findings(
             effects,
             reference_file=self.task.side.file,
-            own_file=own or self.task.side.file,
+            own_file=file or self.task.side.file,
             temporary=self.called.temporary,
         )
 
@@ -584,25 +611,25 @@ class Judgement:
             ended=CaseEnd.TIMED_OUT if timed_out else CaseEnd.CRASHED,
         )
 
-    def _watched(self, given: JudgedCase) -> None:
+    def _watched(self, judged_case: JudgedCase) -> None:
         """Call it again with poisoned memory, and look at what it calls."""
         for pattern in (0, 1):
             self.limit.require()
             # A caller may have gradients on without asking for any: as most do.
             grad_mode = bool(pattern) and not self.options.gradients
             case = dataclasses.replace(
-                given.case,
+                judged_case.case,
                 name=f"as given, uninitialised memory filled ({'NaN' if not pattern else 'large'})",
                 family=CaseFamily.MEMORY,
             )
             conditions = CallConditions(
                 watch=True, profile=True, pattern=pattern, grad_mode=grad_mode
             )
-            self._judge_call(JudgedCase(case, given.run), self._compare, conditions)
+            self._judge_call(JudgedCase(case, judged_case.run), self._compare, conditions)
 
     def _other_callers(self) -> list[str]:
-        wanted = self.options.families
-        if self.options.gradients or (wanted is not None and CaseFamily.CALLERS not in wanted):
+        families = self.options.families
+        if self.options.gradients or (families is not None and CaseFamily.CALLERS not in families):
             return []
         return callers_on(
             self.options.device,
@@ -610,7 +637,7 @@ class Judgement:
             keeps_state=bool(self.called.memory),
         )
 
-    def _from_other_callers(self, given: JudgedCase) -> None:
+    def _from_other_callers(self, judged_case: JudgedCase) -> None:
         """Call it as programs do: with the given inputs, it computes the same for every caller."""
         callers = self._other_callers()
         if STREAM in callers and not has_streams(self.options.device):
@@ -619,9 +646,9 @@ class Judgement:
         for caller in callers:
             self.limit.require()
             case = dataclasses.replace(
-                given.case, name=f"as given, {caller}", family=CaseFamily.CALLERS
+                judged_case.case, name=f"as given, {caller}", family=CaseFamily.CALLERS
             )
-            judged = JudgedCase(case, given.run)
+            judged = JudgedCase(case, judged_case.run)
             compare = functools.partial(self._compare_for, caller)
             try:
                 self._judge_call(judged, compare, CallConditions(caller=caller))
@@ -667,7 +694,7 @@ class Judgement:
         is_limit: bool = False,
     ) -> KernelRow:
         status = verdict.status
-        promised = {PROMISES[one] for one in self.options.fixed}
+        promised = {PROMISES[promise] for promise in self.options.fixed}
         is_limit |= family in promised
         if case is not None:
             is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
@@ -699,7 +726,7 @@ def _content(file: str) -> bytes:
 
 def _worst(row: KernelRow | None) -> str:
     findings = () if row is None else row.verdict.findings
-    worst = max(findings, key=lambda one: one.status.gravity, default=None)
+    worst = max(findings, key=lambda finding: finding.status.gravity, default=None)
     return "" if worst is None else worst.reason
 
 

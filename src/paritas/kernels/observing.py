@@ -105,7 +105,7 @@ class HeldResult:
         self._bytes = None
         if leaf.layout is torch.strided and leaf.is_contiguous() and copy.is_contiguous():
             with contextlib.suppress(RuntimeError):
-                self._bytes = [one.view(-1).view(torch.uint8) for one in (leaf, copy)]
+                self._bytes = [tensor.view(-1).view(torch.uint8) for tensor in (leaf, copy)]
 
     @property
     def is_changed(self) -> bool:
@@ -133,7 +133,7 @@ class Held:
         for leaf in self.used_again:
             with contextlib.suppress(RuntimeError), torch.no_grad():
                 poisoned(leaf, pattern)
-        storages = {one.untyped_storage().data_ptr() for one in self.used_again}
+        storages = {tensor.untyped_storage().data_ptr() for tensor in self.used_again}
         for results in self.results:
             for path, each in results.items():
                 if each.leaf.untyped_storage().data_ptr() in storages:
@@ -173,10 +173,10 @@ class Observer:
 
     def set_state(self, values: dict[str, Tensor]) -> None:
         """Write to parameters and buffers in place, as an optimizer or a checkpoint does."""
-        own = self.state()
+        current_state = self.state()
         with torch.no_grad():
             for name, value in values.items():
-                own[name].copy_(value)
+                current_state[name].copy_(value)
 
     def observe(self, order: Call) -> CallRecord:
         """Make one call as ordered, and return its record."""
@@ -243,9 +243,12 @@ class Observer:
                 answer.written = _written(inputs, versions)
                 if order.grad:
                     leaves = (leaf for _, leaf in contents(result, OUTPUT))
-                    tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
-                    wanted = [one for one in tensors if one.requires_grad]
-                    torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+                    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                    differentiable = [tensor for tensor in tensors if tensor.requires_grad]
+                    torch.autograd.backward(
+                        differentiable,
+                        [torch.ones_like(result_tensor) for result_tensor in differentiable],
+                    )
         except (Exception, SystemExit) as error:  # noqa: BLE001  (the judge makes the call itself)
             answer.error = in_one_line(error, _LONGEST_TEXT)
         try:
@@ -269,7 +272,7 @@ class Observer:
             self.held.junk.pop(chance.randrange(_MOST_JUNK))
         if order.conditions.wide is None:
             self.held.inputs = new
-            self.held.versions = {path: one._version for path, one in input_tensors(new)}  # noqa: SLF001
+            self.held.versions = {path: tensor._version for path, tensor in input_tensors(new)}  # noqa: SLF001
         return new
 
     def _in_old_memory(self, new: Inputs, *, are_new_tensors: bool) -> Inputs | None:
@@ -285,14 +288,19 @@ class Observer:
         pairs = [(old[path], fresh[path]) for path in fresh]
         if not all(a.shape == b.shape and a.dtype is b.dtype for a, b in pairs):
             return None
-        for one, other in pairs:
-            one.detach().copy_(other.detach())
+        for old_tensor, other in pairs:
+            old_tensor.detach().copy_(other.detach())
         # Where old tensors share memory, and the new ones do not, they cannot hold all.
-        if not all(bitwise_equal(one.detach(), other.detach()) for one, other in pairs):
+        if not all(
+            bitwise_equal(earlier_tensor.detach(), other.detach())
+            for earlier_tensor, other in pairs
+        ):
             return None
         taken = {
-            id(fresh[path]): _made_anew(one, self.held.versions[path]) if are_new_tensors else one
-            for path, one in old.items()
+            id(fresh[path]): _made_anew(earlier_tensor, self.held.versions[path])
+            if are_new_tensors
+            else earlier_tensor
+            for path, earlier_tensor in old.items()
         }
 
         def replaced(tree: Any) -> Any:
@@ -313,13 +321,13 @@ class Observer:
             t.untyped_storage().data_ptr(): t for _, t in input_tensors(inputs) if t.numel()
         }
         places = [bytes_of(tensor) for tensor in storages.values()]
-        values = [place.clone() for place in places]
-        for place in places:
-            place.fill_(0xFF)  # NaN in every floating dtype
+        values = [input_bytes.clone() for input_bytes in places]
+        for position in places:
+            position.fill_(0xFF)  # NaN in every floating dtype
         _synchronize(self.device)
         _keep_busy(self.device, self._busy_times)
-        for place, value in zip(places, values, strict=True):
-            place.copy_(value)
+        for position, value in zip(places, values, strict=True):
+            position.copy_(value)
         self._arrival = torch.Event(self.device)
         self._arrival.record()
 
@@ -352,7 +360,7 @@ class Observer:
             record.error = type(error).__name__, words[:_LONGEST_TEXT]
         record.seconds = time.perf_counter() - began
         self._audit.is_calling = False
-        left = leftovers.put_back()
+        leftover_settings = leftovers.put_back()
         with self._audit.aside():
             has_moved = stream is not None and _current_stream(self.device) != stream
             if stream is not None and has_moved:
@@ -363,7 +371,7 @@ class Observer:
             self._note_process(process, rng, threads, record)
             if has_moved:
                 record.settings["torch.accelerator.current_stream()"] = "changed"
-            record.settings |= left
+            record.settings |= leftover_settings
             _note_modes(modes, record)
             if order.conditions.wide is not None:
                 record.foreign += self._own_code.new_libraries()
@@ -448,8 +456,8 @@ class Observer:
         ]
         record.values = _encoded(copies, after, changed, gradients)
         record.shared = self._in_memory_of_earlier(flat.leaves)
-        kept = {*record.shared, *(path for _, _, path in self._own(record.aliases, order))}
-        self.held.used_again = [flat.leaves[path].detach() for path in kept]
+        reused_paths = {*record.shared, *(path for _, _, path in self._own(record.aliases, order))}
+        self.held.used_again = [flat.leaves[path].detach() for path in reused_paths]
         if order.conditions.wide is None:
             self._hold(
                 {
@@ -458,16 +466,22 @@ class Observer:
                     if isinstance(leaf, torch.Tensor) and not _shares(leaf, inputs, self.state())
                 }
             )
-            tensors = [one for one in copies.values() if isinstance(one, torch.Tensor)]
-            self.held.sizes = {one.nbytes for one in tensors if one.nbytes}
+            tensors = [
+                copied_value
+                for copied_value in copies.values()
+                if isinstance(copied_value, torch.Tensor)
+            ]
+            self.held.sizes = {tensor.nbytes for tensor in tensors if tensor.nbytes}
 
     def _hold(self, results: dict[str, HeldResult]) -> None:
         """Keep results as a caller may; the oldest are given up if they take much memory."""
-        held = self.held.results
-        held.append(results)
-        size = sum(each.copy.nbytes for one in held for each in one.values())
-        while size > _MOST_HELD and len(held) > 1:
-            size -= sum(each.copy.nbytes for each in held.pop(0).values())
+        held_results = self.held.results
+        held_results.append(results)
+        size = sum(
+            each.copy.nbytes for call_results in held_results for each in call_results.values()
+        )
+        while size > _MOST_HELD and len(held_results) > 1:
+            size -= sum(each.copy.nbytes for each in held_results.pop(0).values())
 
     def _overwritten(self) -> list[str]:
         """The results of earlier calls that have changed since; each is reported once."""
@@ -500,12 +514,16 @@ class Observer:
         ]
 
     def _aliases(self, inputs: Inputs, leaves: dict[str, Any]) -> list[tuple[str, str, str]]:
-        given = {Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)}
-        given |= {Item(ItemKind.STATE, name): tensor for name, tensor in self.state().items()}
+        tensors_by_item = {
+            Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)
+        }
+        tensors_by_item |= {
+            Item(ItemKind.STATE, name): tensor for name, tensor in self.state().items()
+        }
         live = {output(path): leaf for path, leaf in leaves.items()}
         return [
             (other.kind.value, other.name, item.name)
-            for other, item in find_aliases(live, given)
+            for other, item in find_aliases(live, tensors_by_item)
             # Results may be parts of one buffer.
             if other not in live or _overlap(live[other], live[item])
         ]
@@ -514,7 +532,7 @@ class Observer:
     def _own(aliases: list[tuple[str, str, str]], order: Call) -> list[tuple[str, str, str]]:
         """Those with a parameter or buffer that the reference does not have."""
         state = ItemKind.STATE.value
-        return [one for one in aliases if one[0] == state and one[1] not in order.shared]
+        return [alias for alias in aliases if alias[0] == state and alias[1] not in order.shared]
 
     def _put_back(self, state: dict[str, Tensor], flags: dict[str, bool]) -> None:
         with torch.no_grad():
@@ -536,14 +554,14 @@ def _made_anew(tensor: Tensor, version: int) -> Tensor:
 
 def _attributes(call: Any, names: list[str]) -> dict[str, Tensor]:
     """Tensors that the candidate keeps under these names, as the reference does."""
-    found: dict[str, Tensor] = {}
+    attribute_copies: dict[str, Tensor] = {}
     for name in names:
         value = call
         for part in name.split("."):
             value = getattr(value, part, None)
         if isinstance(value, torch.Tensor) and type(value) in _PLAIN_CLASSES:
-            found[name] = detached_copy(value)
-    return found
+            attribute_copies[name] = detached_copy(value)
+    return attribute_copies
 
 
 def _modes_of(order: Call) -> dict[str, Any]:
@@ -552,12 +570,14 @@ def _modes_of(order: Call) -> dict[str, Any]:
     wide = order.conditions.wide
     if wide is not None:
         used = frozenset(getattr(torch, name) for name in wide.used)
-        own, default = getattr(torch, wide.dtype), getattr(torch, wide.default)
+        own_dtype, default = getattr(torch, wide.dtype), getattr(torch, wide.default)
         modes["stance"] = taking_stance("force_eager")
         modes["attention"] = any_attention()
         modes["default"] = default_dtype(torch.float64)
         modes["escapes"] = EscapeWatch()
-        modes["lift"] = LiftMode(own, default, lifts=functools.partial(is_rounding, used=used))
+        modes["lift"] = LiftMode(
+            own_dtype, default, lifts=functools.partial(is_rounding, used=used)
+        )
     if order.conditions.watch:
         modes["stance"] = taking_stance("force_eager")
         modes["watch"] = CallWatch(order.pattern)
@@ -605,8 +625,10 @@ def _is_in_common(leaf: Any) -> bool:
 
 def _versions(inputs: Inputs) -> dict[str, int]:
     """How often each input was written to; torch does not count it for inference tensors."""
-    tensors = ((path, one) for path, one in input_tensors(inputs) if not one.is_inference())
-    return {path: one._version for path, one in tensors}  # noqa: SLF001
+    tensors = (
+        (path, tensor) for path, tensor in input_tensors(inputs) if not tensor.is_inference()
+    )
+    return {path: tensor._version for path, tensor in tensors}  # noqa: SLF001
 
 
 def _written(inputs: Inputs, versions: dict[str, int]) -> list[str]:
@@ -682,9 +704,9 @@ def _copied(leaf: Any) -> Any:
 
 
 def _shares(leaf: Tensor, inputs: Inputs, state: dict[str, Tensor]) -> bool:
-    given = {Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)}
-    given |= {Item(ItemKind.STATE, name): tensor for name, tensor in state.items()}
-    return bool(find_aliases({output(): leaf}, given))
+    tensors_by_item = {Item(ItemKind.INPUT, path): tensor for path, tensor in input_tensors(inputs)}
+    tensors_by_item |= {Item(ItemKind.STATE, name): tensor for name, tensor in state.items()}
+    return bool(find_aliases({output(): leaf}, tensors_by_item))
 
 
 def _encoded(
@@ -736,15 +758,15 @@ def _gradients(
         for path, leaf in outputs.items()
     ]
     try:
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             list(outputs.values()), list(targets.values()), cotangents, allow_unused=True
         )
     except Exception as error:  # noqa: BLE001  (the record carries it)
         record.gradient_error = type(error).__name__, in_one_line(error, _LONGEST_TEXT)
         return {}
     return {
-        name: None if one is None else _copied(one)
-        for name, one in zip(targets, found, strict=True)
+        name: None if gradient is None else _copied(gradient)
+        for name, gradient in zip(targets, gradients, strict=True)
     }
 
 
@@ -755,16 +777,16 @@ def _widened(observer: Observer, shared: Collection[str], *, is_wide: bool) -> I
         yield
         return
     saved = {name: value.data for name, value in observer.state().items()}
-    own = observer.state()
+    state = observer.state()
     wides: dict[str, Tensor] = {}
     try:
-        for name, value in own.items():
+        for name, value in state.items():
             if value.dtype in WIDE:
                 value.data = saved[name].to(WIDE[value.dtype])
                 wides[name] = value.data.clone()
         yield
     finally:
-        for name, value in own.items():
+        for name, value in state.items():
             is_kept = name in shared or name not in wides or is_same_leaf(wides[name], value.data)
             # A buffer of its own that it has written stays written.
             value.data = saved[name] if is_kept else value.data.to(saved[name].dtype)
@@ -792,6 +814,6 @@ _BUSY_SIZE, _BUSY_TIMES, _MOST_BUSY_TIMES = 2048, 8, 128
 
 
 def _keep_busy(device: str, times: int) -> None:
-    left = torch.ones(_BUSY_SIZE, _BUSY_SIZE, device=device)
+    busy_matrix = torch.ones(_BUSY_SIZE, _BUSY_SIZE, device=device)
     for _ in range(times):
-        left = left @ left / _BUSY_SIZE
+        busy_matrix = busy_matrix @ busy_matrix / _BUSY_SIZE

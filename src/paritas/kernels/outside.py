@@ -168,8 +168,8 @@ class Audit:
                 return False
             if getattr(home, "__file__", None) != file:
                 return False
-            own = {os.path.dirname(self.own_file), os.environ.get("TMPDIR", "")} - {""}  # noqa: PTH120
-            is_beside = any(file.startswith(folder + os.sep) for folder in own)
+            own_folders = {os.path.dirname(self.own_file), os.environ.get("TMPDIR", "")} - {""}  # noqa: PTH120
+            is_beside = any(file.startswith(folder + os.sep) for folder in own_folders)
         return not is_beside or any(part in file for part in _OF_PACKAGES)
 
     def _note_look(self, event: str, args: Any) -> None:
@@ -183,16 +183,18 @@ class Audit:
             looker = sys._getframe(2).f_code.co_filename  # noqa: SLF001
             if event == "object.__getattr__" and args[1] != "tb_frame":
                 return
-            found = getattr(getattr(args[0], "f_code", None), "co_filename", "") if args else ""
-        is_helped = looker == _INSPECT and found == self.own_file
+            looked_at_file = (
+                getattr(getattr(args[0], "f_code", None), "co_filename", "") if args else ""
+            )
+        is_helped = looker == _INSPECT and looked_at_file == self.own_file
         if looker == self.own_file or is_helped:
             self.events["looks at", "the frames or the objects of its caller"] = None
 
     def take(self) -> list[tuple[str, str]]:
         """The events since the last call."""
-        found = list(self.events)
+        events = list(self.events)
         self.events.clear()
-        return found
+        return events
 
 
 # Ways to what the caller holds.
@@ -227,19 +229,19 @@ def our_modules_hidden() -> Iterator[None]:
 
     Nothing in the block may import them.
     """
-    own = {name: sys.modules.pop(name) for name in _our_modules()}
+    hidden_modules = {name: sys.modules.pop(name) for name in _our_modules()}
     try:
         yield
     finally:
         for name in _our_modules():  # the candidate's own copies
             del sys.modules[name]
-        sys.modules.update(own)
+        sys.modules.update(hidden_modules)
 
 
 def _our_modules() -> list[str]:
     # There are thousands of modules, and a call takes no longer than looking at them.
-    found = [name for name in sys.modules if name.startswith("paritas")]
-    return [name for name in found if name.partition(".")[0] == "paritas"]
+    modules = [name for name in sys.modules if name.startswith("paritas")]
+    return [name for name in modules if name.partition(".")[0] == "paritas"]
 
 
 # --- Libraries ------------------------------------------------------------------------------------
@@ -273,12 +275,12 @@ def _foreign_libraries() -> set[str]:
 
 def _watched(space: Any) -> tuple[list[str], list[Any]]:
     """The functions and constants of a module or class; hooks for exceptions are for people."""
-    found = {
+    watched_by_name = {
         name: value
         for name, value in vars(space).items()
         if (callable(value) or name.isupper()) and not name.endswith("hook")
     }
-    return list(found), list(found.values())
+    return list(watched_by_name), list(watched_by_name.values())
 
 
 _code_of: Callable[[Any], tuple[Any, ...]] = operator.attrgetter(
@@ -298,10 +300,10 @@ class OwnCode:
         """Take note of them before a candidate is loaded."""
         modules = [m for name, m in sys.modules.items() if name.partition(".")[0] == "paritas"]
         classes = [
-            one
+            class_object
             for module in modules
-            for one in vars(module).values()
-            if isinstance(one, type) and one.__module__ == module.__name__
+            for class_object in vars(module).values()
+            if isinstance(class_object, type) and class_object.__module__ == module.__name__
         ]
         used: list[Any] = [
             builtins,
@@ -330,10 +332,10 @@ class OwnCode:
         ]
         also = [torch, torch.Tensor, torch.nn.Module, torch.nn.functional]
         functions = {
-            one: _code_of(one)
+            function: _code_of(function)
             for space in (*spaces, *also)
-            for one in vars(space).values()
-            if isinstance(one, types.FunctionType)
+            for function in vars(space).values()
+            if isinstance(function, types.FunctionType)
         }
         self._functions, self._codes = list(functions), list(functions.values())
         self._operators = loaded_operators()

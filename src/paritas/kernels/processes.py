@@ -121,15 +121,15 @@ class CandidateProcess:
             CandidateEnded: the process ended, hung, or sent something else.
             OutOfTime: the time limit was reached.
         """
-        left = seconds if self._limit is None else self._limit.left
-        patience = max(min(seconds, left), 0.05)
+        remaining_seconds = seconds if self._limit is None else self._limit.left
+        patience = max(min(seconds, remaining_seconds), 0.05)
         expected: Any = answer_type | Broken
         try:
             self._worker.channel.send(order, seconds=patience)
             answer = self._worker.channel.receive(expected, seconds=patience)
         except TimeoutError:
             self._end(0)
-            if left < seconds:
+            if remaining_seconds < seconds:
                 raise OutOfTime from None
             raise CandidateEnded(f"it did not return within {seconds:.3g} s", "timed out") from None
         except MessageError as error:

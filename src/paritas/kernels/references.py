@@ -104,8 +104,11 @@ class ReferenceRun:
     @property
     def has_results(self) -> bool:
         """Whether there is anything to compare: not only tensors without elements."""
-        found = self.native.outputs.values()
-        return any(not isinstance(one, torch.Tensor) or one.numel() for one in found)
+        output_values = self.native.outputs.values()
+        return any(
+            not isinstance(output_value, torch.Tensor) or output_value.numel()
+            for output_value in output_values
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,12 +182,12 @@ class Rehearsal:
         """
         if self._process is None or self._process.is_gone or self._made != key:
             self._made, self._weights = None, 0
-            made = self._asked(
+            construction = self._asked(
                 lambda process: process.construct(
                     init, seed, self._seconds, key[1], reads_state=False
                 )
             )
-            self._made = None if made.error else key
+            self._made = None if construction.error else key
         return self._made is not None
 
     def set_weights(self, number: int, state: Callable[[], dict[str, Tensor]]) -> None:
@@ -315,10 +318,10 @@ class KernelTask:
         if make is None or not self.side.is_module_class:
             return (), {}
         torch.manual_seed(self.seed)
-        found = _call_user(make, INIT_INPUTS)
-        if isinstance(found, dict):
-            return (), found
-        values = list(found)
+        user = _call_user(make, INIT_INPUTS)
+        if isinstance(user, dict):
+            return (), user
+        values = list(user)
         # KernelBench's newer tasks return [args, kwargs].
         if len(values) == 2 and isinstance(values[0], list) and isinstance(values[1], dict):  # noqa: PLR2004
             return tuple(values[0]), values[1]
@@ -344,15 +347,15 @@ class KernelTask:
     def _sets(self, seed: int) -> list[Inputs]:
         torch.manual_seed(seed)
         assert self._make_inputs is not None  # noqa: S101  (for the type checker)
-        found = _call_user(self._make_inputs, INPUTS)
-        if isinstance(found, torch.Tensor):
-            found = [found]
+        user = _call_user(self._make_inputs, INPUTS)
+        if isinstance(user, torch.Tensor):
+            user = [user]
         sets = [
             Inputs(
-                tuple(map_leaves(list(one.args), self._moved)),
-                map_leaves(dict(one.kwargs), self._moved),
+                tuple(map_leaves(list(input_set.args), self._moved)),
+                map_leaves(dict(input_set.kwargs), self._moved),
             )
-            for one in input_sets(found)
+            for input_set in input_sets(user)
         ]
         self._own_inputs += map(weakref.ref, sets)
         return sets
@@ -374,7 +377,7 @@ class KernelTask:
     @property
     def has_weights(self) -> bool:
         """Whether there are parameters or buffers that can be changed."""
-        return any(one.is_floating_point() for one in self.state((0, "", 0, None)).values())
+        return any(tensor.is_floating_point() for tensor in self.state((0, "", 0, None)).values())
 
     @property
     def has_modes(self) -> bool:
@@ -480,8 +483,8 @@ class KernelTask:
         """
         if self._below_autocast is None or self._below_autocast[0] is not case.inputs:
             with modes_of(AUTOCAST, self.device):
-                found = self.run(case, gradients=False).native
-            self._below_autocast = case.inputs, found
+                native = self.run(case, gradients=False).native
+            self._below_autocast = case.inputs, native
         return self._below_autocast[1]
 
     def run_nearby(self, case: KernelCase) -> Observation | None:
@@ -532,18 +535,21 @@ class KernelTask:
         """Whether there are integers that were changed, or that index what was made smaller."""
         tensors = dict(input_tensors(case.inputs))
         is_safe = torch.device(self.device).type == "cpu" or case.is_given
-        if is_safe or not any(_is_integer(one.dtype) for one in tensors.values()):
+        if is_safe or not any(_is_integer(tensor.dtype) for tensor in tensors.values()):
             return False
-        if any(own() is case.inputs for own in self._own_inputs):
+        if any(own_input() is case.inputs for own_input in self._own_inputs):
             return False
-        return not any(_has_same_indices(tensors, dict(input_tensors(one))) for one in self.given)
+        return not any(
+            _has_same_indices(tensors, dict(input_tensors(given_inputs)))
+            for given_inputs in self.given
+        )
 
     def _require_defined(
         self, subject: Subject, rng: RandomState, case: KernelCase, native: Observation
     ) -> None:
         """Refuse a case in which integers are what the processor makes of numbers out of range."""
-        outputs = (one for one in native.outputs.values() if isinstance(one, torch.Tensor))
-        if not any(_is_integer(one.dtype) for one in outputs):
+        outputs = (output for output in native.outputs.values() if isinstance(output, torch.Tensor))
+        if not any(_is_integer(output.dtype) for output in outputs):
             return
         conditions = RunConditions(gradients=False, seed=self.seed)
         watch = _ConversionWatch()
@@ -567,12 +573,12 @@ class _TimedProgram(SubjectProgram):
             return super().run(options)
 
 
-def _has_same_indices(tensors: dict[str, Tensor], given: dict[str, Tensor]) -> bool:
+def _has_same_indices(tensors: dict[str, Tensor], given_tensors: dict[str, Tensor]) -> bool:
     """Whether all shapes, and all integers, are the given ones."""
-    return tensors.keys() == given.keys() and all(
-        one.shape == given[path].shape
-        and (not _is_integer(one.dtype) or bitwise_equal(one, given[path]))
-        for path, one in tensors.items()
+    return tensors.keys() == given_tensors.keys() and all(
+        tensor.shape == given_tensors[path].shape
+        and (not _is_integer(tensor.dtype) or bitwise_equal(tensor, given_tensors[path]))
+        for path, tensor in tensors.items()
     )
 
 
@@ -592,18 +598,18 @@ class _ConversionWatch(DispatchMode):
     ) -> Any:
         """Run the operator."""
         result = func(*args, **(kwargs or {}))
-        wanted = (kwargs or {}).get("dtype")
+        target_dtype = (kwargs or {}).get("dtype")
         source: Any = args[0] if args else None
         if str(func).startswith("aten.copy_."):
-            wanted, source = result.dtype, args[1]
+            target_dtype, source = result.dtype, args[1]
         is_number = isinstance(source, torch.Tensor) and source.is_floating_point()
-        if is_number and isinstance(wanted, torch.dtype) and _is_integer(wanted):
-            limits = torch.iinfo(wanted)
-            whole = source.detach().double().trunc()
+        if is_number and isinstance(target_dtype, torch.dtype) and _is_integer(target_dtype):
+            limits = torch.iinfo(target_dtype)
+            truncated = source.detach().double().trunc()
             # The largest integer of 64 bits is no float64; the next number is out of range.
-            fits = (whole >= limits.min) & (whole < float(limits.max) + 1)
+            fits = (truncated >= limits.min) & (truncated < float(limits.max) + 1)
             if not bool(fits.all()):
-                self.seen = f"{source.detach()[~fits].flatten()[0].item():.6g} to {wanted}"
+                self.seen = f"{source.detach()[~fits].flatten()[0].item():.6g} to {target_dtype}"
         return result
 
 
@@ -620,17 +626,25 @@ def _call_user(function: Callable[[], Any], name: str) -> Any:
 def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     """Judge the trivial candidates on all cases, the given ones first."""
     finite = [
-        one
-        for one in cases
-        if (one.case.family is not CaseFamily.NONFINITE or _returns_no_nan(one))
-        and all(tensor.numel() for _, tensor in input_tensors(one.case.inputs))
+        case
+        for case in cases
+        if (case.case.family is not CaseFamily.NONFINITE or _returns_no_nan(case))
+        and all(tensor.numel() for _, tensor in input_tensors(case.case.inputs))
     ]
-    ordered = sorted(finite, key=lambda one: one.case.family is not CaseFamily.GIVEN)
+    ordered = sorted(
+        finite, key=lambda judged_case: judged_case.case.family is not CaseFamily.GIVEN
+    )
     if not ordered:
         return TaskRating()
     first = ordered[0]
-    found = [_judged(name, make, ordered, first) for name, make in TRIVIAL.items()]
-    return TaskRating(trivial=tuple(one for one in found if one is not None))
+    trivial_candidates = [_judged(name, make, ordered, first) for name, make in TRIVIAL.items()]
+    return TaskRating(
+        trivial=tuple(
+            trivial_candidate
+            for trivial_candidate in trivial_candidates
+            if trivial_candidate is not None
+        )
+    )
 
 
 def _returns_no_nan(judged: JudgedCase) -> bool:
@@ -640,7 +654,7 @@ def _returns_no_nan(judged: JudgedCase) -> bool:
     no more than that an input is used.
     """
     tensors = (x for x in judged.run.native.outputs.values() if isinstance(x, torch.Tensor))
-    return not any(one.is_floating_point() or one.is_complex() for one in tensors)
+    return not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 
 def _judged(
@@ -648,7 +662,7 @@ def _judged(
 ) -> TrivialCandidate | None:
     """Try one on each case until one refutes it."""
     tried = passed = 0
-    given = True
+    passes_given = True
     same_bits = True
     caught_by = ""
     for judged in cases:
@@ -662,7 +676,7 @@ def _judged(
             passed += 1
             continue
         caught_by = judged.case.name
-        given &= judged.case.family is not CaseFamily.GIVEN
+        passes_given &= judged.case.family is not CaseFamily.GIVEN
         break
     if not tried:
         return None
@@ -671,7 +685,7 @@ def _judged(
         return None
     return TrivialCandidate(
         name=name,
-        given=given and tried > 0,
+        given=passes_given and tried > 0,
         passed=passed,
         cases=tried,
         caught_by=caught_by,
@@ -685,17 +699,17 @@ def _passes(make: Any, judged: JudgedCase, first: JudgedCase) -> tuple[bool, boo
     for item, value in judged.run.native.outputs.items():
         if not isinstance(value, torch.Tensor) or not value.numel():
             continue
-        made = make(value, item, judged, first)
-        if made is None:
+        trivial_value = make(value, item, judged, first)
+        if trivial_value is None:
             return None
         applied = True
-        made = made.to(value.dtype).contiguous()
-        if bitwise_equal(value, made):
+        trivial_value = trivial_value.to(value.dtype).contiguous()
+        if bitwise_equal(value, trivial_value):
             continue
         same_bits = False
         # The perturbed runs that judged the candidate serve here, too.
         evidence = ItemEvidence(judged.run.evidence, item, demand=judged.run.demand)
-        findings, _ = judge_pair(Pair(item, value, made, evidence))
+        findings, _ = judge_pair(Pair(item, value, trivial_value, evidence))
         if not all(finding.status.passes() for finding in findings):
             return False, False
     return (True, same_bits) if applied else None
@@ -732,17 +746,20 @@ def _first_output(
     other = first.run.native.outputs.get(item)
     if judged is first or not isinstance(other, torch.Tensor) or other.shape != value.shape:
         return None
-    ours, theirs = (dict(input_tensors(one.case.inputs)) for one in (judged, first))
-    same = ours.keys() == theirs.keys() and all(
-        ours[path].numel() == theirs[path].numel() and _have_same_values(ours[path], theirs[path])
+    ours, first_inputs = (
+        dict(input_tensors(judged_case.case.inputs)) for judged_case in (judged, first)
+    )
+    same = ours.keys() == first_inputs.keys() and all(
+        ours[path].numel() == first_inputs[path].numel()
+        and _have_same_values(ours[path], first_inputs[path])
         for path in ours
     )
     return None if same else other
 
 
-def _have_same_values(ours: Tensor, theirs: Tensor) -> bool:
+def _have_same_values(ours: Tensor, first_input: Tensor) -> bool:
     """Whether two inputs have the same values in the same order, whatever their dtypes."""
-    left, right = (as_computable(one).reshape(-1) for one in (ours, theirs))
+    left, right = (as_computable(input_tensor).reshape(-1) for input_tensor in (ours, first_input))
     return torch.equal(left, right.to(left.dtype))
 
 
@@ -766,13 +783,15 @@ def plant_faults(
     """Plant faults in the reference, and count those that the given inputs show."""
     from paritas.mutants.power import power
 
-    given = next((one for one in cases if one.case.family is CaseFamily.GIVEN), None)
-    if given is None:
+    case = next(
+        (judged_case for judged_case in cases if judged_case.case.family is CaseFamily.GIVEN), None
+    )
+    if case is None:
         return rating
     try:
         report = power(
-            given.case.inputs,
-            given.run.subject.call,
+            case.case.inputs,
+            case.run.subject.call,
             faults=_MOST_FAULTS,
             seconds=min(_MOST_SECONDS, max(seconds, 0.0)),
             gradients=False,
@@ -783,5 +802,5 @@ def plant_faults(
         return msgspec.structs.replace(rating, note=note)
     # A fault that changes nothing on these inputs is one that the task cannot show.
     planted = len(report.judged) + len(report.silent)
-    caught = sum(one.is_caught() for one in report.judged)
+    caught = sum(judged_fault.is_caught() for judged_fault in report.judged)
     return msgspec.structs.replace(rating, planted=planted, caught=caught)

@@ -74,13 +74,13 @@ def _failing_cases(report: KernelReport) -> Iterator[RenderableType]:
     for row in report.failures[:MOST_SHOWN]:
         yield Text(f"{row.case}", style=STYLES[row.status])
         yield from (indented(line) for line in _row_lines(row))
-    left = len(report.failures) - MOST_SHOWN
-    if left > 0:
-        yield Text(f"and {counted(left, 'more failing case')}: they are in the JSON")
+    hidden_count = len(report.failures) - MOST_SHOWN
+    if hidden_count > 0:
+        yield Text(f"and {counted(hidden_count, 'more failing case')}: they are in the JSON")
 
 
 def _row_lines(row: KernelRow) -> list[str]:
-    worst = max(row.verdict.findings, key=lambda one: one.status.gravity, default=None)
+    worst = max(row.verdict.findings, key=lambda finding: finding.status.gravity, default=None)
     return [] if worst is None else list(finding_lines(worst))
 
 

@@ -112,12 +112,20 @@ class TaskRating(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def accepts(self) -> tuple[str, ...]:
         """What passes on every case."""
-        return tuple(one.name for one in self.trivial if one.is_accepted)
+        return tuple(
+            trivial_candidate.name
+            for trivial_candidate in self.trivial
+            if trivial_candidate.is_accepted
+        )
 
     @property
     def given_accepts(self) -> tuple[str, ...]:
         """What passes with the given inputs alone."""
-        return tuple(one.name for one in self.trivial if one.given and one.cases)
+        return tuple(
+            trivial_candidate.name
+            for trivial_candidate in self.trivial
+            if trivial_candidate.given and trivial_candidate.cases
+        )
 
     @property
     def power(self) -> float | None:
@@ -253,7 +261,9 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
     def _failure_text(self) -> str:
         lines = [self.headline]
         for row in self.failures[:3]:
-            worst = max(row.verdict.findings, key=lambda one: one.status.gravity, default=None)
+            worst = max(
+                row.verdict.findings, key=lambda finding: finding.status.gravity, default=None
+            )
             lines.append(f"{row.case}: {worst.reason if worst else row.status}")
         return "\n".join(lines)
 

@@ -39,15 +39,15 @@ INPUTS, INIT_INPUTS = "get_inputs", "get_init_inputs"
 OVERRIDE = "_kernel_impl"
 
 
-def parse_side(given: str | os.PathLike[str] | Callable[..., Any], parameter: str) -> SideName:
+def parse_side(side: str | os.PathLike[str] | Callable[..., Any], parameter: str) -> SideName:
     """Where a side is, from what the user gave.
 
     Raises:
         UsageError: it cannot be found by a name, as a lambda cannot.
     """
-    if callable(given) and not isinstance(given, str | Path):
-        return _side_of_object(given, parameter)
-    text = str(given)
+    if callable(side) and not isinstance(side, str | Path):
+        return _side_of_object(side, parameter)
+    text = str(side)
     head, colon, name = text.rpartition(":") if ":" in text else (text, "", "")
     if not colon:
         head, name = text, ""
@@ -66,18 +66,18 @@ def parse_side(given: str | os.PathLike[str] | Callable[..., Any], parameter: st
     )
 
 
-def _side_of_object(given: Any, parameter: str) -> SideName:
+def _side_of_object(side_object: Any, parameter: str) -> SideName:
     """The name of a function or class that another process can import."""
-    if is_operator(given):
-        return SideName(name=str(given), shown=str(given))
-    name = getattr(given, "__qualname__", "")
-    module = sys.modules.get(getattr(given, "__module__", None) or "")
-    found: Any = module
+    if is_operator(side_object):
+        return SideName(name=str(side_object), shown=str(side_object))
+    name = getattr(side_object, "__qualname__", "")
+    module = sys.modules.get(getattr(side_object, "__module__", None) or "")
+    resolved: Any = module
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not name or found is not given:
+        resolved = getattr(resolved, part, None)
+    if not name or resolved is not side_object:
         raise UsageError(
-            f"{parameter} {given!r:.80} has no name in its module, so another process cannot "
+            f"{parameter} {side_object!r:.80} has no name in its module, so another process cannot "
             "import it: define it at the top of a file, and give file.py:name"
         )
     file = getattr(module, "__file__", None)
@@ -157,7 +157,7 @@ def _usual_name(home: ModuleType, *, is_candidate: bool) -> str:
     for name in names:
         if hasattr(home, name):
             return name
-    own = [
+    function_names = [
         name
         for name, value in vars(home).items()
         if inspect.isfunction(value)
@@ -165,11 +165,11 @@ def _usual_name(home: ModuleType, *, is_candidate: bool) -> str:
         and name not in {INPUTS, INIT_INPUTS}
     ]
     # Some operators have names with an underscore in front.
-    overrides = [name for name in own if name.endswith(OVERRIDE)]
-    public = [name for name in own if not name.startswith("_")]
-    for found in (overrides, public):
-        if len(found) == 1:
-            return found[0]
+    overrides = [name for name in function_names if name.endswith(OVERRIDE)]
+    public = [name for name in function_names if not name.startswith("_")]
+    for candidate_names in (overrides, public):
+        if len(candidate_names) == 1:
+            return candidate_names[0]
     raise UsageError(
         f"{home.__file__} has neither a class {' or '.join(names)} nor exactly one function: "
         "name one, as in file.py:function"
@@ -190,17 +190,17 @@ def _import_home(name: SideName, role: str) -> ModuleType:
         ) from error.cause
 
 
-def resolve_inputs(given: str | Callable[[], Any] | None) -> Callable[[], Any] | None:
+def resolve_inputs(inputs_source: str | Callable[[], Any] | None) -> Callable[[], Any] | None:
     """The function that makes the inputs.
 
     Raises:
         UsageError: there is no such function.
     """
-    if given is None or callable(given):
-        return given
-    name = parse_side(given, "--inputs")
+    if inputs_source is None or callable(inputs_source):
+        return inputs_source
+    name = parse_side(inputs_source, "--inputs")
     if name.is_operator or not name.name:
-        raise UsageError(f"--inputs {given!r} is not of the form file.py:function")
+        raise UsageError(f"--inputs {inputs_source!r} is not of the form file.py:function")
     return load_side(name, is_candidate=False).target  # type: ignore[no-any-return]
 
 
@@ -220,7 +220,7 @@ def check_registrations(target: Any, inputs: tuple[Any, dict[str, Any]]) -> dict
     if not _is_custom_operator(target):
         return {}
     try:
-        found = torch.library.opcheck(target, tuple(args), kwargs, raise_exception=False)
+        check_outcomes = torch.library.opcheck(target, tuple(args), kwargs, raise_exception=False)
     except Exception as error:  # noqa: BLE001  (it becomes a finding)
         return {"opcheck": in_one_line(error, _LONGEST_TEXT)}
     return {
@@ -229,5 +229,5 @@ def check_registrations(target: Any, inputs: tuple[Any, dict[str, Any]]) -> dict
         else in_one_line(outcome, _LONGEST_TEXT)
         if isinstance(outcome, BaseException)
         else str(outcome)[:_LONGEST_TEXT]
-        for name, outcome in found.items()
+        for name, outcome in check_outcomes.items()
     }

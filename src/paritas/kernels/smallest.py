@@ -93,8 +93,10 @@ def _simplified(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelC
         wide = as_computable(leaf.detach())
         if not bool(torch.isfinite(wide).all()):
             return leaf
-        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device)
-        return made.copy_(stored_as(change(wide), leaf.dtype))
+        simplified = torch.empty_strided(
+            leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device
+        )
+        return simplified.copy_(stored_as(change(wide), leaf.dtype))
 
     return _with(case, simplify)
 
@@ -148,17 +150,20 @@ def case_script(failing: FailingCase) -> Script:
     """
     case, names = failing.case, failing.names
     values = ScriptValues()
-    given = [_input_text(values, f"input {n}", one, n) for n, one in enumerate(case.inputs.args)]
+    input_texts = [
+        _input_text(values, f"input {n}", argument, n)
+        for n, argument in enumerate(case.inputs.args)
+    ]
     named = [
-        f"{literal(name)}: {_input_text(values, name, one, 50 + n)}"
-        for n, (name, one) in enumerate(case.inputs.kwargs.items())
+        f"{literal(name)}: {_input_text(values, name, argument, 50 + n)}"
+        for n, (name, argument) in enumerate(case.inputs.kwargs.items())
     ]
     weights = []
     if case.weights:
-        for place, (own, theirs) in enumerate(names.items()):
-            value = failing.state[theirs].detach()
-            text = _input_text(values, f"weight {own}", value, 90 + place)
-            weights.append(f"    {literal(own)}: {text},")
+        for weight_index, (candidate_name, reference_name) in enumerate(names.items()):
+            value = failing.state[reference_name].detach()
+            text = _input_text(values, f"weight {candidate_name}", value, 90 + weight_index)
+            weights.append(f"    {literal(candidate_name)}: {text},")
     lines = [
         "",
         _FIND,
@@ -171,7 +176,7 @@ def case_script(failing: FailingCase) -> Script:
         "",
         "def inputs():",
         *(["    stored = load()"] if values.stored else []),
-        f"    return ({''.join(f'{one}, ' for one in given)}), {{{', '.join(named)}}}",
+        f"    return ({''.join(f'{text}, ' for text in input_texts)}), {{{', '.join(named)}}}",
         "",
         "",
         "def weights():",
@@ -184,7 +189,7 @@ def case_script(failing: FailingCase) -> Script:
         _MAKE.format(
             train=case.train,
             dtype=f"torch.{case.dtype}" if case.dtype else "None",
-            device=next((str(one.device) for _, one in input_tensors(case.inputs)), "cpu"),
+            device=next((str(tensor.device) for _, tensor in input_tensors(case.inputs)), "cpu"),
         ),
     ]
     heading = (

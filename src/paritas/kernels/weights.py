@@ -46,7 +46,7 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def match_weights(
-    reference: dict[str, Tensor], own: dict[str, Tensor], *, reshapes: bool = True
+    reference: dict[str, Tensor], candidate: dict[str, Tensor], *, reshapes: bool = True
 ) -> dict[str, str]:
     """The candidate's name of each parameter -> the reference's: by name, or by value.
 
@@ -54,7 +54,7 @@ def match_weights(
     """
     names = {
         name: name
-        for name, value in own.items()
+        for name, value in candidate.items()
         if name in reference
         and (
             reference[name].shape == value.shape
@@ -62,45 +62,55 @@ def match_weights(
         )
     }
     for fits in (_has_same_values, _has_reshaped_values) if reshapes else (_has_same_values,):
-        left = {name: value for name, value in reference.items() if name not in names.values()}
-        for name, value in own.items():
-            same = [theirs for theirs, one in left.items() if fits(one, value)]
+        unmatched = {name: value for name, value in reference.items() if name not in names.values()}
+        for name, value in candidate.items():
+            same = [
+                reference_name
+                for reference_name, reference_tensor in unmatched.items()
+                if fits(reference_tensor, value)
+            ]
             # Of several equal ones, such as zeros, the one with the same last name.
-            last = [one for one in same if one.rpartition(".")[2] == name.rpartition(".")[2]]
+            last = [
+                reference_name
+                for reference_name in same
+                if reference_name.rpartition(".")[2] == name.rpartition(".")[2]
+            ]
             same = last if len(same) > 1 else same
             if name not in names and len(same) == 1:
                 names[name] = same[0]
-                del left[same[0]]
+                del unmatched[same[0]]
     return names
 
 
-def _has_same_values(reference: Tensor, own: Tensor) -> bool:
+def _has_same_values(reference: Tensor, candidate: Tensor) -> bool:
     return (
-        reference.shape == own.shape
-        and reference.dtype is own.dtype
-        and bitwise_equal(reference.detach().cpu(), own.detach().cpu())
+        reference.shape == candidate.shape
+        and reference.dtype is candidate.dtype
+        and bitwise_equal(reference.detach().cpu(), candidate.detach().cpu())
     )
 
 
-def _has_reshaped_values(reference: Tensor, own: Tensor, fewest: int = 2) -> bool:
-    if reference.numel() != own.numel() or own.numel() < fewest:
+def _has_reshaped_values(reference: Tensor, candidate: Tensor, fewest: int = 2) -> bool:
+    if reference.numel() != candidate.numel() or candidate.numel() < fewest:
         return False
-    return is_transpose(reference, own) or _has_same_values(reference.reshape(own.shape), own)
+    return is_transpose(reference, candidate) or _has_same_values(
+        reference.reshape(candidate.shape), candidate
+    )
 
 
-def is_transpose(reference: Tensor, own: Tensor) -> bool:
+def is_transpose(reference: Tensor, candidate: Tensor) -> bool:
     """Whether a parameter is kept as the transpose of a matrix."""
-    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), own)  # noqa: PLR2004
+    return reference.dim() == 2 and _has_same_values(reference.mT.contiguous(), candidate)  # noqa: PLR2004
 
 
-def fitting(reference: Tensor, own: Tensor) -> Callable[[Tensor], Tensor]:
+def fitting(reference: Tensor, candidate: Tensor) -> Callable[[Tensor], Tensor]:
     """Brings a parameter of the reference into the form in which the candidate keeps it."""
-    if reference.shape == own.shape and not _is_other_transpose(reference, own):
+    if reference.shape == candidate.shape and not _is_other_transpose(reference, candidate):
         return lambda value: value
-    if is_transpose(reference, own):
+    if is_transpose(reference, candidate):
         return lambda value: value.mT.contiguous()
-    return lambda value: value.reshape(own.shape)
+    return lambda value: value.reshape(candidate.shape)
 
 
-def _is_other_transpose(reference: Tensor, own: Tensor) -> bool:
-    return is_transpose(reference, own) and not _has_same_values(reference, own)
+def _is_other_transpose(reference: Tensor, candidate: Tensor) -> bool:
+    return is_transpose(reference, candidate) and not _has_same_values(reference, candidate)

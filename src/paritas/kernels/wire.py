@@ -58,10 +58,10 @@ def _encode(  # noqa: PLR0911  (one for each kind)
             return ["device", str(value)]
         case list() | tuple():
             kind = "list" if isinstance(value, list) else "tuple"
-            return [kind, [_encode(one, storages, places) for one in value]]
+            return [kind, [_encode(element, storages, places) for element in value]]
         case slice():
             parts = [value.start, value.stop, value.step]
-            return ["slice", [_encode(one, storages, places) for one in parts]]
+            return ["slice", [_encode(part, storages, places) for part in parts]]
         case dict():
             items = [
                 [_encode(k, storages, places), _encode(v, storages, places)]
@@ -79,11 +79,11 @@ def _encode_tensor(tensor: Tensor, storages: list[bytes], places: dict[int, int]
         raise WireError(f"a tensor of layout {plain.layout} cannot be sent to another process")
     plain = plain.resolve_conj().resolve_neg()
     if plain.data_ptr() == 0 or plain.untyped_storage().nbytes() == 0:
-        place = len(storages)
+        storage_index = len(storages)
         storages.append(b"")
         return [
             "tensor",
-            place,
+            storage_index,
             dtype_name(plain.dtype),
             list(plain.shape),
             list(plain.stride()),
@@ -144,15 +144,15 @@ class _Decoder:
             case "device":
                 return torch.device(rest[0])
             case "torch":
-                found = getattr(torch, rest[0])
-                if not isinstance(found, _NAMED_TORCH):
+                torch_constant = getattr(torch, rest[0])
+                if not isinstance(torch_constant, _NAMED_TORCH):
                     raise WireError(f"{rest[0]!r} is not a constant of torch")
-                return found
+                return torch_constant
             case "list" | "tuple":
-                items = [self.decode(one) for one in rest[0]]
+                items = [self.decode(encoded_item) for encoded_item in rest[0]]
                 return items if kind == "list" else tuple(items)
             case "slice":
-                return slice(*(self.decode(one) for one in rest[0]))
+                return slice(*(self.decode(encoded_part) for encoded_part in rest[0]))
             case "dict":
                 return {self.decode(key): self.decode(value) for key, value in rest[0]}
             case "tensor":
@@ -161,7 +161,7 @@ class _Decoder:
 
     def _tensor(
         self,
-        place: int,
+        storage_index: int,
         name: str,
         shape: list[int],
         strides: list[int],
@@ -169,7 +169,7 @@ class _Decoder:
         requires_grad: bool,  # noqa: FBT001
         device: str,
     ) -> Tensor:
-        dtype, content = _DTYPES[name], self._storages[place]
+        dtype, content = _DTYPES[name], self._storages[storage_index]
         device = self._device or device
         last = offset + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
         is_empty = 0 in shape
@@ -178,14 +178,14 @@ class _Decoder:
         if not valid or offset < 0 or not fits:
             raise WireError(f"shape {shape}, strides {strides} do not fit {len(content)} bytes")
         if is_empty:
-            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         else:
-            key = place, device
+            key = storage_index, device
             if key not in self._made:
                 self._made[key] = _make_storage(content, device)
-            made = torch.empty(0, dtype=dtype, device=device)
-            made = made.set_(self._made[key], offset, shape, strides)
-        return made.requires_grad_(requires_grad) if requires_grad else made
+            tensor = torch.empty(0, dtype=dtype, device=device)
+            tensor = tensor.set_(self._made[key], offset, shape, strides)
+        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
 def _make_storage(content: bytes, device: str) -> torch.UntypedStorage:

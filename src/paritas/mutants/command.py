@@ -89,7 +89,7 @@ def power(
     factory: str,
     at_least: float | None,
     json_path: Path | None,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Plant faults in a model, one at a time, and count those that paritas verify catches.
 
@@ -101,7 +101,7 @@ def power(
     """
     from paritas.core.candidates.loading import check_forms
 
-    options = PowerOptions(**given)
+    options = PowerOptions(**option_values)
     check_forms({"FACTORY": factory, "--inputs": options.inputs})
     report = _run_power(factory, options)
     from paritas.mutants.report import power_report

@@ -51,7 +51,9 @@ _SCALED_ATTENTIONS = frozenset(
 
 
 def _calls_named(*names: str) -> Callable[[CallPlace], list[str]]:
-    return lambda place: [""] if place.name in names and place.parts(floating=False) else []
+    return lambda call_place: (
+        [""] if call_place.name in names and call_place.parts(floating=False) else []
+    )
 
 
 def _alpha(call: RunningCall) -> Any:
@@ -75,45 +77,45 @@ def _sum_of_difference(call: RunningCall, _: str) -> Any:
     return torch.add(left, right, alpha=alpha)
 
 
-def _reciprocal_roots(place: CallPlace) -> list[str]:
-    root = place.name == "pow" and place.argument(1) == _RSQRT
-    return [""] if place.name == "rsqrt" or root else []
+def _reciprocal_roots(call_place: CallPlace) -> list[str]:
+    root = call_place.name == "pow" and call_place.argument(1) == _RSQRT
+    return [""] if call_place.name == "rsqrt" or root else []
 
 
 # --- 4, 5, 35: addends ----------------------------------------------------------------------------
 
 
-def addends(place: CallPlace) -> list[str]:
+def addends(call_place: CallPlace) -> list[str]:
     """The addends of an addition that are tensors, or numbers other than an epsilon."""
-    if place.name != "add" or not place.parts(floating=False):
+    if call_place.name != "add" or not call_place.parts(floating=False):
         return []
-    found = []
+    addend_details = []
     for side, other in ((0, 1), (1, 0)):
-        value = place.argument(side)
+        value = call_place.argument(side)
         addend = isinstance(value, Node) or (is_number(value) and abs(value) >= _LARGEST_EPSILON)
-        if addend and isinstance(place.argument(other), Node):
-            found.append(f"argument {side}")
-    return found
+        if addend and isinstance(call_place.argument(other), Node):
+            addend_details.append(f"argument {side}")
+    return addend_details
 
 
-def is_bias(place: CallPlace, detail: str) -> bool:
+def is_bias(call_place: CallPlace, detail: str) -> bool:
     """Whether an addend is a vector added to every row."""
-    value = place.given(number_in(detail))
-    return value is not None and value.dim() < len(place.shape) and value.numel() > 1
+    value = call_place.given(number_in(detail))
+    return value is not None and value.dim() < len(call_place.shape) and value.numel() > 1
 
 
-def _droppable(place: CallPlace) -> list[str]:
-    position = _BIAS.get(place.name, _NORM_BIAS.get(place.name))
+def _droppable(call_place: CallPlace) -> list[str]:
+    position = _BIAS.get(call_place.name, _NORM_BIAS.get(call_place.name))
     if position is not None:
-        return ["bias"] if isinstance(place.argument(position), Node) else []
-    if place.backward and is_gradient(place):
+        return ["bias"] if isinstance(call_place.argument(position), Node) else []
+    if call_place.backward and is_gradient(call_place):
         return []  # that is untied_gradient
-    return addends(place)
+    return addends(call_place)
 
 
-def is_gradient(place: CallPlace) -> bool:
+def is_gradient(call_place: CallPlace) -> bool:
     """Whether the call's result is a gradient, possibly through views."""
-    return any(item.kind is ItemKind.GRADIENT for item in place.ends.values())
+    return any(item.kind is ItemKind.GRADIENT for item in call_place.ends.values())
 
 
 def _dropped(call: RunningCall, detail: str) -> Any:
@@ -129,8 +131,8 @@ def _dropped(call: RunningCall, detail: str) -> Any:
 def without_addend(call: RunningCall, detail: str) -> Tensor:
     """A sum of two without one of them."""
     left, right = call.args[:2]
-    kept = torch.mul(right, _alpha(call)) if detail == "argument 0" else left
-    return _shaped_as_right(kept, call)
+    kept_addend = torch.mul(right, _alpha(call)) if detail == "argument 0" else left
+    return _shaped_as_right(kept_addend, call)
 
 
 def _doubled(call: RunningCall, detail: str) -> Any:
@@ -139,10 +141,10 @@ def _doubled(call: RunningCall, detail: str) -> Any:
     return torch.add(call.right(), again)
 
 
-def _biases(place: CallPlace) -> list[str]:
-    if place.name in _BIAS:
-        return ["bias"] if isinstance(place.argument(_BIAS[place.name]), Node) else []
-    return [detail for detail in addends(place) if is_bias(place, detail)]
+def _biases(call_place: CallPlace) -> list[str]:
+    if call_place.name in _BIAS:
+        return ["bias"] if isinstance(call_place.argument(_BIAS[call_place.name]), Node) else []
+    return [detail for detail in addends(call_place) if is_bias(call_place, detail)]
 
 
 def _bias_twice(call: RunningCall, detail: str) -> Any:
@@ -158,19 +160,25 @@ def _bias_twice(call: RunningCall, detail: str) -> Any:
 def scaled(factor: float) -> FaultRule:
     """A result times `factor`."""
     return FaultRule(
-        lambda place: [detail for detail, _ in place.parts()] if place.computes else [],
+        lambda call_place: (
+            [detail for detail, _ in call_place.parts()] if call_place.computes else []
+        ),
         lambda call, detail: call.spoil(detail, lambda part: torch.mul(part, factor)),
     )
 
 
-def _has_scale(place: CallPlace) -> list[str]:
-    if place.name in _SCALED_ATTENTIONS:
+def _has_scale(call_place: CallPlace) -> list[str]:
+    if call_place.name in _SCALED_ATTENTIONS:
         return [""]
-    if place.name not in {"mul", "div"} or not place.parts() or place.given(0) is None:
+    if (
+        call_place.name not in {"mul", "div"}
+        or not call_place.parts()
+        or call_place.given(0) is None
+    ):
         return []
-    scale, traced = place.argument(1), place.given(1)
+    scale, traced = call_place.argument(1), call_place.given(1)
     if traced is not None:
-        return [""] if traced.dim() == 0 and len(place.shape) > 0 else []
+        return [""] if traced.dim() == 0 and len(call_place.shape) > 0 else []
     return [""] if is_number(scale) and scale != 1 else []
 
 
@@ -183,11 +191,11 @@ def _unscaled(call: RunningCall, _: str) -> Any:
 # --- 9, 10: epsilons ------------------------------------------------------------------------------
 
 
-def _has_epsilon(place: CallPlace) -> list[str]:
-    position = 1 if place.name == "add" else _EPSILON.get(place.name)
-    value: Any = None if position is None else place.argument(position)
-    found = is_number(value) and 0 < value <= _LARGEST_EPSILON and place.parts()
-    return [f"argument {position}"] if found else []
+def _has_epsilon(call_place: CallPlace) -> list[str]:
+    position = 1 if call_place.name == "add" else _EPSILON.get(call_place.name)
+    value: Any = None if position is None else call_place.argument(position)
+    is_epsilon = is_number(value) and 0 < value <= _LARGEST_EPSILON and call_place.parts()
+    return [f"argument {position}"] if is_epsilon else []
 
 
 def _with_epsilon(call: RunningCall, detail: str, factor: float) -> Any:
@@ -199,7 +207,7 @@ def _with_epsilon(call: RunningCall, detail: str, factor: float) -> Any:
 
 ARITHMETIC_FAULTS: dict[str, FaultRule] = {
     "mul_to_add": FaultRule(
-        lambda place: [""] if place.name == "mul" and place.parts() else [],
+        lambda call_place: [""] if call_place.name == "mul" and call_place.parts() else [],
         lambda call, _: torch.add(call.args[0], call.args[1]),
     ),
     "add_to_sub": FaultRule(
@@ -209,7 +217,10 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
     "sub_to_add": FaultRule(_calls_named("sub", "rsub"), _sum_of_difference),
     "dropped_addend": FaultRule(_droppable, _dropped),
     "doubled_addend": FaultRule(
-        lambda place: [detail for detail in addends(place) if not is_bias(place, detail)], _doubled
+        lambda call_place: [
+            detail for detail in addends(call_place) if not is_bias(call_place, detail)
+        ],
+        _doubled,
     ),
     "scaled_by_percent": scaled(1.01),
     "scaled_by_permille": scaled(1.001),
@@ -218,7 +229,9 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
         _has_epsilon, lambda call, detail: _with_epsilon(call, detail, 0.0)
     ),
     "larger_epsilon": FaultRule(
-        lambda place: [f"{detail}, times {n}" for detail in _has_epsilon(place) for n in (2, 10)],
+        lambda call_place: [
+            f"{detail}, times {n}" for detail in _has_epsilon(call_place) for n in (2, 10)
+        ],
         lambda call, detail: _with_epsilon(call, detail, number_in(detail)),
     ),
     "rsqrt_to_sqrt": FaultRule(_reciprocal_roots, lambda call, _: torch.sqrt(call.args[0])),
@@ -259,9 +272,13 @@ _OTHERS_BACKWARD: dict[str, Callable[..., Any]] = {
 }
 
 
-def _activation_calls(place: CallPlace) -> list[str]:
-    known = place.name in _OTHERS or place.name in _OTHERS_BACKWARD
-    return [""] if known and isinstance(place.value, torch.Tensor) and place.parts() else []
+def _activation_calls(call_place: CallPlace) -> list[str]:
+    is_activation = call_place.name in _OTHERS or call_place.name in _OTHERS_BACKWARD
+    return (
+        [""]
+        if is_activation and isinstance(call_place.value, torch.Tensor) and call_place.parts()
+        else []
+    )
 
 
 def _other_activation(call: RunningCall, _: str) -> Any:
@@ -272,8 +289,8 @@ def _other_activation(call: RunningCall, _: str) -> Any:
 
 
 def _other_gelu(call: RunningCall, _: str) -> Any:
-    known = call.kwargs.get("approximate", "none")
-    return call.given(approximate="tanh" if known == "none" else "none")
+    approximation = call.kwargs.get("approximate", "none")
+    return call.given(approximate="tanh" if approximation == "none" else "none")
 
 
 ACTIVATION_FAULTS: dict[str, FaultRule] = {
@@ -281,7 +298,7 @@ ACTIVATION_FAULTS: dict[str, FaultRule] = {
     # The first argument of a backward node is the incoming gradient.
     "dropped_activation": FaultRule(_activation_calls, lambda call, _: call.args[0].clone()),
     "other_gelu": FaultRule(
-        lambda place: [""] if place.name in {"gelu", "gelu_backward"} else [], _other_gelu
+        lambda call_place: [""] if call_place.name in {"gelu", "gelu_backward"} else [], _other_gelu
     ),
 }
 
@@ -313,10 +330,10 @@ def _dtype_in(detail: str) -> torch.dtype:
 # --- 27: inside -----------------------------------------------------------------------------------
 
 
-def _narrowable(place: CallPlace) -> list[str]:
-    if not (place.computes and place.kind.rounds):
+def _narrowable(call_place: CallPlace) -> list[str]:
+    if not (call_place.computes and call_place.kind.rounds):
         return []
-    dtypes = {part.dtype for _, part in place.parts()}
+    dtypes = {part.dtype for _, part in call_place.parts()}
     # The dtype is part of the detail, because a run in float64 does not know the program's own.
     return [f"in {dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
 
@@ -327,8 +344,8 @@ def _narrowed(call: RunningCall, detail: str) -> Any:
     def cast(value: Tensor) -> Tensor:
         limit = torch.finfo(narrow).max
         # Such casts usually saturate.
-        kept = value.clamp(-limit, limit) if narrow is torch.float8_e4m3fn else value
-        return kept.to(narrow).to(value.dtype)
+        clamped_value = value.clamp(-limit, limit) if narrow is torch.float8_e4m3fn else value
+        return clamped_value.to(narrow).to(value.dtype)
 
     return _cast_around(call, cast)
 
@@ -357,24 +374,24 @@ def _cast_around(call: RunningCall, cast: Any) -> Any:
         return [each(item) for item in value] if isinstance(value, list | tuple) else value
 
     written = call.writes
-    given = [value if i in written else each(value) for i, value in enumerate(call.args)]
-    result = call.given(*enumerate(given))
+    cast_arguments = [value if i in written else each(value) for i, value in enumerate(call.args)]
+    result = call.given(*enumerate(cast_arguments))
     return cast(result) if isinstance(result, Tensor) else tuple(each(result))
 
 
 # --- 31: outside ----------------------------------------------------------------------------------
 
 
-def _retypable(place: CallPlace) -> list[str]:
-    if place.kind.mutates or place.kind.view or not place.only_given_back:
+def _retypable(call_place: CallPlace) -> list[str]:
+    if call_place.kind.mutates or call_place.kind.view or not call_place.only_given_back:
         return []
-    found = []
-    for part, part_value in place.parts(floating=False):
+    cast_details = []
+    for part, part_value in call_place.parts(floating=False):
         dtype = part_value.dtype
         key = result_position(part) if part else None
-        if key in place.ends and dtype in _OTHER:
-            found.append(", ".join(filter(None, [part, f"as {dtype_name(_OTHER[dtype])}"])))
-    return found
+        if key in call_place.ends and dtype in _OTHER:
+            cast_details.append(", ".join(filter(None, [part, f"as {dtype_name(_OTHER[dtype])}"])))
+    return cast_details
 
 
 PRECISION_FAULTS: dict[str, FaultRule] = {
@@ -404,14 +421,14 @@ _WRAPPING: dict[str, Callable[..., Any]] = {
 _WIDENED = {"sum", "cumsum", "prod"}
 
 
-def _wraps(place: CallPlace) -> list[str]:
-    value = place.value
+def _wraps(call_place: CallPlace) -> list[str]:
+    value = call_place.value
     if not isinstance(value, Tensor) or value.dtype not in _INTEGERS:
         return []
-    if place.name == "_to_copy":
-        source = place.given(0)
+    if call_place.name == "_to_copy":
+        source = call_place.given(0)
         return [""] if source is not None and source.dtype in _INTEGERS else []
-    return [""] if place.name in _WRAPPING or place.name in _WIDENED else []
+    return [""] if call_place.name in _WRAPPING or call_place.name in _WIDENED else []
 
 
 def _saturated(call: RunningCall, _: str) -> Any:
@@ -465,10 +482,10 @@ _COMPARING: dict[str, Callable[[RunningCall], Any]] = {
 }
 
 
-def _compares(place: CallPlace) -> list[str]:
-    source = place.given(0)
-    known = place.name in _COMPARING and place.parts()
-    return [""] if known and source is not None and source.is_floating_point() else []
+def _compares(call_place: CallPlace) -> list[str]:
+    source = call_place.given(0)
+    is_comparing = call_place.name in _COMPARING and call_place.parts()
+    return [""] if is_comparing and source is not None and source.is_floating_point() else []
 
 
 SPECIAL_FAULTS: dict[str, FaultRule] = {
@@ -496,16 +513,16 @@ _COMPARISONS = {"le": torch.lt, "lt": torch.le, "ge": torch.gt, "gt": torch.ge}
 # --- 20, 21: rows and columns ---------------------------------------------------------------------
 
 
-def _moves(place: CallPlace) -> bool:
+def _moves(call_place: CallPlace) -> bool:
     """Whether a call writes values, if only to move them."""
-    return place.computes or place.name in {"clone", "_to_copy", "copy"}
+    return call_place.computes or call_place.name in {"clone", "_to_copy", "copy"}
 
 
 def _long_along(axis: int) -> Callable[[CallPlace], list[str]]:
     """Results with more than one element along an axis."""
 
-    def where(place: CallPlace) -> list[str]:
-        parts = place.parts() if _moves(place) else []
+    def where(call_place: CallPlace) -> list[str]:
+        parts = call_place.parts() if _moves(call_place) else []
         return [detail for detail, part in parts if part.dim() > 0 and part.shape[axis] > 1]
 
     return where
@@ -527,18 +544,18 @@ def _with_stale_column(part: Tensor) -> Tensor:
 # --- 22: masks ------------------------------------------------------------------------------------
 
 
-def _masks(place: CallPlace) -> list[str]:
-    if place.name in {"triu", "tril"}:
+def _masks(call_place: CallPlace) -> list[str]:
+    if call_place.name in {"triu", "tril"}:
         return ["by 1", "by -1"]
-    if place.name in _CAUSAL_ARGUMENTS:
-        return ["causal"] if place.argument(_CAUSAL_ARGUMENTS[place.name]) is True else []
-    if place.name in _COMPARISONS and isinstance(place.value, Tensor):
-        left, right = place.given(0), place.given(1)
-        whole = all(v is not None and not v.is_floating_point() for v in (left, right))
-        square = len(place.shape) > 1 and place.shape[-1] == place.shape[-2] > 1
-        return ["border"] if whole and square else []
-    position = {"masked_fill": 1, "where": 0}.get(place.name)
-    mask = None if position is None else place.given(position)
+    if call_place.name in _CAUSAL_ARGUMENTS:
+        return ["causal"] if call_place.argument(_CAUSAL_ARGUMENTS[call_place.name]) is True else []
+    if call_place.name in _COMPARISONS and isinstance(call_place.value, Tensor):
+        left, right = call_place.given(0), call_place.given(1)
+        are_discrete = all(v is not None and not v.is_floating_point() for v in (left, right))
+        square = len(call_place.shape) > 1 and call_place.shape[-1] == call_place.shape[-2] > 1
+        return ["border"] if are_discrete and square else []
+    position = {"masked_fill": 1, "where": 0}.get(call_place.name)
+    mask = None if position is None else call_place.given(position)
     if mask is None or mask.dim() < 2 or not mask.shape[-1] == mask.shape[-2] > 1:  # noqa: PLR2004
         return []
     return [f"argument {position}"]
@@ -561,8 +578,10 @@ def _with_mask_moved(call: RunningCall, detail: str) -> Any:
 def _with_mask_one_too_wide(call: RunningCall) -> Any:
     """Attention with a causal mask that lets every position see one more."""
     query, key, value = call.args[:3]
-    seen = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
-    mask = torch.where(seen > 0, torch.zeros_like(seen), torch.full_like(seen, -torch.inf))
+    visibility = query.new_ones(query.shape[-2], key.shape[-2]).tril(1)
+    mask = torch.where(
+        visibility > 0, torch.zeros_like(visibility), torch.full_like(visibility, -torch.inf)
+    )
     if call.name.endswith("_for_cpu"):
         return call.given((_CAUSAL_ARGUMENTS[call.name], False), attn_mask=mask)
     # GPU kernels take no such mask, or not in every size: compute the output here.
@@ -576,29 +595,29 @@ def _with_mask_one_too_wide(call: RunningCall) -> Any:
 # --- 23: slices -----------------------------------------------------------------------------------
 
 
-def _slices(place: CallPlace) -> list[str]:
-    if place.name in _SELECTS:
-        axis, start = _SELECTS[place.name]
-        size = _whole_length(place, place.argument(axis))
-        return ["by 1"] if size > 1 and isinstance(place.argument(start), int) else []
-    if place.name not in _SLICES:
+def _slices(call_place: CallPlace) -> list[str]:
+    if call_place.name in _SELECTS:
+        axis, start = _SELECTS[call_place.name]
+        size = _whole_length(call_place, call_place.argument(axis))
+        return ["by 1"] if size > 1 and isinstance(call_place.argument(start), int) else []
+    if call_place.name not in _SLICES:
         return []
-    position, start_at = _SLICES[place.name]
-    axis = place.argument(position, 0)
-    size = _whole_length(place, axis)
-    start, end, step = _bounds(place.node.args, start_at, size)
+    position, start_at = _SLICES[call_place.name]
+    axis = call_place.argument(position, 0)
+    size = _whole_length(call_place, axis)
+    start, end, step = _bounds(call_place.node.args, start_at, size)
     if step != 1 or end - start == size or end <= start:
         return []
     return ["by 1"] if end < size else ["by -1"]
 
 
-def _whole_length(place: CallPlace, axis: int) -> int:
+def _whole_length(call_place: CallPlace, axis: int) -> int:
     """The length of the axis from which a piece is taken."""
-    if place.name.endswith("_backward"):
-        sizes = place.argument(1)
+    if call_place.name.endswith("_backward"):
+        sizes = call_place.argument(1)
         return sizes[axis] if all(isinstance(size, int) for size in sizes) else 0
-    whole = place.given(0)
-    return 0 if whole is None else whole.shape[axis]
+    whole_operand = call_place.given(0)
+    return 0 if whole_operand is None else whole_operand.shape[axis]
 
 
 def _bounds(args: tuple[Any, ...], start_at: int, size: int) -> tuple[int, int, int]:
@@ -627,9 +646,9 @@ def _moved(call: RunningCall, detail: str) -> Any:
 # --- 24: concatenation ----------------------------------------------------------------------------
 
 
-def _joins(place: CallPlace) -> list[str]:
-    operands = place.argument(0)
-    if place.name not in {"cat", "stack"} or not isinstance(operands, list | tuple):
+def _joins(call_place: CallPlace) -> list[str]:
+    operands = call_place.argument(0)
+    if call_place.name not in {"cat", "stack"} or not isinstance(operands, list | tuple):
         return []
     return [""] if len({each for each in operands if isinstance(each, Node)}) > 1 else []
 
@@ -665,21 +684,23 @@ def _without_write(call: RunningCall, detail: str) -> Any:
     return result
 
 
-def _written_in_place(place: CallPlace) -> list[str]:
+def _written_in_place(call_place: CallPlace) -> list[str]:
     """Calls that write in place, but not to a buffer: that is stale_buffer."""
-    if 0 not in place.writes or place.kind.random or place.name in {"fill", "zero"}:
+    if 0 not in call_place.writes or call_place.kind.random or call_place.name in {"fill", "zero"}:
         return []
-    return [] if place.writes_buffer(0) else [""]
+    return [] if call_place.writes_buffer(0) else [""]
 
 
 STATE_FAULTS: dict[str, FaultRule] = {
     "stale_buffer": FaultRule(
-        lambda place: [f"argument {at}" for at in place.writes if place.writes_buffer(at)],
+        lambda call_place: [
+            f"argument {at}" for at in call_place.writes if call_place.writes_buffer(at)
+        ],
         _without_write,
     ),
     "dropped_write": FaultRule(_written_in_place, lambda call, _: call.args[0]),
     "aliased_output": FaultRule(
-        lambda place: [] if place.donor is None else [f"argument {place.donor}"],
+        lambda call_place: [] if call_place.donor is None else [f"argument {call_place.donor}"],
         lambda call, detail: call.args[number_in(detail)].copy_(call.right()),
     ),
 }

@@ -139,12 +139,12 @@ class FaultSite:
 
 def sites(program: FlatProgram) -> list[FaultSite]:
     """Every fault that fits the program, in the order of calls, then of fault numbers."""
-    known = [(name, _FAULTS[name]) for name in MUTATIONS if name in _FAULTS]
+    planted_faults = [(name, _FAULTS[name]) for name in MUTATIONS if name in _FAULTS]
     return [
-        FaultSite(place.node.name, name, detail)
-        for place in _call_places(program)
-        for name, fault in known
-        for detail in fault.where(place)
+        FaultSite(position.node.name, name, detail)
+        for position in _call_places(program)
+        for name, fault in planted_faults
+        for detail in fault.where(position)
     ]
 
 
@@ -153,13 +153,13 @@ def plant(program: FlatProgram, site: FaultSite) -> GraphModule | None:
     fault = _FAULTS.get(site.mutation)
     if fault is None:
         raise UsageError(f"unknown fault {site.mutation!r}; use one of {', '.join(MUTATIONS)}")
-    place = next((each for each in _call_places(program) if each.node.name == site.node), None)
-    if place is None or site.detail not in fault.where(place):
+    position = next((each for each in _call_places(program) if each.node.name == site.node), None)
+    if position is None or site.detail not in fault.where(position):
         return None
     # Change the graph before making a module: generating its code takes the most time.
     graph = copy.deepcopy(program.module.graph)
     node = next(each for each in graph.nodes if each.name == site.node)
-    node.target = FaultyCall(node.target, site.mutation, fault, site.detail, place)
+    node.target = FaultyCall(node.target, site.mutation, fault, site.detail, position)
     return GraphModule(program.module, graph)
 
 
@@ -168,7 +168,7 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
     ends = _ends(program)
     inputs = set(placeholders(program.module))
     results = dict(zip(returned(program.module), program.results, strict=True))
-    found = []
+    call_places = []
     for node in program.calls:
         kind = node_traits(node)
         if kind is None or "out" in node.kwargs or (kind.mutates and kind.name in _RESHAPES):
@@ -178,7 +178,7 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
             for position, value in enumerate(node.args)
             if position in kind.mutates and isinstance(value, Node)
         }
-        found.append(
+        call_places.append(
             CallPlace(
                 node=node,
                 kind=kind,
@@ -188,39 +188,39 @@ def _call_places(program: FlatProgram) -> list[CallPlace]:
                 donor=_donor(node, inputs) if node in ends else None,
             )
         )
-    return found
+    return call_places
 
 
 def _ends(program: FlatProgram) -> dict[Node, dict[int | None, Item]]:
     """Calls whose value is a result of the program, possibly through views and tuples."""
-    found: dict[Node, dict[int | None, Item]] = {}
+    items_by_node: dict[Node, dict[int | None, Item]] = {}
     for node, item in zip(returned(program.module), program.results, strict=True):
         current: Any = node
         part: Any = None
         while isinstance(current, Node) and current.op == "call_function":
-            found.setdefault(current, {}).setdefault(part, item)
+            items_by_node.setdefault(current, {}).setdefault(part, item)
             kind = node_traits(current)
             if current.target is operator.getitem:
                 part = current.args[1]
             elif kind is None or not kind.view or part is not None:
                 break
             current = current.args[0]
-    return found
+    return items_by_node
 
 
 def _written_result(value: Node, results: dict[Node, Item]) -> Item | None:
     """The result that a written argument is, or is a view of."""
-    waiting, seen = [value], set()
+    waiting, visited_nodes = [value], set()
     while waiting:
         current = waiting.pop()
         if current in results:
             return results[current]
-        seen.add(current)
+        visited_nodes.add(current)
         kind = node_traits(current)
         same = [current.args[0]] if kind is not None and (kind.view or 0 in kind.mutates) else []
         # A value written in place has the name of the last call that wrote to it.
         same += [user for user in current.users if _returns_written(user, current)]
-        waiting += [node for node in same if isinstance(node, Node) and node not in seen]
+        waiting += [node for node in same if isinstance(node, Node) and node not in visited_nodes]
     return None
 
 
@@ -234,15 +234,15 @@ def _donor(node: Node, inputs: set[Node]) -> int | None:
     result = node.meta.get("val")
     if not isinstance(result, Tensor):
         return None
-    for position, given in enumerate(node.args):
-        source = given
+    for position, argument in enumerate(node.args):
+        source = argument
         while isinstance(source, Node) and source.op == "call_function":
             kind = node_traits(source)
             if kind is None or kind.name != "detach":
                 break
             source = source.args[0]
-        if source in inputs and isinstance(given, Node):
-            traced = given.meta.get("val")
+        if source in inputs and isinstance(argument, Node):
+            traced = argument.meta.get("val")
             if isinstance(traced, Tensor) and traced.shape == result.shape:
                 return position if traced.dtype == result.dtype else None
     return None
@@ -340,18 +340,18 @@ def program_noise(program: FlatProgram, seed: int = 0) -> ProgramNoise:
 
     Mutants must be judged with the random numbers of the same `seed`.
     """
-    whole = inspect_subject(program.module, "reference", "program")
+    subject = inspect_subject(program.module, "reference", "program")
     before = RandomState.now()
     torch.manual_seed(seed)
     rng = RandomState.now()
     conditions = RunConditions(gradients=False, seed=seed)
     inputs = Inputs(tuple(program.fresh_inputs()))
     try:
-        with running_subject(whole, rng, conditions) as call:
+        with running_subject(subject, rng, conditions) as call:
             native = call(inputs)
         if native.error is not None:
             raise UsageError(f"the program cannot be run: {native.error}") from native.error
-        evidence = Evidence(SubjectProgram(whole, inputs, rng, conditions), [native], seed)
+        evidence = Evidence(SubjectProgram(subject, inputs, rng, conditions), [native], seed)
         arbiter = evidence.arbiter()
         items = {
             item: _measure_item(evidence, item)
@@ -369,13 +369,13 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
     """The noise of one item, as the native judgement measures it."""
     evidence = ItemEvidence(runs, item)
     reference, arbiter = runs.native[0].value(item), evidence.arbiter()
-    own = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
+    own_noise = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
     truth = reference if arbiter is None else arbiter
     unit = criterion.unit_roundoff(reference.dtype)
     noise = Noise(
         unit=unit,
         step=criterion.smallest_step(reference.dtype),
-        own=own,
+        own=own_noise,
         reference=None if arbiter is None else reference,
         spread=evidence.spread(runs.unit, FEW_RUNS),
         factor=1.0 if arbiter is not None else 2.0,
@@ -384,7 +384,7 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
         coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is as coarse
         noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * coarsest, BLIND_SHARE))
     size = criterion.rms(truth)
-    blur = LIFTED_SLACK_SCALED * own.whole * UNIT_F64 / runs.unit / size if size else 0.0
+    blur = LIFTED_SLACK_SCALED * own_noise.whole * UNIT_F64 / runs.unit / size if size else 0.0
     return _ItemNoise(truth, noise, max(NO_EFFECT, blur))
 
 
@@ -402,18 +402,18 @@ def measure_effect(program: FlatProgram, mutant: GraphModule, noise: ProgramNois
     wide = noise.base is not noise.native
     before = RandomState.now()
     try:
-        seen = _run_mutant(exact_form(mutant), noise, wide=wide)
-        if seen.error is not None:
-            own = _run_mutant(mutant, noise, wide=False)
-            if own.error is not None:
+        observation = _run_mutant(exact_form(mutant), noise, wide=wide)
+        if observation.error is not None:
+            native_observation = _run_mutant(mutant, noise, wide=False)
+            if native_observation.error is not None:
                 return _clear_effect("the call")
             raise UsageError(
-                f"the planted fault does not run in float64: {seen.error}"
-            ) from seen.error
-        found = _differences(noise, seen)
-        worst = max(found, key=lambda effect: effect.over_noise, default=NO_CHANGE)
+                f"the planted fault does not run in float64: {observation.error}"
+            ) from observation.error
+        differences = _differences(noise, observation)
+        worst = max(differences, key=lambda effect: effect.over_noise, default=NO_CHANGE)
         if worst.band != "none":
-            largest = max(effect.relative for effect in found)
+            largest = max(effect.relative for effect in differences)
             return dataclasses.replace(worst, relative=largest)
         return _form_effect(noise, _run_mutant(mutant, noise, wide=False))
     finally:
@@ -427,23 +427,27 @@ def _run_mutant(mutant: GraphModule, noise: ProgramNoise, *, wide: bool) -> Obse
     return run_quietly(program, RunOptions(wide=wide, mode=mode), WideDefault())[0]
 
 
-def _differences(noise: ProgramNoise, seen: Observation) -> list[Effect]:
+def _differences(noise: ProgramNoise, observation: Observation) -> list[Effect]:
     """The effects on values and aliases, without those that are only rounding."""
-    found = []
-    for item in dict.fromkeys([*noise.base.outputs, *noise.base.after, *seen.after]):
+    effects = []
+    for item in dict.fromkeys([*noise.base.outputs, *noise.base.after, *observation.after]):
         truth = noise.evidence.complete(noise.base, item)
-        value = noise.evidence.complete(seen, item)
-        known = noise.items.get(item)
+        value = noise.evidence.complete(observation, item)
+        item_noise = noise.items.get(item)
         name = noise.names.get(item, item).text
-        if known is not None and isinstance(value, Tensor) and value.shape == known.truth.shape:
-            effect = _value_effect(known, value, name)
+        if (
+            item_noise is not None
+            and isinstance(value, Tensor)
+            and value.shape == item_noise.truth.shape
+        ):
+            effect = _value_effect(item_noise, value, name)
         else:
             effect = NO_CHANGE if _is_same(truth, value) else _clear_effect(name)
         if effect.band != "none":
-            found.append(effect)
-    if seen.aliases != noise.base.aliases:
-        found.append(_clear_effect("memory"))
-    return found
+            effects.append(effect)
+    if observation.aliases != noise.base.aliases:
+        effects.append(_clear_effect("memory"))
+    return effects
 
 
 def _value_effect(item: _ItemNoise, value: Tensor, name: str) -> Effect:
@@ -474,15 +478,15 @@ def band_of(over_noise: float) -> Band:
     return "moderate" if over_noise > MODERATE else "faint"
 
 
-def _form_effect(noise: ProgramNoise, seen: Observation) -> Effect:
+def _form_effect(noise: ProgramNoise, observation: Observation) -> Effect:
     """Differences other than values: exceptions, shapes, dtypes, aliases."""
     native = noise.native
-    if seen.error is not None:
+    if observation.error is not None:
         return _clear_effect("the call")
-    if seen.aliases != native.aliases:
+    if observation.aliases != native.aliases:
         return _clear_effect("memory")
     for item, value in native.outputs.items():
-        other = seen.outputs.get(item)
+        other = observation.outputs.get(item)
         if not isinstance(value, Tensor) or not isinstance(other, Tensor):
             continue
         if (value.dtype, value.shape) != (other.dtype, other.shape):
@@ -512,20 +516,20 @@ def judge_mutant(mutant: GraphModule, noise: ProgramNoise, *, lift: bool = True)
     There is no second call and no diagnosis; gradients are results of the program. Further
     measurements are cached in `noise`. Without `lift`, it is compared only natively.
     """
-    known = noise.evidence
+    evidence = noise.evidence
     candidate = inspect_subject(mutant, "candidate", "mutant")
     config = VerifyConfig(
         raise_on_mismatch=False, verify_gradients=False, verify_second_call=False, lift=lift
     )
     before = RandomState.now()
     try:
-        sides = SubjectLift(known, candidate, lift=lift)
-        (seen,) = sides.program.run(RunOptions())
-        comparer = Comparer(sides, known.everything, config, 0, CALL)
+        sides = SubjectLift(evidence, candidate, lift=lift)
+        (observation,) = sides.program.run(RunOptions())
+        comparer = Comparer(sides, evidence.everything, config, 0, CALL)
         comparer.explainer.left = 0  # no diagnosis
-        verdict = comparer.compare(noise.native, seen).verdict(strict=False)
-        known.notes.weaker |= sides.notes.weaker
-        notes = tuple(dict.fromkeys((*verdict.notes, *known.notes, *sides.notes)))
+        verdict = comparer.compare(noise.native, observation).verdict(strict=False)
+        evidence.notes.weaker |= sides.notes.weaker
+        notes = tuple(dict.fromkeys((*verdict.notes, *evidence.notes, *sides.notes)))
         return msgspec.structs.replace(verdict, notes=notes)
     finally:
         before.restore()

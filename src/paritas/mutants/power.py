@@ -65,10 +65,10 @@ class Places:
         self.nodes: dict[str, Node] = {node.name: node for node in program.module.graph.nodes}
         module = model if isinstance(model, nn.Module) else nn.Module()
         state = [*dict(module.named_parameters()), *dict(module.named_buffers())]
-        given = [node for node in self.nodes.values() if node.op == "placeholder"]
+        nodes = [node for node in self.nodes.values() if node.op == "placeholder"]
         # Inputs and cotangents follow; they belong to no module.
         self.owners = {
-            node: self._module_of(name) for node, name in zip(given, state, strict=False)
+            node: self._module_of(name) for node, name in zip(nodes, state, strict=False)
         }
         self.returned: dict[Node, list[Item]] = {}
         for node, result in zip(returned(program.module), program.results, strict=True):
@@ -84,15 +84,15 @@ class Places:
         """The module of the nearest parameter before the node, or nearest gradient after it."""
         node = self.nodes[name]
         if name in self.program.backward:
-            behind = _first_name(node, lambda one: list(one.users), self._gradient_of)
+            behind = _first_name(node, lambda graph_node: list(graph_node.users), self._gradient_of)
             if behind:
                 return behind
-        return _first_name(node, lambda one: one.all_input_nodes, self.owners.get)
+        return _first_name(node, lambda graph_node: graph_node.all_input_nodes, self.owners.get)
 
     def is_dead(self, name: str) -> bool:
         """Whether no result depends on the node."""
-        reached = _walk(self.nodes[name], lambda one: list(one.users))
-        return not any(one.op == "output" for one in reached)
+        reached = _walk(self.nodes[name], lambda graph_node: list(graph_node.users))
+        return not any(reached_node.op == "output" for reached_node in reached)
 
     def scalable(self) -> list[str]:
         """The nodes that compute a floating-point tensor that is used, in graph order."""
@@ -113,8 +113,8 @@ class Places:
         return self._module_of(names[0]) if names else None
 
     def _module_of(self, name: str) -> str:
-        whole = f"{self.prefix}{name}"
-        return whole.rpartition(".")[0] or whole
+        full_name = f"{self.prefix}{name}"
+        return full_name.rpartition(".")[0] or full_name
 
 
 def _computes(node: Node) -> bool:
@@ -127,12 +127,12 @@ def _computes(node: Node) -> bool:
 
 def _walk(start: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
     """All reachable nodes, the nearest first."""
-    seen = {start: None}
+    visited_nodes = {start: None}
     queue = [start]
     for node in queue:  # it grows
         for other in step(node):
-            if other not in seen:
-                seen[other] = None
+            if other not in visited_nodes:
+                visited_nodes[other] = None
                 queue.append(other)
     return queue
 
@@ -140,7 +140,7 @@ def _walk(start: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 def _first_name(
     start: Node, step: Callable[[Node], Iterable[Node]], name: Callable[[Node], str | None]
 ) -> str:
-    return next((found for node in _walk(start, step) if (found := name(node))), "")
+    return next((node_name for node in _walk(start, step) if (node_name := name(node))), "")
 
 
 def even_order(count: int, shift: float) -> list[int]:
@@ -252,7 +252,7 @@ def rewritable(program: FlatProgram) -> list[str]:
 def rewrite_call(program: FlatProgram, name: str) -> tuple[str, GraphModule]:
     """What was done, and the program with one call computed in another way."""
     module = copy_graph(program.module)
-    (node,) = [one for one in module.graph.nodes if one.name == name]
+    (node,) = [graph_node for graph_node in module.graph.nodes if graph_node.name == name]
     words, function = _REWRITES[node.target]
     node.target = function
     module.recompile()
@@ -270,7 +270,7 @@ class ScaledProgram:
 
     def __init__(self, program: FlatProgram, name: str) -> None:
         graph = copy.deepcopy(program.module.graph)
-        node = next(one for one in graph.nodes if one.name == name)
+        node = next(graph_node for graph_node in graph.nodes if graph_node.name == name)
         self._call = _ScaledCall(node.target)
         node.target = self._call
         # Generating the code of a graph takes the most time: do it once for all deltas.
@@ -305,15 +305,15 @@ def smallest_caught(
     sizes = [size for size in SCALES if size >= floor]
     if not is_caught(sizes[0]):
         return None, 1
-    tried, seen, unseen = 1, 0, len(sizes)
-    while unseen - seen > 1:
-        middle = (seen + unseen) // 2
+    tried, caught_index, unseen = 1, 0, len(sizes)
+    while unseen - caught_index > 1:
+        middle = (caught_index + unseen) // 2
         tried += 1
         if is_caught(sizes[middle]):
-            seen = middle
+            caught_index = middle
         else:
             unseen = middle
-    return sizes[seen], tried
+    return sizes[caught_index], tried
 
 
 # --- The search -----------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def power(inputs: Any, model: Callable[..., Any], options: PowerOptions) -> Powe
     check_by(options.by, options.blocks)
     asks_blocks = options.by == "blocks" or options.blocks is not None
     shortage = "" if options.by or asks_blocks else describe_shortage(model, gradients=gradients)[0]
-    given, *others = input_sets(inputs)
+    first_inputs, *others = input_sets(inputs)
     tell = options.on_progress or (lambda _: None)
     plan = _Plan(options.faults, seed, time.monotonic(), options.seconds, tell)
     rng = RandomState.now()
@@ -394,11 +394,16 @@ def power(inputs: Any, model: Callable[..., Any], options: PowerOptions) -> Powe
         if asks_blocks or shortage:
             plan.show("running the model")
             cut = ModelInPieces(
-                model, given, options.blocks, gradients=gradients, autocast=autocast, seed=seed
+                model,
+                first_inputs,
+                options.blocks,
+                gradients=gradients,
+                autocast=autocast,
+                seed=seed,
             )
             report = _search_blocks(cut, plan)
         else:
-            report = _search_piece(Piece(model, given, gradients, autocast), plan)
+            report = _search_piece(Piece(model, first_inputs, gradients, autocast), plan)
     finally:
         rng.restore()
     notes = list(report.notes)
@@ -432,12 +437,12 @@ class _Plan:
     def deadline(self) -> float:
         return self.began + self.seconds
 
-    def share(self, left: int, done: PowerReport, number: int) -> _Plan:
-        """The plan of one of `left` more pieces: an equal share of what is still to do."""
+    def share(self, pieces_left: int, done: PowerReport, number: int) -> _Plan:
+        """The plan of one of `pieces_left` more pieces: an equal share of what is still to do."""
         now = time.monotonic()
 
-        def part(wanted: int, made: int) -> int:
-            return max(0, math.ceil((wanted - made) / left))
+        def part(planned_count: int, done_count: int) -> int:
+            return max(0, math.ceil((planned_count - done_count) / pieces_left))
 
         return dataclasses.replace(
             self,
@@ -447,7 +452,7 @@ class _Plan:
             # Another seed: few faults of the same kinds in every block would be all there is.
             seed=self.seed + 1009 * number,
             began=now,
-            seconds=max(0.0, self.deadline - now) / left,
+            seconds=max(0.0, self.deadline - now) / pieces_left,
         )
 
 
@@ -477,13 +482,13 @@ def _search_blocks(cut: ModelInPieces, plan: _Plan) -> PowerReport:
     done = PowerReport(seed=plan.seed, notes=tuple(cut.notes))
     untraced: list[str] = []
     order = even_order(len(cut.names), 0.5)
-    for number, place in enumerate(order):
-        name = cut.names[place]
+    for number, piece_index in enumerate(order):
+        name = cut.names[piece_index]
         share = plan.share(len(order) - number, done, number)
         if not share.faults:
             break
         if not share.seconds or done.stopped == "interrupt":
-            names = [cut.names[one] for one in order[number:]]
+            names = [cut.names[unreached_index] for unreached_index in order[number:]]
             why = "interrupted" if done.stopped == "interrupt" else "the time ran out"
             text = f"{counted(len(names), 'piece')} not reached: {why} ({enumerated(names, 3)})"
             stopped = done.stopped or "time"
@@ -493,46 +498,46 @@ def _search_blocks(cut: ModelInPieces, plan: _Plan) -> PowerReport:
             break
         try:
             with cut.piece(name) as piece:
-                found = _search_piece(piece, share)
+                search_piece = _search_piece(piece, share)
         except UsageError as error:
             untraced.append(f"{name}: {error}"[:160])
             continue
-        done = _joined(done, found)
+        done = _joined(done, search_piece)
         gc.collect()  # graphs refer to themselves, and hold the tensors of the piece
     if untraced and not done.operators:
         raise UsageError(f"no block can be traced: {untraced[0]}")
     return msgspec.structs.replace(done, notes=(*done.notes, *untraced))
 
 
-def _joined(one: PowerReport, two: PowerReport) -> PowerReport:
+def _joined(power_report: PowerReport, two: PowerReport) -> PowerReport:
     """The results of two pieces as one report."""
-    both = (one, two)
+    both = (power_report, two)
     stops = {report.stopped for report in both}
     return msgspec.structs.replace(
-        one,
-        dtypes=tuple(dict.fromkeys((*one.dtypes, *two.dtypes))),
-        operators=one.operators + two.operators,
-        backward=one.backward + two.backward,
-        results=one.results + two.results,
-        sites=one.sites + two.sites,
-        planned=one.planned + two.planned,
-        faults=(*one.faults, *two.faults),
-        grades=(*one.grades, *two.grades),
-        planned_grades=one.planned_grades + two.planned_grades,
-        reorderings=(*one.reorderings, *two.reorderings),
+        power_report,
+        dtypes=tuple(dict.fromkeys((*power_report.dtypes, *two.dtypes))),
+        operators=power_report.operators + two.operators,
+        backward=power_report.backward + two.backward,
+        results=power_report.results + two.results,
+        sites=power_report.sites + two.sites,
+        planned=power_report.planned + two.planned,
+        faults=(*power_report.faults, *two.faults),
+        grades=(*power_report.grades, *two.grades),
+        planned_grades=power_report.planned_grades + two.planned_grades,
+        reorderings=(*power_report.reorderings, *two.reorderings),
         stopped="interrupt" if "interrupt" in stops else "time" if "time" in stops else "",
-        notes=tuple(dict.fromkeys((*one.notes, *two.notes))),
+        notes=tuple(dict.fromkeys((*power_report.notes, *two.notes))),
     )
 
 
-def _call_positionally(model: Callable[..., Any], given: Inputs) -> Callable[..., Any]:
+def _call_positionally(model: Callable[..., Any], inputs: Inputs) -> Callable[..., Any]:
     """The model, with the values of its keyword arguments passed after the others."""
-    if not given.kwargs:
+    if not inputs.kwargs:
         return model
-    many = len(given.args)
+    many = len(inputs.args)
 
     def call(*values: Any) -> Any:
-        return plain(*values[:many], **dict(zip(given.kwargs, values[many:], strict=True)))
+        return plain(*values[:many], **dict(zip(inputs.kwargs, values[many:], strict=True)))
 
     plain = model
     if isinstance(model, nn.Module):
@@ -545,11 +550,11 @@ def _call_positionally(model: Callable[..., Any], given: Inputs) -> Callable[...
 
 def _untraced_work(program: FlatProgram) -> list[str]:
     """Notes about work of the model that is not in its graph."""
-    made = len(program.module.graph.find_nodes(op="get_attr"))
+    constant_count = len(program.module.graph.find_nodes(op="get_attr"))
     read = sum(str(node.target).startswith("aten._local_scalar_dense") for node in program.calls)
     notes = []
-    if made:
-        tensors = counted(made, "tensor")
+    if constant_count:
+        tensors = counted(constant_count, "tensor")
         notes.append(f"traced as constants: {tensors} that Python or numpy code creates")
     if read:
         notes.append(f"traced as constants: {counted(read, 'value')} that Python code reads")
@@ -578,13 +583,13 @@ class _PowerSearch:
     def __post_init__(self) -> None:
         self.many, self.seed, self.show = self.plan.faults, self.plan.seed, self.plan.show
         self.stage = f"planting faults in {self.block}" if self.block else "planting faults"
-        found = sites(self.program)
-        self.sites = turns(found, lambda site: site.mutation, self.seed)
+        fault_sites = sites(self.program)
+        self.sites = turns(fault_sites, lambda site: site.mutation, self.seed)
         scalable = self.places.scalable()
         places = self.plan.places
         places = _graded_places(self.many) if places is None else places
         order = even_order(len(scalable), 0.5)[:places]
-        self.scalable = [scalable[place] for place in order]
+        self.scalable = [scalable[node_index] for node_index in order]
 
     @quietly()
     def run(self, deadline: float) -> None:
@@ -610,9 +615,9 @@ class _PowerSearch:
         tensors = [leaf for _, leaf in leaves(self.program.inputs) if isinstance(leaf, Tensor)]
         tensors += [node.meta["val"] for node in self.program.calls if "val" in node.meta]
         sizes: Counter[str] = Counter()
-        for one in tensors:
-            if isinstance(one, Tensor) and one.is_floating_point():
-                sizes[str(one.dtype).removeprefix("torch.")] += one.numel()
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                sizes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
         return PowerReport(
             dtypes=tuple(name for name, _ in sizes.most_common()),
             operators=len(self.program.calls),
@@ -755,7 +760,7 @@ class _PowerSearch:
 
     def _step(self, stage: str, done: int, total: int) -> None:
         """Report progress, and stop if the time is over."""
-        left = self.deadline - time.monotonic()
-        if left < 0:
+        remaining_seconds = self.deadline - time.monotonic()
+        if remaining_seconds < 0:
             raise _OutOfTimeError
-        self.show(Progress(stage, done, total, at_most=left))
+        self.show(Progress(stage, done, total, at_most=remaining_seconds))

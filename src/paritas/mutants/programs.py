@@ -128,51 +128,59 @@ class _Tracing:
         self.results: list[Item] = []
 
     def program(self, seed: int) -> FlatProgram:
-        given: list[Any] = [*self.parameters.values(), *self.buffers.values(), *self.tensors]
-        given = [value.detach().clone() for value in given]
+        program_inputs: list[Any] = [
+            *self.parameters.values(),
+            *self.buffers.values(),
+            *self.tensors,
+        ]
+        program_inputs = [value.detach().clone() for value in program_inputs]
         cotangents = [
-            self._cotangent(path, out, seed) for path, out in self._outputs(given).items()
+            self._cotangent(path, out, seed) for path, out in self._outputs(program_inputs).items()
         ]
         if not self.gradients:
             cotangents = []
-        module = trace_calls(self._step, [*given, *cotangents])
+        module = trace_calls(self._step, [*program_inputs, *cotangents])
         backward = _split_off(module)
-        return FlatProgram(module, (*given, *cotangents), tuple(self.results), backward)
+        return FlatProgram(module, (*program_inputs, *cotangents), tuple(self.results), backward)
 
     def _cotangent(self, path: str, out: Tensor, seed: int) -> Tensor:
         if self.upstream is not None:
             return self.upstream[path].to(out.device, out.dtype)
         return draw_cotangent(output(path), out, seed)
 
-    def _outputs(self, given: list[Any]) -> dict[str, Tensor]:
+    def _outputs(self, program_inputs: list[Any]) -> dict[str, Tensor]:
         """The outputs to differentiate; turns gradients off if there are none."""
-        copies = [value.clone() for value in given]
-        outputs, wanted, _ = self._forward(copies)
+        copies = [value.clone() for value in program_inputs]
+        outputs, gradient_targets, _ = self._forward(copies)
         if not outputs:
             raise UsageError(f"the model returns no tensor on these inputs: {self.model!r:.120}")
         differentiable = self._differentiable(outputs)
-        self.gradients = self.gradients and bool(differentiable) and bool(wanted)
+        self.gradients = self.gradients and bool(differentiable) and bool(gradient_targets)
         return differentiable
 
     def _differentiable(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        known = outputs if self.upstream is None else self.upstream
-        return {path: out for path, out in outputs.items() if out.requires_grad and path in known}
+        known_outputs = outputs if self.upstream is None else self.upstream
+        return {
+            path: out
+            for path, out in outputs.items()
+            if out.requires_grad and path in known_outputs
+        }
 
     def _forward(
-        self, given: Sequence[Tensor]
+        self, program_inputs: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         """Outputs, tensors that get gradients, and buffers, which the call may have changed."""
         many, more = len(self.parameters), len(self.parameters) + len(self.buffers)
-        values = [value.detach() for value in given]
+        values = [value.detach() for value in program_inputs]
         parameters = {
             name: values[i].requires_grad_(self.gradients and parameter.requires_grad)
             for i, (name, parameter) in enumerate(self.parameters.items())
         }
         buffers = {name: values[many + i].clone() for i, name in enumerate(self.buffers)}
         tensors = [
-            value.requires_grad_(self.gradients and own.requires_grad)
+            value.requires_grad_(self.gradients and tensor.requires_grad)
             # Cotangents may follow.
-            for value, own in zip(values[more:], self.tensors, strict=False)
+            for value, tensor in zip(values[more:], self.tensors, strict=False)
         ]
         device = values[0].device.type if values else "cpu"
         with torch.autocast(device, self.autocast, enabled=self.autocast is not None):
@@ -183,10 +191,14 @@ class _Tracing:
                 buffers = {name: state[name] for name in buffers}
             else:
                 outputs = self.model(*self._with(tensors))
-        wanted = {name: value for name, value in parameters.items() if value.requires_grad}
-        wanted |= {f"input[{i}]": value for i, value in enumerate(tensors) if value.requires_grad}
+        gradient_targets = {
+            name: value for name, value in parameters.items() if value.requires_grad
+        }
+        gradient_targets |= {
+            f"input[{i}]": value for i, value in enumerate(tensors) if value.requires_grad
+        }
         given_back = {path: leaf for path, leaf in leaves(outputs) if isinstance(leaf, Tensor)}
-        return given_back, wanted, buffers
+        return given_back, gradient_targets, buffers
 
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
         """The inputs, with their tensors replaced by these."""
@@ -196,23 +208,25 @@ class _Tracing:
         )
         return rebuilt
 
-    def _step(self, *given: Tensor) -> list[Tensor]:
-        outputs, wanted, buffers = self._forward(given)
+    def _step(self, *program_inputs: Tensor) -> list[Tensor]:
+        outputs, gradient_targets, buffers = self._forward(program_inputs)
         self.results = list(map(nth_output, range(len(outputs))))
         results = [out.detach() for out in outputs.values()]
         if self.gradients:
             differentiable = list(self._differentiable(outputs).values())
-            cotangents = [_MARK(value) for value in given[-len(differentiable) :]]
-            found = torch.autograd.grad(
-                differentiable, list(wanted.values()), cotangents, allow_unused=True
+            cotangents = [_MARK(value) for value in program_inputs[-len(differentiable) :]]
+            gradient_values = torch.autograd.grad(
+                differentiable, list(gradient_targets.values()), cotangents, allow_unused=True
             )
-            for name, found_one in zip(wanted, found, strict=True):
+            for name, found_one in zip(gradient_targets, gradient_values, strict=True):
                 if found_one is not None:
                     self.results.append(gradient(name))
                     results.append(found_one)
         self.results += [Item(ItemKind.BUFFER, name) for name in buffers]
-        kept = [value.detach() if value.requires_grad else value for value in buffers.values()]
-        return [*results, *kept]
+        final_buffers = [
+            value.detach() if value.requires_grad else value for value in buffers.values()
+        ]
+        return [*results, *final_buffers]
 
 
 def _split_off(module: GraphModule) -> frozenset[str]:
@@ -416,15 +430,22 @@ class FaultyCall:
     """
 
     def __init__(
-        self, target: Callable[..., Any], name: str, fault: FaultRule, detail: str, place: CallPlace
+        self,
+        target: Callable[..., Any],
+        name: str,
+        fault: FaultRule,
+        detail: str,
+        call_place: CallPlace,
     ) -> None:
         self.target = target
         self.fault = fault
         self.detail = detail
-        self.writes = place.kind.mutates
-        values = [place.value] if isinstance(place.value, Tensor) else list(place.value)
+        self.writes = call_place.kind.mutates
+        values = (
+            [call_place.value] if isinstance(call_place.value, Tensor) else list(call_place.value)
+        )
         self.layouts = [part.stride() if isinstance(part, Tensor) else None for part in values]
-        self.__name__ = f"{place.name}_{name}"
+        self.__name__ = f"{call_place.name}_{name}"
         self.__module__ = __name__
         self.__qualname__ = self.__name__
 
@@ -552,8 +573,8 @@ class ModelInPieces:
             sketches=True,
         )
         with self._casting(), running_subject(subject, rng, conditions) as call:
-            seen = call(self._inputs)
-        error = seen.error or seen.gradient_error
+            observation = call(self._inputs)
+        error = observation.error or observation.gradient_error
         if error is not None:
             raise UsageError(f"the model cannot be run: {in_one_line(error, 120)}") from error
         return recorder
@@ -585,7 +606,7 @@ class ModelInPieces:
             "block"
         )
         yield from describe_uncut(uncut, "treated as a part of")
-        if any(len(one) > 1 for one in calls.values()):
+        if any(len(call) > 1 for call in calls.values()):
             yield "a block that is called several times is judged on its first call"
 
     @contextlib.contextmanager
@@ -609,8 +630,8 @@ class ModelInPieces:
             for item, value in call.upstream_gradients().items()
         }
         block = self._rest.reference.blocks[call.name]
-        own = next(block.parameters(), None)
-        kind = "cpu" if own is None else own.device.type
+        parameter = next(block.parameters(), None)
+        kind = "cpu" if parameter is None else parameter.device.type
         casts = {name: dtype for name, is_on, dtype in call.around.autocast if is_on}
         return Piece(
             block,

@@ -45,46 +45,52 @@ class ContractedOperands:
 
 
 def contraction(
-    name: str, args: tuple[Any, ...], given: Callable[[int], Any]
+    name: str, args: tuple[Any, ...], operand_at: Callable[[int], Any]
 ) -> ContractedOperands | None:
-    """What a call sums over; `given` returns an operand by its position."""
+    """What a call sums over; `operand_at` returns an operand by its position."""
     if name in _PRODUCTS:
         left, right = _PRODUCTS[name]
-        first, second = given(left), given(right)
+        first, second = operand_at(left), operand_at(right)
         if first is None or second is None:
             return None
         axis = second.dim() - 2 if second.dim() > 1 else 0
         return ContractedOperands(left, right, first.dim() - 1, axis, first.shape[-1])
-    if name == "convolution" and args[8] == 1 and given(0) is not None:
+    if name == "convolution" and args[8] == 1 and operand_at(0) is not None:
         # Over channels, which come first in a transposed kernel.
         axis = 0 if args[_TRANSPOSED] else 1
-        return ContractedOperands(0, 1, 1, axis, given(0).shape[1])
+        return ContractedOperands(0, 1, 1, axis, operand_at(0).shape[1])
     return None
 
 
-def contraction_at(place: CallPlace) -> ContractedOperands | None:
+def contraction_at(call_place: CallPlace) -> ContractedOperands | None:
     """What a call of the graph sums over."""
-    return contraction(place.name, place.node.args, place.given)
+    return contraction(call_place.name, call_place.node.args, call_place.given)
 
 
 def shortened(call: RunningCall, keep: Callable[[int], int]) -> Any:
     """A contraction or a sum over its first terms only."""
-    found = contraction(call.name, call.args, call.args.__getitem__)
-    if found is None:
+    contracted_operands = contraction(call.name, call.args, call.args.__getitem__)
+    if contracted_operands is None:
         source, axes = call.args[:2]
         axis = axes[0]
         return call.given((0, source.narrow(axis, 0, keep(source.shape[axis]))))
-    length = keep(found.length)
+    length = keep(contracted_operands.length)
     return call.given(
-        (found.left, call.args[found.left].narrow(found.left_axis, 0, length)),
-        (found.right, call.args[found.right].narrow(found.right_axis, 0, length)),
+        (
+            contracted_operands.left,
+            call.args[contracted_operands.left].narrow(contracted_operands.left_axis, 0, length),
+        ),
+        (
+            contracted_operands.right,
+            call.args[contracted_operands.right].narrow(contracted_operands.right_axis, 0, length),
+        ),
     )
 
 
-def sums(place: CallPlace) -> bool:
+def sums(call_place: CallPlace) -> bool:
     """Whether a call sums along a given axis of more than one element."""
-    axes, source = place.argument(1), place.given(0)
-    if place.name != "sum" or source is None or not isinstance(axes, list | tuple) or not axes:
+    axes, source = call_place.argument(1), call_place.given(0)
+    if call_place.name != "sum" or source is None or not isinstance(axes, list | tuple) or not axes:
         return False
     return source.dim() > 0 and source.shape[axes[0]] > 1
 
@@ -92,16 +98,20 @@ def sums(place: CallPlace) -> bool:
 # --- 18, 19, 25, 26 -------------------------------------------------------------------------------
 
 
-def _square(place: CallPlace) -> list[str]:
-    found = contraction_at(place)
-    if found is None:
+def _square(call_place: CallPlace) -> list[str]:
+    contracted_operands = contraction_at(call_place)
+    if contracted_operands is None:
         return []
-    axes = (0, 1) if place.name == "convolution" else (-1, -2)
-    operands = [found.right] if place.name == "convolution" else [found.left, found.right]
+    axes = (0, 1) if call_place.name == "convolution" else (-1, -2)
+    operands = (
+        [contracted_operands.right]
+        if call_place.name == "convolution"
+        else [contracted_operands.left, contracted_operands.right]
+    )
     return [
         f"argument {position}"
         for position in operands
-        if (value := place.given(position)) is not None
+        if (value := call_place.given(position)) is not None
         and value.dim() > 1
         and value.shape[axes[0]] == value.shape[axes[1]] > 1
     ]
@@ -113,14 +123,14 @@ def _transposed(call: RunningCall, detail: str) -> Any:
     return call.given((position, call.args[position].transpose(*axes).contiguous()))
 
 
-def _is_shortenable(place: CallPlace) -> bool:
-    found = contraction_at(place)
-    return (found is not None and found.length > 1) or sums(place)
+def _is_shortenable(call_place: CallPlace) -> bool:
+    contracted_operands = contraction_at(call_place)
+    return (contracted_operands is not None and contracted_operands.length > 1) or sums(call_place)
 
 
-def _flippable(place: CallPlace) -> list[str]:
-    position = {"convolution": 1, "convolution_backward": 2}.get(place.name)
-    kernel = None if position is None else place.given(position)
+def _flippable(call_place: CallPlace) -> list[str]:
+    position = {"convolution": 1, "convolution_backward": 2}.get(call_place.name)
+    kernel = None if position is None else call_place.given(position)
     return [""] if kernel is not None and max(kernel.shape[2:], default=1) > 1 else []
 
 
@@ -130,21 +140,27 @@ def _flipped(call: RunningCall, _: str) -> Any:
     return call.given((position, torch.flip(kernel, list(range(2, kernel.dim())))))
 
 
-def _pools(place: CallPlace) -> list[str]:
-    if place.name in {"amax", "max"}:
+def _pools(call_place: CallPlace) -> list[str]:
+    if call_place.name in {"amax", "max"}:
         # Overloads with indices, or between two tensors, do something else.
-        along_axes = isinstance(place.argument(1), list | tuple | int) and bool(place.parts())
-        return [""] if isinstance(place.value, Tensor) and along_axes else []
-    if place.name in _POOLS:
-        return [""] if place.parts() and _pool_arguments(place.node.args, 1) else []
-    return [""] if place.name in _BACKWARD_POOLS and _pool_arguments(place.node.args, 2) else []
+        along_axes = isinstance(call_place.argument(1), list | tuple | int) and bool(
+            call_place.parts()
+        )
+        return [""] if isinstance(call_place.value, Tensor) and along_axes else []
+    if call_place.name in _POOLS:
+        return [""] if call_place.parts() and _pool_arguments(call_place.node.args, 1) else []
+    return (
+        [""]
+        if call_place.name in _BACKWARD_POOLS and _pool_arguments(call_place.node.args, 2)
+        else []
+    )
 
 
 def _pool_arguments(args: tuple[Any, ...], start: int) -> list[Any] | None:
     """Kernel, stride, padding and rounding of a pool; None if dilated: a mean cannot be."""
     usual: list[Any] = [None, [], 0, 1, False]
-    given = args[start : start + len(usual)]
-    kernel, stride, padding, dilation, ceil = [*given, *usual[len(given) :]]
+    given_options = args[start : start + len(usual)]
+    kernel, stride, padding, dilation, ceil = [*given_options, *usual[len(given_options) :]]
     gaps = dilation if isinstance(dilation, list | tuple) else [dilation]
     return None if any(gap != 1 for gap in gaps) else [kernel, stride, padding, ceil]
 
@@ -166,7 +182,7 @@ def _averaged(call: RunningCall, _: str) -> Any:
 CONTRACTION_FAULTS: dict[str, FaultRule] = {
     "transposed_operand": FaultRule(_square, _transposed),
     "short_contraction": FaultRule(
-        lambda place: [""] if _is_shortenable(place) else [],
+        lambda call_place: [""] if _is_shortenable(call_place) else [],
         lambda call, _: shortened(call, lambda length: length - 1),
     ),
     "flipped_kernel": FaultRule(_flippable, _flipped),
@@ -192,16 +208,16 @@ _CHOOSES = frozenset({"max", "min", "argmax", "argmin", "prod", "any", "all"})
 _NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm"})
 
 
-def _other_axes(place: CallPlace) -> list[str]:
-    source = place.given(0)
+def _other_axes(call_place: CallPlace) -> list[str]:
+    source = call_place.given(0)
     if source is None or source.dim() < 2:  # noqa: PLR2004
         return []
     count = source.dim()
-    if place.name in _ALONG:
-        axis = place.argument(_ALONG[place.name])
+    if call_place.name in _ALONG:
+        axis = call_place.argument(_ALONG[call_place.name])
         axis = axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else axis
         return [f"axis {(axis - 1) % count}"] if isinstance(axis, int) else []
-    axes = reduced_axes(place)
+    axes = reduced_axes(call_place)
     if not axes or len(axes) == count:
         return []
     free = [axis for axis in range(count) if axis not in axes]
@@ -214,10 +230,10 @@ def _other_axes(place: CallPlace) -> list[str]:
     ]
 
 
-def reduced_axes(place: CallPlace) -> list[int]:
+def reduced_axes(call_place: CallPlace) -> list[int]:
     """The axes of a reduction; empty if it names none."""
-    source, axes = place.given(0), place.argument(1)
-    if source is None or place.name not in _REDUCES | _CHOOSES:
+    source, axes = call_place.given(0), call_place.argument(1)
+    if source is None or call_place.name not in _REDUCES | _CHOOSES:
         return []
     axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
     if not isinstance(axes, list | tuple):
@@ -229,30 +245,30 @@ def _along_other(call: RunningCall, detail: str) -> Any:
     axis = number_in(detail)
     position = _ALONG.get(call.name)
     if position is not None:
-        asked = call.args[position]
-        return call.given((position, [axis] if isinstance(asked, list | tuple) else axis))
+        axis_argument = call.args[position]
+        return call.given((position, [axis] if isinstance(axis_argument, list | tuple) else axis))
     # The two axes have the same size, so the result keeps its shape.
     return call.given((0, call.args[0].transpose(axis, axis + 1)))
 
 
-def _averages(place: CallPlace) -> list[str]:
-    source = place.given(0)
+def _averages(call_place: CallPlace) -> list[str]:
+    source = call_place.given(0)
     if source is None:
         return []
-    if place.name == "mean":
-        return [""] if _count_terms(place) > 1 else []
-    count = place.argument(1)
+    if call_place.name == "mean":
+        return [""] if _count_terms(call_place) > 1 else []
+    count = call_place.argument(1)
     # The backward pass of a mean divides the expanded gradient by the number of terms.
-    spread = place.name == "div" and place.backward and place.parts()
-    whole = is_number(count) and 1 < count <= source.numel() and count == int(count)
-    return [""] if spread and whole and "expand" in str(place.argument(0)) else []
+    spread = call_place.name == "div" and call_place.backward and call_place.parts()
+    is_term_count = is_number(count) and 1 < count <= source.numel() and count == int(count)
+    return [""] if spread and is_term_count and "expand" in str(call_place.argument(0)) else []
 
 
-def _count_terms(place: CallPlace) -> int:
-    source = place.given(0)
+def _count_terms(call_place: CallPlace) -> int:
+    source = call_place.given(0)
     if source is None:
         return 0
-    return source.numel() // max(1, math.prod(place.shape))
+    return source.numel() // max(1, math.prod(call_place.shape))
 
 
 def _one_less(call: RunningCall, _: str) -> Any:
@@ -263,14 +279,14 @@ def _one_less(call: RunningCall, _: str) -> Any:
     return torch.mul(right, count / (count - 1))
 
 
-def _has_variance(place: CallPlace) -> list[str]:
-    if place.name in {"var", "std", "var_mean"}:
-        return [""] if _count_terms(place) > 1 else []
-    in_inference = place.name == "native_batch_norm" and place.argument(5) is not True
-    if place.name not in _NORMS or in_inference:
+def _has_variance(call_place: CallPlace) -> list[str]:
+    if call_place.name in {"var", "std", "var_mean"}:
+        return [""] if _count_terms(call_place) > 1 else []
+    in_inference = call_place.name == "native_batch_norm" and call_place.argument(5) is not True
+    if call_place.name not in _NORMS or in_inference:
         return []
-    arguments = [place.argument(i) for i in range(8)]
-    return [""] if _terms_of_norm(place.name, place.shape, arguments) > 1 else []
+    arguments = [call_place.argument(i) for i in range(8)]
+    return [""] if _terms_of_norm(call_place.name, call_place.shape, arguments) > 1 else []
 
 
 def _terms_of_norm(name: str, shape: tuple[int, ...], args: Any) -> int:
@@ -285,8 +301,8 @@ def _terms_of_norm(name: str, shape: tuple[int, ...], args: Any) -> int:
 def _other_correction(call: RunningCall, _: str) -> Any:
     name = call.name
     if name not in _NORMS:
-        known = call.kwargs.get("correction", 1)
-        return call.given(correction=1 - (1 if known is None else known))
+        correction = call.kwargs.get("correction", 1)
+        return call.given(correction=1 - (1 if correction is None else correction))
     # 1/sqrt(k var + eps) = 1/sqrt(k) * 1/sqrt(var + eps/k), with k = n / (n - 1).
     count = _terms_of_norm(name, call.args[0].shape, call.args)
     k = count / (count - 1)
@@ -320,26 +336,35 @@ _LOSSES = {"nll_loss_forward": 3, "mse_loss": 2}
 # --- 32, 33, 34, 37: contractions over ranks ------------------------------------------------------
 
 
-def _splittable(place: CallPlace) -> list[str]:
-    found = contraction_at(place)
+def _splittable(call_place: CallPlace) -> list[str]:
+    contracted_operands = contraction_at(call_place)
     # Gradients are summed over batches: see unreduced_gradient.
-    is_weight = place.backward and is_gradient(place)
-    return [""] if found is not None and found.length > 1 and not is_weight else []
+    is_weight = call_place.backward and is_gradient(call_place)
+    return (
+        [""]
+        if contracted_operands is not None and contracted_operands.length > 1 and not is_weight
+        else []
+    )
 
 
 def _twice(call: RunningCall, _: str) -> Any:
-    found = contraction(call.name, call.args, call.args.__getitem__)
-    if found is None:
+    contracted_operands = contraction(call.name, call.args, call.args.__getitem__)
+    if contracted_operands is None:
         return torch.mul(call.right(), 2)
     # The bias of an addmm is added once, after the sum over ranks.
-    return call.given((found.left, torch.mul(call.args[found.left], 2)))
+    return call.given((contracted_operands.left, torch.mul(call.args[contracted_operands.left], 2)))
 
 
 def _exchanged(call: RunningCall, _: str) -> Any:
-    found = contraction(call.name, call.args, call.args.__getitem__)
-    if found is None:
+    contracted_operands = contraction(call.name, call.args, call.args.__getitem__)
+    if contracted_operands is None:
         return call.right()
-    return call.given((found.right, swapped_halves(call.args[found.right], found.right_axis)))
+    return call.given(
+        (
+            contracted_operands.right,
+            swapped_halves(call.args[contracted_operands.right], contracted_operands.right_axis),
+        )
+    )
 
 
 def swapped_halves(value: Tensor, axis: int) -> Tensor:
@@ -351,22 +376,28 @@ def swapped_halves(value: Tensor, axis: int) -> Tensor:
     return torch.cat([value.narrow(axis, size - half, half), middle, first], axis)
 
 
-def _chunked(place: CallPlace) -> list[str]:
-    if contraction_at(place) is None or not place.parts():
+def _chunked(call_place: CallPlace) -> list[str]:
+    if contraction_at(call_place) is None or not call_place.parts():
         return []
-    axes = {0, len(place.shape) - 1} if place.shape else set()
-    return [f"axis {axis}" for axis in sorted(axes) if place.shape[axis] > 1]
+    axes = {0, len(call_place.shape) - 1} if call_place.shape else set()
+    return [f"axis {axis}" for axis in sorted(axes) if call_place.shape[axis] > 1]
 
 
 # --- 36, 40: gradients ----------------------------------------------------------------------------
 
 
-def _gradients(place: CallPlace) -> list[str]:
-    if not place.backward or place.name not in _GRADIENT_SOURCES or not is_gradient(place):
+def _gradients(call_place: CallPlace) -> list[str]:
+    if (
+        not call_place.backward
+        or call_place.name not in _GRADIENT_SOURCES
+        or not is_gradient(call_place)
+    ):
         return []
-    if place.name == "convolution_backward":
-        return [f"result {part}, scaled" for part in sorted(p for p in place.ends if p is not None)]
-    return ["scaled", "one rank's"] if _is_shortenable(place) else ["scaled"]
+    if call_place.name == "convolution_backward":
+        return [
+            f"result {part}, scaled" for part in sorted(p for p in call_place.ends if p is not None)
+        ]
+    return ["scaled", "one rank's"] if _is_shortenable(call_place) else ["scaled"]
 
 
 def _unreduced(call: RunningCall, detail: str) -> Any:
@@ -382,9 +413,9 @@ def _half(length: int) -> int:
 # --- 38: random masks -----------------------------------------------------------------------------
 
 
-def _drawing_calls(place: CallPlace) -> list[str]:
-    known = place.name in {"bernoulli", "native_dropout", "rand", "rand_like", "uniform"}
-    return [""] if known and place.shape and place.shape[0] > 1 else []
+def _drawing_calls(call_place: CallPlace) -> list[str]:
+    is_drawing = call_place.name in {"bernoulli", "native_dropout", "rand", "rand_like", "uniform"}
+    return [""] if is_drawing and call_place.shape and call_place.shape[0] > 1 else []
 
 
 def _same_on_both(call: RunningCall, _: str) -> Any:
@@ -404,16 +435,16 @@ def _repeated(mask: Tensor) -> Tensor:
 # --- 39: means ------------------------------------------------------------------------------------
 
 
-def _mean_calls(place: CallPlace) -> list[str]:
-    source = place.given(0)
+def _mean_calls(call_place: CallPlace) -> list[str]:
+    source = call_place.given(0)
     if source is None or source.dim() == 0:
         return []
-    if place.name in _LOSSES:
-        reduces = place.argument(_LOSSES[place.name], _MEAN) == _MEAN
+    if call_place.name in _LOSSES:
+        reduces = call_place.argument(_LOSSES[call_place.name], _MEAN) == _MEAN
         return [""] if reduces and source.shape[0] > 2 else []  # noqa: PLR2004
-    if place.name != "mean":
+    if call_place.name != "mean":
         return []
-    axes = place.argument(1)
+    axes = call_place.argument(1)
     axis = axes[0] if isinstance(axes, list | tuple) and axes else 0
     return [f"axis {axis}"] if source.shape[axis] > 2 else []  # noqa: PLR2004
 
@@ -446,7 +477,7 @@ def _smaller(size: int) -> int:
 RANK_FAULTS: dict[str, FaultRule] = {
     "dropped_all_reduce": FaultRule(_splittable, lambda call, _: shortened(call, _half)),
     "double_all_reduce": FaultRule(
-        lambda place: [] if contraction_at(place) is None else [""], _twice
+        lambda call_place: [] if contraction_at(call_place) is None else [""], _twice
     ),
     "wrong_shard": FaultRule(_splittable, _exchanged),
     "unreduced_gradient": FaultRule(_gradients, _unreduced),
@@ -457,7 +488,9 @@ RANK_FAULTS: dict[str, FaultRule] = {
     "equal_masks": FaultRule(_drawing_calls, _same_on_both),
     "mean_of_means": FaultRule(_mean_calls, _uneven),
     "untied_gradient": FaultRule(
-        lambda place: addends(place) if place.backward and is_gradient(place) else [],
+        lambda call_place: (
+            addends(call_place) if call_place.backward and is_gradient(call_place) else []
+        ),
         without_addend,
     ),
 }

@@ -196,22 +196,24 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def judged(self) -> tuple[FaultResult, ...]:
         """The faults that change a result and were compared."""
-        return tuple(one for one in self.faults if one.status not in {None, Status.UNVERIFIED})
+        return tuple(
+            fault for fault in self.faults if fault.status not in {None, Status.UNVERIFIED}
+        )
 
     @property
     def unverified(self) -> tuple[FaultResult, ...]:
         """The faults that could not be compared: neither caught nor missed."""
-        return tuple(one for one in self.faults if one.status is Status.UNVERIFIED)
+        return tuple(fault for fault in self.faults if fault.status is Status.UNVERIFIED)
 
     @property
     def silent(self) -> tuple[FaultResult, ...]:
         """The faults that change no result on these inputs, so nothing can catch them."""
-        return tuple(one for one in self.faults if one.band == "none")
+        return tuple(fault for fault in self.faults if fault.band == "none")
 
     def share(self, band: Band, *, native: bool = False) -> Share:
         """The share of caught faults of this size; `native`: by the native run alone."""
-        those = [one for one in self.judged if one.band == band]
-        return Share(caught=sum(one.is_caught(native=native) for one in those), of=len(those))
+        those = [fault for fault in self.judged if fault.band == band]
+        return Share(caught=sum(fault.is_caught(native=native) for fault in those), of=len(those))
 
     def smallest(self, *, native: bool = False) -> float | None:
         """The smallest relative change of a result that is caught at nine of ten places.
@@ -219,7 +221,7 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
         At each place, every fault above the smallest caught size counts as caught. None if too few
         places caught anything, or none was tried.
         """
-        sizes = [one.native if native else one.lifted for one in self.grades]
+        sizes = [grade.native if native else grade.lifted for grade in self.grades]
         caught = sorted(size for size in sizes if size is not None)
         needed = math.ceil(USUAL * len(sizes))
         return caught[needed - 1] if 0 < needed <= len(caught) else None
@@ -227,16 +229,18 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def blind_spots(self) -> tuple[BlindSpot, ...]:
         """Kinds of clear and moderate faults that were missed, the most frequent first."""
         missed: dict[tuple[str, str, str], list[FaultResult]] = {}
-        for one in self.judged:
-            if one.band in {"clear", "moderate"} and not one.is_caught():
-                missed.setdefault((one.mutation, one.text, one.reason), []).append(one)
+        for judged_fault in self.judged:
+            if judged_fault.band in {"clear", "moderate"} and not judged_fault.is_caught():
+                missed.setdefault(
+                    (judged_fault.mutation, judged_fault.text, judged_fault.reason), []
+                ).append(judged_fault)
         spots = [
             BlindSpot(
                 mutation=mutation,
                 text=text,
                 reason=reason,
-                faults=tuple(sorted(faults, key=lambda one: -one.over_noise)),
-                tried=sum(one.mutation == mutation for one in self.judged),
+                faults=tuple(sorted(faults, key=lambda fault: -fault.over_noise)),
+                tried=sum(fault.mutation == mutation for fault in self.judged),
             )
             for (mutation, text, reason), faults in missed.items()
         ]
@@ -245,7 +249,7 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def false_alarms(self) -> tuple[Reordering, ...]:
         """The harmless rewrites that the check reported."""
-        return tuple(one for one in self.reorderings if one.is_alarm)
+        return tuple(reordering for reordering in self.reorderings if reordering.is_alarm)
 
     def exit_code(self, at_least: float | None = None) -> int:
         """0 there is a report, 1 too few clear faults are caught, 3 there is nothing to report.
@@ -299,10 +303,11 @@ def power_lines(report: PowerReport) -> list[str]:
     """The report as plain lines, the answer first."""
     lines = [report.headline, f"  {power_subject(report)}"]
     for band in BANDS:
-        whole, native = report.share(band), report.share(band, native=True)
-        if whole.of:
+        verdict_share, native = report.share(band), report.share(band, native=True)
+        if verdict_share.of:
             lines.append(
-                f"  {SIZES[band]} the noise: {_share(whole)} caught ({_confidence(whole)}); by the "
+                f"  {SIZES[band]} the noise: {_share(verdict_share)} caught "
+                f"({_confidence(verdict_share)}); by the "
                 f"native run alone {_share(native)}"
             )
     for title, below in power_sections(report):
@@ -337,11 +342,14 @@ def power_sections(report: PowerReport) -> Iterator[tuple[str, list[str]]]:
         yield _silent_title(report), _describe_silent(report)
     yield (
         _alarms_title(report),
-        [f"{one.rewrite} at {one.node}: {one.status.value}" for one in report.false_alarms],
+        [
+            f"{false_alarm.rewrite} at {false_alarm.node}: {false_alarm.status.value}"
+            for false_alarm in report.false_alarms
+        ],
     )
-    left = list(_describe_limits(report))
-    if left:
-        yield "limits of this report", left
+    limits = list(_describe_limits(report))
+    if limits:
+        yield "limits of this report", limits
 
 
 def _describe_smallest(report: PowerReport) -> list[str]:
@@ -352,8 +360,8 @@ def _describe_smallest(report: PowerReport) -> list[str]:
     for native, name in ((False, "lifted and native"), (True, "native run alone")):
         size = report.smallest(native=native)
         if size is None:
-            caught = [one.native if native else one.lifted for one in report.grades]
-            blind = sum(one is None for one in caught)
+            caught = [grade.native if native else grade.lifted for grade in report.grades]
+            blind = sum(smallest_caught is None for smallest_caught in caught)
             lines.append(f"{name}: at {blind} of {len(caught)} places even 10 % is missed")
         else:
             lines.append(f"{name}: a relative change of {size:.1e} in a result, {places}")
@@ -384,8 +392,8 @@ def _silent_title(report: PowerReport) -> str:
 
 
 def _describe_silent(report: PowerReport) -> list[str]:
-    kinds = Counter(one.mutation for one in report.silent)
-    dead = sorted({one.node for one in report.silent if one.is_dead})
+    kinds = Counter(silent_fault.mutation for silent_fault in report.silent)
+    dead = sorted({silent_fault.node for silent_fault in report.silent if silent_fault.is_dead})
     shown = [f"{mutation} {many}" for mutation, many in kinds.most_common(MOST_SHOWN)]
     lines = [f"{', '.join(shown)}{' ...' if len(kinds) > MOST_SHOWN else ''}"]
     if dead:
@@ -406,10 +414,10 @@ def _describe_limits(report: PowerReport) -> Iterator[str]:
     if missing > 0:
         reason = why or "they did not apply"
         yield f"{missing} of {report.planned} planned faults were not tried: {reason}"
-    left = report.planned_grades - len(report.grades)
-    if left > 0:
+    missing_grades = report.planned_grades - len(report.grades)
+    if missing_grades > 0:
         reason = why or "a scale has no effect there"
-        yield f"no graded faults at {left} of {report.planned_grades} places: {reason}"
+        yield f"no graded faults at {missing_grades} of {report.planned_grades} places: {reason}"
     if report.unverified:
         many = counted(len(report.unverified), "fault")
         yield f"{many} could not be compared: neither caught nor missed"

@@ -119,8 +119,8 @@ class OperatorCalls:
             return None
         call = self._session.next_call(f"{phase}/{name}")
         unread = out_arguments(func)
-        given = {name: value for name, value in kwargs.items() if name not in unread}
-        put_all(self._session, replace(takes, call=call), argument_values(args, given))
+        read_kwargs = {name: value for name, value in kwargs.items() if name not in unread}
+        put_all(self._session, replace(takes, call=call), argument_values(args, read_kwargs))
         return _RunningOperator(func, replace(site, call=call), args, kwargs) if gives else None
 
     def after(self, token: _RunningOperator | None, result: Any) -> None:
@@ -129,8 +129,8 @@ class OperatorCalls:
             return  # uninitialised memory is not a result
         results = result if isinstance(result, tuple | list) else (result,)
         named = {
-            name: token.args[place] if place < len(token.args) else token.kwargs.get(name)
-            for place, name in written_arguments(token.func)
+            name: token.args[position] if position < len(token.args) else token.kwargs.get(name)
+            for position, name in written_arguments(token.func)
         }
         if named:
             results = ()

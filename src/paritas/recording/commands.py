@@ -85,13 +85,13 @@ def inspect(  # noqa: PLR0913  (one for each option)
     from paritas.formats.dumps.report import dump_report
     from paritas.formats.dumps.survey import DumpSurvey, RecordFilter
 
-    wanted = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
-    survey = DumpSurvey(open_dump(dump, kind), wanted, check=check)
+    record_filter = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
+    survey = DumpSurvey(open_dump(dump, kind), record_filter, check=check)
     console = Console(highlight=False, stderr=json_takes_stdout())
     listed = _walk(survey, console if records else None, keep=records and json_path is not None)
     summary = survey.summary()
     if summary.records and not summary.selected:
-        ctx.fail(_describe_no_match(survey, wanted, dump, summary.records))
+        ctx.fail(_describe_no_match(survey, record_filter, dump, summary.records))
     content = {"summary": summary, "records": listed if records else None}
     write_json(json_path, lambda: msgspec.json.encode(content))
     console.print(Printable(dump_report(summary)), crop=False)
@@ -103,24 +103,26 @@ def _walk(survey: DumpSurvey, console: Console | None, *, keep: bool) -> list[Ex
     from paritas.core.errors import plain
     from paritas.formats.dumps.report import record_lines
 
-    kept: list[ExaminedRecord] = []
+    examined_records: list[ExaminedRecord] = []
     for examined in survey.walk():
         if keep:
-            kept.append(examined)
+            examined_records.append(examined)
         if console is not None:
             lines = "\n".join(record_lines(examined, console.width))
             click.echo(plain(lines), err=console.stderr)
     if console is not None:
         click.echo(err=console.stderr)
-    return kept
+    return examined_records
 
 
-def _describe_no_match(survey: DumpSurvey, wanted: RecordFilter, dump: Path, records: int) -> str:
+def _describe_no_match(
+    survey: DumpSurvey, record_filter: RecordFilter, dump: Path, records: int
+) -> str:
     import difflib
 
     names = survey.names_seen()
     hints = []
-    for glob in wanted.layers:
+    for glob in record_filter.layers:
         near = difflib.get_close_matches(glob, names, n=3, cutoff=0.3) or names[:3]
         hints.append(f"names similar to --layer {glob!r}: {', '.join(map(repr, near))}")
     hint = "; ".join(hints) or "choose other steps, ranks or phases"

@@ -71,8 +71,8 @@ class Rewriter:
         latest: those at the end of the index.
     """
 
-    def __init__(self, writer: DumpWriter, made: Dump, target: Target) -> None:
-        """`made` reads what the writer writes."""
+    def __init__(self, writer: DumpWriter, dump: Dump, target: Target) -> None:
+        """`dump` reads what the writer writes."""
         self.records = 0
         self.value_bytes = 0
         self.problems: list[str] = []
@@ -80,7 +80,7 @@ class Rewriter:
         self.needed: set[str] = set()
         self.latest = LatestFiles()
         self._writer = writer
-        self._made = made
+        self._made = dump
         self._target = target
         self._done: set[int] = set()
         self._latest = -1
@@ -92,8 +92,8 @@ class Rewriter:
 
     def safe(self) -> dict[str, int]:
         """Files of the old dump whose records so far are all written, with their number."""
-        kept = self.needed.union(*self._waiting.values())
-        return {file: count for file, count in self.used.items() if file not in kept}
+        needed_files = self.needed.union(*self._waiting.values())
+        return {file: count for file, count in self.used.items() if file not in needed_files}
 
     def settle(self) -> None:
         """Note that the writer was closed and holds nothing back."""
@@ -160,10 +160,12 @@ class Rewriter:
         return msgspec.structs.replace(entry, stored=stored, digest=entry.digest or digest(stored))
 
     def _summary(self, entry: Entry, record: Record, source: SourceRank) -> Entry:
-        known = self._known.get(_content_key(record)) if record.digest else None
-        if known is not None and known.sketch is not None:
-            drawn = self._made.read_sketch(known)
-            return msgspec.structs.replace(entry, statistics=known.statistics, sketch=drawn)
+        written_record = self._known.get(_content_key(record)) if record.digest else None
+        if written_record is not None and written_record.sketch is not None:
+            drawn = self._made.read_sketch(written_record)
+            return msgspec.structs.replace(
+                entry, statistics=written_record.statistics, sketch=drawn
+            )
         if record.sketch is not None and record.statistics is not None:
             return msgspec.structs.replace(entry, sketch=source.read_sketch(record))
         values, part = _read_values(record, source), record.placement
@@ -398,9 +400,9 @@ class Converter:
     def _earlier_headers(self) -> list[Header]:
         """The headers of an earlier conversion."""
         before = self.output.with_name(f".{self.output.name}.before")
-        found = next((path for path in (before, self.output) if path.is_dir()), None)
+        earlier_output = next((path for path in (before, self.output) if path.is_dir()), None)
         headers = []
-        for folder in rank_folders(found).values() if found is not None else ():
+        for folder in rank_folders(earlier_output).values() if earlier_output is not None else ():
             with contextlib.suppress(ParitasError):  # reported later, with the reason
                 headers.append(read_header(folder))
         return [header for header in headers if _made_by_mark(self.target) in header.notes]
@@ -456,8 +458,8 @@ class _RankConversion:
         self._is_of_engine = dump.kind == "ge"
         self.writer = DumpWriter(converter.output, self._marked)
         self.rank.attach(self.writer.folder)
-        made = reader_without_index(converter.output, self.writer.folder, self._marked)
-        self.rewriter = Rewriter(self.writer, made, converter.target)
+        reader = reader_without_index(converter.output, self.writer.folder, self._marked)
+        self.rewriter = Rewriter(self.writer, reader, converter.target)
 
     def advance(self) -> bool:
         """Convert new records; return whether there were any."""
@@ -470,8 +472,8 @@ class _RankConversion:
         for record in self.rank.new_records():
             if self._is_of_engine:
                 site = record.site
-                place: SiteKey = (site.phase, site.graph, site.name)
-                self.writer.name_operators({place: Operator(site.op, site.name)})
+                site_key: SiteKey = (site.phase, site.graph, site.name)
+                self.writer.name_operators({site_key: Operator(site.op, site.name)})
             if self.rewriter.rewrite(record, self.rank):
                 self.rank.note(record)
         self._is_through = True
@@ -498,26 +500,30 @@ class _RankConversion:
                 f"deleted"
             ) from error
         for path in files:
-            found = path.stat()
+            file_stat = path.stat()
             self.rank.delete(path)
-            self.freed_files += bool(found.st_size)
+            self.freed_files += bool(file_stat.st_size)
             # Deleting a hard link frees space only if it is the last one.
-            self.freed_bytes += found.st_size if found.st_nlink == 1 else 0
+            self.freed_bytes += file_stat.st_size if file_stat.st_nlink == 1 else 0
         self.rank.mark(f"values were deleted by paritas convert; see {self._converter.output.name}")
 
     def problems(self) -> list[str]:
         """What could not be converted, or not be read as a record."""
-        own = self.rewriter.problems
-        known = (one for one in self.rank.problems if not any(one in each for each in own))
-        return [*known, *own, *filter(None, [self._find_lost()])]
+        problems = self.rewriter.problems
+        rank_problems = (
+            problem
+            for problem in self.rank.problems
+            if not any(problem in each for each in problems)
+        )
+        return [*rank_problems, *problems, *filter(None, [self._find_lost()])]
 
     def _find_lost(self) -> str:
         """How many records the index of a closed dump lacks; empty if none."""
         written = self.rank.header.records
-        known = self.rewriter.records + len(self.rewriter.problems) + len(self.rank.losses)
-        if not (self._converter.is_ours and self.finished and written != known):
+        readable_count = self.rewriter.records + len(self.rewriter.problems) + len(self.rank.losses)
+        if not (self._converter.is_ours and self.finished and written != readable_count):
             return ""
-        return f"{written} records were written, but {known} can be read"
+        return f"{written} records were written, but {readable_count} can be read"
 
     def close(self) -> None:
         """Close the new part."""

@@ -81,9 +81,9 @@ class Follower:
                 line = file.readline(LONGEST_LINE)
                 if not line.endswith(b"\n"):
                     return
-                place = self._read.get(index, 0)
+                byte_offset = self._read.get(index, 0)
                 # Counted first, so that a failing line is not read again.
-                self._read[index] = place + len(line)
+                self._read[index] = byte_offset + len(line)
                 try:
                     record = self._decoder.decode(line)
                     check_record(record, self._rank)
@@ -93,7 +93,7 @@ class Follower:
                     RecursionError,
                     UsageError,
                 ) as error:
-                    self.problems.append(f"{index}, byte {place}: {error}")
+                    self.problems.append(f"{index}, byte {byte_offset}: {error}")
                     continue
                 yield record
 
@@ -147,10 +147,10 @@ def freeable_files(
     if header.layout in ("ge", "ge-7.1.0"):
         # The file of a call is written before its index lines, which follow each other. An input
         # may have its record in the file of another operator, so not each tensor has one.
-        found = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
+        named_paths = ((path, path.relative_to(root).as_posix()) for path in root.rglob("*"))
         return [
             path
-            for path, name in found
+            for path, name in named_paths
             if name in used
             and (header.closed or name not in latest.of_call or _has_all_records(path, used[name]))
         ]
@@ -416,17 +416,17 @@ class _ForeignRank:
         is_first = self._rank == min(dump.ranks)
         if is_first:
             self.problems = list_problems(dump)
-        own = (self._rank, self._rank)
+        rank_range = (self._rank, self._rank)
         self.losses = [
             loss.text
             for loss in find_losses(dump)
-            if loss.ranks == own or (is_first and loss.ranks is None)
+            if loss.ranks == rank_range or (is_first and loss.ranks is None)
         ]
 
     def _header(self) -> Header:
-        found = self._source.dump.header(self._rank)
+        source_header = self._source.dump.header(self._rank)
         return msgspec.structs.replace(
-            found, run=self._source.run, closed=not self._source.grows, records=0
+            source_header, run=self._source.run, closed=not self._source.grows, records=0
         )
 
     def new_records(self) -> Iterator[Record]:
@@ -434,10 +434,10 @@ class _ForeignRank:
         records = part.records if part is not None else []
         self._originals.clear()
         for record in self._whole(records):
-            place = _payload_place(record)
-            if place not in self._seen:
-                self._seen.add(place)
-                renamed = self._renamed(record, place)
+            payload_key = _payload_place(record)
+            if payload_key not in self._seen:
+                self._seen.add(payload_key)
+                renamed = self._renamed(record, payload_key)
                 self._originals[renamed.sequence] = record
                 yield renamed
 
@@ -445,22 +445,26 @@ class _ForeignRank:
         settled = self._source.settled
         if settled is None:
             return records
-        halves = {one.payload.file for one in records if one.payload and _is_unreadable(one)}
+        halves = {
+            record.payload.file for record in records if record.payload and _is_unreadable(record)
+        }
         # Records without a file are converted by the last run, without --watch.
         return [
-            one
-            for one in records
-            if one.payload and one.payload.file in settled and one.payload.file not in halves
+            record
+            for record in records
+            if record.payload
+            and record.payload.file in settled
+            and record.payload.file not in halves
         ]
 
-    def _renamed(self, record: Record, place: tuple[str, str]) -> Record:
+    def _renamed(self, record: Record, payload_key: tuple[str, str]) -> Record:
         """The record with the number of its file and a unique id."""
-        number = self._numbers.get(place)
+        number = self._numbers.get(payload_key)
         if number is not None:
             return msgspec.structs.replace(record, sequence=number)
         number = self._next
         self._next += 1
-        self._numbers[place], self._places[number] = number, place
+        self._numbers[payload_key], self._places[number] = number, payload_key
         site = record.site
         while (record.step, site.id) in self._ids:  # an earlier call, whose file may be deleted
             site = msgspec.structs.replace(site, call=site.call + 1)
@@ -484,24 +488,26 @@ class _ForeignRank:
         path = earlier.folder / SOURCES
         try:
             lines = path.read_bytes().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith(b"\n")]
-            found = [msgspec.json.decode(line, type=tuple[int, str, str]) for line in whole]
+            complete_lines = [line for line in lines if line.endswith(b"\n")]
+            source_entries = [
+                msgspec.json.decode(line, type=tuple[int, str, str]) for line in complete_lines
+            ]
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
                 f"cannot read {path}, which lists the converted files of {self._source.path} "
                 f"({error}): use another --output"
             ) from error
-        places = {number: (file, key) for number, file, key in found}
+        places = {number: (file, key) for number, file, key in source_entries}
         # Written after the index: if killed in between, the last record is converted again.
         records = [record for record in earlier.records if record.sequence in places]
         self._places = {record.sequence: places[record.sequence] for record in records}
-        self._numbers = {place: number for number, place in self._places.items()}
+        self._numbers = {payload_key: number for number, payload_key in self._places.items()}
         self._next = max(places, default=-1) + 1
         return records
 
     def deletable(self, used: Mapping[str, int], latest: LatestFiles) -> list[Path]:
         del latest  # files are independent of each other
-        found: list[Path] = []
+        paths: list[Path] = []
         for name in used:
             with contextlib.suppress(UsageError, OSError):  # deleted, or outside the dump
                 path = self._folder.locate(name)
@@ -509,8 +515,8 @@ class _ForeignRank:
                     read_ge_header(path).end == path.stat().st_size
                 )
                 if is_whole:
-                    found.append(path)
-        return found
+                    paths.append(path)
+        return paths
 
     def delete(self, path: Path) -> None:
         path.unlink()
@@ -553,9 +559,9 @@ def _is_unreadable(record: Record) -> bool:
 
 def _signatures(path: Path) -> dict[str, tuple[int, int]]:
     """Size and time of every file, by its name in the dump."""
-    folder, found = Folder(path), {}
-    for one in folder.find(lambda _: True, Problems()):
+    folder, signatures = Folder(path), {}
+    for dump_file in folder.find(lambda _: True, Problems()):
         with contextlib.suppress(UsageError, OSError):
-            facts = folder.locate(one.name).stat()
-            found[one.name] = (facts.st_size, facts.st_mtime_ns)
-    return found
+            facts = folder.locate(dump_file.name).stat()
+            signatures[dump_file.name] = (facts.st_size, facts.st_mtime_ns)
+    return signatures

@@ -73,11 +73,14 @@ def observe_once(
     copier = Copier()
     copies = [copier.copy_tensor(v) if isinstance(v, torch.Tensor) else v for v in args]
     before = RandomState.of_torch()
-    seen = watched(list(copies))
+    recorded_results = watched(list(copies))
     after_watched = RandomState.of_torch()
     before.restore()
     results = plain(*args)
-    pairs = [(f"output {i}", a, b) for i, (a, b) in enumerate(zip(results, seen, strict=True))]
+    pairs = [
+        (f"output {i}", a, b)
+        for i, (a, b) in enumerate(zip(results, recorded_results, strict=True))
+    ]
     pairs += [(f"input {i} after it", args[i], copies[i]) for i in changes]
     observed = compare_results(label, pairs)
     if observed.status == "unchanged" and not after_watched.same_torch(RandomState.of_torch()):
@@ -93,13 +96,17 @@ def compare_results(label: str, pairs: list[tuple[str, Any, Any]]) -> Observed:
             if plain != watched:
                 changed.append(name)
             continue
-        mine, theirs = plain.detach(), watched.detach()
-        same_shape = mine.shape == theirs.shape
-        if same_shape and mine.dtype == theirs.dtype and bitwise_equal(mine, theirs):
+        plain_tensor, watched_tensor = plain.detach(), watched.detach()
+        same_shape = plain_tensor.shape == watched_tensor.shape
+        if (
+            same_shape
+            and plain_tensor.dtype == watched_tensor.dtype
+            and bitwise_equal(plain_tensor, watched_tensor)
+        ):
             continue
         changed.append(name)
-        if same_shape and mine.numel() and mine.is_floating_point():
-            worst = max(worst, float((mine.double() - theirs.double()).abs().max()))
+        if same_shape and plain_tensor.numel() and plain_tensor.is_floating_point():
+            worst = max(worst, float((plain_tensor.double() - watched_tensor.double()).abs().max()))
     if not changed:
         return Observed(
             graph=label, status="unchanged", detail=f"{len(pairs)} values are equal bit for bit"
@@ -146,12 +153,16 @@ class NodeSites:
             nodes=(name,),
         )
         if name in self._inputs:
-            given = self._inputs[name]
-            module = "" if given == name else given
+            captured_name = self._inputs[name]
+            module = "" if captured_name == name else captured_name
             return msgspec.structs.replace(site, op="placeholder", module=module)
-        found = provenance(self._nodes[name])
+        node_provenance = provenance(self._nodes[name])
         return msgspec.structs.replace(
-            site, op=found.operator, module=found.module, line=found.source, code=found.code
+            site,
+            op=node_provenance.operator,
+            module=node_provenance.module,
+            line=node_provenance.source,
+            code=node_provenance.code,
         )
 
 
@@ -182,26 +193,26 @@ class RecordedGraph:
         """Run the graph, and record it if wanted."""
         if self.sites.phase == "forward":
             self.session.enter(self._entry)
-        given = list(args)
+        arguments = list(args)
         args.clear()
         with as_traced():
             if not self.session.active:
-                return self.module.forward(*given)  # type: ignore[no-any-return]
+                return self.module.forward(*arguments)  # type: ignore[no-any-return]
             if self._observed:
-                return self._record(given)
+                return self._record(arguments)
             self._observed = True
             label = f"{self.sites.graph} {self.sites.phase}"
-            results, seen = observe_once(
-                label, self.module.forward, self._record, given, changes=range(len(given))
+            results, observed = observe_once(
+                label, self.module.forward, self._record, arguments, changes=range(len(arguments))
             )
-            self.session.observed(seen)
+            self.session.observed(observed)
             return results
 
-    def _record(self, given: list[Any]) -> Sequence[Any]:
+    def _record(self, arguments: list[Any]) -> Sequence[Any]:
         call = self.session.next_call(f"{self.sites.graph} {self.sites.phase}")
         results: Sequence[Any] = _RecordingInterpreter(
             self.module, self.session, self.sites, call
-        ).run(*given)
+        ).run(*arguments)
         return results
 
 
@@ -221,12 +232,12 @@ class _RecordingInterpreter(Interpreter):
         if n.op != "placeholder":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             # Before it runs, since it may write to them.
-            for place, value in operator_arguments(args, kwargs):
-                given = msgspec.structs.replace(site, side="input", position=place)
-                if self._session.wants(given):
-                    made_by = producer_of(n, place)
+            for argument_position, value in operator_arguments(args, kwargs):
+                input_site = msgspec.structs.replace(site, side="input", position=argument_position)
+                if self._session.wants(input_site):
+                    made_by = producer_of(n, argument_position)
                     nodes = (made_by,) if made_by else ()
-                    self._session.put(msgspec.structs.replace(given, nodes=nodes), value)
+                    self._session.put(msgspec.structs.replace(input_site, nodes=nodes), value)
         result = super().run_node(n)
         if isinstance(result, list | tuple):
             for position, value in enumerate(result):
@@ -240,30 +251,30 @@ class _RecordingInterpreter(Interpreter):
             self._session.put(site, value)
 
 
-def producer_of(node: Node, place: str) -> str:
+def producer_of(node: Node, argument_position: str) -> str:
     """The node that computed the argument at a position, or an empty string."""
-    first, *inner = place.split(".")
-    found: Any = node.kwargs.get(first)
+    first, *inner = argument_position.split(".")
+    argument: Any = node.kwargs.get(first)
     if first.isdecimal():
-        found = node.args[int(first)]
+        argument = node.args[int(first)]
     for key in inner:
         # The values of a multi-output node are separated only at run time.
-        if not isinstance(found, list | tuple):
+        if not isinstance(argument, list | tuple):
             break
-        found = found[int(key)]
-    return found.name if isinstance(found, Node) else ""
+        argument = argument[int(key)]
+    return argument.name if isinstance(argument, Node) else ""
 
 
 def operator_arguments(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """All arguments of an operator with their positions: `0`, `1.2` within a list, or a name."""
-    for place, value in (*enumerate(args), *kwargs.items()):
+    for argument_position, value in (*enumerate(args), *kwargs.items()):
         holds_tensors = isinstance(value, list | tuple) and any(
             isinstance(item, torch.Tensor) for item in value
         )
         if holds_tensors:
-            yield from ((f"{place}.{inner}", item) for inner, item in enumerate(value))
+            yield from ((f"{argument_position}.{inner}", item) for inner, item in enumerate(value))
         else:
-            yield str(place), value
+            yield str(argument_position), value
 
 
 # --- Graphs as text, for a dump in torchair's layout ----------------------------------------------
@@ -322,18 +333,22 @@ def buffer_facts(
     operators: Mapping[SiteKey, Operator] | None = None,
 ) -> tuple[FusedFacts, ...]:
     """All buffers that fused code writes, named after the operator that has the file."""
-    known = {node.name: node for node in nodes}
+    facts_by_name = {node.name: node for node in nodes}
     names: dict[str, str] = {}  # the last operator that wrote each buffer
-    made: dict[str, str] = {}  # the operator that holds the value of each node
-    found = []
+    holder_by_node: dict[str, str] = {}  # the operator that holds the value of each node
+    fused_facts = []
     for kernel, buffer, site in _written_buffers(kernels, site_of):
-        inputs = [names.get(one.name, one.name) for one in kernel.reads]
+        inputs = [names.get(read.name, read.name) for read in kernel.reads]
         operator = Operator(site.op or site.level, site.name, buffer.nodes)
         if operators is not None:
             operator = operators[site.phase, site.graph, site.name]
-            inputs = [made.get(node, node) for node in operator.takes]
+            inputs = [holder_by_node.get(node, node) for node in operator.takes]
         # A buffer that may not hold exactly a node's value can have another shape.
-        outputs = known[buffer.exact].outputs[:1] if buffer.exact in known else (ValueFacts(),)
+        outputs = (
+            facts_by_name[buffer.exact].outputs[:1]
+            if buffer.exact in facts_by_name
+            else (ValueFacts(),)
+        )
         node = NodeFacts(
             name=operator.name,
             op=operator.type,
@@ -343,11 +358,11 @@ def buffer_facts(
             line=site.line,
             call=call_name(site.name, site.op or site.level),
         )
-        found.append(FusedFacts(node, buffer.name, kernel.name, operator.nodes))
+        fused_facts.append(FusedFacts(node, buffer.name, kernel.name, operator.nodes))
         names[buffer.name] = operator.name
         if buffer.exact:
-            made[buffer.exact] = operator.name
-    return tuple(found)
+            holder_by_node[buffer.exact] = operator.name
+    return tuple(fused_facts)
 
 
 def operators_of(
@@ -358,35 +373,38 @@ def operators_of(
     It computes everything that was fused, starting from values with their own buffers.
     """
     taken = {
-        one.name: [name.rpartition(":")[0] for name in one.inputs] for one in node_facts(module)
+        node_fact.name: [name.rpartition(":")[0] for name in node_fact.inputs]
+        for node_fact in node_facts(module)
     }
-    own = {buffer.exact for kernel in kernels for buffer in kernel.writes if buffer.exact}
+    exacts = {buffer.exact for kernel in kernels for buffer in kernel.writes if buffer.exact}
     views = {node.name for node in module.graph.nodes if is_view(node)}
-    found: dict[SiteKey, Operator] = {}
+    operators_by_site: dict[SiteKey, Operator] = {}
     for _, buffer, site in _written_buffers(kernels, site_of):
-        inside = _computed_alone(buffer.nodes, taken, own - {buffer.exact})
-        given = (name for node in inside for name in taken.get(node, ()) if name not in inside)
-        takes = tuple(dict.fromkeys(given))
+        inside = _computed_alone(buffer.nodes, taken, exacts - {buffer.exact})
+        outside_names = (
+            name for node in inside for name in taken.get(node, ()) if name not in inside
+        )
+        takes = tuple(dict.fromkeys(outside_names))
         operator = Operator.of_buffer(site, tuple(inside), takes, views)
-        found[site.phase, site.graph, site.name] = operator
-    return found
+        operators_by_site[site.phase, site.graph, site.name] = operator
+    return operators_by_site
 
 
 def _computed_alone(
     nodes: tuple[str, ...], taken: Mapping[str, list[str]], elsewhere: set[str]
 ) -> list[str]:
     """The nodes that are computed only for the last one."""
-    kept: set[str] = set()
+    needed_nodes: set[str] = set()
     waiting = list(nodes[-1:])
     while waiting:
         node = waiting.pop()
-        kept.add(node)
+        needed_nodes.add(node)
         waiting += [
             name
             for name in taken.get(node, ())
-            if name in nodes and name not in elsewhere and name not in kept
+            if name in nodes and name not in elsewhere and name not in needed_nodes
         ]
-    return [node for node in nodes if node in kept]
+    return [node for node in nodes if node in needed_nodes]
 
 
 def _written_buffers(
@@ -399,16 +417,16 @@ def _written_buffers(
 
 
 def _describe_node(node: Node) -> NodeFacts:
-    found = provenance(node)
+    node_provenance = provenance(node)
     value = node.meta.get("val")
     results = value if isinstance(value, list | tuple) else (value,)
     return NodeFacts(
         name=node.name,
-        op=node.op if node.op in {"placeholder", "get_attr"} else found.operator,
+        op=node.op if node.op in {"placeholder", "get_attr"} else node_provenance.operator,
         inputs=tuple(_input_names(node)),
         outputs=tuple(_describe_value(result) for result in results),
-        module=found.module,
-        line=found.source,
+        module=node_provenance.module,
+        line=node_provenance.source,
     )
 
 
@@ -416,8 +434,8 @@ def _input_names(node: Node) -> Iterable[str]:
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         yield f"{node.args[0].name}:{node.args[1]}"
         return
-    for given in node.all_input_nodes:
-        yield f"{given.name}:0"
+    for all_input_node in node.all_input_nodes:
+        yield f"{all_input_node.name}:0"
 
 
 def _describe_value(value: Any) -> ValueFacts:

@@ -72,8 +72,8 @@ class GradientHooks:
                 continue
             if not parameter.requires_grad:
                 continue
-            known = self._parameters.get(id(parameter))
-            if known is not None and known[0]() is parameter:
+            watched_parameter = self._parameters.get(id(parameter))
+            if watched_parameter is not None and watched_parameter[0]() is parameter:
                 continue
             site = Site(
                 source="eager",
@@ -177,10 +177,10 @@ class _ModuleCall:
 
     def is_wanted(self, side: Side, session: RecordingSession) -> bool:
         """Whether its inputs or outputs are wanted; this does not depend on the position."""
-        wanted = self._wanted.get(side)
-        if wanted is None:
-            wanted = self._wanted[side] = session.wants(self.site(side, "0"))
-        return wanted
+        is_recorded = self._wanted.get(side)
+        if is_recorded is None:
+            is_recorded = self._wanted[side] = session.wants(self.site(side, "0"))
+        return is_recorded
 
     def site(self, side: Side, position: str) -> Site:
         """The site of one of its values."""
@@ -305,25 +305,27 @@ class ModuleCalls:
         self._watch(at, "output", result_values(result))
         return result
 
-    def _take(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
+    def _take(self, at: _ModuleCall, side: Side, positioned_values: list[tuple[str, Any]]) -> None:
         if self._session.active and at.is_wanted(side, self._session):
             if is_seen():
                 with unseen():
-                    self._put_each(at, side, found)
+                    self._put_each(at, side, positioned_values)
             else:
-                self._put_each(at, side, found)
+                self._put_each(at, side, positioned_values)
         if self._gradients is not None and torch.is_grad_enabled():
-            self._watch(at, side, found)
+            self._watch(at, side, positioned_values)
 
-    def _put_each(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
-        for position, value in found:
+    def _put_each(
+        self, at: _ModuleCall, side: Side, positioned_values: list[tuple[str, Any]]
+    ) -> None:
+        for position, value in positioned_values:
             _put_value(self._session, at.site(side, position), value)
 
-    def _watch(self, at: _ModuleCall, side: Side, found: list[tuple[str, Any]]) -> None:
+    def _watch(self, at: _ModuleCall, side: Side, positioned_values: list[tuple[str, Any]]) -> None:
         """Record the gradients of values."""
         if self._gradients is None:
             return
-        for position, value in found:
+        for position, value in positioned_values:
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 self._gradients.watch(at.site(side, position), value)
 
@@ -350,13 +352,15 @@ class ModuleCalls:
             return self._local.stack  # type: ignore[no-any-return]
 
 
-def put_all(session: RecordingSession, site: Site, found: list[tuple[str, Any]]) -> None:
+def put_all(
+    session: RecordingSession, site: Site, positioned_values: list[tuple[str, Any]]
+) -> None:
     """Record wanted arguments or results, hidden from other dispatch modes."""
     if session.wants(site):
         with unseen():
-            for position, value in found:
-                own = site if position == site.position else replace(site, position=position)
-                _put_value(session, own, value)
+            for position, value in positioned_values:
+                value_site = site if position == site.position else replace(site, position=position)
+                _put_value(session, value_site, value)
 
 
 def _put_value(session: RecordingSession, site: Site, value: Any) -> None:

@@ -359,7 +359,7 @@ class Snapshot:
         tensor: Tensor,
         kind: TensorKind,
         part: LocalPlacement | None,
-        known: set[Hashable],
+        hashables: set[Hashable],
         pool: CopyPool,
     ) -> None:
         """Copy a tensor, unless it is known.
@@ -368,7 +368,7 @@ class Snapshot:
             tensor: detached.
             kind: from `kind_of`.
             part: its placement in a distributed tensor.
-            known: keys of values that need not be copied again; the new key is added.
+            hashables: keys of values that need not be copied again; the new key is added.
             pool: memory for the copy.
         """
         if not kind.on_host:
@@ -379,9 +379,9 @@ class Snapshot:
         stored = tensor if simple else as_stored(tensor.cpu())
         self.digest = hashed = digest(stored)
         self.key = key = (hashed, kind.differs, part)
-        if key in known:
+        if key in hashables:
             return
-        known.add(key)
+        hashables.add(key)
         if simple:
             self._host, self._kind, self._pool = pool.copy(tensor, kind), kind, pool
         else:
@@ -485,27 +485,33 @@ class Summaries:
         for key in [key for key, met in self._met.items() if met < step]:
             del self._met[key], self._found[key]
 
-    def of(self, asked: list[SummaryRequest]) -> list[TensorSummary]:
+    def of(self, summary_requests: list[SummaryRequest]) -> list[TensorSummary]:
         """Summarise values, in order."""
-        self._met.update((one.key, one.step) for one in asked)
-        found = self._found
-        new = {one.key: one for one in asked if one.values is not None and one.key not in found}
+        self._met.update(
+            (summary_request.key, summary_request.step) for summary_request in summary_requests
+        )
+        summaries = self._found
+        new = {
+            summary_request.key: summary_request
+            for summary_request in summary_requests
+            if summary_request.values is not None and summary_request.key not in summaries
+        }
         # Whole tensors with all values stored are summarised together.
         plain = {
-            key: one.values
-            for key, one in new.items()
-            if one.values is not None
-            and one.part is None
-            and 0 not in one.facts.stride
-            and holds_numbers(one.values.dtype)
+            key: new_request.values
+            for key, new_request in new.items()
+            if new_request.values is not None
+            and new_request.part is None
+            and 0 not in new_request.facts.stride
+            and holds_numbers(new_request.values.dtype)
         }
         rows = summarize_all(list(plain.values()), sketches=self.sketches)
         for key, row in zip(plain, rows, strict=True):
-            found[key] = TensorSummary(row.statistics, row.sketch)
-        for key, one in new.items():
-            if one.values is not None and key not in plain:
-                found[key] = self._alone(one.values, one.facts, one.part)
-        return [found[one.key] for one in asked]
+            summaries[key] = TensorSummary(row.statistics, row.sketch)
+        for key, request in new.items():
+            if request.values is not None and key not in plain:
+                summaries[key] = self._alone(request.values, request.facts, request.part)
+        return [summaries[summary_request.key] for summary_request in summary_requests]
 
     def _alone(
         self, values: Tensor, facts: TensorFacts, part: LocalPlacement | None
@@ -613,14 +619,14 @@ class Pipeline:
         if not batch:
             return
         values = [None if job.snapshot is None else job.snapshot.wait() for job in batch]
-        found = self._summaries.of(
+        summaries = self._summaries.of(
             [
                 SummaryRequest(job.step, value, job.snapshot.key, job.tensor, job.placement)
                 for job, value in zip(batch, values, strict=True)
                 if job.snapshot is not None and job.tensor is not None
             ]
         )
-        self._writer.add_many(self._entries(batch, values, iter(found)))
+        self._writer.add_many(self._entries(batch, values, iter(summaries)))
         for job in batch:
             if job.snapshot is not None:
                 job.snapshot.release()
@@ -628,13 +634,16 @@ class Pipeline:
             self._summaries.forget(batch[-1].step)
 
     def _entries(
-        self, batch: list[RecordingJob], values: list[Tensor | None], found: Iterator[TensorSummary]
+        self,
+        batch: list[RecordingJob],
+        values: list[Tensor | None],
+        tensor_summaries: Iterator[TensorSummary],
     ) -> list[Entry]:
         entries = []
         for job, value in zip(batch, values, strict=True):
             summary, digest = _NOTHING, ""
             if job.snapshot is not None and job.tensor is not None:
-                summary, digest = next(found), job.snapshot.digest
+                summary, digest = next(tensor_summaries), job.snapshot.digest
             elif job.pending is not None:
                 summary = job.pending.finish()
             entries.append(

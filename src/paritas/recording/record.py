@@ -92,30 +92,30 @@ class BufferSites:
         self._sites: dict[tuple[int, str, int], Site] = {}
         self._within: dict[tuple[int, str, int], tuple[Within, ...]] = {}
 
-    def of(self, seen: SeenBuffer) -> Site:
+    def of(self, seen_buffer: SeenBuffer) -> Site:
         """The site of a buffer's tensor."""
-        key = (id(seen.kernel), seen.side, seen.position)
+        key = (id(seen_buffer.kernel), seen_buffer.side, seen_buffer.position)
         site = self._sites.get(key)
         if site is None:
-            site = self._sites[key] = self._make(seen)
+            site = self._sites[key] = self._make(seen_buffer)
         return site
 
-    def within(self, seen: SeenBuffer) -> tuple[Within, ...]:
+    def within(self, seen_buffer: SeenBuffer) -> tuple[Within, ...]:
         """The nodes that are computed there, with modules and operators."""
-        key = (id(seen.kernel), seen.side, seen.position)
-        found = self._within.get(key)
-        if found is None:
+        key = (id(seen_buffer.kernel), seen_buffer.side, seen_buffer.position)
+        nodes_within = self._within.get(key)
+        if nodes_within is None:
             # Selecting one node of a kernel also selects the kernel's inputs.
-            reader = seen.kernel.nodes if seen.side == "input" else ()
-            names = dict.fromkeys((*reader, *seen.buffer.nodes))
+            reader = seen_buffer.kernel.nodes if seen_buffer.side == "input" else ()
+            names = dict.fromkeys((*reader, *seen_buffer.buffer.nodes))
             sites = [self._nodes.of(name) for name in names if name in self._order]
-            found = tuple((site.name, site.module, site.op) for site in sites)
-            self._within[key] = found
-        return found
+            nodes_within = tuple((site.name, site.module, site.op) for site in sites)
+            self._within[key] = nodes_within
+        return nodes_within
 
-    def _make(self, seen: SeenBuffer) -> Site:
-        buffer, kernel = seen.buffer, seen.kernel
-        if seen.side == "input":
+    def _make(self, seen_buffer: SeenBuffer) -> Site:
+        buffer, kernel = seen_buffer.buffer, seen_buffer.kernel
+        if seen_buffer.side == "input":
             name, last = self._readers[id(kernel)]
         else:
             name, last = self._names[buffer.name, buffer.kernel], _nearest_node(buffer)
@@ -123,8 +123,8 @@ class BufferSites:
             self._about(last),
             level="buffer",
             name=name,
-            side=seen.side,
-            position=str(seen.position) if seen.side == "input" else "0",
+            side=seen_buffer.side,
+            position=str(seen_buffer.position) if seen_buffer.side == "input" else "0",
             kernel=kernel.name,
             nodes=buffer.nodes,
             exact=buffer.exact is not None,
@@ -154,10 +154,10 @@ class BufferSites:
         last = kernel.nodes[-1] if kernel.nodes else ""
         return self._free(last, f"kernel{index}"), last
 
-    def _free(self, wanted: str, otherwise: str) -> str:
-        name = wanted or otherwise
+    def _free(self, preferred_name: str, otherwise: str) -> str:
+        name = preferred_name or otherwise
         if name in self._taken:
-            name = f"{wanted}.{otherwise}" if wanted else otherwise
+            name = f"{preferred_name}.{otherwise}" if preferred_name else otherwise
         self._taken.add(name)
         return name
 
@@ -236,26 +236,26 @@ class FusedGraph:
             self.session.enter(self._entry)
         if not self.session.active:
             return self.compiled(args)
-        given = list(args)
+        arguments = list(args)
         args.clear()
         before = RandomState.of_torch()
         if not self._asked:
             self._asked = True
             self._listen()
             before.restore()
-        self._put_given(given)
+        self._put_given(arguments)
         taps = None
         if self._taps is not None:
-            taps = self._taps.run(self.copied(given))
+            taps = self._taps.run(self.copied(arguments))
             before.restore()
         if self._code is None:
-            results = self.compiled(list(given))
+            results = self.compiled(list(arguments))
         elif self._trusted:
-            results = self._code(list(given))
+            results = self._code(list(arguments))
         else:
-            results = self._run_both(self._code, given, before)
+            results = self._run_both(self._code, arguments, before)
         if self._taps is not None and taps is not None:
-            self._taps.judge(FusedRun(results, given, RandomState.of_torch()), taps)
+            self._taps.judge(FusedRun(results, arguments, RandomState.of_torch()), taps)
         self._put_results(results)
         return results
 
@@ -266,23 +266,23 @@ class FusedGraph:
             call = self.session.next_call(key)
             self.session.put(msgspec.structs.replace(site, call=call), value)
 
-    def copied(self, given: list[Any]) -> list[Any]:
+    def copied(self, arguments: list[Any]) -> list[Any]:
         """The arguments, with copies of those that may be written to and of their aliases."""
-        written = {_memory_of(given[position]) for position in self._written}
+        written = {_memory_of(arguments[position]) for position in self._written}
         copier = Copier()
         return [
             copier.copy_tensor(value)
             if isinstance(value, torch.Tensor) and _memory_of(value) in written
             else value
-            for value in given
+            for value in arguments
         ]
 
     def compare(self, label: str, plain: FusedRun, other: FusedRun) -> Observed:
         """Compare two runs bit for bit, except for uninitialised memory."""
         pairs = zip(plain.results, other.results, strict=True)
         triples = [
-            (f"output {position}", mine, theirs)
-            for position, (mine, theirs) in enumerate(pairs)
+            (f"output {position}", plain_value, other_value)
+            for position, (plain_value, other_value) in enumerate(pairs)
             if not is_undefined(self.outputs[position])
         ]
         triples += [
@@ -344,47 +344,49 @@ class FusedGraph:
             listed = ", ".join(names[:_MOST_NAMED]) + more
             self.session.note(f"{self.label}: {len(names)} buffers {what}: {listed}")
 
-    def _hear(self, seen: SeenBuffer) -> None:
+    def _hear(self, seen_buffer: SeenBuffer) -> None:
         if self._sites is None:
             return
         try:
-            self.put(self._sites.of(seen), seen.tensor, self._sites.within(seen))
+            self.put(
+                self._sites.of(seen_buffer), seen_buffer.tensor, self._sites.within(seen_buffer)
+            )
         except BaseException as error:
             self._failure = error
             raise
 
     def _run_both(
-        self, code: ListeningCode, given: list[Any], before: RandomState
+        self, code: ListeningCode, arguments: list[Any], before: RandomState
     ) -> Sequence[Any]:
         """Run with and without recording; the program gets the results without recording."""
-        copies = self.copied(given)
+        copies = self.copied(arguments)
         try:
-            seen = FusedRun(code(list(copies)), copies, RandomState.of_torch())
+            fused_run = FusedRun(code(list(copies)), copies, RandomState.of_torch())
         except Exception as error:
             if error is self._failure:
                 raise
             self._code = None
             self.give_up(self.label, "running it for recording failed", error)
             before.restore()
-            return self.compiled(given)
+            return self.compiled(arguments)
         before.restore()
-        plain = FusedRun(self.compiled(list(given)), given, RandomState.of_torch())
+        plain = FusedRun(self.compiled(list(arguments)), arguments, RandomState.of_torch())
         if not self._judged:
             self._judged = True
-            observed = self.compare(self.label, plain, seen)
+            observed = self.compare(self.label, plain, fused_run)
             self._trusted = observed.status == "unchanged"
             self.session.observed(observed)
         return plain.results
 
-    def _put_given(self, given: list[Any]) -> None:
-        for name, value in zip(self._given, given, strict=True):
+    def _put_given(self, arguments: list[Any]) -> None:
+        for name, value in zip(self._given, arguments, strict=True):
             self.put(self.nodes.of(name), value)
 
     def _put_results(self, results: Sequence[Any]) -> None:
-        known = set(self._given)
+        recorded_names = set(self._given)
         for node, value in zip(self.outputs, results, strict=True):
-            if isinstance(node, Node) and node.name not in known:
-                known.add(node.name)
+            if isinstance(node, Node) and node.name not in recorded_names:
+                recorded_names.add(node.name)
                 self.put(self.nodes.of(node.name), value)
 
 
@@ -398,7 +400,7 @@ class _Taps:
         self._names: list[str] = []
         self._asked = False
 
-    def run(self, given: list[Any]) -> FusedRun | None:
+    def run(self, arguments: list[Any]) -> FusedRun | None:
         """Record the nodes; the first time, also return the outcome of the graph."""
         owner = self._owner
         first, self._asked = not self._asked, True
@@ -410,7 +412,7 @@ class _Taps:
                 before.restore()
             if self._code is None:
                 return None
-            results = self._code(list(given))
+            results = self._code(list(arguments))
         except Exception as error:  # noqa: BLE001  (noted in the dump; the program continues)
             self._code = None
             owner.give_up(self._label, "materialising every node failed", error)
@@ -418,15 +420,15 @@ class _Taps:
         after = RandomState.of_torch()
         count = len(owner.outputs)
         # The graph's outputs are recorded from the program itself.
-        own = {node.name for node in owner.outputs if isinstance(node, Node)}
+        names = {node.name for node in owner.outputs if isinstance(node, Node)}
         for name, value in zip(self._names, results[count:], strict=True):
-            if name not in own:
+            if name not in names:
                 owner.put(owner.nodes.of(name), value)
-        return FusedRun(results[:count], given, after) if first else None
+        return FusedRun(results[:count], arguments, after) if first else None
 
-    def judge(self, plain: FusedRun, mine: FusedRun) -> None:
+    def judge(self, plain: FusedRun, fused_run: FusedRun) -> None:
         """Note whether materialising every node changes the results."""
-        self._owner.session.observed(self._owner.compare(self._label, plain, mine))
+        self._owner.session.observed(self._owner.compare(self._label, plain, fused_run))
 
 
 def _memory_of(value: Any) -> Any:
@@ -553,13 +555,15 @@ class RecordingBackend:
         else:  # do not hide the program's own error
             self.session.close(raising=False)
 
-    def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
-        """Compile and record one captured graph; `given`: mode and options of `torch.compile`."""
+    def __call__(
+        self, graph: GraphModule, example_inputs: list[Any], **compile_options: Any
+    ) -> Any:
+        """Compile and record one captured graph; `compile_options` are those of `torch.compile`."""
         name = f"graph_{self._graphs}"
         self._graphs += 1
         names = captured_input_names(graph)
         frame = compiled_frame()
-        options = dict(self._backend.inductor_options(given) or {})
+        options = dict(self._backend.inductor_options(compile_options) or {})
         if self._switch is not None:
             with using_settings({}, options):  # keeps the user's own passes
                 options |= self._switch.inductor_options()

@@ -193,8 +193,10 @@ class RecordingSession:
                 pending = PendingSummary(plain, placement)
             else:
                 # A file of a whole call must contain all its values, even repeated ones.
-                known = self._known if self.options.layout in {"packed", *NPY_LAYOUTS} else set()
-                snapshot = Snapshot(plain, kind, placement, known, self._pool)
+                stored_keys = (
+                    self._known if self.options.layout in {"packed", *NPY_LAYOUTS} else set()
+                )
+                snapshot = Snapshot(plain, kind, placement, stored_keys, self._pool)
         except UsageError as error:
             # This kind of tensor cannot be stored: record the reason in its place.
             self._put_value(site, f"{type(tensor).__name__} not stored: {error}")
@@ -205,13 +207,13 @@ class RecordingSession:
     def _alias_of(self, tensor: Tensor) -> int | None:
         """The first record of this step in the same memory, if that was not freed since."""
         storage = tensor.untyped_storage()
-        place = storage.data_ptr()
-        if not place:
+        memory_address = storage.data_ptr()
+        if not memory_address:
             return None
-        earlier = self._places.get(place)
+        earlier = self._places.get(memory_address)
         if earlier is not None and not earlier[0].expired():
             return earlier[1]
-        self._places[place] = (StorageWeakRef(storage), self._sequence)
+        self._places[memory_address] = (StorageWeakRef(storage), self._sequence)
         return None
 
     def _submit(self, *facts: Any) -> None:

@@ -69,16 +69,16 @@ def _rebuilt(model: Any, name: str) -> Any:
     state = RandomState.now()
     config = copy.deepcopy(model.config)
     try:
-        made = transformers_library.build_with_attention(type(model), config, name)
+        rebuilt_model = transformers_library.build_with_attention(type(model), config, name)
     finally:
         state.restore()
     modules = dict(model.named_modules())
-    for path, module in made.named_modules():
-        own = modules[path]
-        module._parameters.update(own._parameters)  # noqa: SLF001
-        module._buffers.update(own._buffers)  # noqa: SLF001
-        module.training = own.training
-    return made
+    for path, module in rebuilt_model.named_modules():
+        source_module = modules[path]
+        module._parameters.update(source_module._parameters)  # noqa: SLF001
+        module._buffers.update(source_module._buffers)  # noqa: SLF001
+        module.training = source_module.training
+    return rebuilt_model
 
 
 def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Way:
@@ -102,25 +102,31 @@ def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Wa
 
 
 def _own_implementation(tokens: TokenModel) -> str:
-    own = transformers_library.attention_implementation(tokens.config)
-    if own is None or not transformers_library.is_pretrained_model(original_of(tokens.model)):
+    implementation = transformers_library.attention_implementation(tokens.config)
+    if implementation is None or not transformers_library.is_pretrained_model(
+        original_of(tokens.model)
+    ):
         raise DoesNotApply("not a model of transformers with attention implementations")
-    return str(own)
+    return str(implementation)
 
 
 def _refused(model: Any, name: str) -> str:
     """Why a model does not run with an implementation; empty if it does."""
     try:
         with _implementation(model, name) as other:
-            found = transformers_library.attention_implementation(other.config)
+            implementation = transformers_library.attention_implementation(other.config)
     except (ValueError, ImportError) as error:  # transformers refuses by these
         return in_one_line(error, _LONGEST_REASON)
-    return "" if found == name else f"{name} cannot be chosen for it: it stays at {found}"
+    return (
+        ""
+        if implementation == name
+        else f"{name} cannot be chosen for it: it stays at {implementation}"
+    )
 
 
 def _no_flash(model: Any) -> str:
     """Why flash attention cannot run here; empty if it can."""
-    weight = next(one for one in model.parameters() if one.is_floating_point())
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     if weight.device.type == "cpu":
         return "flash attention needs a GPU"
     if not any(importlib.util.find_spec(package) for package in FLASH.values()):
@@ -142,18 +148,22 @@ def _implementations(model: Any) -> tuple[list[str], list[str]]:
         if reason:
             missing.append(reason)
         else:
-            names += [name for name, one in FLASH.items() if importlib.util.find_spec(one)]
+            names += [
+                name
+                for name, package_name in FLASH.items()
+                if importlib.util.find_spec(package_name)
+            ]
     return names, missing
 
 
 def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     model = original_of(tokens.model)
-    own = _own_implementation(tokens)
+    own_implementation = _own_implementation(tokens)
     names, missing = _implementations(model)
     refused = []
     for name in names:
-        if name == own:
+        if name == own_implementation:
             continue
         reason = _refused(model, name)
         if reason:
@@ -168,8 +178,8 @@ def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
             yield plain_case(tokens, _with_implementation(name, way), label)
     if refused:
         raise NotPromised("; ".join(refused))
-    if names == [own]:
-        missing.insert(0, f"{own} is its only attention implementation here")
+    if names == [own_implementation]:
+        missing.insert(0, f"{own_implementation} is its only attention implementation here")
     if missing:
         raise DoesNotApply("; ".join(missing))
 
@@ -204,11 +214,11 @@ def _packed(tokens: TokenModel, *, with_mask: bool = False) -> Way:
         ids = tokens.ids(inputs)
         rows, total = ids.shape
         places = torch.arange(total, device=ids.device).repeat(rows)[None]
-        given = {tokens.positions: places}
+        call_options = {tokens.positions: places}
         if with_mask:
-            given[tokens.mask] = _block_mask(original_of(model), ids)
+            call_options[tokens.mask] = _block_mask(original_of(model), ids)
         with computing_nothing():  # rows are in the axis of the tokens
-            output = tokens.call(model, inputs, ids.reshape(1, -1), **given)
+            output = tokens.call(model, inputs, ids.reshape(1, -1), **call_options)
         value = tokens.value_of(output)
         return {tokens.value: value.reshape(rows, total, *value.shape[2:])}
 
@@ -219,10 +229,10 @@ def _block_mask(model: Any, ids: Tensor) -> Tensor:
     """What is added to the scores so that a token sees the earlier tokens of its own row only."""
     rows, total = ids.shape
     row = torch.arange(rows, device=ids.device).repeat_interleave(total)
-    seen = (row[:, None] == row[None]).tril()
-    weight = next(one for one in model.parameters() if one.is_floating_point())
-    hidden = torch.full(seen.shape, torch.finfo(weight.dtype).min, dtype=weight.dtype)
-    return hidden.to(ids.device).masked_fill(seen, 0.0)[None, None]
+    is_visible = (row[:, None] == row[None]).tril()
+    weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    hidden = torch.full(is_visible.shape, torch.finfo(weight.dtype).min, dtype=weight.dtype)
+    return hidden.to(ids.device).masked_fill(is_visible, 0.0)[None, None]
 
 
 def _packing_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -262,10 +272,13 @@ def _keeps_a_state(model: Any, tokens: TokenModel) -> str:
     if has_cache(tokens) and transformers_library.keeps_states(tokens.first_cache()):
         return "layers of its cache have a state, which positions do not separate"
     for part in config_parts(tokens.config):
-        kinds = {str(one) for one in getattr(part, "layer_types", None) or ()}
-        found = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT))
-        if found:
-            return f"layers of the kind {found[0]} have a state, which positions do not separate"
+        kinds = {str(layer_kind) for layer_kind in getattr(part, "layer_types", None) or ()}
+        recurrent_kinds = sorted(kind for kind in kinds if any(word in kind for word in _RECURRENT))
+        if recurrent_kinds:
+            return (
+                f"layers of the kind {recurrent_kinds[0]} have a state, which positions "
+                "do not separate"
+            )
     return ""
 
 
@@ -278,13 +291,16 @@ def _no_separation(model: Any, tokens: TokenModel) -> str:
     if tokens.config is None:
         return "whether positions that start again separate sequences is not documented"
     try:
-        given = _masks_built(model, lambda: _packed(tokens)(model, tokens.inputs))
+        masks_built = _masks_built(model, lambda: _packed(tokens)(model, tokens.inputs))
     except Exception as error:  # noqa: BLE001  (positions of another form)
         return f"it does not take packed positions: {in_one_line(error, _LONGEST_REASON)}"
-    if _BUILDER not in given:
+    if _BUILDER not in masks_built:
         return _NO_BUILDER
-    places = [one.get("position_ids") for calls in given.values() for one in calls]
-    if any(isinstance(one, torch.Tensor) and one.shape[-1] > tokens.size[1] for one in places):
+    places = [call.get("position_ids") for calls in masks_built.values() for call in calls]
+    if any(
+        isinstance(position, torch.Tensor) and position.shape[-1] > tokens.size[1]
+        for position in places
+    ):
         return ""
     return f"it does not hand its positions on to {_BUILDER}, which separates sequences"
 
@@ -300,16 +316,16 @@ def _no_block_mask(model: Any, tokens: TokenModel) -> str:
         return "a mask of four axes is for the implementations eager and sdpa"
     try:
         way = _packed(tokens, with_mask=True)
-        given = _masks_built(model, lambda: way(model, tokens.inputs))
+        masks_built = _masks_built(model, lambda: way(model, tokens.inputs))
     except Exception as error:  # noqa: BLE001  (it computes something else from its mask)
         return f"it does not take a mask of four axes: {in_one_line(error, _LONGEST_REASON)}"
-    if _BUILDER not in given:
+    if _BUILDER not in masks_built:
         return _NO_BUILDER
-    others = sorted(name for name in given if name != _BUILDER)
+    others = sorted(name for name in masks_built if name != _BUILDER)
     if others:
         return f"a mask of one's own has no window, which its layers have ({others[0]})"
-    masks = [one.get("attention_mask") for one in given[_BUILDER]]
-    if all(isinstance(one, torch.Tensor) and one.dim() == MASK_AXES for one in masks):
+    masks = [mask_kwargs.get("attention_mask") for mask_kwargs in masks_built[_BUILDER]]
+    if all(isinstance(mask, torch.Tensor) and mask.dim() == MASK_AXES for mask in masks):
         return ""
     return f"it does not hand its mask on to {_BUILDER}"
 
@@ -320,13 +336,17 @@ MASK_AXES = 4
 def _masks_built(model: Any, run: Callable[[], Any]) -> dict[str, list[dict[str, Any]]]:
     """The functions that build masks (`create_..._mask`) which a run calls, with what they get."""
     module = sys.modules.get(type(model).__module__)
-    names = [one for one in vars(module or object()) if _BUILDERS.fullmatch(one)]
+    names = [
+        function_name
+        for function_name in vars(module or object())
+        if _BUILDERS.fullmatch(function_name)
+    ]
     builders = {name: getattr(module, name) for name in names}
-    given: dict[str, list[dict[str, Any]]] = {}
+    calls_by_builder: dict[str, list[dict[str, Any]]] = {}
 
     def watched(name: str) -> Callable[..., Any]:
         def build(*args: Any, **kwargs: Any) -> Any:
-            given.setdefault(name, []).append(kwargs)
+            calls_by_builder.setdefault(name, []).append(kwargs)
             return builders[name](*args, **kwargs)
 
         return build
@@ -339,7 +359,7 @@ def _masks_built(model: Any, run: Callable[[], Any]) -> dict[str, list[dict[str,
     finally:
         for name, build in builders.items():
             setattr(module, name, build)
-    return given
+    return calls_by_builder
 
 
 _BUILDERS = re.compile(r"create_\w*mask\w*")

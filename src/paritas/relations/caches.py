@@ -61,25 +61,27 @@ def _run_others(tokens: TokenModel, model: Any, inputs: Inputs, start: int, cach
             **{tokens.cache: cache},
             **tokens.places_in_cache(start, start + GUESSED, cache=cache),
         )
-    found = tokens.cache_of(output)
-    return cache if found is None else found
+    output_cache = tokens.cache_of(output)
+    return cache if output_cache is None else output_cache
 
 
 def _finish(
-    tokens: TokenModel, model: Any, inputs: Inputs, found: list[Tensor], cache: Any, start: int
+    tokens: TokenModel, model: Any, inputs: Inputs, values: list[Tensor], cache: Any, start: int
 ) -> dict[str, Tensor]:
     """Run the rest of the sequence, first a token, then the others at once."""
     for first, last in spans([1, tokens.size[1]], tokens.size[1] - start):
         value, cache = tokens.continue_with(model, inputs, (start + first, start + last), cache)
-        found.append(value)
+        values.append(value)
         if _is_recording(cache):  # it waits for this after each call
             cache.crop(0)
-    return {tokens.value: torch.cat(found, dim=1)}
+    return {tokens.value: torch.cat(values, dim=1)}
 
 
 def _is_recording(cache: Any) -> bool:
     layers = getattr(cache, "layers", None)
-    return isinstance(layers, list) and any(getattr(one, "record_past", False) for one in layers)
+    return isinstance(layers, list) and any(
+        getattr(layer, "record_past", False) for layer in layers
+    )
 
 
 def _halves(tokens: TokenModel) -> int:
@@ -135,9 +137,9 @@ def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
 def _prefix_reused(tokens: TokenModel, half: int) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), None)
-        kept = copy.deepcopy(cache)
+        cache_copy = copy.deepcopy(cache)
         _run_others(tokens, model, inputs, half, cache)
-        return _finish(tokens, model, inputs, [value], kept, half)
+        return _finish(tokens, model, inputs, [value], cache_copy, half)
 
     return way
 
@@ -159,24 +161,24 @@ def _reordered(tokens: TokenModel, half: int, make_cache: Callable[[], Any] = la
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), make_cache())
-        ids, found = tokens.ids(inputs), [value]
+        ids, token_values = tokens.ids(inputs), [value]
         order = torch.arange(tokens.size[0], device=ids.device).flip(0)
         cache = _reorder(original_of(model), cache, order)
-        for place in range(half, ids.shape[1]):
-            with computing(rows=order, tokens=slice(place, place + 1)):
+        for position in range(half, ids.shape[1]):
+            with computing(rows=order, tokens=slice(position, position + 1)):
                 output = tokens.call(
                     model,
                     inputs,
-                    ids[order, place : place + 1],
+                    ids[order, position : position + 1],
                     rows=order,
                     use_cache=True,
                     **{tokens.cache: cache},
-                    **tokens.places_in_cache(place, place + 1, cache=cache),
+                    **tokens.places_in_cache(position, position + 1, cache=cache),
                 )
-            found.append(tokens.value_of(output)[order])
-            made = tokens.cache_of(output)
-            cache = cache if made is None else made
-        return {tokens.value: torch.cat(found, dim=1)}
+            token_values.append(tokens.value_of(output)[order])
+            output_cache = tokens.cache_of(output)
+            cache = cache if output_cache is None else output_cache
+        return {tokens.value: torch.cat(token_values, dim=1)}
 
     return way
 
@@ -204,8 +206,8 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
 
 def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int, **more: Any) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        made = static_cache(tokens, model, tokens.size[1] + room, **more)
-        return dict(in_chunks(tokens, sizes, lambda: made)(model, inputs))
+        preallocated = static_cache(tokens, model, tokens.size[1] + room, **more)
+        return dict(in_chunks(tokens, sizes, lambda: preallocated)(model, inputs))
 
     return way
 

@@ -206,13 +206,14 @@ class _Check:
 
     def linked(self, row: RelationRow, before: list[RelationRow]) -> RelationRow:
         """The row, with the first one before it that fails at the same place, if one does."""
-        place = self._origins.get(row.relation)
-        if place is None or row.verdict.passed:
+        origin_of_row = self._origins.get(row.relation)
+        if origin_of_row is None or row.verdict.passed:
             return row
         alike = [
-            one.relation
-            for one in before
-            if not one.verdict.passed and self._origins.get(one.relation) == place
+            earlier_row.relation
+            for earlier_row in before
+            if not earlier_row.verdict.passed
+            and self._origins.get(earlier_row.relation) == origin_of_row
         ]
         return msgspec.structs.replace(row, linked=alike[0]) if alike else row
 
@@ -273,15 +274,17 @@ class _Check:
         # A compiled model meets many shapes here. At its limit it would quietly run eagerly, and
         # eager would be compared with eager.
         with room_for_entries():
-            mine = program.run(RunOptions())[0]
-        if mine.error is not None:
-            if side is not self.reference and _is_refusal(mine.error):
+            side_run = program.run(RunOptions())[0]
+        if side_run.error is not None:
+            if side is not self.reference and _is_refusal(side_run.error):
                 # What a compiler refuses, the model itself may do.
-                own = self._subject(self.reference, case.actual, case)
-                plain = dataclasses.replace(evidence.program, subject=own).run(RunOptions())[0]
+                reference_subject = self._subject(self.reference, case.actual, case)
+                plain = dataclasses.replace(evidence.program, subject=reference_subject).run(
+                    RunOptions()
+                )[0]
                 if plain.error is None or not _is_refusal(plain.error):
-                    return self._unverified(relation, case.label, mine.error)
-            return self._raised(relation, case.label, mine.error)
+                    return self._unverified(relation, case.label, side_run.error)
+            return self._raised(relation, case.label, side_run.error)
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
         demand = self._demands.setdefault(_key(case), Demand(settles=False))
@@ -289,7 +292,7 @@ class _Check:
         comparer = Comparer(sides, demand, config, 0, CALL)
         if not is_first:
             comparer.explainer = Explainer(left=0)
-        collected = comparer.compare(evidence.native[0], mine)
+        collected = comparer.compare(evidence.native[0], side_run)
         if not collected.passes:
             if is_first:  # the cases of a relation that fail, fail at one place
                 self._origins[relation.name] = self._origin(case, evidence, sides)
@@ -298,11 +301,11 @@ class _Check:
                 del self._origins[relation.name]
                 natively = SubjectLift(evidence, program.subject, lift=False, notes=Notes())
                 comparer = Comparer(natively, demand, config, 0, CALL)
-                collected = comparer.compare(evidence.native[0], mine)
+                collected = comparer.compare(evidence.native[0], side_run)
                 collected.notes.append(_BUFFERS_NOTE)
             elif is_first:
                 collected.findings = [
-                    self._located(finding, relation, case, evidence, sides, mine)
+                    self._located(finding, relation, case, evidence, sides, side_run)
                     for finding in collected.findings
                 ]
         collected.findings = [
@@ -316,8 +319,8 @@ class _Check:
         """The model under `torch.compile`; a candidate that is compiled is used as it is."""
         if self.candidate.is_compiled:
             return self.candidate
-        made = torch.compile(self.checked.model)
-        return inspect_subject(made, "candidate", "candidate", self.reference.state)
+        compiled_model = torch.compile(self.checked.model)
+        return inspect_subject(compiled_model, "candidate", "candidate", self.reference.state)
 
     def _evidence(self, case: Case) -> Evidence[SubjectProgram]:
         key = _key(case)
@@ -337,9 +340,9 @@ class _Check:
 
         def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
             with torch.set_grad_enabled(case.trains):
-                found = dict(way(model, Inputs(args, kwargs)))
+                named_values = dict(way(model, Inputs(args, kwargs)))
             # A slice and a concatenation have other strides, which nobody promises.
-            return {name: _contiguous(value) for name, value in found.items()}
+            return {name: _contiguous(value) for name, value in named_values.items()}
 
         return dataclasses.replace(subject, call=call, is_module=False)
 
@@ -392,7 +395,7 @@ class _Check:
                 continue
             if other.shape != value.shape:
                 return False
-            runs = [one.value(item) for one in moved]
+            runs = [moved_run.value(item) for moved_run in moved]
             if not all(isinstance(run, torch.Tensor) and run.shape == value.shape for run in runs):
                 return False
             if nonfinite_mismatch(value, other) is not None:
@@ -418,9 +421,9 @@ class _Check:
             options = RunOptions(wide=True, mode=evidence.lift_mode(), watch=shaken)
             return run_quietly(program, options, WideDefault())[0]
 
-        ours, theirs = moved(evidence.program), moved(sides.program)
+        ours, other_moved = moved(evidence.program), moved(sides.program)
         for item, value in arbiter[0].outputs.items():
-            values = [value, lifted[0].value(item), ours.value(item), theirs.value(item)]
+            values = [value, lifted[0].value(item), ours.value(item), other_moved.value(item)]
             if not all(map(is_inexact, values)):
                 continue
             before, after = values[1] - value, values[3] - values[2]
@@ -437,7 +440,7 @@ class _Check:
         case: Case,
         evidence: Evidence[SubjectProgram],
         sides: SubjectLift,
-        mine: Observation,
+        observation: Observation,
     ) -> Finding:
         """Add the first wrong module and token to a value that computes something else."""
         if finding.status is not Status.DIFFERENT or finding.aspect is not Aspect.VALUE:
@@ -448,14 +451,16 @@ class _Check:
             return finding
         wide = evidence.arbiter() is not None
         native = evidence.native
-        runs = [evidence.arbiter(), native, sides.runs()] if wide else [native, native, [mine]]
+        runs = (
+            [evidence.arbiter(), native, sides.runs()] if wide else [native, native, [observation]]
+        )
         values: list[Any] = [None if run is None else run[0].value(finding.item) for run in runs]
-        place = None
-        if all(isinstance(one, torch.Tensor) and one.dim() > 1 for one in values):
+        wrong_token = None
+        if all(isinstance(value, torch.Tensor) and value.dim() > 1 for value in values):
             expected, measured, actual = values
-            place = first_wrong_token(expected, measured, actual, evidence.unit)
-        if place is not None:
-            row, token = place
+            wrong_token = first_wrong_token(expected, measured, actual, evidence.unit)
+        if wrong_token is not None:
+            row, token = wrong_token
             words = f"first wrong at row {row}, token {token} (from 0, of {case.size[1]})"
             reason = f"{finding.reason}; {words}" if finding.reason else words
             finding = msgspec.structs.replace(finding, reason=reason)
@@ -517,12 +522,12 @@ def _contiguous(value: Any) -> Any:
 
 def _merged(verdicts: list[Verdict]) -> Verdict:
     """One verdict; a part that only lists what was skipped is not a failure."""
-    judged = [one for one in verdicts if one.findings]
+    judged = [judged_verdict for judged_verdict in verdicts if judged_verdict.findings]
     merged = Verdict.merge(judged)
     coverage = merged.coverage
-    for one in verdicts:
-        if not one.findings:
-            coverage += one.coverage
+    for verdict in verdicts:
+        if not verdict.findings:
+            coverage += verdict.coverage
     return msgspec.structs.replace(merged, coverage=coverage)
 
 
@@ -542,16 +547,18 @@ class _ShakenBuffers(contextlib.AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         """Move them."""
-        buffers = [one for one in self._model.buffers() if is_inexact(one)]
-        self._before = [(one, one.clone()) for one in buffers]
-        for one in buffers:
-            noise = torch.rand(one.shape, generator=self._random, dtype=torch.float64) * 2 - 1
-            one.mul_((1 + self._unit * noise).to(one.device, one.dtype))
+        buffers = [
+            module_buffer for module_buffer in self._model.buffers() if is_inexact(module_buffer)
+        ]
+        self._before = [(module_buffer, module_buffer.clone()) for module_buffer in buffers]
+        for buffer in buffers:
+            noise = torch.rand(buffer.shape, generator=self._random, dtype=torch.float64) * 2 - 1
+            buffer.mul_((1 + self._unit * noise).to(buffer.device, buffer.dtype))
 
     def __exit__(self, *_: object) -> None:
         """Put them back."""
-        for one, value in self._before:
-            one.copy_(value)
+        for buffer, value in self._before:
+            buffer.copy_(value)
         self._before = []
 
 
@@ -628,12 +635,12 @@ class ModuleLog(ModuleHooks):
             self._place((name, number, value_name), leaf.detach(), current_piece())
 
     def _place(self, key: Key, value: Tensor, piece: Piece) -> None:
-        whole = torch.zeros(self.size, dtype=torch.int64)[piece.rows][:, piece.tokens]
-        size = (whole.shape[0], whole.shape[1])
+        piece_cells = torch.zeros(self.size, dtype=torch.int64)[piece.rows][:, piece.tokens]
+        size = (piece_cells.shape[0], piece_cells.shape[1])
         if self._learns and key not in self.axes:
             self.axes[key] = _token_axis(value, size)
         aligned = _aligned(value, size, piece.own, self.axes.get(key, UNKNOWN))
-        if aligned is None or not whole.numel():
+        if aligned is None or not piece_cells.numel():
             return
         canvas = self.values.get(key)
         if canvas is None:
@@ -647,10 +654,10 @@ class ModuleLog(ModuleHooks):
             self.values.pop(key)
             return
         rows = piece.rows if isinstance(piece.rows, slice) else piece.rows.to(aligned.device)
-        part, known = canvas.value[rows], canvas.known[rows]
+        part, filled_cells = canvas.value[rows], canvas.known[rows]
         part[:, piece.tokens] = aligned.to(part.dtype)
-        known[:, piece.tokens] = True
-        canvas.value[rows], canvas.known[rows] = part, known
+        filled_cells[:, piece.tokens] = True
+        canvas.value[rows], canvas.known[rows] = part, filled_cells
 
 
 def _floats(value: Any) -> Iterator[Tensor]:
@@ -659,11 +666,11 @@ def _floats(value: Any) -> Iterator[Tensor]:
         if value.is_floating_point():
             yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _floats(one)
+        for leaf in value.values():
+            yield from _floats(leaf)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _floats(one)
+        for leaf in value:
+            yield from _floats(leaf)
 
 
 # The first axis may hold batch and tokens together; the axis may be unknown.
@@ -679,7 +686,7 @@ def _token_axis(value: Tensor, size: tuple[int, int]) -> int:
     return TOGETHER if value.dim() and value.shape[0] == rows * tokens else UNKNOWN
 
 
-def _aligned(value: Tensor, size: tuple[int, int], own: Any, axis: int) -> Tensor | None:
+def _aligned(value: Tensor, size: tuple[int, int], own_tokens: Any, axis: int) -> Tensor | None:
     """The value with batch and tokens as its first axes; None if it does not have both."""
     rows, tokens = size
     if axis == UNKNOWN:
@@ -693,12 +700,12 @@ def _aligned(value: Tensor, size: tuple[int, int], own: Any, axis: int) -> Tenso
             return None
         moved = value.movedim(axis, 1)
         moved = moved.expand(rows, *moved.shape[1:])
-    if isinstance(own, torch.Tensor):
-        own = own.to(value.device)
-        if int(own.max()) >= moved.shape[1]:
+    if isinstance(own_tokens, torch.Tensor):
+        own_tokens = own_tokens.to(value.device)
+        if int(own_tokens.max()) >= moved.shape[1]:
             return None
-        return moved[torch.arange(rows, device=value.device)[:, None], own]
-    moved = moved[:, own]
+        return moved[torch.arange(rows, device=value.device)[:, None], own_tokens]
+    moved = moved[:, own_tokens]
     return moved if moved.shape[1] == tokens else None
 
 
@@ -735,18 +742,18 @@ def _origin(model: nn.Module, path: str) -> Origin:
 def _differs(
     key: Key, expected: ModuleLog, native: ModuleLog, actual: ModuleLog, unit: float
 ) -> bool:
-    ours, theirs = expected.values[key], actual.values[key]
-    if ours.value.shape != theirs.value.shape:
+    ours, actual_canvas = expected.values[key], actual.values[key]
+    if ours.value.shape != actual_canvas.value.shape:
         return False
-    both = ours.known & theirs.known
+    both = ours.known & actual_canvas.known
     if not bool(both.any()):
         return False
-    left, right = ours.value[both].double(), theirs.value[both].double()
+    left, right = ours.value[both].double(), actual_canvas.value[both].double()
     plain = native.values.get(key)
-    own = NO_NOISE
+    own_noise = NO_NOISE
     if plain is not None and plain.value.shape == ours.value.shape:
-        own = criterion.own_noise(plain.value[both], left).times(UNIT_F64 / unit)
-    noise = Noise(unit=UNIT_F64, own=own, factor=LIFTED_SLACK_SCALED)
+        own_noise = criterion.own_noise(plain.value[both], left).times(UNIT_F64 / unit)
+    noise = Noise(unit=UNIT_F64, own=own_noise, factor=LIFTED_SLACK_SCALED)
     finite = torch.isfinite(left) == torch.isfinite(right)
     return not (criterion.score(right, left, noise).score.passed and bool(finite.all()))
 
@@ -755,8 +762,11 @@ def first_wrong_token(
     expected: Tensor, native: Tensor, actual: Tensor, unit: float
 ) -> tuple[int, int] | None:
     """The row and the token of the earliest wrong value, both in float64; None if there is none."""
-    own, true = criterion.own_noise(native, expected).times(UNIT_F64 / unit), expected.double()
-    floors = criterion.NoiseFloors.of(true, Noise(unit=UNIT_F64, own=own, own_share=1.0))
+    own_noise, true = (
+        criterion.own_noise(native, expected).times(UNIT_F64 / unit),
+        expected.double(),
+    )
+    floors = criterion.NoiseFloors.of(true, Noise(unit=UNIT_F64, own=own_noise, own_share=1.0))
     noise = floors.at(true, true.abs()) + UNIT_F64 * floors.populations.scale(true)
     error = (true - actual.double()).abs().nan_to_num(torch.inf)
     over = error > criterion.MAX_Z * LIFTED_SLACK_SCALED * noise

@@ -88,7 +88,7 @@ def invariants(
     html_path: Path | None,
     json_path: Path | None,
     form: OutputFormat,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Check that the ways of running one model agree with each other.
 
@@ -99,7 +99,7 @@ def invariants(
 
     Exit codes: 0 all hold, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    options = InvariantsOptions(**given)
+    options = InvariantsOptions(**option_values)
     report = _run_invariants(target, options)
     from paritas.relations.report import invariants_report
 

@@ -68,20 +68,20 @@ class Generation:
         """The token that a decoder starts with, if the configuration has one."""
         for part in config_parts(self.tokens.config):
             for name in ("decoder_start_token_id", "bos_token_id"):
-                found = getattr(part, name, None)
-                if isinstance(found, int):
-                    return found
+                token = getattr(part, name, None)
+                if isinstance(token, int):
+                    return token
         return None
 
     def repeated(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
         """The plain way: the whole sequence is run again for each token."""
         ids = self.tokens.ids(inputs)
-        start, found = ids.shape[1], []
+        start, row_values = ids.shape[1], []
         for _ in range(NEW_TOKENS):
             value = self.tokens.value_of(self.tokens.call(model, inputs, ids))[:, -1]
-            found.append(value)
+            row_values.append(value)
             ids = torch.cat([ids, value.argmax(dim=-1, keepdim=True)], dim=1)
-        logits = self._as_computed(torch.stack(found, dim=1))
+        logits = self._as_computed(torch.stack(row_values, dim=1))
         return {"logits": logits, "tokens": ids[:, start:]}
 
     def _as_computed(self, logits: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Generation:
         model: Any,
         inputs: Inputs,
         *,
-        left: int = 0,
+        left_padding: int = 0,
         encoder: int = 0,
         helper: Any = None,
         **how: Any,
@@ -110,8 +110,8 @@ class Generation:
         tokens = self.tokens
         ids = tokens.ids(inputs)
         more: dict[str, Any] = {name: inputs.kwargs[name] for name in tokens.context}
-        if left:
-            pad = ids.new_full((ids.shape[0], left), pad_token(tokens.config))
+        if left_padding:
+            pad = ids.new_full((ids.shape[0], left_padding), pad_token(tokens.config))
             more["attention_mask"] = torch.cat([torch.zeros_like(pad), torch.ones_like(ids)], dim=1)
             ids = torch.cat([pad, ids], dim=1)
         elif not tokens.has_encoder and tokens.mask:
@@ -123,9 +123,9 @@ class Generation:
             more |= {"input_ids": torch.cat([source, pad], dim=1), "attention_mask": mask}
         if helper is not None:
             more["assistant_model"] = helper
-        whole = original_of(model)
-        with _plain_defaults(whole):
-            return whole.generate(
+        original = original_of(model)
+        with _plain_defaults(original):
+            return original.generate(
                 **{tokens.tokens: ids}, **more, generation_config=self._settings(**how)
             )
 
@@ -145,15 +145,20 @@ class Generation:
         """Call `generate` row by row, with the model itself as the one that guesses tokens."""
 
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-            whole, rows = original_of(model), self.tokens.size[0]
+            original, rows = original_of(model), self.tokens.size[0]
             kwargs = [rows_of(inputs, slice(row, row + 1)) for row in range(rows)]
-            found = [self._generate(model, one, helper=whole, use_cache=True) for one in kwargs]
+            generated = [
+                self._generate(model, row_kwargs, helper=original, use_cache=True)
+                for row_kwargs in kwargs
+            ]
             # A step may have logits for several tokens, of two or of three axes.
-            steps = [[one.flatten(0, -2) for one in output.logits] for output in found]
-            logits = torch.stack([torch.cat(one)[:NEW_TOKENS] for one in steps])
+            steps = [[logit.flatten(0, -2) for logit in output.logits] for output in generated]
+            logits = torch.stack([torch.cat(step)[:NEW_TOKENS] for step in steps])
             return {
                 "logits": self._as_computed(logits),
-                "tokens": torch.cat([one.sequences[:, -NEW_TOKENS:] for one in found]),
+                "tokens": torch.cat(
+                    [row_output.sequences[:, -NEW_TOKENS:] for row_output in generated]
+                ),
             }
 
         return way
@@ -193,9 +198,9 @@ class Generation:
     @property
     def _own_kind(self) -> str | None:
         """The kind of cache that the model generates with unless it is told otherwise."""
-        found = getattr(original_of(self.tokens.model), "generation_config", None)
+        generation_config = getattr(original_of(self.tokens.model), "generation_config", None)
         return (
-            getattr(found, _KIND, None)
+            getattr(generation_config, _KIND, None)
             or transformers_library.own_static_kind(self.tokens.config)
             or None
         )
@@ -204,7 +209,7 @@ class Generation:
         start = self.start_token
         plain = {"num_beams": 1, "output_logits": True}
         beams = {"output_scores": True}
-        made = transformers_library.generation_settings(
+        settings = transformers_library.generation_settings(
             max_new_tokens=NEW_TOKENS,
             do_sample=False,
             pad_token_id=pad_token(self.tokens.config),
@@ -215,8 +220,8 @@ class Generation:
         )
         how = {_KIND: self._own_kind, **how} if how.get("use_cache") else how
         for name, value in how.items():  # not every release builds every setting
-            setattr(made, name, value)
-        return made
+            setattr(settings, name, value)
+        return settings
 
 
 @contextlib.contextmanager
@@ -369,7 +374,7 @@ def _finish_queued_work() -> None:
 @contextlib.contextmanager
 def _served(model: Any, counter: _Counter) -> Iterator[Callable[..., Any]]:
     """Send calls of the model to the counter; what a call does, for the one who serves."""
-    own = vars(model).get("forward")
+    own_forward = vars(model).get("forward")
     forward = model.forward
     model.forward = counter.ask
     try:
@@ -377,8 +382,8 @@ def _served(model: Any, counter: _Counter) -> Iterator[Callable[..., Any]]:
     finally:
         counter.close()
         del model.forward
-        if own is not None:
-            model.forward = own
+        if own_forward is not None:
+            model.forward = own_forward
 
 
 @contextlib.contextmanager
@@ -424,7 +429,7 @@ class _Requests:
         """The prompts; the last row's is used twice, so that there are more than run at once."""
         ids = self.run.tokens.ids(inputs)
         rows = [*ids.tolist(), ids[-1].flip(0).tolist()]
-        return [row[: max(2, len(row) - place)] for place, row in enumerate(rows)]
+        return [row[: max(2, len(row) - row_number)] for row_number, row in enumerate(rows)]
 
     def alone(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
         """The plain way: the whole sequence of a request is run again for each token."""
@@ -441,11 +446,15 @@ class _Requests:
 
     def batched(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
         """All requests in one running batch."""
-        whole, counter = original_of(model), _Counter()
+        original, counter = original_of(model), _Counter()
         prompts = self.prompts(inputs)
         log: dict[str, list[Tensor]] = {}
         done: dict[str, Any] = {}
-        with _as_before(whole), _served(whole, counter) as forward, self._batch(whole) as batch:
+        with (
+            _as_before(original),
+            _served(original, counter) as forward,
+            self._batch(original) as batch,
+        ):
 
             def watched(**kwargs: Any) -> Any:
                 with _updated_elsewhere(kwargs["cache"]):
@@ -469,7 +478,7 @@ class _Requests:
                 counter.close()
         device = self.run.tokens.ids(inputs).device
         chosen = [torch.tensor(done[name].generated_tokens, device=device) for name in names]
-        return _stacked([one for name in names for one in log[name]], chosen)
+        return _stacked([row_logits for name in names for row_logits in log[name]], chosen)
 
     def manager(self, model: Any) -> Any:
         """A manager of a batch that does not run yet."""
@@ -499,12 +508,12 @@ class _Requests:
 def _record(log: dict[str, list[Tensor]], batch: Any, kwargs: dict[str, Any], output: Any) -> None:
     """Add the logits of a step to the requests that get a new token by it."""
     requests = batch.batch_processor.inputs_and_outputs.requests_in_batch
-    names = [one.state.request_id for one in requests if one.has_new_token]
+    names = [request.state.request_id for request in requests if request.has_new_token]
     logits = output.logits[0]
     if "logits_to_keep" not in kwargs:
         logits = logits[kwargs["logits_indices"]]
-    for place, name in enumerate(names):
-        log.setdefault(name, []).append(logits[place].clone()[None])
+    for row_number, name in enumerate(names):
+        log.setdefault(name, []).append(logits[row_number].clone()[None])
 
 
 def _stacked(logits: list[Tensor], chosen: list[Tensor]) -> dict[str, Tensor]:

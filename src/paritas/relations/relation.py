@@ -249,7 +249,11 @@ def built_in() -> dict[str, Relation]:
     from paritas.relations.training import TRAINING
 
     families = (SERVING, CACHES, GENERATION, ATTENTION, TRAINING, RESHARDING)
-    return {one.name: one for family in families for one in family}
+    return {
+        built_in_relation.name: built_in_relation
+        for family in families
+        for built_in_relation in family
+    }
 
 
 def all_relations() -> dict[str, Relation]:
@@ -265,13 +269,16 @@ def chosen(only: Sequence[str] | None) -> list[Relation]:
     """
     by_name = all_relations()
     if only is None:
-        return [one for one in by_name.values() if not one.on_request]
+        return [
+            named_relation for named_relation in by_name.values() if not named_relation.on_request
+        ]
     selection: dict[str, Relation] = {}
     for name in only:
         fitting = {
-            key: one
-            for key, one in by_name.items()
-            if key == name or (one.family.value == name and not one.on_request)
+            key: named_relation
+            for key, named_relation in by_name.items()
+            if key == name
+            or (named_relation.family.value == name and not named_relation.on_request)
         }
         if not fitting:
             near = difflib.get_close_matches(name, by_name, n=1)

@@ -170,12 +170,12 @@ def _set_state(
 ) -> None:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
-    given = copy.deepcopy(state) if whole else state
+    state_to_set = copy.deepcopy(state) if whole else state
     set_state_dict(
         model,
         optimizer,
-        model_state_dict=given[0],
-        optim_state_dict=given[1],
+        model_state_dict=state_to_set[0],
+        optim_state_dict=state_to_set[1],
         options=StateDictOptions(full_state_dict=whole),
     )
 

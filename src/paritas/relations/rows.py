@@ -58,7 +58,7 @@ class RelationRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if not failing:
             return self.about
         more = f" and {counted(len(failing) - 1, 'other case')}" if len(failing) > 1 else ""
-        first = next((one for one in failing if one.origin is not None), failing[0])
+        first = next((row for row in failing if row.origin is not None), failing[0])
         case = first.item.option or first.item.name
         where = ""
         if first.origin is not None:
@@ -124,11 +124,15 @@ class InvariantsReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=
         checked, failing = self.checked, self.failures
         if not checked:
             return "unverified: no relation applies to this model, so nothing was compared"
-        left = len(self.rows) - len(checked)
-        others = f"; {left} not promised or not applicable" if left else ""
+        unchecked_count = len(self.rows) - len(checked)
+        others = f"; {unchecked_count} not promised or not applicable" if unchecked_count else ""
         if failing:
             counts = Counter(row.verdict.status for row in failing)
-            words = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
+            words = [
+                f"{counts[row_status]} {row_status.value}"
+                for row_status in reversed(Status)
+                if counts[row_status]
+            ]
             status = failing[0].verdict.status.value
             verb = "fails" if len(failing) == 1 else "fail"
             of = f"{len(failing)} of {len(checked)} relations"
@@ -136,7 +140,7 @@ class InvariantsReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=
             if linked:
                 words.append(f"{linked} at a place where another fails, too")
             return f"{status}: {of} {verb} ({', '.join(words)}){others}"
-        gravest = max((row.verdict.status for row in checked), key=lambda one: one.gravity)
+        gravest = max((row.verdict.status for row in checked), key=lambda row: row.gravity)
         warning = " (unstable is a warning, not a failure)" if gravest is Status.UNSTABLE else ""
         verb = "holds" if len(checked) == 1 else "hold"
         return f"{gravest.value}: {counted(len(checked), 'relation')} {verb}{warning}{others}"

@@ -153,20 +153,20 @@ def _padded_and_continued(tokens: TokenModel, sizes: list[int]) -> Way:
         for first, last in spans(sizes, PADDING + total):
             start, stop = max(first - PADDING, 0), max(last - PADDING, 0)
             columns = slice(max(PADDING - first, 0), None)
-            given = {} if cache is None else {tokens.cache: cache}
+            call_options = {} if cache is None else {tokens.cache: cache}
             # A state has no places to mask: its mask is about the tokens of the call alone.
             if tokens.cache == KEYS_AND_VALUES:
-                given[tokens.mask] = mask[:, :last]
+                call_options[tokens.mask] = mask[:, :last]
             elif last - first > 1 or first == 0:
-                given[tokens.mask] = mask[:, first:last]
-            given |= tokens.places_in_cache(first, last, cache=cache)
+                call_options[tokens.mask] = mask[:, first:last]
+            call_options |= tokens.places_in_cache(first, last, cache=cache)
             with computing(tokens=slice(start, stop), own=columns):
                 output = tokens.call(
                     model,
                     inputs,
                     longer[:, first:last],
                     use_cache=True,
-                    **given,
+                    **call_options,
                     **tokens.positions_of(places[:, first:last], rows),
                 )
             values.append(tokens.value_of(output)[:, columns])
@@ -353,12 +353,12 @@ def _any_row_cases(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply("the inputs have one row: pass at least 2")
 
     def outputs(model: Any, inputs: Inputs, rows: int) -> dict[str, Tensor]:
-        found = {
+        output_leaves = {
             path or "output": leaf
             for path, leaf in leaves(model(*inputs.args, **inputs.kwargs))
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dim()
         }
-        return {path: leaf for path, leaf in found.items() if leaf.shape[0] == rows}
+        return {path: leaf for path, leaf in output_leaves.items() if leaf.shape[0] == rows}
 
     def whole(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         return outputs(model, inputs, total)
@@ -420,8 +420,10 @@ def _invariant_cases(checked: CheckedModel) -> Iterator[Case]:
 
 def _has_tokens(checked: CheckedModel) -> bool:
     """Whether there are token ids among the inputs, which rows of other inputs may belong to."""
-    given = [*checked.inputs.args, *checked.inputs.kwargs.values()]
-    return any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.int64 for leaf in given)
+    input_values = [*checked.inputs.args, *checked.inputs.kwargs.values()]
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.dtype is torch.int64 for leaf in input_values
+    )
 
 
 def _rows_belong_together(tokens: TokenModel) -> str:

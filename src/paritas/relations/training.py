@@ -72,7 +72,7 @@ class Lesson:
         """
         self.model = original_of(checked.model)
         if not isinstance(self.model, nn.Module) or not any(
-            one.requires_grad for one in self.model.parameters()
+            parameter.requires_grad for parameter in self.model.parameters()
         ):
             raise DoesNotApply("it has no parameters that require grad")
         self.tokens: TokenModel | None = None
@@ -115,15 +115,15 @@ class Lesson:
         """
         parameters = inspect.signature(self.model.forward).parameters.values()
         if transformers_library.is_from_library(self.model):
-            said = getattr(self.model, "accepts_loss_kwargs", None)
-            takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            return bool(said) if said is not None else takes_any
-        named = any(one.name == _ITEMS for one in parameters)
+            model_answer = getattr(self.model, "accepts_loss_kwargs", None)
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+            return bool(model_answer) if model_answer is not None else takes_any
+        named = any(parameter.name == _ITEMS for parameter in parameters)
         # Others may hand the arguments of the loss on by **kwargs, and say so.
         handed = any(
-            one.kind is one.VAR_KEYWORD
-            and any(word in f"{one.name} {one.annotation}" for word in _LOSS_ARGUMENTS)
-            for one in parameters
+            parameter.kind is parameter.VAR_KEYWORD
+            and any(word in f"{parameter.name} {parameter.annotation}" for word in _LOSS_ARGUMENTS)
+            for parameter in parameters
         )
         return named or handed
 
@@ -142,10 +142,11 @@ class Lesson:
         without[:, 0] = _IGNORED
         with torch.no_grad(), training(self.model, on=False):
             outputs = [
-                tokens.call(self.model, tokens.inputs, ids, labels=one) for one in (labels, without)
+                tokens.call(self.model, tokens.inputs, ids, labels=label_ids)
+                for label_ids in (labels, without)
             ]
-        whole, rest = (as_named(one)["loss"] for one in outputs)
-        return bool(whole == rest)
+        full_loss, rest = (as_named(output)["loss"] for output in outputs)
+        return bool(full_loss == rest)
 
     def count(self, inputs: Inputs) -> Tensor:
         """The number of tokens that count."""
@@ -159,8 +160,8 @@ class Lesson:
             labels = self.labels(inputs)[rows]
             ids = self.tokens.ids(inputs)[rows]
             output = self.tokens.call(model, inputs, ids, rows=rows, labels=labels, **more)
-            found: Tensor = as_named(output)["loss"]
-            return found
+            loss_value: Tensor = as_named(output)["loss"]
+            return loss_value
         if self.tokens is not None:
             output = self.tokens.call(model, inputs, self.tokens.ids(inputs)[rows], rows=rows)
             return self.tokens.value_of(output).square().sum()
@@ -195,16 +196,20 @@ def _is_trained(leaf: Any) -> bool:
 
 
 def _trained(model: Any) -> dict[str, nn.Parameter]:
-    return {name: one for name, one in original_of(model).named_parameters() if one.requires_grad}
+    return {
+        name: parameter
+        for name, parameter in original_of(model).named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
     """The gradients of a loss, by the names of the parameters; zeros for unused ones."""
     named = _trained(model)
-    found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    parameter_gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {
-        name: torch.zeros_like(parameter) if one is None else one
-        for (name, parameter), one in zip(named.items(), found, strict=True)
+        name: torch.zeros_like(parameter) if gradient is None else gradient
+        for (name, parameter), gradient in zip(named.items(), parameter_gradients, strict=True)
     }
 
 
@@ -232,8 +237,8 @@ def _accumulated(lesson: Lesson) -> Way:
         with training(model):
             for row in range(lesson.rows):
                 loss = lesson.loss(model, inputs, slice(row, row + 1), **more)
-                for name, one in gradients(model, loss).items():
-                    total[name] = total[name] + one if name in total else one
+                for name, gradient in gradients(model, loss).items():
+                    total[name] = total[name] + gradient if name in total else gradient
         return total
 
     return way
@@ -272,8 +277,8 @@ def _halved(lesson: Lesson) -> tuple[Way, Way]:
 def _follows(lesson: Lesson, half: Way, of_more: Way) -> bool:
     """Whether the loss is nearer to what it should be than to what it is without a count."""
     with torch.no_grad():
-        right, found = (way(lesson.model, lesson.inputs)["loss"] for way in (half, of_more))
-    return bool((found - right).abs() <= (found - 2 * right).abs())
+        right, counted_loss = (way(lesson.model, lesson.inputs)["loss"] for way in (half, of_more))
+    return bool((counted_loss - right).abs() <= (counted_loss - 2 * right).abs())
 
 
 def _in_reverse(lesson: Lesson) -> Way:
@@ -294,12 +299,14 @@ def _order_cases(checked: CheckedModel) -> Iterator[Case]:
 def _require_rows(lesson: Lesson) -> None:
     if lesson.rows == 1:
         raise DoesNotApply("the inputs have one row: pass at least 2")
-    for one in lesson.model.modules():
-        if isinstance(one, nn.modules.batchnorm._NormBase) and not isinstance(  # noqa: SLF001
-            one,
+    for module in lesson.model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and not isinstance(  # noqa: SLF001
+            module,
             nn.modules.instancenorm._InstanceNorm,  # noqa: SLF001
         ):
-            raise NotPromised(f"{type(one).__name__} makes rows depend on each other in training")
+            raise NotPromised(
+                f"{type(module).__name__} makes rows depend on each other in training"
+            )
 
 
 # --- The loss -------------------------------------------------------------------------------------
@@ -308,10 +315,10 @@ def _require_rows(lesson: Lesson) -> None:
 def _is_of_pair(config: Any) -> bool:
     """Whether a configuration is of a class for an encoder and a decoder."""
     try:
-        known = inspect.signature(type(config)).parameters.get("is_encoder_decoder")
+        parameter = inspect.signature(type(config)).parameters.get("is_encoder_decoder")
     except (TypeError, ValueError):
         return False
-    return known is not None and known.default is True
+    return parameter is not None and parameter.default is True
 
 
 def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -359,15 +366,17 @@ def _loss_cases(checked: CheckedModel) -> Iterator[Case]:
 @contextlib.contextmanager
 def _checkpointing(model: Any) -> Iterator[None]:
     """Compute the activations of each layer again in the backward pass."""
-    whole = original_of(model)
-    if hasattr(whole, "gradient_checkpointing_enable"):
-        whole.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    original = original_of(model)
+    if hasattr(original, "gradient_checkpointing_enable"):
+        original.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
         try:
             yield
         finally:
-            whole.gradient_checkpointing_disable()
+            original.gradient_checkpointing_disable()
         return
-    layers = _layers(whole)
+    layers = _layers(original)
     for layer in layers:
         layer.forward = _again(layer.forward)
     try:
@@ -386,10 +395,12 @@ def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """The layers of a model: the elements of its lists of modules."""
-    lists = [one for one in model.modules() if isinstance(one, nn.ModuleList | nn.Sequential)]
-    found = [layer for one in lists for layer in one if "forward" not in vars(layer)]
-    inner = {id(part) for layer in found for part in layer.modules() if part is not layer}
-    return [layer for layer in dict.fromkeys(found) if id(layer) not in inner]
+    lists = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
+    layers = [layer for layer_list in lists for layer in layer_list if "forward" not in vars(layer)]
+    inner = {id(part) for layer in layers for part in layer.modules() if part is not layer}
+    return [layer for layer in dict.fromkeys(layers) if id(layer) not in inner]
 
 
 def _checkpoint_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -454,9 +465,9 @@ class _Loop:
 
     def result(self) -> dict[str, Tensor]:
         """The parameters and buffers as they are now."""
-        whole = original_of(self.model)
-        named = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
-        return {name: one.detach().clone() for name, one in named.items()}
+        original = original_of(self.model)
+        named = {**dict(original.named_parameters()), **dict(original.named_buffers())}
+        return {name: parameter.detach().clone() for name, parameter in named.items()}
 
 
 def _trainee(model: Any) -> Any:
@@ -469,11 +480,11 @@ def _trainee(model: Any) -> Any:
 
 def _fresh(model: Any) -> Any:
     """Another model of the same form: what a new process builds before it loads anything."""
-    made = _trainee(model)
+    trainee = _trainee(model)
     with torch.no_grad():
-        for one in original_of(made).parameters():
-            one.mul_(0.5)
-    return made
+        for parameter in original_of(trainee).parameters():
+            parameter.mul_(0.5)
+    return trainee
 
 
 def _resume_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -502,7 +513,7 @@ def _steps(lesson: Lesson, **how: Any) -> Way:
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         trained = _trainee(model)
-        wide = {one.dtype for one in _trained(trained).values()} == {torch.float64}
+        wide = {parameter.dtype for parameter in _trained(trained).values()} == {torch.float64}
         # The optimizer counts its steps in float32 unless this is the default.
         with default_dtype(torch.float64) if wide else contextlib.nullcontext():
             loop = _Loop(lesson, trained, betas=BETAS, **how)
@@ -553,14 +564,14 @@ def _compiled_cases(checked: CheckedModel) -> Iterator[Case]:
         loop = _Loop(lesson, model)
         loop.run(inputs, STEPS)
         loop.optimizer.zero_grad()
-        found = loop.result()
+        trained_values = loop.result()
         with training(model):
             loss = lesson.loss(model, inputs)
             last = gradients(model, loss)
         return {
-            **found,
+            **trained_values,
             "loss": loss.detach(),
-            **{f"{name} (gradient)": one for name, one in last.items()},
+            **{f"{name} (gradient)": gradient for name, gradient in last.items()},
         }
 
     case = lesson.case(steps, steps, f"{STEPS} steps")
@@ -575,23 +586,28 @@ def _clipped(lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None) ->
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         with training(model):
-            found = gradients(model, lesson.loss(model, inputs))
-        names, values = list(found), [one.detach().clone() for one in found.values()]
+            named_gradients = gradients(model, lesson.loss(model, inputs))
+        names, values = (
+            list(named_gradients),
+            [own_gradient.detach().clone() for own_gradient in named_gradients.values()],
+        )
         limit = 0.5 * float(nn.utils.get_total_norm(values))
-        parts = [[one] if shards is None else shards(one) for one in values]
+        parts = [[value] if shards is None else shards(value) for value in values]
         of_ranks = [list(rank) for rank in zip(*parts, strict=True)]
-        norms = [nn.utils.get_total_norm(mine) for mine in of_ranks]
+        norms = [nn.utils.get_total_norm(rank_gradients) for rank_gradients in of_ranks]
         total = torch.stack(norms).square().sum().sqrt()
-        for mine in of_ranks:
-            held = [nn.Parameter(one) for one in mine]
-            for parameter, gradient in zip(held, mine, strict=True):
+        for of_rank in of_ranks:
+            parameters = [nn.Parameter(rank_gradient) for rank_gradient in of_rank]
+            for parameter, gradient in zip(parameters, of_rank, strict=True):
                 parameter.grad = gradient
-            nn.utils.clip_grads_with_norm_(held, limit, total)
-        whole = [torch.cat([one.flatten() for one in mine]) for mine in parts]
+            nn.utils.clip_grads_with_norm_(parameters, limit, total)
+        clipped_gradients = [torch.cat([shard.flatten() for shard in part]) for part in parts]
         return {
             **{
-                name: one.view_as(value)
-                for name, one, value in zip(names, whole, values, strict=True)
+                name: clipped_gradient.view_as(value)
+                for name, clipped_gradient, value in zip(
+                    names, clipped_gradients, values, strict=True
+                )
             },
             "norm": total,
         }
@@ -602,8 +618,8 @@ def _clipped(lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None) ->
 def _shards(ranks: int) -> Callable[[Tensor], list[Tensor]]:
     """Equal parts of the flattened tensor; the last ranks may have less, or nothing."""
 
-    def cut(whole: Tensor) -> list[Tensor]:
-        flat = whole.flatten()
+    def cut(full_tensor: Tensor) -> list[Tensor]:
+        flat = full_tensor.flatten()
         size = -(-flat.numel() // ranks)
         return [flat[rank * size : (rank + 1) * size] for rank in range(ranks)]
 
@@ -649,8 +665,10 @@ def _ties(model: nn.Module) -> Tensor:
     """For each name in the state dict, the first name of the same memory."""
     first: dict[int, int] = {}
     state = model.state_dict(keep_vars=True)
-    found = [first.setdefault(one.data_ptr(), n) for n, one in enumerate(state.values())]
-    return torch.tensor(found)
+    tie_numbers = [
+        first.setdefault(tensor.data_ptr(), n) for n, tensor in enumerate(state.values())
+    ]
+    return torch.tensor(tie_numbers)
 
 
 def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -670,8 +688,8 @@ def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
         return {**call(new, inputs), "tied weights": _ties(original_of(new))}
 
     yield Case(direct, loaded, "state dict", inputs=inputs)
-    whole = original_of(checked.model)
-    if hasattr(whole, "save_pretrained") and hasattr(whole, "from_pretrained"):
+    original = original_of(checked.model)
+    if hasattr(original, "save_pretrained") and hasattr(original, "from_pretrained"):
 
         def from_files(model: Any, inputs: Inputs) -> dict[str, Any]:
             new = transformers_library.save_and_load(original_of(model))
@@ -685,8 +703,8 @@ def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
     call, inputs = _outputs(checked)
     tracked = [
         name
-        for name, one in lesson.model.named_modules()
-        if getattr(one, "track_running_stats", False)
+        for name, module in lesson.model.named_modules()
+        if getattr(module, "track_running_stats", False)
     ]
     if tracked:
         raise NotPromised(f"{tracked[0]} keeps running statistics in training")
@@ -694,8 +712,8 @@ def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
     def trained_first(model: Any, inputs: Inputs) -> Mapping[str, Any]:
         with training(model), torch.enable_grad():
             lesson.loss(model, inputs).backward()
-        for one in original_of(model).parameters():
-            one.grad = None
+        for parameter in original_of(model).parameters():
+            parameter.grad = None
         return call(model, inputs)
 
     yield Case(call, trained_first, inputs=inputs)

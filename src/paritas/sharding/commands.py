@@ -127,7 +127,7 @@ def partition(
     certificates: Path | None,
     json_path: Path | None,
     form: OutputFormat,
-    **given: object,
+    **raw_options: object,
 ) -> None:
     """Compare an operator with the same operator split over ranks.
 
@@ -151,8 +151,8 @@ def partition(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """  # noqa: D301  (\b tells click not to wrap the lines)
-    given["prove"] = bool(given["prove"]) or certificates is not None
-    options = PartitionOptions(**given)  # type: ignore[arg-type]
+    raw_options["prove"] = bool(raw_options["prove"]) or certificates is not None
+    options = PartitionOptions(**raw_options)  # type: ignore[arg-type]
     from paritas.sharding.operators.resolving import check_name
 
     check_name(operator, "OPERATOR")
@@ -303,7 +303,7 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
     no_html: bool,
     quiet: bool,
     form: OutputFormat,
-    **asked: Any,
+    **raw_options: Any,
 ) -> None:
     """Check every operator of a graph: unsplit, and with every split over ranks that it allows.
 
@@ -320,7 +320,7 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
     Exit codes: 0 pass, 1 a split is wrong, 2 wrong usage or bad input, 3 something could not be
     checked, 130 interrupted.
     """
-    asked["prove"] = bool(asked["prove"]) or certificates is not None
+    raw_options["prove"] = bool(raw_options["prove"]) or certificates is not None
     last: list[Progress] = []
     try:
         report = _run_verify_graph(
@@ -332,7 +332,7 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
             quiet=quiet,
             html=not no_html,
             resume=not overwrite,
-            **asked,
+            **raw_options,
         )
     except KeyboardInterrupt:
         done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
@@ -355,7 +355,7 @@ def _run_verify_graph(
     *,
     device: str | None,
     quiet: bool,
-    **asked: Any,
+    **raw_options: Any,
 ) -> GraphReport:
     from paritas.core.candidates.loading import find_graph, find_inputs
     from paritas.core.importing import look_here
@@ -371,12 +371,14 @@ def _run_verify_graph(
         if device is not None:
             from paritas.core.execution.subjects import usable_device
 
-            asked["device"] = usable_device(device)
+            raw_options["device"] = usable_device(device)
         source = find_graph(graph)
-        given = None if inputs is None else find_inputs(inputs)
+        found_inputs = None if inputs is None else find_inputs(inputs)
         from paritas.sharding.graphs import verify
 
-        return verify.verify_graph(source, outdir, inputs=given, on_progress=tell, **asked)
+        return verify.verify_graph(
+            source, outdir, inputs=found_inputs, on_progress=tell, **raw_options
+        )
 
 
 def _show(report: GraphReport, graph: str, files: list[str] | None, form: OutputFormat) -> None:
@@ -510,7 +512,12 @@ class ParallelOptions:
 @format_options
 @click.pass_context
 def verify_parallel(
-    ctx: click.Context, /, factory: str, json_path: Path | None, form: OutputFormat, **given: Any
+    ctx: click.Context,
+    /,
+    factory: str,
+    json_path: Path | None,
+    form: OutputFormat,
+    **raw_options: Any,
 ) -> None:
     """Compare a model on one device with the same model under a parallel plan.
 
@@ -522,7 +529,7 @@ def verify_parallel(
     """
     from paritas.core.commands.ranks import Ranks
 
-    options = ParallelOptions(**given)
+    options = ParallelOptions(**raw_options)
     here = Ranks.from_environment(os.environ, alone=True)
     if here is not None and was_given(ctx, "ranks"):
         ctx.fail(
@@ -560,9 +567,9 @@ def _check_forms(factory: str, options: ParallelOptions) -> None:
     if options.plan in NAMED_PLANS:
         return
     if ":" not in options.plan:
-        known = ", ".join(NAMED_PLANS)
+        plan_names = ", ".join(NAMED_PLANS)
         raise UsageError(
-            f"--plan {options.plan!r} is unknown; give {known} or your own package.module:name"
+            f"--plan {options.plan!r} is unknown; give {plan_names} or your own package.module:name"
         )
     check_form(options.plan, "--plan")
 

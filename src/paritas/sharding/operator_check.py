@@ -120,13 +120,13 @@ def read_argument(text: str, parameter: str, seed: int = 0, *, keyword: bool = F
     if keyword and re.fullmatch(r"[A-Za-z_]+", text) and text not in {"None", "True", "False"}:
         return TensorInfo("value", text)  # reduction=mean
     if text.startswith("torch."):
-        found = getattr(torch, text.removeprefix("torch."), None)
-        if isinstance(found, torch.dtype):
-            return TensorInfo("value", found)
+        torch_attribute = getattr(torch, text.removeprefix("torch."), None)
+        if isinstance(torch_attribute, torch.dtype):
+            return TensorInfo("value", torch_attribute)
     return TensorInfo("value", _parse_literal(text, text, parameter))
 
 
-def _parse_literal(text: str, whole: str, parameter: str) -> Any:
+def _parse_literal(text: str, whole_text: str, parameter: str) -> Any:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         match tree:
@@ -134,7 +134,7 @@ def _parse_literal(text: str, whole: str, parameter: str) -> Any:
                 return slice(*map(ast.literal_eval, ends))
         return ast.literal_eval(tree)
     except (ValueError, SyntaxError, TypeError):
-        raise UsageError(f"{parameter} {whole!r} cannot be parsed: write {_FORMS}") from None
+        raise UsageError(f"{parameter} {whole_text!r} cannot be parsed: write {_FORMS}") from None
 
 
 def _parse_tensor(form: re.Match[str], text: str, parameter: str, seed: int) -> TensorInfo:
@@ -217,19 +217,19 @@ def check(
     Raises:
         UsageError: the unsplit operator fails, or an option cannot be parsed.
     """
-    asked = [_read_option(text) for text in options.options]
+    requested_options = [_read_option(text) for text in options.options]
     annotation, source = _declared(call, options)
     if annotation is not None:
         rule: tuple[str, ...] = (annotation.text,)
-        chosen = _by_annotation(call, annotation, asked)
+        chosen = _by_annotation(call, annotation, requested_options)
     else:
         tell(f"looking for splits of {call.name}")
-        rule, chosen = _discover(call, options.ranks, asked)
-    found = []
-    for done, one in enumerate(chosen):
+        rule, chosen = _discover(call, options.ranks, requested_options)
+    checked_splits = []
+    for done, chosen_split in enumerate(chosen):
         tell(Progress(f"checking splits of {call.name}", done, len(chosen)))
-        found.append(_check_split(call, one, annotation, options))
-    rows = tuple(found)
+        checked_splits.append(_check_split(call, chosen_split, annotation, options))
+    rows = tuple(checked_splits)
     if not rows and annotation is not None:
         rows = (_check_unsplit(call, annotation, options),)
     proofs: tuple[RuleProof, ...] = ()
@@ -259,18 +259,18 @@ def _declared(call: OperatorCall, options: PartitionOptions) -> tuple[Annotation
         return annotation, "given"
     if options.discover:
         return None, "found by running"
-    known = annotation_of_call(call)
-    if known is None:
-        return known, "found by running"
+    known_annotation = annotation_of_call(call)
+    if known_annotation is None:
+        return known_annotation, "found by running"
     names = [name for name in (call.name, call.function) if name]
-    return known, "registered" if any(map(is_registered, names)) else "from the library"
+    return known_annotation, "registered" if any(map(is_registered, names)) else "from the library"
 
 
 def _by_annotation(
-    call: OperatorCall, annotation: Annotation, asked: list[Option]
+    call: OperatorCall, annotation: Annotation, options: list[Option]
 ) -> list[_Chosen]:
     chosen: list[_Chosen] = []
-    for option in asked or annotation.options(call):
+    for option in options or annotation.options(call):
         try:
             chosen.append((option, annotation.recipe(call, option)))
         except UsageError as error:
@@ -279,34 +279,41 @@ def _by_annotation(
 
 
 def _discover(
-    call: OperatorCall, ranks: int, asked: list[Option]
+    call: OperatorCall, ranks: int, options: list[Option]
 ) -> tuple[tuple[str, ...], list[_Chosen]]:
     from paritas.sharding.operators.discovery import discover_splits
 
-    found = discover_splits(dataclasses.replace(call, name=""), ranks)
-    rule = tuple(dict.fromkeys(one.annotation for one in found))
-    if not asked:
-        recipes = [one.recipe if len(rule) > 1 else _name_recipe(call, one) for one in found]
+    discovered_splits = discover_splits(dataclasses.replace(call, name=""), ranks)
+    rule = tuple(
+        dict.fromkeys(discovered_split.annotation for discovered_split in discovered_splits)
+    )
+    if not options:
+        recipes = [
+            discovered_split.recipe if len(rule) > 1 else _name_recipe(call, discovered_split)
+            for discovered_split in discovered_splits
+        ]
         pairs = [(Option(*first_split(recipe, call)), recipe) for recipe in recipes]
         return rule, sorted(pairs, key=lambda pair: (pair[0].idx, pair[0].dim))
     chosen: list[_Chosen] = []
-    for option in asked:
+    for option in options:
         fitting = [
-            one.recipe for one in found if one.recipe.splits(option.idx, option.dim, len(call.args))
+            discovered_split.recipe
+            for discovered_split in discovered_splits
+            if discovered_split.recipe.splits(option.idx, option.dim, len(call.args))
         ]
         missing = f"running it found no valid split of this dimension over {ranks} ranks"
         chosen += [(option, recipe) for recipe in fitting] or [(option, missing)]
     return rule, chosen
 
 
-def _name_recipe(call: OperatorCall, found: Discovered) -> Recipe:
+def _name_recipe(call: OperatorCall, discovered: Discovered) -> Recipe:
     """The same recipe, named by its identifier in the annotation, which is shorter."""
     try:
-        annotation = Annotation.parse(found.annotation)
-        named = annotation.recipe(call, Option(*first_split(found.recipe, call)))
+        annotation = Annotation.parse(discovered.annotation)
+        named = annotation.recipe(call, Option(*first_split(discovered.recipe, call)))
     except UsageError:  # the annotation language cannot express it
-        return found.recipe
-    return dataclasses.replace(found.recipe, words=named.words, identifier=named.identifier)
+        return discovered.recipe
+    return dataclasses.replace(discovered.recipe, words=named.words, identifier=named.identifier)
 
 
 def _read_option(text: str) -> Option:
@@ -374,7 +381,11 @@ def _prove(
 
 def _with_proofs(verdict: Verdict, proofs: tuple[RuleProof, ...]) -> Verdict:
     """A proof passes; a counterexample is a difference; anything else is not verified."""
-    findings = [one for one in (proof.finding() for proof in proofs) if one is not None]
+    findings = [
+        proof_finding
+        for proof_finding in (proof.finding() for proof in proofs)
+        if proof_finding is not None
+    ]
     notes = [f"split by {proof.split_by}: {proof.words}" for proof in proofs]
     return msgspec.structs.replace(
         verdict,
@@ -396,12 +407,12 @@ def _settings(options: PartitionOptions) -> CheckSettings:
 
 
 def _label_verdict(verdict: Verdict, label: str) -> Verdict:
-    own = labelled(verdict, label)
-    if own.passed or own.failures:
-        return own
+    labelled_verdict = labelled(verdict, label)
+    if labelled_verdict.passed or labelled_verdict.failures:
+        return labelled_verdict
     # Without a finding of its own, it would not show beside splits that were compared.
     silent = _unverified(label, "nothing was compared").findings
-    return msgspec.structs.replace(own, findings=(*own.findings, *silent))
+    return msgspec.structs.replace(labelled_verdict, findings=(*labelled_verdict.findings, *silent))
 
 
 def _unverified(path: str, reason: str) -> Verdict:
@@ -459,12 +470,12 @@ def _gravest(findings: Iterable[Finding]) -> Mark:
 
 def _off_by(findings: tuple[Finding, ...]) -> str:
     """The largest relative difference; in words if no metrics were computed."""
-    figures = [one.metrics.rel_l2 for one in findings if one.metrics is not None]
+    figures = [finding.metrics.rel_l2 for finding in findings if finding.metrics is not None]
     if figures:
         # NaN counts as the largest, which `max` does not guarantee.
         worst = next((figure for figure in figures if math.isnan(figure)), max(figures))
         return f"{worst:.1e}"
-    statuses = {one.status for one in findings}
+    statuses = {finding.status for finding in findings}
     if statuses <= {Status.IDENTICAL, Status.EQUIVALENT}:
         return "rounding" if Status.EQUIVALENT in statuses else "0"
     return "-"

@@ -131,8 +131,8 @@ class GraphProof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"rules allow, parts of equal size{assuming(self.assumes)}; checked numerically on "
                 f"{self.ranks} ranks"
             )
-        place = f" ({self.place})" if self.place else ""
-        at = f"{self.node}{place}: " if self.node else ""
+        place_words = f" ({self.place})" if self.place else ""
+        at = f"{self.node}{place_words}: " if self.node else ""
         if self.status == "not decided":
             return f"not decided: {at}{self.reason}"
         shapes = ", ".join(str(list(shape)) for shape in self.shapes.values())

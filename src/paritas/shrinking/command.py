@@ -106,7 +106,7 @@ def shrink(
     target: str,
     args: tuple[str, ...],
     json_path: Path | None,
-    **given: Any,
+    **option_values: Any,
 ) -> None:
     """Reduce a failure to the smallest script that reproduces it.
 
@@ -125,7 +125,7 @@ def shrink(
     Exit codes: 1 a fault was found and the script shows it, 2 wrong usage or bad input, 3 nothing
     fails, or the script does not show it by itself, 130 interrupted.
     """  # noqa: D301  (\b tells click not to wrap the lines)
-    options = ShrinkOptions(**given)
+    options = ShrinkOptions(**option_values)
     make = _choose_shrinker(ctx, target, args, options)
     with progress() as tell:
         tell("importing torch")
@@ -207,7 +207,11 @@ def _shrink_script(
     with GuardEverywhere(settings) as guards:
         ending = run_program(program)
     verdict = guards.verdict()
-    failed = [one for one in recall_failed(verdict) if isinstance(one, FailedGraph)]
+    failed = [
+        failed_graph
+        for failed_graph in recall_failed(verdict)
+        if isinstance(failed_graph, FailedGraph)
+    ]
     if not failed:
         how = f"the script {ending.words}; " if ending.words else ""
         raise NothingFailsError(f"{how}{headline(verdict)}")
@@ -251,8 +255,8 @@ def _shrink_folder(
             f"{str(folder)!r} contains neither {COMPARISON} of paritas compare nor {RESULTS} of "
             "paritas verify-graph; give the folder of their --output or --outdir"
         )
-    asked: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
+    shrink_arguments: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
     if (folder / COMPARISON).is_file():
-        return shrink_comparison(folder, options.output, **asked)
+        return shrink_comparison(folder, options.output, **shrink_arguments)
     graph = None if options.graph is None else find_graph(options.graph)
-    return shrink_graph_results(folder, options.output, graph=graph, **asked)
+    return shrink_graph_results(folder, options.output, graph=graph, **shrink_arguments)

@@ -61,18 +61,21 @@ def main():
 
 def _operator_script(case: _RecordedCase, heading: tuple[str, ...]) -> Script:
     """The script that runs an operator again on its recorded inputs."""
-    mine, golden = case.given
-    names = {key: f"v{place}" for place, key in enumerate(mine)}
-    equal = all(_is_equal(mine[key], golden[key]) for key in mine)
-    lists = {"mine": {f"mine_{names[key]}": mine[key] for key in mine}}
+    my_inputs, golden = case.given
+    names = {key: f"v{input_position}" for input_position, key in enumerate(my_inputs)}
+    equal = all(_is_equal(my_inputs[key], golden[key]) for key in my_inputs)
+    lists = {"mine": {f"mine_{names[key]}": my_inputs[key] for key in my_inputs}}
     if not equal:
-        lists["golden"] = {f"golden_{names[key]}": golden[key] for key in mine}
+        lists["golden"] = {f"golden_{names[key]}": golden[key] for key in my_inputs}
     lists["recorded"] = dict(zip(("mine", "golden"), case.made, strict=True))
     values = ScriptValues()
     position = itertools.count()
     rows = {
-        name: [f"{values.text(one, _bare(given[one]), next(position))}," for one in given]
-        for name, given in lists.items()
+        name: [
+            f"{values.text(input_key, _bare(values_by_name[input_key]), next(position))},"
+            for input_key in values_by_name
+        ]
+        for name, values_by_name in lists.items()
     }
     program = case.plan.program
     function = [_program_text(program, names)]
@@ -104,14 +107,16 @@ def _is_python_operator(step: ReplayStep) -> bool:
 
 
 def _program_text(program: ReplayProgram, names: Mapping[str, str]) -> str:
-    made: dict[str, str] = {}
+    result_names: dict[str, str] = {}
     lines = [f"\n\ndef program({', '.join(names.values())}):"]
-    for place, step in enumerate(program.steps):
-        made[step.name] = f"r{place}"
-        words = [_value_text(value, names, made) for value in step.args]
+    for step_number, step in enumerate(program.steps):
+        result_names[step.name] = f"r{step_number}"
+        words = [_value_text(value, names, result_names) for value in step.args]
         named = step.operator.settled(dict(step.kwargs))
-        words += [f"{key}={_value_text(value, names, made)}" for key, value in named.items()]
-        lines.append(f"    r{place} = {_callee(step)}({', '.join(words)})")
+        words += [
+            f"{key}={_value_text(value, names, result_names)}" for key, value in named.items()
+        ]
+        lines.append(f"    r{step_number} = {_callee(step)}({', '.join(words)})")
     last = f"r{len(program.steps) - 1}"
     if not program.position.isdecimal():
         raise UsageError(
@@ -131,13 +136,13 @@ def _callee(step: ReplayStep) -> str:
     return f"operator.{short}"
 
 
-def _value_text(value: Any, names: Mapping[str, str], made: Mapping[str, str]) -> str:
+def _value_text(value: Any, names: Mapping[str, str], result_names: Mapping[str, str]) -> str:
     if isinstance(value, ReplayLeaf):
         return names[value.key]
     if isinstance(value, StepResult):
-        return made[value.step]
+        return result_names[value.step]
     if isinstance(value, list | tuple):
-        inner = ", ".join(_value_text(item, names, made) for item in value)
+        inner = ", ".join(_value_text(item, names, result_names) for item in value)
         return f"[{inner}]"
     return literal(value)
 
@@ -242,18 +247,25 @@ class _RecordedCase:
         return any(not _is_reproduced(self.plan.program, *pair) for pair in pairs)
 
     def truths(self) -> tuple[Tensor, Tensor]:
-        runs = [ReplayRuns(self.plan.program, given, MOST_BYTES) for given in self.given]
+        runs = [
+            ReplayRuns(self.plan.program, side_inputs, MOST_BYTES) for side_inputs in self.given
+        ]
         return runs[0].truth(), runs[1].truth()
 
 
-def _is_reproduced(program: ReplayProgram, given: Mapping[str, Any], made: Tensor) -> bool:
-    runs = ReplayRuns(program, given, MOST_BYTES)
-    if runs.result.shape != made.shape:
+def _is_reproduced(
+    program: ReplayProgram, recorded_inputs: Mapping[str, Any], recorded_output: Tensor
+) -> bool:
+    runs = ReplayRuns(program, recorded_inputs, MOST_BYTES)
+    if runs.result.shape != recorded_output.shape:
         raise UsageError(
-            f"its result has shape {list(runs.result.shape)}, but {list(made.shape)} was recorded"
+            f"its result has shape {list(runs.result.shape)}, but "
+            f"{list(recorded_output.shape)} was recorded"
         )
-    found = AutomaticValueChecker().check(runs.result, made, ItemEvidence(runs.evidence, VALUE))
-    return found is not None and found.status.passes()
+    finding = AutomaticValueChecker().check(
+        runs.result, recorded_output, ItemEvidence(runs.evidence, VALUE)
+    )
+    return finding is not None and finding.status.passes()
 
 
 def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
@@ -261,8 +273,13 @@ def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
     golden = opened(comparison.golden.path, comparison.golden.kind)
     if row.my is None or row.golden is None:
         raise NothingFailsError(f"{row.name} has no counterpart, so there is nothing to run again")
-    mine, theirs = _find_record(my, row.my), _find_record(golden, row.golden)
-    plan = make_plan(mine, theirs, _calls_of_step(my, mine), _calls_of_step(golden, theirs))
+    my_record, golden_record = _find_record(my, row.my), _find_record(golden, row.golden)
+    plan = make_plan(
+        my_record,
+        golden_record,
+        _calls_of_step(my, my_record),
+        _calls_of_step(golden, golden_record),
+    )
     left: dict[str, Any] = {}
     right: dict[str, Any] = {}
     for key, bound in plan.bindings.items():
@@ -271,7 +288,9 @@ def _read_case(comparison: Comparison, row: ComparisonRow) -> _RecordedCase:
             raise UsageError(f"neither side recorded {key}")
         left[key] = (my if bound.my is not None else golden).view(first).clone()
         right[key] = (golden if bound.golden is not None else my).view(second).clone()
-    return _RecordedCase(plan, (left, right), (my.view(mine).clone(), golden.view(theirs).clone()))
+    return _RecordedCase(
+        plan, (left, right), (my.view(my_record).clone(), golden.view(golden_record).clone())
+    )
 
 
 def _find_record(dump: ReadableDump, side: SideFacts) -> Record:
@@ -287,7 +306,9 @@ def _find_record(dump: ReadableDump, side: SideFacts) -> Record:
 
 def _calls_of_step(dump: ReadableDump, record: Record) -> RecordedCalls:
     return RecordedCalls(
-        one for one in dump.records() if one.rank == record.rank and one.step == record.step
+        dump_record
+        for dump_record in dump.records()
+        if dump_record.rank == record.rank and dump_record.step == record.step
     )
 
 
@@ -334,15 +355,15 @@ def _part(case: _RecordedCase, dim: int, places: dict[str, int]) -> _RecordedCas
     try:
         truths = case.truths()
         index = _worst(case, truths, dim)
-        mine, golden = (
+        my_inputs, golden = (
             {k: v.narrow(places[k], index, 1) if k in places else v for k, v in side.items()}
             for side in case.given
         )
         left, right = (value.narrow(dim, index, 1).contiguous() for value in case.made)
-        part = dataclasses.replace(case, given=(mine, golden), made=(left, right))
-        for whole, own in zip(truths, part.truths(), strict=True):
-            wanted = whole.narrow(dim, index, 1)
-            if own.shape != wanted.shape or not _is_near(own, wanted):
+        part = dataclasses.replace(case, given=(my_inputs, golden), made=(left, right))
+        for truth, part_truth in zip(truths, part.truths(), strict=True):
+            expected_truth = truth.narrow(dim, index, 1)
+            if part_truth.shape != expected_truth.shape or not _is_near(part_truth, expected_truth):
                 return None
         return part if part.is_wrong() else None
     except (RuntimeError, UsageError, IndexError, TypeError, ValueError):
@@ -351,10 +372,10 @@ def _part(case: _RecordedCase, dim: int, places: dict[str, int]) -> _RecordedCas
 
 def _worst(case: _RecordedCase, truths: tuple[Tensor, Tensor], dim: int) -> int:
     errors = [
-        (made.double() - truth.double()).abs().nan_to_num(nan=torch.inf)
-        for made, truth in zip(case.made, truths, strict=True)
+        (recorded_output.double() - truth.double()).abs().nan_to_num(nan=torch.inf)
+        for recorded_output, truth in zip(case.made, truths, strict=True)
     ]
-    error = max(errors, key=lambda one: float(one.max()))
+    error = max(errors, key=lambda side_errors: float(side_errors.max()))
     return int(torch.unravel_index(error.argmax(), error.shape)[dim])
 
 

@@ -112,16 +112,16 @@ class ProgramPart:
 def extract_part(
     program: FailingProgram,
     recorded: RecordedValues,
-    kept: Collection[Node],
+    nodes: Collection[Node],
     *,
     all_outputs: bool = False,
 ) -> FailingProgram | None:
-    """The part of a program that computes `kept`; None if it cannot run on its own.
+    """The part of a program that computes `nodes`; None if it cannot run on its own.
 
     Args:
         all_outputs: return every value that the rest of the program reads, not only the last ones.
     """
-    part = islands(program, recorded, [kept], all_outputs=all_outputs)
+    part = islands(program, recorded, [nodes], all_outputs=all_outputs)
     return None if part is None else part.program
 
 
@@ -134,9 +134,9 @@ def islands(
 ) -> ProgramPart | None:
     """Several parts side by side in one graph, none of which reads the results of another."""
     builder = _PartBuilder(program, recorded)
-    for index, kept in enumerate(sets):
+    for index, node_set in enumerate(sets):
         try:
-            builder.add(index, set(kept), all_outputs=all_outputs)
+            builder.add(index, set(node_set), all_outputs=all_outputs)
         except _NotAloneError:
             if index == 0:
                 return None
@@ -157,20 +157,20 @@ class _PartBuilder:
         self.outputs: list[tuple[Any, int]] = []
         self.dynamic: dict[str, tuple[int, ...]] = {}
 
-    def add(self, index: int, kept: set[Node], *, all_outputs: bool) -> None:
+    def add(self, index: int, nodes: set[Node], *, all_outputs: bool) -> None:
         """Copy one set of nodes; what they read from outside becomes a placeholder."""
-        kept = _completed(self.program, kept)
-        ordered = [node for node in self.program.graph.graph.nodes if node in kept]
+        nodes = _completed(self.program, nodes)
+        ordered = [node for node in self.program.graph.graph.nodes if node in nodes]
         for node in ordered:
             for read in node.all_input_nodes:
                 value = self.recorded.given[node][read]
-                fine = read in kept or read.op == "get_attr" or isinstance(value, torch.Tensor)
+                fine = read in nodes or read.op == "get_attr" or isinstance(value, torch.Tensor)
                 if not fine and not _is_literal(value):
                     raise _NotAloneError
         table: dict[Node, Any] = {}
         for node in ordered:
             for read in node.all_input_nodes:
-                if read not in table and read not in kept:
+                if read not in table and read not in nodes:
                     value = self.recorded.given[node][read]
                     table[read] = self._given(read, value, index)
                     if self.program.gradients and _writes(node) and _differentiable(value):
@@ -178,11 +178,11 @@ class _PartBuilder:
                         table[read] = self.graph.call_method("clone", (table[read],))
             args = torch.fx.node.map_arg(node.args, table.__getitem__)
             kwargs = torch.fx.node.map_arg(node.kwargs, table.__getitem__)
-            made = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
-            made.meta = dict(node.meta)
-            table[node] = made
+            new_node = self.graph.create_node(node.op, node.target, args, kwargs, node.name)
+            new_node.meta = dict(node.meta)
+            table[node] = new_node
         for node in ordered:
-            if self._is_result(node, kept, all_outputs=all_outputs):
+            if self._is_result(node, nodes, all_outputs=all_outputs):
                 self.outputs.append((table[node], index))
 
     def finished(self) -> ProgramPart | None:
@@ -210,33 +210,35 @@ class _PartBuilder:
         symbol = isinstance(value, int) and not isinstance(value, bool) and self.program.dynamic
         if not isinstance(value, torch.Tensor) and not symbol:
             return value
-        elsewhere = (known for _, known, owner in self.inputs if owner != index)
-        if isinstance(value, torch.Tensor) and any(value is known for known in elsewhere):
+        elsewhere = (input_value for _, input_value, owner in self.inputs if owner != index)
+        if isinstance(value, torch.Tensor) and any(
+            value is input_value for input_value in elsewhere
+        ):
             # Parts must not share a tensor: one of them may write to it.
             value = fresh_copy(value)
         last = self.inputs[-1][0] if self.inputs else None
         start = next(iter(self.graph.nodes), None)
         with self.graph.inserting_after(last) if last else self.graph.inserting_before(start):
-            made = self.graph.placeholder(node.name)
-        made.target = made.name  # unique, as argument names must be
-        self.inputs.append((made, value, index))
+            placeholder = self.graph.placeholder(node.name)
+        placeholder.target = placeholder.name  # unique, as argument names must be
+        self.inputs.append((placeholder, value, index))
         dims = self.program.dynamic.get(node.name)
         if dims is None and self.program.dynamic and isinstance(value, torch.Tensor):
             dims = tuple(range(value.dim()))
         if dims is not None:
-            self.dynamic[made.name] = dims
-        return made
+            self.dynamic[placeholder.name] = dims
+        return placeholder
 
-    def _is_result(self, node: Node, kept: set[Node], *, all_outputs: bool) -> bool:
+    def _is_result(self, node: Node, nodes: set[Node], *, all_outputs: bool) -> bool:
         value = self.recorded.made.get(node)
         if not _holds_tensor(value) or (_writes(node) and not node.users):
             return False  # the comparison of the input already covers what it writes
-        if isinstance(value, tuple) and any(user in kept for user in node.users):
+        if isinstance(value, tuple) and any(user in nodes for user in node.users):
             return False
-        inside = [user for user in node.users if user in kept]
+        inside = [user for user in node.users if user in nodes]
         if not inside:
             return True
-        return all_outputs and any(user not in kept for user in node.users)
+        return all_outputs and any(user not in nodes for user in node.users)
 
 
 def _writes(node: Node) -> bool:
@@ -246,9 +248,9 @@ def _writes(node: Node) -> bool:
     return in_place or name in {"setitem", "iadd", "isub", "imul", "itruediv"}
 
 
-def _completed(program: FailingProgram, kept: set[Node]) -> set[Node]:
+def _completed(program: FailingProgram, nodes: set[Node]) -> set[Node]:
     """Add the items of kept tuples and the enclosing switches; drop items of other tuples."""
-    result = {node for node in kept if not _is_item(node) or node.args[0] in kept}
+    result = {node for node in nodes if not _is_item(node) or node.args[0] in nodes}
     for node in list(result):
         result |= {user for user in node.users if _is_item(user)}
     return result | _switches(program, result)
@@ -258,23 +260,23 @@ def _is_item(node: Node) -> bool:
     return node.target is operator.getitem and not is_call(node)
 
 
-def _switches(program: FailingProgram, kept: set[Node]) -> set[Node]:
+def _switches(program: FailingProgram, nodes: set[Node]) -> set[Node]:
     """Calls that turn gradients or autocast off and on around a kept node."""
-    found: set[Node] = set()
+    switch_nodes: set[Node] = set()
     opened: list[tuple[Node, bool]] = []
     for node in program.graph.graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
         if name == "_set_grad_enabled" and opened and node.args[0] is not opened[-1][0].args[0]:
             start, used = opened.pop()
-            found |= {start, node} if used else set()
+            switch_nodes |= {start, node} if used else set()
         elif name in {"_set_grad_enabled", "_enter_autocast"}:
             opened.append((node, False))
         elif name == "_exit_autocast" and opened:
             start, used = opened.pop()
-            found |= {start, node} if used else set()
-        elif node in kept:
+            switch_nodes |= {start, node} if used else set()
+        elif node in nodes:
             opened = [(start, True) for start, _ in opened]
-    return found
+    return switch_nodes
 
 
 def _is_literal(value: Any) -> bool:
@@ -316,19 +318,19 @@ _TOGETHER = (8, 16, 32, 48)
 
 
 def reduce_nodes(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
 ) -> FailingProgram:
     """The same failure in fewer operator calls, or the program unchanged."""
     if len(program.calls) <= 1:
         return program
-    reduction = _NodeReduction(oracle, program, wanted)
+    reduction = _NodeReduction(oracle, program, failure_signature)
     return reduction.small_part() or reduction.whole()
 
 
 def wrong_part(
     oracle: Oracle,
     program: FailingProgram,
-    wanted: FailureSignature,
+    failure_signature: FailureSignature,
     places: Collection[str] = (),
     sizes: Sequence[int] = SIZES,
 ) -> FailingProgram | None:
@@ -339,7 +341,7 @@ def wrong_part(
         sizes: how many neighbours to try together; if it is empty, only the calls at the places
             are tried.
     """
-    return _NodeReduction(oracle, program, wanted, places).small_part(sizes)
+    return _NodeReduction(oracle, program, failure_signature, places).small_part(sizes)
 
 
 class _NodeReduction:
@@ -347,17 +349,17 @@ class _NodeReduction:
         self,
         oracle: Oracle,
         program: FailingProgram,
-        wanted: FailureSignature,
+        failure_signature: FailureSignature,
         places: Collection[str] = (),
     ) -> None:
         self.places = places
         self.oracle = oracle
         self.program = program
-        self.wanted = wanted
+        self.wanted = failure_signature
         self.recorded = record_values(program)
         self.calls = program.calls
         # Without the backward pass, unless the failure is there: this halves the compile time.
-        needed = wanted.role == GRADIENT
+        needed = failure_signature.role == GRADIENT
         self.frugal = program if needed else dataclasses.replace(program, gradients=False)
         self.base = self.frugal
 
@@ -368,14 +370,14 @@ class _NodeReduction:
         for size in sizes:
             if size > 1 and size >= len(self.calls):
                 break
-            found = self._together(size)
-            if found is not None:
+            suspect_calls = self._together(size)
+            if suspect_calls is not None:
                 # Neither of two showed it alone; of more, some may not be needed.
-                return self._part(found) if size <= 2 else self._one_by_one(found)  # noqa: PLR2004
+                return self._part(suspect_calls) if size <= 2 else self._one_by_one(suspect_calls)  # noqa: PLR2004
             if size == 1 and len(sizes) > 1:
-                found = self._by_position()
-                if found is not None:
-                    return self._one_by_one(found)
+                suspect_calls = self._by_position()
+                if suspect_calls is not None:
+                    return self._one_by_one(suspect_calls)
         return None
 
     def _at_places(self) -> FailingProgram | None:
@@ -395,13 +397,13 @@ class _NodeReduction:
         All calls are compiled side by side, in the program's order and also if they are alike.
         """
         suspects = self._suspects([[node] for node in self.calls])[:_CONFIRMED]
-        found = (self._alike_until(suspect[0]) for suspect in suspects)
-        return next((alike for alike in found if alike is not None), None)
+        alike_groups = (self._alike_until(suspect[0]) for suspect in suspects)
+        return next((alike for alike in alike_groups if alike is not None), None)
 
     def _alike_until(self, node: Node) -> list[Node] | None:
         """A call and all calls of its operator before it, if together they show the failure."""
         before = self.calls[: self.calls.index(node) + 1]
-        alike = [one for one in before if one.target == node.target]
+        alike = [earlier_call for earlier_call in before if earlier_call.target == node.target]
         shows = len(alike) > 1 and self._part_of_either(alike) is not None
         return alike if shows else None
 
@@ -465,24 +467,24 @@ class _NodeReduction:
         middle = len(sets) // 2
         return self._suspects(sets[:middle]) + self._suspects(sets[middle:])
 
-    def _part(self, kept: Sequence[Node], *, explains: bool = False) -> FailingProgram | None:
+    def _part(self, nodes: Sequence[Node], *, explains: bool = False) -> FailingProgram | None:
         """The part as a program, if it shows the failure; with all its outputs if needed."""
         for all_outputs in (False, True):
-            part = extract_part(self.base, self.recorded, kept, all_outputs=all_outputs)
+            part = extract_part(self.base, self.recorded, nodes, all_outputs=all_outputs)
             if self.oracle.shows_part(part, self.wanted, explains=explains):
                 return part
         return None
 
-    def _part_of_either(self, kept: Sequence[Node]) -> FailingProgram | None:
+    def _part_of_either(self, nodes: Sequence[Node]) -> FailingProgram | None:
         """Without the backward pass if possible, otherwise with it; sets `base`."""
         for base in [self.frugal, *([self.program] if self.program.gradients else [])]:
             self.base = base
-            part = self._part(kept, explains=len(kept) == 1)
+            part = self._part(nodes, explains=len(nodes) == 1)
             if part is not None:
                 return part
         return None
 
-    def _one_by_one(self, kept: list[Node]) -> FailingProgram:
+    def _one_by_one(self, nodes: list[Node]) -> FailingProgram:
         """Delta debugging over operator calls, in program order."""
         by_name = {node.name: node for node in self.calls}
 
@@ -490,7 +492,7 @@ class _NodeReduction:
             return self._part([by_name[name] for name in names]) is not None
 
         deadline = time.monotonic() + self.oracle.limit.left
-        names = [node.name for node in self.calls if node in set(kept)]
+        names = [node.name for node in self.calls if node in set(nodes)]
         smallest = minimise(names, shows, deadline)
         return self._part([by_name[name] for name in smallest]) or self.program
 
@@ -507,36 +509,36 @@ def _batches(sets: list[list[Node]]) -> Iterator[list[list[Node]]]:
 
 def _neighbourhoods(calls: list[Node], size: int) -> Iterator[list[Node]]:
     """Calls that a compiler may fuse: chains, and pairs that read the same value."""
-    known = set(calls)
+    known_calls = set(calls)
     for node in calls:
-        near = _neighbours(node, size, known)
+        near = _neighbours(node, size, known_calls)
         if len(near) == size:
             yield near
         if size == 2:  # noqa: PLR2004
             users = (user for read in node.all_input_nodes for user in read.users)
-            later = next((user for user in users if user in known and node < user), None)
+            later = next((user for user in users if user in known_calls and node < user), None)
             if later is not None:
                 yield [node, later]
 
 
 def _neighbours(node: Node, size: int, calls: set[Node]) -> list[Node]:
     """A call and the nearest calls it depends on, `size` in total."""
-    found, waiting = [node], list(node.all_input_nodes)
-    while waiting and len(found) < size:
+    nearest_calls, waiting = [node], list(node.all_input_nodes)
+    while waiting and len(nearest_calls) < size:
         nearest = waiting.pop(0)
-        if nearest in calls and nearest not in found:
-            found.append(nearest)
+        if nearest in calls and nearest not in nearest_calls:
+            nearest_calls.append(nearest)
         if nearest.op != "placeholder":
             waiting += nearest.all_input_nodes
-    return found
+    return nearest_calls
 
 
 def _call_key(node: Node, recorded: RecordedValues) -> Any:
     """Equal for calls that a compiler cannot distinguish."""
-    given = recorded.given[node]
+    given_values = recorded.given[node]
 
     def described(read: Node) -> str:
-        return describe_value(given[read])
+        return describe_value(given_values[read])
 
     args = torch.fx.node.map_arg(node.args, described)
     return (str(node.target), args, torch.fx.node.map_arg(node.kwargs, described))
@@ -566,11 +568,11 @@ _RUNS_BODY = ("tag_activation_checkpoint", "wrap", "invoke_subgraph")
 
 
 def inline_bodies(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
 ) -> FailingProgram:
     """The program with nested graphs inlined, if it still fails in the same way."""
     opened = with_bodies_inlined(program)
-    return opened if opened is program or oracle.shows(opened, wanted) else program
+    return opened if opened is program or oracle.shows(opened, failure_signature) else program
 
 
 def with_bodies_inlined(program: FailingProgram) -> FailingProgram:
@@ -579,8 +581,8 @@ def with_bodies_inlined(program: FailingProgram) -> FailingProgram:
         return program
     module = copy.deepcopy(program.graph)
     while True:
-        found = ((node, _body_of(module, node)) for node in module.graph.nodes)
-        call, body = next((pair for pair in found if pair[1] is not None), (None, None))
+        nodes_with_bodies = ((node, _body_of(module, node)) for node in module.graph.nodes)
+        call, body = next((pair for pair in nodes_with_bodies if pair[1] is not None), (None, None))
         if call is None or body is None:
             break
         _inline_body(module, call, body)
@@ -602,8 +604,8 @@ def _body_of(module: GraphModule, node: Node) -> GraphModule | None:
 def _inline_body(module: GraphModule, call: Node, body: GraphModule) -> None:
     """Put the calls of `body` before `call`, and their results in its place."""
     holder = call.args[0]
-    given = [arg for arg in call.args[1:] if not isinstance(arg, str)]
-    table = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=False))
+    call_operands = [arg for arg in call.args[1:] if not isinstance(arg, str)]
+    table = dict(zip(body.graph.find_nodes(op="placeholder"), call_operands, strict=False))
     with module.graph.inserting_before(call):
         results = module.graph.graph_copy(body.graph, table)
     values = results if isinstance(results, tuple | list) else (results,)
@@ -620,11 +622,11 @@ def _inline_body(module: GraphModule, call: Node, body: GraphModule) -> None:
 
 
 def drop_outputs(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
 ) -> FailingProgram:
     """Keep only the first wrong output, if the failure is in an output and remains."""
     answer = oracle.ask(program)
-    if wanted.role != OUTPUT or answer.verdict is None or _count_outputs(program) <= 1:
+    if failure_signature.role != OUTPUT or answer.verdict is None or _count_outputs(program) <= 1:
         return program
     for finding in answer.verdict.failures:
         if finding.item.kind is not ItemKind.OUTPUT:
@@ -632,7 +634,7 @@ def drop_outputs(
         for position in range(_count_outputs(program)):
             if finding.item.is_within(nth_output(position).name):
                 smaller = with_output(program, position)
-                return smaller if oracle.shows(smaller, wanted) else program
+                return smaller if oracle.shows(smaller, failure_signature) else program
     return program
 
 
@@ -642,17 +644,17 @@ def with_output(program: FailingProgram, position: int) -> FailingProgram:
     last = next(iter(module.graph.find_nodes(op="output")))
     last.args = ((last.args[0][position],),)
     module.graph.eliminate_dead_code(is_impure_node=lambda node: node.op == "placeholder")
-    given = program.given
-    kept = []
+    given_inputs = program.given
+    kept_inputs = []
     for node in list(module.graph.find_nodes(op="placeholder")):
         if node.users:
-            kept.append(given[node.name])
+            kept_inputs.append(given_inputs[node.name])
         else:
             module.graph.erase_node(node)
     module.recompile()
     names = {node.name for node in module.graph.find_nodes(op="placeholder")}
     dynamic = {name: dims for name, dims in program.dynamic.items() if name in names}
-    return dataclasses.replace(program, graph=module, inputs=tuple(kept), dynamic=dynamic)
+    return dataclasses.replace(program, graph=module, inputs=tuple(kept_inputs), dynamic=dynamic)
 
 
 def _count_outputs(program: FailingProgram) -> int:

@@ -80,13 +80,13 @@ class Attempt:
 
 
 def attempts_on_caps(
-    call: GraphCall, settings: GraphSettings, wanted: WantedSplit, key: str = ""
+    call: GraphCall, settings: GraphSettings, wanted_split: WantedSplit, key: str = ""
 ) -> Iterator[Attempt]:
     """The call with dimensions cut to increasing lengths, and finally as it was checked."""
-    for cap in _caps(call, wanted.ranks, settings.cap):
-        capped = dataclasses.replace(settings, cap=cap, ranks=(wanted.ranks,))
+    for cap in _caps(call, wanted_split.ranks, settings.cap):
+        capped = dataclasses.replace(settings, cap=cap, ranks=(wanted_split.ranks,))
         words = f"no dimension longer than {cap}" if cap else "the original shapes"
-        yield Attempt(words, OperatorWork(0, key, call, capped), wanted)
+        yield Attempt(words, OperatorWork(0, key, call, capped), wanted_split)
 
 
 def _caps(call: GraphCall, ranks: int, usual: int | None) -> Iterator[int | None]:
@@ -120,21 +120,23 @@ def attempts_on(failed: FailedSplit, setup: Sequence[str] = ()) -> Iterator[Atte
 
 
 def _attempts(failed: FailedSplit, bare: GraphCall, settings: GraphSettings) -> Iterator[Attempt]:
-    given = option_of(failed.recipe, failed.call)
+    option = option_of(failed.recipe, failed.call)
     plain = dataclasses.replace(bare, annotation=failed.recipe)
-    wanted = WantedSplit(
-        given.idx, given.dim, given.split, settings.ranks[0], failed.status, failed.kinds
+    wanted_split = WantedSplit(
+        option.idx, option.dim, option.split, settings.ranks[0], failed.status, failed.kinds
     )
-    first = _first_option(failed, wanted.ranks)
+    first = _first_option(failed, wanted_split.ranks)
     if first is None:
-        yield from attempts_on_caps(plain, settings, wanted)
+        yield from attempts_on_caps(plain, settings, wanted_split)
     else:
         # The rule makes another recipe for other shapes.
         named = dataclasses.replace(bare, annotation=failed.annotation)
-        there = dataclasses.replace(wanted, idx=first.idx, dim=first.dim)
+        there = dataclasses.replace(wanted_split, idx=first.idx, dim=first.dim)
         yield from attempts_on_caps(named, settings, there)
     values = CallValues(failed.call.args, failed.call.kwargs)
-    yield Attempt("the values of the check", OperatorWork(0, "", plain, settings, values), wanted)
+    yield Attempt(
+        "the values of the check", OperatorWork(0, "", plain, settings, values), wanted_split
+    )
 
 
 def _first_option(failed: FailedSplit, ranks: int) -> Option | None:
@@ -143,9 +145,9 @@ def _first_option(failed: FailedSplit, ranks: int) -> Option | None:
         return None
     annotation = Annotation.parse(failed.annotation)
     for option in annotation.options(failed.call):
-        asked = dataclasses.replace(option, num=ranks)
+        wanted_option = dataclasses.replace(option, num=ranks)
         try:
-            recipe = annotation.recipe(failed.call, asked)
+            recipe = annotation.recipe(failed.call, wanted_option)
         except UsageError:  # not over this number of ranks
             continue
         if recipe == failed.recipe:
@@ -157,24 +159,24 @@ def graph_call(call: OperatorCall) -> GraphCall:
     """A call as a graph has it, with shapes in place of tensors."""
     names: dict[int, str] = {}
 
-    def bare(place: Place, value: Any) -> Any:
+    def bare(argument_place: Place, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             name = names.setdefault(
                 id(value), f"tensor{len(names)}"
             )  # one tensor may be passed twice
-            grad = place not in call.without_gradient
+            grad = argument_place not in call.without_gradient
             return TensorValue(name, tuple(value.shape), value.dtype, requires_grad=grad)
         if isinstance(value, dict):
-            return {key: bare(place, item) for key, item in value.items()}
+            return {key: bare(argument_place, item) for key, item in value.items()}
         if isinstance(value, list) or (isinstance(value, tuple) and not hasattr(value, "_fields")):
-            return type(value)(bare(place, item) for item in value)
+            return type(value)(bare(argument_place, item) for item in value)
         return value
 
     return GraphCall(
         position=0,
         name="",
         operator=_name(call),
-        args=tuple(bare(place, value) for place, value in enumerate(call.args)),
+        args=tuple(bare(position, value) for position, value in enumerate(call.args)),
         kwargs={name: bare(name, value) for name, value in call.kwargs.items()},
         function=call.function,
     )
@@ -185,14 +187,14 @@ def _name(call: OperatorCall) -> str:
 
 
 def _imported_modules(setup: Sequence[str]) -> tuple[str, ...]:
-    found = [re.fullmatch(r"\s*import\s+([\w.]+)\s*", statement) for statement in setup]
-    for statement, form in zip(setup, found, strict=True):
+    import_matches = [re.fullmatch(r"\s*import\s+([\w.]+)\s*", statement) for statement in setup]
+    for statement, form in zip(setup, import_matches, strict=True):
         if form is None:
             raise UsageError(
                 f"setup {statement!r}: only imports are supported for a split; write "
                 "'import package.module'"
             )
-    return tuple(form[1] for form in found if form is not None)
+    return tuple(form[1] for form in import_matches if form is not None)
 
 
 def _check_importable(call: OperatorCall, imports: tuple[str, ...]) -> None:
@@ -230,15 +232,24 @@ def shrink_graph_results(
     """
     search = _SplitSearch(outdir, seconds, on_progress)
     report = GraphReport.from_json((folder / JSON).read_bytes())
-    report = next((one for one in (report, *report.others) if one.exit_code == 1), report)
-    failed = next((one for one in report.operators if one.outcome is CallOutcome.FAILED), None)
+    report = next(
+        (
+            candidate_report
+            for candidate_report in (report, *report.others)
+            if candidate_report.exit_code == 1
+        ),
+        report,
+    )
+    failed = next(
+        (operator for operator in report.operators if operator.outcome is CallOutcome.FAILED), None
+    )
     if failed is None or not failed.failures:
         raise NothingFailsError(f"no operator of {report.graph!r} has a wrong split")
-    wanted = WantedSplit.of(failed.failures[0])
+    wanted_split = WantedSplit.of(failed.failures[0])
     settings = _parse_settings(report.settings)
     search.show(f"reading {report.graph}")
     call = _read_call(report.graph if graph is None else graph, settings, failed)
-    return search.run(attempts_on_caps(call, settings, wanted, failed.key), report.versions)
+    return search.run(attempts_on_caps(call, settings, wanted_split, failed.key), report.versions)
 
 
 def shrink_splits(
@@ -257,9 +268,9 @@ def shrink_splits(
         setup: statements such as `import package.module`, for a module that registers the operator.
     """
     search = _SplitSearch(script_folder(outdir, seconds), seconds, on_progress)
-    for position, one in enumerate(failed):
+    for position, failed_split in enumerate(failed):
         try:
-            return search.run(attempts_on(one, setup), versions_here())
+            return search.run(attempts_on(failed_split, setup), versions_here())
         except NothingFailsError:
             if position == len(failed) - 1:
                 raise
@@ -287,11 +298,11 @@ class _SplitSearch:
                     f"{_title(attempt)}: it did not fail within {self.seconds:g} seconds; allow "
                     "more time"
                 )
-            left = self.seconds - (time.monotonic() - self.began)
-            self.show(Progress(attempt.words, at_most=left))
+            remaining_seconds = self.seconds - (time.monotonic() - self.began)
+            self.show(Progress(attempt.words, at_most=remaining_seconds))
             result = check_work(attempt.work)
             self.queries += 1
-            shown = tuple(one for one in result.options if attempt.wanted.is_shown_by(one))
+            shown = tuple(option for option in result.options if attempt.wanted.is_shown_by(option))
             if shown:
                 self.show("running the script")
                 return self._report(
@@ -310,7 +321,11 @@ class _SplitSearch:
         path = self.outdir / outcome.path
         data = path.with_suffix(".safetensors")
         option = result.failures[0]
-        diagnoses = (one.diagnosis for one in option.verdict.failures if one.diagnosis is not None)
+        diagnoses = (
+            failure.diagnosis
+            for failure in option.verdict.failures
+            if failure.diagnosis is not None
+        )
         return ShrinkReport(
             script=str(path),
             data=str(data) if data.exists() else None,
@@ -326,8 +341,8 @@ class _SplitSearch:
 
 
 def _title(attempt: Attempt) -> str:
-    wanted = attempt.wanted
-    return f"{attempt.work.call.operator}, {wanted.split} over {wanted.ranks} ranks"
+    wanted_split = attempt.wanted
+    return f"{attempt.work.call.operator}, {wanted_split.split} over {wanted_split.ranks} ranks"
 
 
 def _parse_settings(words: Mapping[str, str]) -> GraphSettings:

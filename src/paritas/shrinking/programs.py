@@ -131,7 +131,10 @@ class FailureSignature:
 
 
 def same_failure(
-    one: FailureSignature | None, other: FailureSignature | None, *, kind: bool = False
+    failure_signature: FailureSignature | None,
+    other: FailureSignature | None,
+    *,
+    kind: bool = False,
 ) -> bool:
     """Whether two signatures are of one failure.
 
@@ -139,28 +142,41 @@ def same_failure(
         kind: also require the same kind of diagnosis, if both have one. It may change when
             operators are removed, but not when inputs get simpler.
     """
-    if one is None or other is None:
+    if failure_signature is None or other is None:
         return False
     same = (
-        one.is_mismatch == other.is_mismatch
-        and one.aspect == other.aspect
-        and one.role == other.role
-        and one.nonfinite == other.nonfinite
-        and one.exception == other.exception
+        failure_signature.is_mismatch == other.is_mismatch
+        and failure_signature.aspect == other.aspect
+        and failure_signature.role == other.role
+        and failure_signature.nonfinite == other.nonfinite
+        and failure_signature.exception == other.exception
     )
-    return same and (not kind or not one.kind or not other.kind or one.kind == other.kind)
+    return same and (
+        not kind
+        or not failure_signature.kind
+        or not other.kind
+        or failure_signature.kind == other.kind
+    )
 
 
-def is_failure_of_part(signature: FailureSignature | None, whole: FailureSignature) -> bool:
+def is_failure_of_part(
+    signature: FailureSignature | None, failure_signature: FailureSignature
+) -> bool:
     """Whether a part of a program is wrong by itself in a way that the whole may be wrong for.
 
     How wrong values show at the end of a program is up to what comes after them: NaN may be masked
     or come about, and outputs may be within their limits where only gradients are not.
     """
-    if signature is None or same_failure(signature, whole):
+    if signature is None or same_failure(signature, failure_signature):
         return signature is not None
-    compared = signature.is_mismatch and whole.is_mismatch and signature.role != EXCEPTION
-    return compared and signature.aspect == whole.aspect and signature.status is Status.DIFFERENT
+    compared = (
+        signature.is_mismatch and failure_signature.is_mismatch and signature.role != EXCEPTION
+    )
+    return (
+        compared
+        and signature.aspect == failure_signature.aspect
+        and signature.status is Status.DIFFERENT
+    )
 
 
 def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] | None:
@@ -172,9 +188,11 @@ def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] 
     """
     if verdict.passed:
         return None
-    results = [one for one in verdict.failures if one.origin is None]
-    found = [(finding_signature(finding), finding) for finding in results or verdict.failures]
-    if not found:
+    results = [failure for failure in verdict.failures if failure.origin is None]
+    signed_findings = [
+        (finding_signature(finding), finding) for finding in results or verdict.failures
+    ]
+    if not signed_findings:
         nothing = FailureSignature(status=verdict.status, aspect=Aspect.HARNESS, role=EXCEPTION)
         return nothing, None
     order = [OUTPUT, MUTATION, GRADIENT, EXCEPTION]
@@ -183,7 +201,7 @@ def signature_of(verdict: Verdict) -> tuple[FailureSignature, Diagnosis | None] 
         signature = pair[0]
         return not signature.is_mismatch, order.index(signature.role), -signature.status.gravity
 
-    best, finding = min(found, key=rank)
+    best, finding = min(signed_findings, key=rank)
     return best, finding.diagnosis
 
 
@@ -281,7 +299,7 @@ class Oracle:
     def shows(
         self,
         program: FailingProgram | None,
-        wanted: FailureSignature,
+        failure_signature: FailureSignature,
         *,
         kind: bool = False,
         explains: bool = False,
@@ -293,15 +311,19 @@ class Oracle:
         if program is None:
             return False
         answer = self.ask(program, explains=kind or explains)
-        return same_failure(answer.signature, wanted, kind=kind)
+        return same_failure(answer.signature, failure_signature, kind=kind)
 
     def shows_part(
-        self, part: FailingProgram | None, whole: FailureSignature, *, explains: bool = False
+        self,
+        part: FailingProgram | None,
+        failure_signature: FailureSignature,
+        *,
+        explains: bool = False,
     ) -> bool:
         """Whether a part of a program that fails is wrong by itself; `explains` as in `shows`."""
         if part is None:
             return False
-        return is_failure_of_part(self.ask(part, explains=explains).signature, whole)
+        return is_failure_of_part(self.ask(part, explains=explains).signature, failure_signature)
 
     def first(self, program: FailingProgram) -> Answer:
         """Judge a program that should fail; later queries use the cheapest way that showed it.
@@ -321,10 +343,10 @@ class Oracle:
         """Whether failures show in the program's own dtypes."""
         return self._way == 0
 
-    def becomes_native(self, program: FailingProgram, wanted: FailureSignature) -> bool:
+    def becomes_native(self, program: FailingProgram, failure_signature: FailureSignature) -> bool:
         """Judge natively from now on, if the program then shows the failure."""
         before, self._way = self._way, 0
-        if self.shows(program, wanted):
+        if self.shows(program, failure_signature):
             return True
         self._way = before
         return False
@@ -346,9 +368,9 @@ class Oracle:
         """
         how = candidate or self.candidate
         key = (program.key, self._way, repr(sorted(how.options.items())), how.backend, how.mode)
-        known = self._known.get(key)
-        if known is not None and (known.is_explained or not explains):
-            return known
+        known_answer = self._known.get(key)
+        if known_answer is not None and (known_answer.is_explained or not explains):
+            return known_answer
         with self.limit.interrupting():
             self._known[key] = self._judge(program, how, explains=explains)
         return self._known[key]
@@ -367,10 +389,10 @@ class Oracle:
         judging = contextlib.nullcontext() if explains else judging_only()
         with program.conditions(), together, judging:
             verdict = verify(inputs, program.graph, compiled, config)
-        found = signature_of(verdict)
-        if found is None:
+        signature = signature_of(verdict)
+        if signature is None:
             return Answer(None, None, verdict, is_explained=True)
-        return Answer(found[0], found[1], verdict, is_explained=explains)
+        return Answer(signature[0], signature[1], verdict, is_explained=explains)
 
 
 def reference_runs(program: FailingProgram) -> bool:

@@ -69,13 +69,13 @@ _PATIENCE = 3
 
 
 def reduce_shapes(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
 ) -> FailingProgram:
     """Shorten dimensions; equal lengths together, because the graph may require it."""
     best = program
     for length in _LENGTHS:
         smaller = _resized(best, {size: length for size in _lengths(best) if size > length})
-        if smaller is not None and oracle.shows(smaller, wanted, kind=True):
+        if smaller is not None and oracle.shows(smaller, failure_signature, kind=True):
             best = smaller
             break
     tried = 0
@@ -87,40 +87,42 @@ def reduce_shapes(
             if smaller is None:
                 continue
             tried += 1
-            if oracle.shows(smaller, wanted, kind=True):
+            if oracle.shows(smaller, failure_signature, kind=True):
                 best = smaller
                 break
     return best
 
 
 def reduce_values(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
 ) -> FailingProgram:
     """Replace values by numbers that are easy to read or to draw again."""
     for rounder in (_small_numbers, _halves, _draw, _two_digits):
         rounded = _with_values(program, rounder)
-        if oracle.shows(rounded, wanted, kind=True):
+        if oracle.shows(rounded, failure_signature, kind=True):
             return rounded
     return program
 
 
 def reduce_dtypes(
-    oracle: Oracle, program: FailingProgram, wanted: FailureSignature
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
 ) -> FailingProgram:
     """float32 everywhere, if it shows the same failure: everybody can run it."""
     floats = {v.dtype for v in program.inputs if _is_float(v)}
     if not floats or floats == {torch.float32}:
         return program
     changed = _with_dtype(program, torch.float32)
-    if reference_runs(changed) and oracle.shows(changed, wanted, kind=True):
+    if reference_runs(changed) and oracle.shows(changed, failure_signature, kind=True):
         return changed
     return program
 
 
-def in_double(oracle: Oracle, program: FailingProgram, wanted: FailureSignature) -> FailingProgram:
+def in_double(
+    oracle: Oracle, program: FailingProgram, failure_signature: FailureSignature
+) -> FailingProgram:
     """The program on float64 inputs, if it fails natively there: a script can show that."""
     wide = _with_dtype(program, torch.float64)
-    return wide if oracle.becomes_native(wide, wanted) else program
+    return wide if oracle.becomes_native(wide, failure_signature) else program
 
 
 def _with_dtype(program: FailingProgram, dtype: torch.dtype) -> FailingProgram:
@@ -193,8 +195,8 @@ def _with_values(
             with torch.no_grad():
                 new = change(value.detach(), position)
                 # The failure may depend on the layout.
-                kept = torch.empty_like(value, dtype=new.dtype).copy_(new)
-            yield kept.requires_grad_(value.requires_grad)
+                strided_copy = torch.empty_like(value, dtype=new.dtype).copy_(new)
+            yield strided_copy.requires_grad_(value.requires_grad)
 
     return dataclasses.replace(program, inputs=tuple(changed()))
 
@@ -377,9 +379,9 @@ def _source_lines(program: FailingProgram) -> list[str]:
     places = []
     for node in program.calls:
         trace = str(node.meta.get("stack_trace") or "")
-        found = re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', trace)
-        if found:
-            file, line, code = found[-1]
+        frame_matches = re.findall(r'File "([^"]+)", line (\d+), in .*\n\s*(.*)', trace)
+        if frame_matches:
+            file, line, code = frame_matches[-1]
             places.append(f"From {Path(file).name}:{line}: {code.strip()}")
     return list(dict.fromkeys(places))
 
@@ -412,10 +414,11 @@ def _compile_call(program: FailingProgram, candidate: Candidate) -> str:
 
 def _function_text(program: FailingProgram, names: list[str]) -> tuple[list[str], str]:
     """The graph as a plain function, and the imports it needs."""
-    held = [node.name for node in program.graph.graph.find_nodes(op="get_attr")]
-    if held:
+    graph_attributes = [node.name for node in program.graph.graph.find_nodes(op="get_attr")]
+    if graph_attributes:
         raise UsageError(
-            f"the program has nested graphs ({', '.join(held)}), which cannot be written as a "
+            f"the program has nested graphs ({', '.join(graph_attributes)}), which cannot "
+            "be written as a "
             "plain function; compile the model without checkpointing or control flow"
         )
     code = program.graph.graph.python_code("self")
@@ -436,11 +439,18 @@ def _function_text(program: FailingProgram, names: list[str]) -> tuple[list[str]
 def _registrations(program: FailingProgram) -> list[str]:
     """Statements without which operators that torch does not have cannot be called."""
     called: list[Any] = [node.target for node in program.calls if is_operator(node.target)]
-    foreign = [one for one in called if not str(one).startswith(("aten.", "prims."))]
-    homes = dict.fromkeys(registering_module(one) for one in foreign)
+    foreign = [
+        called_operator
+        for called_operator in called
+        if not str(called_operator).startswith(("aten.", "prims."))
+    ]
+    homes = dict.fromkeys(registering_module(called_operator) for called_operator in foreign)
     lines = [f"import {home}" for home in homes if home is not None]
     if None in homes:
-        lines += [f"torch.ops.load_library({str(one)!r})" for one in torch.ops.loaded_libraries]
+        lines += [
+            f"torch.ops.load_library({str(loaded_library)!r})"
+            for loaded_library in torch.ops.loaded_libraries
+        ]
     return lines
 
 
@@ -572,7 +582,7 @@ class _Shrinking:
     def run(
         self,
         programs: list[FailingProgram],
-        known: FailureSignature | None,
+        failure_signature: FailureSignature | None,
         places: Mapping[str, Diagnosis | None],
     ) -> Shrunk:
         if not programs:
@@ -580,11 +590,11 @@ class _Shrinking:
                 "torch.compile makes no graph of it: there is nothing to shrink"
             )
         self.original = self.best = programs[0]
-        self.wanted = known
+        self.wanted = failure_signature
         ended, interrupted = True, False
         try:
             with self.limit.reserving(script_seconds(self.limit.seconds)):
-                self._search(programs, known, places)
+                self._search(programs, failure_signature, places)
         except (OutOfTime, KeyboardInterrupt) as stop:
             ended, interrupted = False, isinstance(stop, KeyboardInterrupt)
             over = f"the {self.limit.seconds:g} seconds for shrinking are over"
@@ -616,10 +626,10 @@ class _Shrinking:
     def _search(
         self,
         programs: list[FailingProgram],
-        known: FailureSignature | None,
+        failure_signature: FailureSignature | None,
         places: Mapping[str, Diagnosis | None],
     ) -> None:
-        if not self._find_part(programs, known, places):
+        if not self._find_part(programs, failure_signature, places):
             self._find_failing(programs)
             self._reduce_calls()
         self._reduce_inputs()
@@ -627,7 +637,7 @@ class _Shrinking:
     def _find_part(
         self,
         programs: list[FailingProgram],
-        known: FailureSignature | None,
+        failure_signature: FailureSignature | None,
         places: Mapping[str, Diagnosis | None],
     ) -> bool:
         """Find the first program of which a small part shows the failure by itself.
@@ -635,23 +645,23 @@ class _Shrinking:
         That compiles less than the program does. If the failure is not known, only single calls
         are tried. The places are tried in all programs first.
         """
-        if known is not None and known.role == EXCEPTION:
+        if failure_signature is not None and failure_signature.role == EXCEPTION:
             return False
-        likely = _LIKELY if known is None else (known,)
-        sizes = SIZES[:1] if known is None else SIZES
+        likely = _LIKELY if failure_signature is None else (failure_signature,)
+        sizes = SIZES[:1] if failure_signature is None else SIZES
         for some, program in itertools.product([(), sizes] if places else [sizes], programs):
             self.original = self.best = program
             opened = with_bodies_inlined(program)
             one_by_one = f"trying the {len(program.calls)} operator calls one by one"
             self._show(one_by_one if some else "trying the place where it starts")
-            for wanted in likely:
-                if wanted.role == GRADIENT and not program.gradients:
+            for likely_signature in likely:
+                if likely_signature.role == GRADIENT and not program.gradients:
                     continue
-                part = wrong_part(self.oracle, opened, wanted, places, some)
+                part = wrong_part(self.oracle, opened, likely_signature, places, some)
                 if part is not None:
                     smaller = f"{_describe_size(program)} -> {_describe_size(part)}"
                     self.steps.append(f"wrong on its own: {smaller}")
-                    self.best, self.wanted = part, wanted
+                    self.best, self.wanted = part, likely_signature
                     kinds = [places[node.name] for node in part.calls if node.name in places]
                     self.diagnosis = next(iter(kinds), None)
                     self._write(run=False)

@@ -55,7 +55,7 @@ def capture_programs(
     Only the first set of inputs is used. The candidate's `dynamic` decides which sizes are
     symbolic.
     """
-    given = input_sets(inputs)[0]
+    first_inputs = input_sets(inputs)[0]
     capture = ProgramCapture()
     dynamic = candidate.dynamic if candidate is not None else None
     compiled = torch.compile(model, backend=capture, dynamic=dynamic)
@@ -66,11 +66,11 @@ def capture_programs(
         # Dynamo runs what it has compiled too often without a backend.
         room = room_for_entries()
         with leaving_no_entries(), room, running_subject(side, rng, conditions) as call:
-            seen = call(given)
+            run_outcome = call(first_inputs)
     finally:
         rng.restore()
-    if seen.error is not None and not capture.programs:
-        raise seen.error
+    if run_outcome.error is not None and not capture.programs:
+        raise run_outcome.error
     return capture.programs
 
 
@@ -200,23 +200,23 @@ def shrink_verdict(
     failed = recall_failed(verdict)
     if not failed:
         raise UsageError(_why_unknown(verdict))
-    splits = [one for one in failed if isinstance(one, FailedSplit)]
+    splits = [failed_check for failed_check in failed if isinstance(failed_check, FailedSplit)]
     if splits:
         from paritas.shrinking.partitions import shrink_splits
 
         return shrink_splits(splits, outdir, seconds=seconds, setup=setup, on_progress=on_progress)
-    pairs = [one for one in failed if not isinstance(one, FailedSplit)]
+    pairs = [failed_check for failed_check in failed if not isinstance(failed_check, FailedSplit)]
     programs, candidate = programs_of(pairs[0], setup)
     for other in pairs[1:]:
-        more, made = programs_of(other, setup)
+        more, other_candidate = programs_of(other, setup)
         # An oracle uses one compiler.
-        programs += more if made == candidate else []
+        programs += more if other_candidate == candidate else []
     # A verdict on a graph below autograd describes the failure differently.
-    known = signature_of(verdict) if isinstance(pairs[0], FailedPair) else None
+    known_signature = signature_of(verdict) if isinstance(pairs[0], FailedPair) else None
     return shrink(
         programs,
         candidate,
-        signature=None if known is None else known[0],
+        signature=None if known_signature is None else known_signature[0],
         places=_places_of(verdict),
         limit=limit,
         outdir=outdir,
@@ -236,7 +236,7 @@ def _places_of(verdict: Verdict) -> dict[str, Diagnosis | None]:
 
 
 def _why_unknown(verdict: Verdict) -> str:
-    if not any(one.status.is_wrong for one in verdict.failures):
+    if not any(failure.status.is_wrong for failure in verdict.failures):
         return (
             f"nothing is certainly wrong (the verdict is {verdict.status}), so there is nothing to "
             "shrink"
@@ -262,8 +262,8 @@ def programs_of(
         )
     backend = find_backend(backends[0])
     candidate = candidate_of(backend, setup=setup, dynamic=dynamic_of(failed.candidate))
-    given = failed.inputs[0]
-    return capture_programs(original_of(failed.candidate), given, candidate), candidate
+    first_inputs = failed.inputs[0]
+    return capture_programs(original_of(failed.candidate), first_inputs, candidate), candidate
 
 
 def _programs_of_graph(
@@ -282,7 +282,7 @@ def _programs_of_graph(
 
 def candidate_of(
     backend: Backend,
-    given: Mapping[str, Any] | None = None,
+    given_settings: Mapping[str, Any] | None = None,
     *,
     setup: tuple[str, ...] = (),
     dynamic: bool | None = None,
@@ -290,21 +290,21 @@ def candidate_of(
     """How a script can use a backend by name.
 
     Args:
-        given: mode and options of `torch.compile`, in addition to those of the backend.
+        given_settings: mode and options of `torch.compile`, in addition to those of the backend.
         setup: statements that come first in a script.
     """
     if backend.is_inductor:
-        options = backend.inductor_options(dict(given or {}))
+        options = backend.inductor_options(dict(given_settings or {}))
         _check_options(options)
         return Candidate("inductor", options=options, dynamic=dynamic, setup=setup)
-    asked = {**backend.settings, **(given or {})}
-    options, mode = asked.get("options") or {}, asked.get("mode")
+    all_settings = {**backend.settings, **(given_settings or {})}
+    options, mode = all_settings.get("options") or {}, all_settings.get("mode")
     function = backend.function
     home = str(getattr(function, "__module__", ""))
     _check_options(options)
     if is_registered(backend.name, function):
-        own = home.partition(".")[0] in {"torch", "functorch", _MAIN, ""}
-        first = () if own else (f"import {home}",)
+        is_preloaded = home.partition(".")[0] in {"torch", "functorch", _MAIN, ""}
+        first = () if is_preloaded else (f"import {home}",)
         statements = tuple(dict.fromkeys((*setup, *first)))
         return Candidate(backend.name, mode, options, dynamic, statements)
     named = find_name(function)

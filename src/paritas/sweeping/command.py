@@ -70,7 +70,7 @@ def sweep(
     output: Path,
     json_path: Path | None,
     form: OutputFormat,
-    **asked: Any,
+    **sweep_options: Any,
 ) -> None:
     """Verify many models under many settings, each run in a process of its own.
 
@@ -85,7 +85,7 @@ def sweep(
     Exit codes: 0 all pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified, 130
     interrupted; with --against by what is newly wrong alone.
     """
-    report = _sweep(targets, output, **asked)
+    report = _sweep(targets, output, **sweep_options)
     write_json(json_path, report.to_json)
     from paritas.sweeping.report import sweep_account, sweep_report
 
@@ -94,8 +94,8 @@ def sweep(
     ctx.exit(INTERRUPTED if report.stopped == "interrupt" else report.exit_code)
 
 
-def _sweep(targets: Path, output: Path, **asked: Any) -> SweepReport:
+def _sweep(targets: Path, output: Path, **sweep_options: Any) -> SweepReport:
     with progress() as tell:
         from paritas.sweeping import sweep as sweeping
 
-        return sweeping.sweep(targets, output=output, on_progress=tell, **asked)
+        return sweeping.sweep(targets, output=output, on_progress=tell, **sweep_options)

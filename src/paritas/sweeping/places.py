@@ -85,9 +85,9 @@ def compiles_any(runs: Iterable[SweepRun]) -> bool:
 
 def threads_for(jobs: int) -> int:
     """The number of torch's threads: what the user has set, else a share of the processors."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if asked.isascii() and asked.isdigit() and int(asked):
-        return int(asked)
+    thread_setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if thread_setting.isascii() and thread_setting.isdigit() and int(thread_setting):
+        return int(thread_setting)
     return max(count_processors() // max(jobs, 1), 1)
 
 
@@ -99,7 +99,7 @@ def _outside_environment(paths: Iterable[str]) -> tuple[str, ...]:
         path
         for path in paths
         if _allows(path, os.R_OK | os.X_OK)
-        and not any(Path(path).is_relative_to(one) for one in installed)
+        and not any(Path(path).is_relative_to(installed_folder) for installed_folder in installed)
         and not {"site-packages", "dist-packages"} & set(Path(path).parts)
     )
 
@@ -128,8 +128,8 @@ def pack_code(runs: Iterable[SweepRun], paths: Sequence[str]) -> dict[str, bytes
             files |= dict.fromkeys(str(Path(path) / f"{top}.py") for path in paths)
             with contextlib.suppress(Exception):
                 finder.import_hook(before)
-    found = [getattr(module, "__file__", None) for module in finder.modules.values()]
-    files |= dict.fromkeys(os.path.normpath(Path.cwd() / file) for file in found if file)
+    module_files = [getattr(module, "__file__", None) for module in finder.modules.values()]
+    files |= dict.fromkeys(os.path.normpath(Path.cwd() / file) for file in module_files if file)
     return _read_files(files)
 
 
@@ -154,9 +154,9 @@ class WorkerPlace:
         place: where its runs happen.
     """
 
-    def __init__(self, asked: RunPlace, code: dict[str, bytes]) -> None:
+    def __init__(self, run_place: RunPlace, code: dict[str, bytes]) -> None:
         self._copies: list[tempfile.TemporaryDirectory[str]] = []
-        folder, paths = asked.folder, asked.paths
+        folder, paths = run_place.folder, run_place.paths
         if not _allows(folder, os.R_OK | os.X_OK) or not all(
             _holds(Path(name), content) for name, content in code.items()
         ):
@@ -168,13 +168,15 @@ class WorkerPlace:
             _below(root, folder).mkdir(parents=True, exist_ok=True)
             folder, paths = str(_below(root, folder)), tuple(str(_below(root, p)) for p in paths)
         here = str(Path.cwd())
-        own = _outside_environment(path or here for path in sys.path)
-        cache = asked.cache if _allows(asked.cache, os.W_OK | os.X_OK) else self._temporary()
+        outside_environment = _outside_environment(path or here for path in sys.path)
+        cache = (
+            run_place.cache if _allows(run_place.cache, os.W_OK | os.X_OK) else self._temporary()
+        )
         jobs = _runs_at_once()
         self.place = msgspec.structs.replace(
-            asked,
+            run_place,
             folder=folder,
-            paths=tuple(dict.fromkeys([*paths, *own, here])),
+            paths=tuple(dict.fromkeys([*paths, *outside_environment, here])),
             cache=cache,
             jobs=jobs,
             threads=threads_for(jobs),

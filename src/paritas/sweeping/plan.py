@@ -88,12 +88,15 @@ def plan_tasks(
         where, defaults = "targets", {}
         kernels = [row for row in targets if is_kernel_row(row)]
         rows = [row for row in targets if not is_kernel_row(row)]
-    given = {"seconds": seconds, "memory": memory}
-    defaults = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    given_limits = {"seconds": seconds, "memory": memory}
+    defaults = {
+        **defaults,
+        **{name: value for name, value in given_limits.items() if value is not None},
+    }
     _Row(f"{where}, [defaults]", {"name": "module:factory", **defaults}, {})  # only validates
     named = [
-        (f"target {number}", _Row(f"{where}, target {number}", asked, defaults).tasks())
-        for number, asked in enumerate(
+        (f"target {number}", _Row(f"{where}, target {number}", target_row, defaults).tasks())
+        for number, target_row in enumerate(
             ({"name": row} if isinstance(row, str) else row for row in rows), start=1
         )
     ]
@@ -115,8 +118,8 @@ def _unlike(named: list[tuple[str, Iterator[RunTask]]], where: str) -> tuple[Run
     """All tasks of all rows; none of them twice."""
     tasks: dict[SweepRun, RunTask] = {}
     first: dict[SweepRun, str] = {}
-    for row, own in named:
-        for task in own:
+    for row, row_tasks in named:
+        for task in row_tasks:
             if task.run in tasks:
                 raise UsageError(
                     f"{where}, {row} repeats the run {str(task.run)!r} of {first[task.run]}: "
@@ -126,12 +129,14 @@ def _unlike(named: list[tuple[str, Iterator[RunTask]]], where: str) -> tuple[Run
     return tuple(tasks.values())
 
 
-def _kernel_tasks(where: str, asked: Any, defaults: Mapping[str, Any]) -> Iterator[RunTask]:
+def _kernel_tasks(where: str, kernel_row: Any, defaults: Mapping[str, Any]) -> Iterator[RunTask]:
     """The runs of a row [[kernel]], with their limits."""
-    if not isinstance(asked, Mapping):
-        raise UsageError(f"{where} is {asked!r:.80}: use a table with a reference and candidates")
+    if not isinstance(kernel_row, Mapping):
+        raise UsageError(
+            f"{where} is {kernel_row!r:.80}: use a table with a reference and candidates"
+        )
     usual = {name: value for name, value in defaults.items() if name in (*LIMITS, "devices")}
-    both = {**usual, **asked}
+    both = {**usual, **kernel_row}
     limits = _Row(where, {"name": "module:factory", **_of(both, *LIMITS, "devices")}, {})
     for run in kernel_runs(where, both):
         yield RunTask(run=run, seconds=limits.seconds, memory=limits.memory)
@@ -180,17 +185,17 @@ def _read_toml(path: Path) -> tuple[list[Any], list[Any], dict[str, Any]]:
 class _Row:
     """One validated row, with the defaults."""
 
-    def __init__(self, where: str, asked: Any, defaults: Mapping[str, Any]) -> None:
-        if not isinstance(asked, Mapping):
+    def __init__(self, where: str, target_row: Any, defaults: Mapping[str, Any]) -> None:
+        if not isinstance(target_row, Mapping):
             raise UsageError(
-                f"{where} is {asked!r:.80}: use a target's name, or a table with a name"
+                f"{where} is {target_row!r:.80}: use a target's name, or a table with a name"
             )
-        known = (*_NAMES, *_LISTS, *_OTHERS)
-        for name in asked:
-            if name not in known:
-                raise UsageError(f"{where}: unknown key {name!r}; {did_you_mean(name, known)}")
+        known_keys = (*_NAMES, *_LISTS, *_OTHERS)
+        for name in target_row:
+            if name not in known_keys:
+                raise UsageError(f"{where}: unknown key {name!r}; {did_you_mean(name, known_keys)}")
         self.where = where
-        self.asked = {**defaults, **asked}
+        self.asked = {**defaults, **target_row}
         self.names = self._names()
         self.lists = {name: self._list(name, usual) for name, usual in _LISTS.items()}
         self._check_values()
@@ -215,15 +220,15 @@ class _Row:
             yield RunTask(run=run, seconds=self.seconds, memory=self.memory)
 
     def _names(self) -> tuple[str, ...]:
-        given = [name for name in _NAMES if name in self.asked]
-        if len(given) != 1:
-            both = "has both name and names" if given else "has no name"
+        name_keys = [name for name in _NAMES if name in self.asked]
+        if len(name_keys) != 1:
+            both = "has both name and names" if name_keys else "has no name"
             raise UsageError(
                 f'{self.where} {both}: write name = "package.module:factory", or names = [...]'
             )
-        names = self._list(given[0], ())
+        names = self._list(name_keys[0], ())
         for name in names:
-            self._check_target(name, given[0])
+            self._check_target(name, name_keys[0])
         return names
 
     def _check_target(self, name: str, key: str) -> None:
@@ -244,17 +249,19 @@ class _Row:
         """A list of strings; a single one needs no brackets."""
         value = self.asked.get(name, list(usual))
         listed = [value] if isinstance(value, str) else value
-        if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+        if not isinstance(listed, list | tuple) or not all(
+            isinstance(entry, str) for entry in listed
+        ):
             raise UsageError(f'{self.where}: {name} = {value!r:.80}: write a list, ["..."]')
         if not listed:
             raise UsageError(f"{self.where}: {name} = []: add at least one, or remove {name}")
         return tuple(dict.fromkeys(listed))
 
     def _check_values(self) -> None:
-        for name, known in (("dtypes", DTYPES), ("modes", MODES)):
+        for name, allowed_values in (("dtypes", DTYPES), ("modes", MODES)):
             for value in self.lists[name]:
-                if value not in known:
-                    hint = did_you_mean(value, known)
+                if value not in allowed_values:
+                    hint = did_you_mean(value, allowed_values)
                     raise UsageError(f"{self.where}: unknown {name[:-1]} {value!r}; {hint}")
         for value in self.lists["devices"]:
             if _DEVICE.fullmatch(value) is None:
@@ -310,8 +317,12 @@ def is_own_function(candidate: str) -> bool:
 
 def _check_backends(candidates: set[str], where: str) -> None:
     """Refuse a misspelt backend; torch is imported only for unusual names."""
-    known = (*_USUAL_BACKENDS, *INDUCTOR_MODES, *NAMED, INVARIANTS)
-    unknown = [one for one in sorted(candidates) if one not in known and not is_own_function(one)]
+    known_backends = (*_USUAL_BACKENDS, *INDUCTOR_MODES, *NAMED, INVARIANTS)
+    unknown = [
+        candidate
+        for candidate in sorted(candidates)
+        if candidate not in known_backends and not is_own_function(candidate)
+    ]
     if not unknown:
         return
     import torch
@@ -319,7 +330,7 @@ def _check_backends(candidates: set[str], where: str) -> None:
     backends = torch.compiler.list_backends(exclude_tags=())
     for name in unknown:
         if name not in backends:
-            hint = did_you_mean(name, dict.fromkeys((*known, *backends)))
+            hint = did_you_mean(name, dict.fromkeys((*known_backends, *backends)))
             raise UsageError(
                 f"{where}: unknown candidate {name!r}; {hint}; for your own function, write "
                 "package.module:function"
@@ -354,22 +365,22 @@ def is_kernel_row(row: Any) -> bool:
     return isinstance(row, Mapping) and any(key in row for key in _OWN_KEYS)
 
 
-def kernel_runs(where: str, asked: Mapping[str, Any]) -> Iterator[SweepRun]:
+def kernel_runs(where: str, kernel_row: Mapping[str, Any]) -> Iterator[SweepRun]:
     """The runs of one row.
 
     Raises:
         UsageError: a value is not valid, or a file is missing.
     """
-    known = (*KEYS, *LIMITS)
-    for name in asked:
-        if name not in known:
-            raise UsageError(f"{where}: unknown key {name!r}; {did_you_mean(name, known)}")
-    settings = _settings(where, asked)
-    devices = _strings(where, asked, "devices") or ("cpu",)
-    inputs = asked.get("inputs", "")
+    known_keys = (*KEYS, *LIMITS)
+    for name in kernel_row:
+        if name not in known_keys:
+            raise UsageError(f"{where}: unknown key {name!r}; {did_you_mean(name, known_keys)}")
+    settings = _settings(where, kernel_row)
+    devices = _strings(where, kernel_row, "devices") or ("cpu",)
+    inputs = kernel_row.get("inputs", "")
     if not isinstance(inputs, str):
         raise UsageError(f"{where}: inputs = {inputs!r:.80} is not of the form file.py:function")
-    for reference, candidate in _pairs(where, asked):
+    for reference, candidate in _pairs(where, kernel_row):
         for device in devices:
             yield SweepRun(
                 target=reference,
@@ -380,35 +391,35 @@ def kernel_runs(where: str, asked: Mapping[str, Any]) -> Iterator[SweepRun]:
             )
 
 
-def _settings(where: str, asked: Mapping[str, Any]) -> KernelSettings:
-    fixed = _strings(where, asked, "fixed")
+def _settings(where: str, kernel_row: Mapping[str, Any]) -> KernelSettings:
+    fixed = _strings(where, kernel_row, "fixed")
     for name in fixed:
         if name not in PROMISES:
             hint = did_you_mean(name, PROMISES)
             raise UsageError(f"{where}: fixed = {name!r} is not a promise; {hint}")
     numbers = {"cases": 40, "seed": 0}
     for name, usual in numbers.items():
-        value = asked.get(name, usual)
+        value = kernel_row.get(name, usual)
         if isinstance(value, bool) or not isinstance(value, int) or value < min(usual, 1):
             raise UsageError(f"{where}: {name} = {value!r:.80} is not a number")
         numbers[name] = value
-    switches = {name: asked.get(name, False) for name in ("gradients", "fresh_outputs")}
+    switches = {name: kernel_row.get(name, False) for name in ("gradients", "fresh_outputs")}
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise UsageError(f"{where}: {name} = {value!r:.80}: write true or false")
     return KernelSettings(
         **numbers,
         fixed=tuple(sorted(fixed)),
-        forbid=_strings(where, asked, "forbid"),
+        forbid=_strings(where, kernel_row, "forbid"),
         gradients=switches["gradients"],
         fresh_outputs=switches["fresh_outputs"],
     )
 
 
-def _strings(where: str, asked: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = asked.get(name, [])
+def _strings(where: str, kernel_row: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = kernel_row.get(name, [])
     listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(entry, str) for entry in listed):
         raise UsageError(f'{where}: {name} = {value!r:.80}: write a list, ["..."]')
     return tuple(dict.fromkeys(listed))
 
@@ -416,14 +427,14 @@ def _strings(where: str, asked: Mapping[str, Any], name: str) -> tuple[str, ...]
 # --- Which candidate belongs to which reference ---------------------------------------------------
 
 
-def _pairs(where: str, asked: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if "operators" in asked:
-        if "reference" in asked or "candidates" in asked:
+def _pairs(where: str, kernel_row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if "operators" in kernel_row:
+        if "reference" in kernel_row or "candidates" in kernel_row:
             raise UsageError(f"{where}: operators is a folder of candidates with their references")
-        yield from _overrides(where, asked["operators"])
+        yield from _overrides(where, kernel_row["operators"])
         return
-    reference = asked.get("reference")
-    candidates = _strings(where, asked, "candidates")
+    reference = kernel_row.get("reference")
+    candidates = _strings(where, kernel_row, "candidates")
     if not isinstance(reference, str) or not candidates:
         raise UsageError(
             f'{where}: write reference = "task.py" and candidates = ["kernel.py"], or operators = '
@@ -451,10 +462,10 @@ def _check_side(where: str, key: str, name: str) -> None:
 
 
 def _python_files(where: str, folder: Path) -> list[Path]:
-    found = sorted(one for one in folder.glob("*.py") if not one.name.startswith("_"))
-    if not found:
+    python_files = sorted(file for file in folder.glob("*.py") if not file.name.startswith("_"))
+    if not python_files:
         raise UsageError(f"{where}: there is no file *.py in {str(folder)!r}")
-    return found
+    return python_files
 
 
 def _by_name(where: str, tasks: Path, kernels: Path) -> Iterator[tuple[str, str]]:
@@ -464,22 +475,23 @@ def _by_name(where: str, tasks: Path, kernels: Path) -> Iterator[tuple[str, str]
             f"{where}: reference = {str(tasks)!r} is a folder, so candidates must be folders; "
             f"{str(kernels)!r} is not"
         )
-    found, homeless = 0, []
+    matched_count, homeless = 0, []
     for kernel in sorted(kernels.rglob("*.py")):
         if kernel.name.startswith("_"):
             continue
         path = kernel.relative_to(kernels)
         same = [tasks / path, tasks / f"{path.parent}.py"]
-        task = next((one for one in same if one.is_file()), None)
+        task = next((task_path for task_path in same if task_path.is_file()), None)
         if task is None:
             homeless.append(str(path))
             continue
-        found += 1
+        matched_count += 1
         yield str(task), str(kernel)
-    if homeless or not found:
+    if homeless or not matched_count:
         example = homeless[0] if homeless else "*.py"
         raise UsageError(
-            f"{where}: {len(homeless)} of {found + len(homeless)} files in {str(kernels)!r} have "
+            f"{where}: {len(homeless)} of {matched_count + len(homeless)} files in "
+            f"{str(kernels)!r} have "
             f"no task of their name in {str(tasks)!r}, such as {example}: a kernel of softmax.py "
             "is softmax.py or softmax/NAME.py"
         )
@@ -492,14 +504,14 @@ def _overrides(where: str, folder: Any) -> Iterator[tuple[str, str]]:
     """
     if not isinstance(folder, str) or not Path(folder).is_dir():
         raise UsageError(f"{where}: operators = {folder!r:.80} is not a folder")
-    found = 0
-    for place in sorted(Path(folder).iterdir()):
-        if not place.is_dir() or place.name.startswith((".", "__pycache__")):
+    override_count = 0
+    for operator_folder in sorted(Path(folder).iterdir()):
+        if not operator_folder.is_dir() or operator_folder.name.startswith((".", "__pycache__")):
             continue
-        for file in sorted(place.glob(f"{place.name}_implementation*.py")):
-            found += 1
-            yield operator_of(place.name), f"{file}:{place.name}_kernel_impl"
-    if not found:
+        for file in sorted(operator_folder.glob(f"{operator_folder.name}_implementation*.py")):
+            override_count += 1
+            yield operator_of(operator_folder.name), f"{file}:{operator_folder.name}_kernel_impl"
+    if not override_count:
         raise UsageError(
             f"{where}: there is no NAME/NAME_implementation*.py in {folder!r}, as in "
             "add__Tensor/add__Tensor_implementation_v1.py"

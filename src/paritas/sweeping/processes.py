@@ -74,8 +74,8 @@ def run_order(order: RunOrder) -> SweepRow:
         BrokenExecutor: the server died; the run may be tried again.
     """
     try:
-        server, place = _server_of(order)
-        return _watch_run(order.task, server, place)
+        server, run_place = _server_of(order)
+        return _watch_run(order.task, server, run_place)
     except LostServerError as error:
         raise BrokenExecutor(f"the server of runs {error}") from error
     except OSError as error:
@@ -88,39 +88,43 @@ def run_order(order: RunOrder) -> SweepRow:
 
 def _server_of(order: RunOrder) -> tuple[WorkerServer, RunPlace]:
     with _servers_lock:
-        sweep, place = order.place.sweep, order.place
+        sweep, run_place = order.place.sweep, order.place
         if order.code is not None:
             if sweep not in _worker_places:
                 _worker_places[sweep] = WorkerPlace(order.place, order.code)
-            place = _worker_places[sweep].place
+            run_place = _worker_places[sweep].place
         server = _servers.get(sweep)
         if server is None or server.has_ended:
             _forget_ended(sweep)
-            server = _servers[sweep] = _start_server(place)
-        return server, place
+            server = _servers[sweep] = _start_server(run_place)
+        return server, run_place
 
 
-def _start_server(place: RunPlace) -> WorkerServer:
+def _start_server(run_place: RunPlace) -> WorkerServer:
     program = Program(
-        name="paritas.sweeping.runs:prepare_runs", settings=msgspec.json.encode(place)
+        name="paritas.sweeping.runs:prepare_runs", settings=msgspec.json.encode(run_place)
     )
     return WorkerServer(
-        program, _environment(place), folder=place.folder, idle_seconds=_IDLE_SECONDS
+        program, _environment(run_place), folder=run_place.folder, idle_seconds=_IDLE_SECONDS
     )
 
 
-def _environment(place: RunPlace) -> dict[str, str]:
+def _environment(run_place: RunPlace) -> dict[str, str]:
     """The environment of the server: one thread and no compile workers, to allow forks."""
-    usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": place.cache}
+    usual = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": run_place.cache}
     usual["TORCH_DYNAMO_RUN_GC_AFTER_COMPILE"] = "0"  # see `_COLLECT_RARELY` of the runs
     # Set here because transformers reads them on import, perhaps before a target is built.
     usual |= transformers_library.OFFLINE
-    return {**usual, **environment_here(dict.fromkeys([place.folder, *place.paths]))}
+    return {**usual, **environment_here(dict.fromkeys([run_place.folder, *run_place.paths]))}
 
 
 def _forget_ended(sweep: str) -> None:
     """Remove what other sweeps left here that could not say that they ended."""
-    ended = [other for other, one in _servers.items() if one.has_ended and other != sweep]
+    ended = [
+        other
+        for other, other_server in _servers.items()
+        if other_server.has_ended and other != sweep
+    ]
     for other in ended:
         del _servers[other]
         if other in _worker_places:
@@ -130,11 +134,11 @@ def _forget_ended(sweep: str) -> None:
 def stop_servers(sweep: str) -> None:
     """End the server of a sweep in this process, and its runs."""
     with _servers_lock:
-        server, place = _servers.pop(sweep, None), _worker_places.pop(sweep, None)
+        server, worker_place = _servers.pop(sweep, None), _worker_places.pop(sweep, None)
     if server is not None:
         server.stop()
-    if place is not None:
-        place.remove()
+    if worker_place is not None:
+        worker_place.remove()
 
 
 def row_without_run(task: RunTask, reason: str, advice: str) -> SweepRow:
@@ -158,34 +162,34 @@ _servers_lock = threading.Lock()
 @functools.cache
 def versions() -> dict[str, str]:
     """The installed versions of everything in a run, read without importing torch."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    installed_versions = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("torch", "paritas", "triton", transformers_library.LIBRARY, "timm", "torchvision"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed_versions[name] = importlib.metadata.version(name)
+    return installed_versions
 
 
 # --- Watching a run -------------------------------------------------------------------------------
 
 
-def _watch_run(task: RunTask, server: WorkerServer, place: RunPlace) -> SweepRow:
+def _watch_run(task: RunTask, server: WorkerServer, run_place: RunPlace) -> SweepRow:
     forks = task.run.device == "cpu"
     worker = Worker(lambda there, log: server.start(there, log, forks=forks))
     try:
-        run = _Run(task, worker, _memory_limit(task, place))
+        run = _Run(task, worker, _memory_limit(task, run_place))
         run.watch()
         return run.row()
     finally:
         worker.close()
 
 
-def _memory_limit(task: RunTask, place: RunPlace) -> int:
+def _memory_limit(task: RunTask, run_place: RunPlace) -> int:
     if task.memory is not None:
         return task.memory
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine_memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError):  # the limit of a container; "max" if none
-        whole = min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return int(_SHARE_OF_MEMORY * whole / place.jobs)
+        machine_memory = min(machine_memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return int(_SHARE_OF_MEMORY * machine_memory / run_place.jobs)
 
 
 class _Run:
@@ -303,14 +307,16 @@ def _resident(process: int) -> int:
     """The memory of a process and its children in bytes; 0 if it cannot be read."""
     if sys.platform != "linux":
         return _resident_by_ps(process)
-    held, left = 0, [process]
-    while left:
-        folder = Path("/proc") / str(left.pop())
+    resident_bytes, pending_processes = 0, [process]
+    while pending_processes:
+        folder = Path("/proc") / str(pending_processes.pop())
         with contextlib.suppress(OSError, ValueError, IndexError):
-            held += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            resident_bytes += int((folder / "statm").read_text().split()[1]) * os.sysconf(
+                "SC_PAGE_SIZE"
+            )
             for thread in (folder / "task").iterdir():
-                left += map(int, (thread / "children").read_text().split())
-    return held
+                pending_processes += map(int, (thread / "children").read_text().split())
+    return resident_bytes
 
 
 def _resident_by_ps(group: int) -> int:

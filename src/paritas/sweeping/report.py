@@ -123,21 +123,23 @@ def _failing_runs(report: SweepReport) -> Iterator[RenderableType]:
         yield indented(words)
         if len(rows) > 1:
             yield indented(f"the same in {enumerated([str(row.run) for row in rows[1:]], 3)}")
-    left = sum(map(len, list(groups.values())[MOST_SHOWN:]))
-    if left:
-        yield Text(f"and {left} more: they are in report.html")
+    unshown_count = sum(map(len, list(groups.values())[MOST_SHOWN:]))
+    if unshown_count:
+        yield Text(f"and {unshown_count} more: they are in report.html")
 
 
 def _described_changes(report: SweepReport) -> Iterator[RenderableType]:
     for kind in ChangeKind:
-        found = [one for one in report.changes if one.kind is kind]
-        if not found:
+        changes = [change for change in report.changes if change.kind is kind]
+        if not changes:
             continue
-        style = STYLES[Status.DIFFERENT] if any(one.fails for one in found) else ""
-        yield Text(f"{kind.value}: {counted(len(found), 'run')}", style=style)
-        yield from (indented(f"{one.run}{change_words(one)}") for one in found[:MOST_SHOWN])
-        if len(found) > MOST_SHOWN:
-            yield indented(f"and {len(found) - MOST_SHOWN} more: they are in sweep.json")
+        style = STYLES[Status.DIFFERENT] if any(change.fails for change in changes) else ""
+        yield Text(f"{kind.value}: {counted(len(changes), 'run')}", style=style)
+        yield from (
+            indented(f"{change.run}{change_words(change)}") for change in changes[:MOST_SHOWN]
+        )
+        if len(changes) > MOST_SHOWN:
+            yield indented(f"and {len(changes) - MOST_SHOWN} more: they are in sweep.json")
 
 
 def _cut(words: str) -> str:
@@ -150,7 +152,7 @@ def _cut(words: str) -> str:
 
 def sweep_account(report: SweepReport, *, subject: str) -> Account:
     """An item for each run; against an earlier sweep, only what is newly wrong is an error."""
-    wrong = {one.run for one in report.newly_wrong}
+    wrong = {change.run for change in report.newly_wrong}
     items = [_annotate_row(row, report, newly=row.run in wrong) for row in report.rows]
     return Account(
         command="sweep",
@@ -167,7 +169,7 @@ def _annotate_row(row: SweepRow, report: SweepReport, *, newly: bool) -> ItemAnn
     if not passes:
         level = "error" if newly or not report.against else "warning"
     lines = (
-        [line.strip() for one in _shown_causes(row) for line in cause_lines(one)]
+        [line.strip() for shown_cause in _shown_causes(row) for line in cause_lines(shown_cause)]
         if not passes
         else []
     )
@@ -212,8 +214,8 @@ class _Panel:
 def sweep_page(report: SweepReport) -> str:
     """The sweep as one HTML file that loads nothing from anywhere."""
     common, settings = columns(report.rows)
-    panels = [_panel(place, row, report) for place, row in enumerate(report.rows)]
-    cells = {(one.row.run.target, one.row.run.settings): one for one in panels}
+    panels = [_panel(row_index, row, report) for row_index, row in enumerate(report.rows)]
+    cells = {(panel.row.run.target, panel.row.run.settings): panel for panel in panels}
     targets = list(dict.fromkeys(row.run.target for row in report.rows))
     counts = Counter(row.status for row in report.rows)
     return render_page(
@@ -224,19 +226,19 @@ def sweep_page(report: SweepReport) -> str:
         report=report,
         common=common,
         took=clock_words(report.seconds),
-        columns=[column_name(one, common) for one in settings],
-        matrix=[(name, [cells.get((name, one)) for one in settings]) for name in targets],
+        columns=[column_name(setting, common) for setting in settings],
+        matrix=[(name, [cells.get((name, setting)) for setting in settings]) for name in targets],
         panels=panels,
-        changes=[(one, change_words(one).removeprefix(": ")) for one in report.changes],
+        changes=[(change, change_words(change).removeprefix(": ")) for change in report.changes],
         statuses=[(status, MEANING[status], counts[status]) for status in reversed(Status)],
         signs=SIGNS,
     )
 
 
-def _panel(place: int, row: SweepRow, report: SweepReport) -> _Panel:
+def _panel(row_index: int, row: SweepRow, report: SweepReport) -> _Panel:
     told = _shown_causes(row)
     starts = {id(cause.start) for cause in told}
-    rest = [one for one in row.verdict.findings if id(one) not in starts]
+    rest = [finding for finding in row.verdict.findings if id(finding) not in starts]
     others = {
         name: text for name, text in row.versions.items() if report.versions.get(name) != text
     }
@@ -251,12 +253,12 @@ def _panel(place: int, row: SweepRow, report: SweepReport) -> _Panel:
         *others.items(),
     ]
     return _Panel(
-        place=place,
+        place=row_index,
         row=row,
         words=row_words(row),
         facts=[(name, text) for name, text in facts if text],
         # Of a run without a verdict, the words above are all.
-        stories=[cause_story(one) for one in told if row.ended is RunEnd.VERDICT],
+        stories=[cause_story(cause) for cause in told if row.ended is RunEnd.VERDICT],
         others=page_table(FINDING_COLUMNS, rest),
     )
 
@@ -276,7 +278,9 @@ def notebook_summary(report: SweepReport) -> NotebookResult:
     """The sweep for a cell of a notebook."""
     ordered = sorted(report.rows, key=lambda row: -row.status.gravity)
     counts = Counter(row.status for row in report.rows)
-    changes = [f"{one.kind.value}: {one.run}{change_words(one)}" for one in report.changes]
+    changes = [
+        f"{change.kind.value}: {change.run}{change_words(change)}" for change in report.changes
+    ]
     return NotebookResult(
         mark=STATUS_MARKS[report.status],
         title="sweep",

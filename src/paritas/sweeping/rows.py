@@ -52,13 +52,13 @@ class KernelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def words(self) -> str:
         """Everything that is not usual."""
         usual = KernelSettings()
-        found = [f"{self.cases} cases"] if self.cases != usual.cases else []
-        found += [f"seed {self.seed}"] if self.seed else []
-        found += ["gradients"] if self.gradients else []
-        found += ["fresh outputs"] if self.fresh_outputs else []
-        found += [f"fixed {name}" for name in self.fixed]
-        found += [f"no {name}" for name in self.forbid]
-        return " ".join(["kernel", *found])
+        setting_words = [f"{self.cases} cases"] if self.cases != usual.cases else []
+        setting_words += [f"seed {self.seed}"] if self.seed else []
+        setting_words += ["gradients"] if self.gradients else []
+        setting_words += ["fresh outputs"] if self.fresh_outputs else []
+        setting_words += [f"fixed {name}" for name in self.fixed]
+        setting_words += [f"no {name}" for name in self.forbid]
+        return " ".join(["kernel", *setting_words])
 
 
 class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,8 +88,10 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.kernel is not None:
             words = self.device, self.kernel.words, self.candidate, self.inputs
             return tuple(filter(None, words))
-        own = self.dtype or "own dtype"
-        return tuple(filter(None, (own, self.device, self.mode, self.candidate, self.inputs)))
+        dtype_text = self.dtype or "own dtype"
+        return tuple(
+            filter(None, (dtype_text, self.device, self.mode, self.candidate, self.inputs))
+        )
 
     def __str__(self) -> str:
         return f"{self.target} ({', '.join(self.settings)})"
@@ -153,7 +155,7 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def worst(self) -> Finding | None:
         """The gravest finding; None if there are no findings."""
-        return max(self.verdict.findings, key=lambda one: one.status.gravity, default=None)
+        return max(self.verdict.findings, key=lambda finding: finding.status.gravity, default=None)
 
 
 def without_verdict(reason: str, advice: str = "") -> Verdict:
@@ -168,13 +170,21 @@ def trimmed(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
     the status of the verdict stays the same.
     """
     counts = Counter(finding.status for finding in verdict.findings)
-    kept: set[int] = set()
+    kept_positions: set[int] = set()
     for status in counts:
-        found = [place for place, one in enumerate(verdict.findings) if one.status is status]
+        status_positions = [
+            position
+            for position, finding in enumerate(verdict.findings)
+            if finding.status is status
+        ]
         if status.passes():
-            found.sort(key=lambda place: -deciding_excess(verdict.findings[place]))
-        kept.update(found[: MOST_FAILING if not status.passes(strict=True) else MOST_PASSING])
-    findings = tuple(one for place, one in enumerate(verdict.findings) if place in kept)
+            status_positions.sort(key=lambda position: -deciding_excess(verdict.findings[position]))
+        kept_positions.update(
+            status_positions[: MOST_FAILING if not status.passes(strict=True) else MOST_PASSING]
+        )
+    findings = tuple(
+        finding for position, finding in enumerate(verdict.findings) if position in kept_positions
+    )
     small = msgspec.structs.replace(verdict, findings=findings)
     return small, {status.value: count for status, count in counts.items()}
 
@@ -225,13 +235,19 @@ def changes(
         whole: whether this sweep is finished; otherwise no row is reported as gone.
     """
     before = {row.run: row for row in earlier}
-    found = [one for row in rows for one in _row_changes(row, before.get(row.run), strict=strict)]
+    row_changes = [
+        row_change
+        for row in rows
+        for row_change in _row_changes(row, before.get(row.run), strict=strict)
+    ]
     if whole:
         now = {row.run for row in rows}
         gone = [row for row in earlier if row.run not in now]
-        found += [RowChange(run=row.run, kind=ChangeKind.GONE, before=row.status) for row in gone]
+        row_changes += [
+            RowChange(run=row.run, kind=ChangeKind.GONE, before=row.status) for row in gone
+        ]
     order = list(ChangeKind)
-    return tuple(sorted(found, key=lambda one: order.index(one.kind)))
+    return tuple(sorted(row_changes, key=lambda row_change: order.index(row_change.kind)))
 
 
 def _row_changes(row: SweepRow, before: SweepRow | None, *, strict: bool) -> Iterator[RowChange]:
@@ -297,7 +313,7 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def newly_wrong(self) -> tuple[RowChange, ...]:
         """The changes that count for the exit code of a sweep against an earlier one."""
-        return tuple(one for one in self.changes if one.fails)
+        return tuple(change for change in self.changes if change.fails)
 
     @property
     def status(self) -> Status:
@@ -322,7 +338,9 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """As for every report; against an earlier sweep, only what is newly wrong counts."""
         if not self.against or len(self.rows) < self.planned:
             return self.status.exit_code(strict=self.strict)
-        codes = {one.now.exit_code(strict=self.strict) for one in self.newly_wrong if one.now}
+        codes = {
+            change.now.exit_code(strict=self.strict) for change in self.newly_wrong if change.now
+        }
         return 1 if 1 in codes else max(codes, default=0)
 
     @property
@@ -344,7 +362,9 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
             same = "unverified" if self.stopped else word
             return f"{same}: {done}; all pass{warning}"
         counts = Counter(row.status for row in failing)
-        words = [f"{counts[one]} {one.value}" for one in reversed(Status) if counts[one]]
+        words = [
+            f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]
+        ]
         return f"{self.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(words)})"
 
     def _repr_html_(self) -> str:
@@ -358,9 +378,10 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def _label_findings(row: SweepRow) -> Verdict:
-    place = str(row.run)
+    run_name = str(row.run)
     findings = [
-        msgspec.structs.replace(one, item=one.item.in_graph(place)) for one in row.verdict.findings
+        msgspec.structs.replace(finding, item=finding.item.in_graph(run_name))
+        for finding in row.verdict.findings
     ]
     return msgspec.structs.replace(row.verdict, findings=tuple(findings))
 
@@ -372,14 +393,16 @@ def sweep_lines(report: SweepReport) -> list[str]:
     """The headline, then the failing runs, then the changes."""
     lines = [report.headline]
     lines += [f"  {row.run}: {row.status.value}; {row_words(row)}" for row in report.failures]
-    lines += [f"  {one.kind.value}: {one.run}{change_words(one)}" for one in report.changes]
+    lines += [
+        f"  {change.kind.value}: {change.run}{change_words(change)}" for change in report.changes
+    ]
     return lines
 
 
 def _changes_headline(report: SweepReport) -> str:
-    counts = Counter(one.kind for one in report.changes)
+    counts = Counter(change.kind for change in report.changes)
     words = [f"{counts[kind]} {kind.value}" for kind in ChangeKind if counts[kind]]
-    wrong = [one.now for one in report.newly_wrong if one.now is not None]
+    wrong = [change.now for change in report.newly_wrong if change.now is not None]
     if not wrong:
         return f"no run is newly wrong ({', '.join(words) or 'nothing changed'})"
     gravest = max(wrong, key=lambda status: status.gravity)
@@ -397,15 +420,15 @@ def row_words(row: SweepRow) -> str:
         return MEANING[worst.status]
     grave = row.counts.get(worst.status.value, 1)
     more = f" and {counted(grave - 1, 'other item')}" if grave > 1 else ""
-    said = f": {worst.reason}" if worst.reason else ""
-    return f"{worst.path}{more}{said}"
+    reason_text = f": {worst.reason}" if worst.reason else ""
+    return f"{worst.path}{more}{reason_text}"
 
 
 def change_words(change: RowChange) -> str:
     """The change, shown after the name of the run."""
     if change.kind is ChangeKind.SLOW:
         return f": {change.seconds_now:.0f} s of processor time, {change.seconds_before:.0f} before"
-    words = [one.value for one in (change.before, change.now) if one is not None]
+    words = [status.value for status in (change.before, change.now) if status is not None]
     return f": {' -> '.join(words)}"
 
 
@@ -414,10 +437,12 @@ def columns(rows: Iterable[SweepRow]) -> tuple[tuple[str, ...], list[tuple[str, 
     settings = list(dict.fromkeys(row.run.settings for row in rows))
     if not settings:
         return (), []
-    common = tuple(one for one in settings[0] if all(one in other for other in settings))
+    common = tuple(
+        setting for setting in settings[0] if all(setting in other for other in settings)
+    )
     return common, settings
 
 
 def column_name(settings: tuple[str, ...], common: tuple[str, ...]) -> str:
     """The name of a column, without the settings that all columns share."""
-    return ", ".join(one for one in settings if one not in common) or "verdict"
+    return ", ".join(setting for setting in settings if setting not in common) or "verdict"

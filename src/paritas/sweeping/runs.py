@@ -55,28 +55,28 @@ def prepare_runs(settings: bytes, *, forks: bool) -> Callable[[Channel], None]:
     Raises:
         CannotForkError: runs must not be forked here.
     """
-    place = msgspec.json.decode(settings, type=RunPlace)
+    run_place = msgspec.json.decode(settings, type=RunPlace)
     if forks:
-        _import_for_all(place)
+        _import_for_all(run_place)
     else:
-        os.environ["OMP_NUM_THREADS"] = str(place.threads)
+        os.environ["OMP_NUM_THREADS"] = str(run_place.threads)
 
     def work(channel: Channel) -> None:
         task = channel.receive(RunTask)
-        message = _verify(place, task, lambda stage: channel.send(RunMessage(stage=str(stage))))
+        message = _verify(run_place, task, lambda stage: channel.send(RunMessage(stage=str(stage))))
         channel.send(message)
 
     return work
 
 
-def _import_for_all(place: RunPlace) -> None:
+def _import_for_all(run_place: RunPlace) -> None:
     if sys.platform != "linux":
         raise CannotForkError(f"paritas does not fork on {sys.platform}")
     import torch
 
     if torch.accelerator.is_available():
         raise CannotForkError("accelerators do not survive a fork")
-    for name in preloaded_modules(place.libraries):
+    for name in preloaded_modules(run_place.libraries):
         with contextlib.suppress(Exception):  # the runs that need it report the error
             importlib.import_module(name)
     torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def _import_for_all(place: RunPlace) -> None:
         # state of a model that can reach it. The first bar would also start a thread.
         sys.modules["tqdm"].tqdm.monitor_interval = 0
         sys.modules["tqdm"].tqdm.get_lock()
-    if place.compiles:
+    if run_place.compiles:
         with contextlib.suppress(Exception):  # the runs report the error
             _compile_once()
     gc.set_threshold(*_COLLECT_RARELY)
@@ -113,16 +113,16 @@ def _compile_once() -> None:
 # --- A run ----------------------------------------------------------------------------------------
 
 
-def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> RunMessage:
+def _verify(run_place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> RunMessage:
     try:
         tell("importing torch")
         import torch
 
         from paritas.core.torch_private.compile_time import quick_compiles
 
-        torch.set_num_threads(place.threads)
+        torch.set_num_threads(run_place.threads)
         with quick_compiles():  # the same code, in less time
-            verdict, seen = verify_run(task.run, tell)
+            verdict, library_versions = verify_run(task.run, tell)
     except MemoryError as error:
         return _raised(RunEnd.OUT_OF_MEMORY, in_one_line(error), "use smaller inputs")
     except ParitasError as error:
@@ -136,7 +136,7 @@ def _verify(place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> RunM
         ended = RunEnd.OUT_OF_MEMORY if is_memory else RunEnd.RAISED
         return _raised(ended, reason, "the end of its log has the traceback")
     small, counts = trimmed(verdict)
-    return RunMessage(ended=RunEnd.VERDICT, verdict=small, counts=counts, versions=seen)
+    return RunMessage(ended=RunEnd.VERDICT, verdict=small, counts=counts, versions=library_versions)
 
 
 def _raised(ended: RunEnd, reason: str, advice: str = "") -> RunMessage:
@@ -161,8 +161,8 @@ _OWN = (
 
 def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
     """The modules that a process imports before it forks runs."""
-    found = [name for library in libraries for name in _LIBRARIES.get(library, ())]
-    return (*(_OWN if own else ()), *found)
+    names = [name for library in libraries for name in _LIBRARIES.get(library, ())]
+    return (*(_OWN if own else ()), *names)
 
 
 def _options_of(run: SweepRun) -> CandidateOptions:
@@ -265,5 +265,7 @@ def _device_versions(device: str) -> dict[str, str]:
 
 def libraries_of(runs: Iterable[SweepRun]) -> tuple[str, ...]:
     """What is imported before runs are forked: `hf`, `timm`, `kernels` ..."""
-    known = {KERNELS if run.kernel is not None else run.target.partition(":")[0] for run in runs}
-    return tuple(sorted(name for name in known if preloaded_modules((name,), own=False)))
+    library_names = {
+        KERNELS if run.kernel is not None else run.target.partition(":")[0] for run in runs
+    }
+    return tuple(sorted(name for name in library_names if preloaded_modules((name,), own=False)))

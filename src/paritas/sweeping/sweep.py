@@ -120,7 +120,7 @@ def sweep(
     began, start = dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), time.monotonic()
     with SweepJournal(folder, runs, processes.versions(), restart=options.restart) as journal:
         check_writable(folder / REPORT_JSON)
-        left = [task for task in tasks if task.run not in journal.rows]
+        remaining_tasks = [task for task in tasks if task.run not in journal.rows]
         stopped, why = "", ""
 
         def show_progress(running: Iterable[SweepRun]) -> None:
@@ -132,16 +132,20 @@ def sweep(
                 options.on_progress(step)
 
         try:
-            runner = _run_all(left, folder, options.executor, options.jobs, show_progress)
-            with contextlib.closing(runner) as found:
-                for row in found:
+            runner = _run_all(
+                remaining_tasks, folder, options.executor, options.jobs, show_progress
+            )
+            with contextlib.closing(runner) as finished_rows:
+                for row in finished_rows:
                     journal.add(row)
         except KeyboardInterrupt:
             stopped = INTERRUPT
         except ClusterLostError as error:
             stopped, why = CLUSTER_LOST, str(error)
         rows = tuple(journal.rows[run] for run in runs if run in journal.rows)
-        known = f"{journal.resumed} of {len(tasks)} rows are from before this sweep was resumed"
+        resumed_note = (
+            f"{journal.resumed} of {len(tasks)} rows are from before this sweep was resumed"
+        )
         report = SweepReport(
             rows=rows,
             planned=len(tasks),
@@ -154,7 +158,7 @@ def sweep(
             changes=()
             if earlier is None
             else changes(rows, earlier, strict=options.strict, whole=not stopped),
-            notes=(*((known,) if journal.resumed else ()), *((why,) if why else ())),
+            notes=(*((resumed_note,) if journal.resumed else ()), *((why,) if why else ())),
         )
         write_report(folder, report)
         if not stopped:
@@ -192,16 +196,18 @@ def _run_all(
         elif isinstance(spec, str) and not spec.startswith("dask://"):
             raise UsageError(f"executor={spec!r}: use {LOCAL}, dask://host:port, or an executor")
         executor, workers = stack.enter_context(executor_of(spec, jobs))
-        place = _place_of(tasks, folder, workers, local=local)
-        code = None if local else places.pack_code((task.run for task in tasks), place.paths)
+        run_place = _place_of(tasks, folder, workers, local=local)
+        code = None if local else places.pack_code((task.run for task in tasks), run_place.paths)
         running: dict[SweepRun, None] = {}
         orders = _started(
-            (RunOrder(task=task, place=place, code=code) for task in tasks), running, show_progress
+            (RunOrder(task=task, place=run_place, code=code) for task in tasks),
+            running,
+            show_progress,
         )
         if local:
-            stack.callback(processes.stop_servers, place.sweep)
+            stack.callback(processes.stop_servers, run_place.sweep)
         else:
-            stack.callback(tell_workers, executor, processes.stop_servers, place.sweep)
+            stack.callback(tell_workers, executor, processes.stop_servers, run_place.sweep)
         for order, row in run_batches(
             executor, processes.run_order, orders, ahead=workers, ordered=False
         ):
@@ -328,23 +334,29 @@ class SweepJournal:
         """Read the existing rows; return the position to continue writing at."""
         if not self._path.exists():
             return 0
-        found, rows, length = read_journal(self._path)
-        if found is None:
+        journal_subject, rows, length = read_journal(self._path)
+        if journal_subject is None:
             return 0
-        self._refuse_other(found, subject)
+        self._refuse_other(journal_subject, subject)
         self.rows = {row.run: row for row in rows}
         return length
 
-    def _refuse_other(self, found: SweepSubject, subject: SweepSubject) -> None:
-        was, now = found.versions.get("torch", "none"), subject.versions.get("torch", "none")
+    def _refuse_other(self, sweep_subject: SweepSubject, subject: SweepSubject) -> None:
+        was, now = (
+            sweep_subject.versions.get("torch", "none"),
+            subject.versions.get("torch", "none"),
+        )
         if was != now:
             raise UsageError(
                 f"{str(self._path.parent)!r} holds a sweep with torch {was}, but this is torch "
                 f"{now}: {_AGAIN}; to compare the two, use another --output and add "
                 f"--against {self._path.parent}"
             )
-        if set(found.runs) != set(subject.runs):
-            more, fewer = set(subject.runs) - set(found.runs), set(found.runs) - set(subject.runs)
+        if set(sweep_subject.runs) != set(subject.runs):
+            more, fewer = (
+                set(subject.runs) - set(sweep_subject.runs),
+                set(sweep_subject.runs) - set(subject.runs),
+            )
             example = min(map(str, more or fewer))
             raise UsageError(
                 f"{str(self._path.parent)!r} holds a sweep of other targets ({len(more)} runs are "
@@ -370,21 +382,21 @@ def read_journal(path: Path) -> tuple[SweepSubject | None, list[SweepRow], int]:
     return subject, rows, length
 
 
-def read_rows(place: Path) -> tuple[SweepRow, ...]:
+def read_rows(path: Path) -> tuple[SweepRow, ...]:
     """Read the rows of an earlier sweep from its folder or its JSON file.
 
     Raises:
         UsageError: there is no sweep, or it is damaged.
     """
-    file = place / REPORT_JSON if place.is_dir() else place
+    file = path / REPORT_JSON if path.is_dir() else path
     try:
-        if place.is_dir() and not file.exists():  # it was killed
-            file = place / JOURNAL
+        if path.is_dir() and not file.exists():  # it was killed
+            file = path / JOURNAL
             return tuple(read_journal(file)[1])
         report = SweepReport.from_json(file.read_bytes())
     except FileNotFoundError:
         raise UsageError(
-            f"--against {str(place)!r}: there is no earlier sweep; use the --output of one"
+            f"--against {str(path)!r}: there is no earlier sweep; use the --output of one"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {str(file)!r}: {error.strerror or error}") from error

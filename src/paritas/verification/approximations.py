@@ -92,7 +92,7 @@ class Settled:
 
 
 def settle_and_locate(
-    call: FailedCall, verdict: Verdict, place: Place | None = None
+    call: FailedCall, verdict: Verdict, location: Place | None = None
 ) -> tuple[Settled, Place | None]:
     """Settle a verdict, and find where the difference starts if there is one.
 
@@ -101,38 +101,40 @@ def settle_and_locate(
     Args:
         call: the call that failed.
         verdict: its verdict.
-        place: where earlier inputs have shown that it starts.
+        location: where earlier inputs have shown that it starts.
     """
-    settled = settle_approximation(call, verdict, place)
-    if place is not None or not wrong_findings(settled.verdict):
-        return settled, place
+    settled = settle_approximation(call, verdict, location)
+    if location is not None or not wrong_findings(settled.verdict):
+        return settled, location
     if settled.is_interrupted:
         call = dataclasses.replace(call, is_interrupted=True)
-    place = find_place(call)
+    location = find_place(call)
     is_open = not settled.shown and not settled.is_visible
-    if place is not None and place.pair is not None and is_open:
-        settled = settle_approximation(call, verdict, place)
-    if place is not None and place.findings and settled.shown:
-        first, *others = place.findings
+    if location is not None and location.pair is not None and is_open:
+        settled = settle_approximation(call, verdict, location)
+    if location is not None and location.findings and settled.shown:
+        first, *others = location.findings
         first = msgspec.structs.replace(first, reason=f"{first.reason}; {settled.shown}")
-        place = dataclasses.replace(place, findings=(first, *others))
-    return settled, place
+        location = dataclasses.replace(location, findings=(first, *others))
+    return settled, location
 
 
-def settle_approximation(call: FailedCall, verdict: Verdict, place: Place | None = None) -> Settled:
+def settle_approximation(
+    call: FailedCall, verdict: Verdict, location: Place | None = None
+) -> Settled:
     """Find out whether a candidate that differs in float64 only is an approximation.
 
     Args:
         call: the call that failed.
         verdict: its verdict.
-        place: where the difference starts, if that is known. Otherwise the whole program is the
+        location: where the difference starts, if that is known. Otherwise the whole program is the
             place if it is small.
     """
     if is_judging_only() or not _is_only_lifted(verdict, call.config):
         return Settled(verdict)
     call.tell("looking for inputs on which the difference is visible natively")
     try:
-        return _settle(call, verdict, place)
+        return _settle(call, verdict, location)
     except KeyboardInterrupt:
         return Settled(_with_note(verdict, _INTERRUPTED), is_interrupted=True)
     except Exception as error:  # noqa: BLE001  (the verdict stands; a note reports it)
@@ -160,13 +162,15 @@ def _is_only_lifted(verdict: Verdict, config: VerifyConfig) -> bool:
     )
 
 
-def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
-    pair = None if place is None else place.pair
-    if place is not None and place.findings and (pair is None or len(place.findings) > 1):
+def _settle(call: FailedCall, verdict: Verdict, location: Place | None) -> Settled:
+    pair = None if location is None else location.pair
+    if location is not None and location.findings and (pair is None or len(location.findings) > 1):
         return Settled(_with_note(verdict, "it does not start in one place that can be called"))
     search = _Search.at(call, pair)
     obstacle = search if isinstance(search, str) else ""
-    if any(_is_visible_by_own_error(call, one, sure=not obstacle) for one in verdict.failures):
+    if any(
+        _is_visible_by_own_error(call, failure, sure=not obstacle) for failure in verdict.failures
+    ):
         return Settled(verdict, is_visible=True)
     if isinstance(search, str) or call.is_interrupted:
         return Settled(_with_note(verdict, obstacle or _INTERRUPTED))
@@ -174,8 +178,8 @@ def _settle(call: FailedCall, verdict: Verdict, place: Place | None) -> Settled:
         return Settled(verdict, is_visible=True)
     native = _native_verdict(call, verdict.failures[0].item.inputs)
     if not native.passed:
-        known = {finding.item for finding in verdict.failures}
-        others = [finding for finding in native.failures if finding.item not in known]
+        items = {finding.item for finding in verdict.failures}
+        others = [finding for finding in native.failures if finding.item not in items]
         why = f"natively, {others[0].path} differs as well: {others[0].reason}" if others else ""
         return Settled(_with_note(verdict, why) if why else verdict, is_visible=True)
     outcome = search.run()
@@ -197,12 +201,16 @@ def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) 
     pair = _native_pair(call, finding.item)
     if pair is None or call.compared is None or (sure and not call.compared[0].is_smooth):
         return False
-    value, mine = pair
+    value, candidate_value = pair
     arbiter = ItemEvidence(call.compared[0], finding.item.during(0, 0)).arbiter()
-    if arbiter is None or mine.shape != value.shape or value.dtype is not mine.dtype:
+    if (
+        arbiter is None
+        or candidate_value.shape != value.shape
+        or value.dtype is not candidate_value.dtype
+    ):
         return False
-    value, mine = value.to(arbiter.device), mine.to(arbiter.device)
-    if nonfinite_mismatch(value, mine) is not None:
+    value, candidate_value = value.to(arbiter.device), candidate_value.to(arbiter.device)
+    if nonfinite_mismatch(value, candidate_value) is not None:
         return not sure
     unit = unit_roundoff(value.dtype)
     noise = Noise(
@@ -212,7 +220,9 @@ def _is_visible_by_own_error(call: FailedCall, finding: Finding, *, sure: bool) 
         own=criterion.own_noise(value, arbiter),
         reference=value,
     )
-    return criterion.score(mine, arbiter, noise).score.excess > (PLAINLY if sure else 1.0)
+    return criterion.score(candidate_value, arbiter, noise).score.excess > (
+        PLAINLY if sure else 1.0
+    )
 
 
 def _is_visible(call: FailedCall, finding: Finding) -> bool:
@@ -229,14 +239,14 @@ def _is_visible(call: FailedCall, finding: Finding) -> bool:
     demand.settled |= {(0, other) for other, _ in first.items() if other != item}
     about = ItemEvidence(evidence, item, demand=demand)
     findings, _ = judge_pair(Pair(item, *pair, about), Checks(checkers=call.config.checkers))
-    return not all(one.status.passes() for one in findings)
+    return not all(native_finding.status.passes() for native_finding in findings)
 
 
 def _native_pair(call: FailedCall, item: Item) -> tuple[Tensor, Tensor] | None:
     """The value of both sides in their first call, if both have one."""
     if call.compared is None:
         return None
-    left, right = (one.value(item.during(0, 0)) for one in call.compared[1:])
+    left, right = (observation.value(item.during(0, 0)) for observation in call.compared[1:])
     both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
     return (left, right) if both else None
 
@@ -245,15 +255,15 @@ def _native_verdict(call: FailedCall, number: int) -> Verdict:
     """The verdict on the given inputs without a lifted run."""
     from paritas.verification.verify import Verification
 
-    one = Verification(
+    verification = Verification(
         call.reference, call.candidate, call.inputs, call.config, number, call.tell, lifts=False
     )
-    one.rng = call.rng
-    given = call.conditions
-    one.conditions = dataclasses.replace(
-        one.conditions, upstream=given.upstream, gradients=given.gradients
+    verification.rng = call.rng
+    conditions = call.conditions
+    verification.conditions = dataclasses.replace(
+        verification.conditions, upstream=conditions.upstream, gradients=conditions.gradients
     )
-    return one.run()
+    return verification.run()
 
 
 # --- What the verdict says ------------------------------------------------------------------------
@@ -445,13 +455,13 @@ class _Search:
 
     def _all_trials(self) -> Generator[Trial | None, None, None]:
         self.planned = 10**6
-        given = SimilarCase("as given", self.inputs)
-        yield self._try(given)
+        similar_case = SimilarCase("as given", self.inputs)
+        yield self._try(similar_case)
         for case in self.similar.over_whole_range():
             yield self._try(case)
         for names, by, words in _weight_changes(self.weights):
             with _scaled_weights([self.weights[name] for name in names], by):
-                yield self._try(given, words)
+                yield self._try(similar_case, words)
         self.planned = 0
         for _ in range(STEPS if self.similar.free_paths else 0):
             if time.monotonic() > self.deadline:
@@ -472,14 +482,14 @@ class _Search:
         if fresh:  # their saved state has other weights
             reference = inspect_subject(reference.call, "reference", "reference")
             candidate = inspect_subject(candidate.call, "candidate", "candidate", reference.state)
-        one = Verification(
+        verification = Verification(
             reference, candidate, case.inputs, self.config, 0, lambda _: None, lifts=False
         )
-        one.rng = self.call.rng
-        verdict = one.run()
-        if one.compared is None:
+        verification.rng = self.call.rng
+        verdict = verification.run()
+        if verification.compared is None:
             return None
-        evidence, _, my_first = one.compared
+        evidence, _, my_first = verification.compared
         return ProgramRuns(candidate, evidence, verdict, my_first)
 
     def _try(self, case: SimilarCase, weights: str = "") -> Trial | None:
@@ -500,23 +510,23 @@ class _Search:
 
 def _shared_weights(reference: Subject, candidate: Subject) -> dict[str, list[Tensor]] | None:
     """The weights of the reference with those of the candidate; None if that lacks one."""
-    theirs = candidate.state.tensors
-    places = {storage_address(tensor) for tensor in theirs.values()}
-    found: dict[str, list[Tensor]] = {}
-    seen: set[int] = set()
+    tensors = candidate.state.tensors
+    places = {storage_address(tensor) for tensor in tensors.values()}
+    shared_weights: dict[str, list[Tensor]] = {}
+    seen_addresses: set[int] = set()
     for name, tensor in reference.state.tensors.items():
-        place = storage_address(tensor)
-        if not is_inexact(tensor) or place in seen or not tensor.numel():
+        address = storage_address(tensor)
+        if not is_inexact(tensor) or address in seen_addresses or not tensor.numel():
             continue
-        seen.add(place)
-        twin = theirs.get(name)
-        if place in places:
-            found[name] = [tensor]
+        seen_addresses.add(address)
+        twin = tensors.get(name)
+        if address in places:
+            shared_weights[name] = [tensor]
         elif twin is not None and twin.dtype is tensor.dtype and bitwise_equal(tensor, twin):
-            found[name] = [tensor, twin]
+            shared_weights[name] = [tensor, twin]
         else:
             return None
-    return found
+    return shared_weights
 
 
 def _weight_changes(weights: dict[str, list[Tensor]]) -> Iterator[tuple[list[str], float, str]]:

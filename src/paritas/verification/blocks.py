@@ -103,7 +103,11 @@ class _WholeVerification(Verification):
         self.conditions = plain
         self.mine = self._run_candidate(len(self.natives))
         self.intruded = self._intrusions()
-        changing = {name for seen in (*self.natives, *self.mine) for name in seen.changed_state}
+        changing = {
+            name
+            for observation in (*self.natives, *self.mine)
+            for name in observation.changed_state
+        }
         conditions = dataclasses.replace(plain, changing=frozenset(changing))
         self.program = _WholeProgram(
             self.reference, self.inputs, self.rng, conditions, len(self.natives)
@@ -121,24 +125,24 @@ class _WholeVerification(Verification):
 
     def compare(self, noise: ComposedNoise) -> CollectedFindings:
         """Compare the first calls, and the candidate's second call."""
-        first, mine = self.natives[0], self.mine
+        first, candidate_calls = self.natives[0], self.mine
         evidence = Evidence(self.program, self.natives, self.config.seed)
-        by_order = self._goes_by_order(first, mine[0])
+        by_order = self._goes_by_order(first, candidate_calls[0])
         sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
         if by_order:
-            mine = sides.named(mine)
+            candidate_calls = sides.named(candidate_calls)
         comparer = _WholeComparer(noise, sides, self.config, 0, self._shown(CALL))
-        collected = comparer.compare(first, mine[0])
+        collected = comparer.compare(first, candidate_calls[0])
         collected.take(self.intruded)
         if self.repeats:
-            collected.take(self._compare_second(sides, Demand(), self.natives, mine))
-        elif len(mine) > 1:
+            collected.take(self._compare_second(sides, Demand(), self.natives, candidate_calls))
+        elif len(candidate_calls) > 1:
             second = self._shown(CALL, call=2)
             last = self.natives[-1]
             comparer = _WholeComparer(noise, sides, self.config, len(self.natives) - 1, second)
-            collected.take(comparer.compare(last, mine[1]))
+            collected.take(comparer.compare(last, candidate_calls[1]))
         if self.config.verify_aliasing:
-            collected.take(self._compare_memory(mine[0]))
+            collected.take(self._compare_memory(candidate_calls[0]))
         collected.notes += evidence.notes
         if collected.passes and first.error is None:
             self._compare_last(noise, sides, collected)
@@ -155,8 +159,8 @@ class _WholeVerification(Verification):
         # If something changed the reference, the noise around the first run contains that change.
         quiet = dataclasses.replace(self.config, verify_rng=False)
         comparer = _WholeComparer(noise.around(last), sides, quiet, 0, CALL)
-        found = comparer.compare(first, last).findings
-        moved = [finding.item for finding in found if not finding.status.passes()]
+        findings = comparer.compare(first, last).findings
+        moved = [finding.item for finding in findings if not finding.status.passes()]
         self._report_moved(collected, moved)
 
 
@@ -179,8 +183,12 @@ class _WholeComparer(Comparer):
         return ComposedEvidence(self.noise, item, native, self.evidence.unit)
 
     def _compare_item(self, item: Item, left: Any, right: Any) -> None:
-        whole = self.sides.reference.state.lent.get(item.name)
-        is_sketch = item.kind.is_gradient and whole is not None and whole.numel() > MOST_KEPT
+        full_parameter = self.sides.reference.state.lent.get(item.name)
+        is_sketch = (
+            item.kind.is_gradient
+            and full_parameter is not None
+            and full_parameter.numel() > MOST_KEPT
+        )
         if not is_sketch:
             super()._compare_item(item, left, right)
             return
@@ -194,7 +202,7 @@ class _WholeComparer(Comparer):
             reason = finding.reason
             if not finding.status.passes():
                 reason = f"{reason} (its sketch was compared: {left.numel()} random sums)"
-            shape = None if whole is None else tuple(whole.shape)
+            shape = None if full_parameter is None else tuple(full_parameter.shape)
             self.out.findings[position] = msgspec.structs.replace(
                 finding, shape=shape, reason=reason, metrics=None
             )
@@ -238,17 +246,17 @@ class BlocksCheck:
         if isinstance(candidate, ForeignProgram):
             raise UsageError(f"by='blocks' cannot enter a candidate of {candidate.name}")
         blocks = require_blocks(ours, patterns, "reference")
-        theirs = dict(reachable_modules(candidate, original_of))
-        known = named_modules(theirs)
+        candidate_modules = dict(reachable_modules(candidate, original_of))
+        modules_by_name = named_modules(candidate_modules)
         for name in blocks:
-            if name not in known:
+            if name not in modules_by_name:
                 raise UsageError(
                     f"by='blocks' needs blocks of the same names on both sides: the candidate has "
                     f"no module {name}"
                 )
         self.reference = Side(reference, reference, ours, blocks)
-        others = {name: known[name] for name in blocks}
-        self.candidate = Side(candidate, uncompiled(candidate), theirs, others)
+        others = {name: modules_by_name[name] for name in blocks}
+        self.candidate = Side(candidate, uncompiled(candidate), candidate_modules, others)
         self.config = dataclasses.replace(config, raise_on_mismatch=False)
         self.tell = tell
         self.failed: list[FailedPair] = []
@@ -293,18 +301,18 @@ class _OneCheck:
         config = dataclasses.replace(
             self.config, verify_input_gradients=False, verify_double_backward=False
         )
-        whole = _WholeVerification(
+        whole_verification = _WholeVerification(
             reference, candidate, self.inputs, config, self.number, check.tell
         )
         recorder = Recorder(check.reference.blocks)
-        whole.run_both(recorder)
+        whole_verification.run_both(recorder)
         if not self.config.enabled:
             note = "comparison was switched off (enabled=False); both sides ran"
             return Verdict(coverage=Coverage(), notes=(note,), enabled=False)
         if self._report_changed(prints):
             return self._verdict(recorder)
         try:
-            self._check_all(whole, recorder)
+            self._check_all(whole_verification, recorder)
         except KeyboardInterrupt:
             if not wrong_findings(self.out.verdict(strict=self.config.strict)):
                 raise
@@ -313,26 +321,31 @@ class _OneCheck:
         self._report_changed(prints)
         return self._verdict(recorder)
 
-    def _check_all(self, whole: _WholeVerification, recorder: Recorder) -> None:
+    def _check_all(self, whole_verification: _WholeVerification, recorder: Recorder) -> None:
         """Check the pieces, then the whole model at the noise that the pieces have."""
-        if whole.natives[0].error is None:
-            self._check_pieces(whole, recorder)
+        if whole_verification.natives[0].error is None:
+            self._check_pieces(whole_verification, recorder)
 
         def shaken(seed: int) -> Observation:
             watch = Shaken(self.check.reference.blocks, self.errors, seed)
-            return whole.once.run(RunOptions(watch=watch))[0]
+            return whole_verification.once.run(RunOptions(watch=watch))[0]
 
-        noise = ComposedNoise(shaken, whole.natives[0], self.config.seed, self.check.tell)
-        collected = whole.compare(noise)
-        if whole.natives[0].error is None and whole.natives[0].gradient_error is None:
-            self._check_sums(whole, noise)
+        noise = ComposedNoise(
+            shaken, whole_verification.natives[0], self.config.seed, self.check.tell
+        )
+        collected = whole_verification.compare(noise)
+        if (
+            whole_verification.natives[0].error is None
+            and whole_verification.natives[0].gradient_error is None
+        ):
+            self._check_sums(whole_verification, noise)
         self.out.take(collected)
 
     # --- The pieces -------------------------------------------------------------------------------
 
-    def _check_pieces(self, whole: _WholeVerification, recorder: Recorder) -> None:
-        keeps_errors = not whole.is_identical
-        self.repeats = whole.repeats
+    def _check_pieces(self, whole_verification: _WholeVerification, recorder: Recorder) -> None:
+        keeps_errors = not whole_verification.is_identical
+        self.repeats = whole_verification.repeats
         calls = recorder.cut_calls()
         rest = Rest(self.check.reference, self.check.candidate, self.inputs, calls)
         try:
@@ -355,7 +368,7 @@ class _OneCheck:
             self._tell(done, len(todo) + 1)
             self._check_block(call, rest, keeps_errors=keeps_errors)
         self._tell(len(todo), len(todo) + 1)
-        self._check_rest(rest, whole)
+        self._check_rest(rest, whole_verification)
 
     @property
     def _piece_config(self) -> VerifyConfig:
@@ -376,7 +389,7 @@ class _OneCheck:
 
     def _check_block(self, call: BlockCall, rest: Rest, *, keeps_errors: bool) -> None:
         """Verify one call of a block, and release what is not needed any more."""
-        ours, theirs = (
+        ours, candidate_block = (
             self.check.reference.blocks[call.name],
             self.check.candidate.blocks[call.name],
         )
@@ -384,17 +397,17 @@ class _OneCheck:
         upstream = call.upstream_gradients()
         inputs = call.inputs()
         config = dataclasses.replace(self._piece_config, verify_input_gradients=False)
-        with call.around.around(), _entered(call, ours, theirs):
-            one = self._verify_piece(
-                _Piece(label, call.name), (ours, self.check.candidate.like(theirs)), inputs,
-                call.draws[0], upstream, config,
+        with call.around.around(), _entered(call, ours, candidate_block):
+            verification = self._verify_piece(
+                _Piece(label, call.name), (ours, self.check.candidate.like(candidate_block)),
+                inputs, call.draws[0], upstream, config,
             )  # fmt: skip
-            if one is None:
+            if verification is None:
                 return
-            evidence = one.evidence
+            evidence = verification.evidence
             if evidence is None or evidence.native[0].error is not None:
                 return
-            self._check_replay(label, call, one)
+            self._check_replay(label, call, verification)
             call.keep_returned(evidence.native[0])
             arbiter = evidence.arbiter() if keeps_errors else None
         if arbiter is not None:
@@ -423,62 +436,70 @@ class _OneCheck:
             detached = map_leaves([list(inputs.args), inputs.kwargs], _detached)
             inputs = Inputs(tuple(detached[0]), detached[1])
         rng.restore()
-        one = Verification(reference, candidate, inputs, config, 0, lambda _: None)
-        one.runs_again_later = True
-        one.conditions = dataclasses.replace(
-            one.conditions,
+        verification = Verification(reference, candidate, inputs, config, 0, lambda _: None)
+        verification.runs_again_later = True
+        verification.conditions = dataclasses.replace(
+            verification.conditions,
             upstream=upstream,
-            gradients=one.conditions.gradients and bool(upstream),
+            gradients=verification.conditions.gradients and bool(upstream),
         )
         with warnings.catch_warnings():
             # Dynamo reads the gradients of all inputs; those of a block need not be leaves.
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-            verdict = one.run()
-            settled, place = settle_and_locate(self._failed_call(one, verdict), verdict)
+            verdict = verification.run()
+            settled, failure_place = settle_and_locate(
+                self._failed_call(verification, verdict), verdict
+            )
             verdict = settled.verdict
-            if place is not None and not verdict.passed:
-                verdict = add_place(verdict, place)
+            if failure_place is not None and not verdict.passed:
+                verdict = add_place(verdict, failure_place)
         self._take(verdict, piece, names or {})
         if not verdict.passed and len(self.check.failed) == 0 and not names:
             shown = [] if settled.inputs is None else [settled.inputs]
             self.check.failed.append(FailedPair(*pair, [*shown, inputs]))
-        if one.evidence is not None:
-            self._add_gradients(reference, one.evidence.native[0])
-        is_search_over = place is not None and place.is_interrupted
-        if one.is_interrupted or settled.is_interrupted or is_search_over:
+        if verification.evidence is not None:
+            self._add_gradients(reference, verification.evidence.native[0])
+        is_search_over = failure_place is not None and failure_place.is_interrupted
+        if verification.is_interrupted or settled.is_interrupted or is_search_over:
             raise KeyboardInterrupt  # after the findings about this piece
-        return one
+        return verification
 
-    def _check_rest(self, rest: Rest, whole: _WholeVerification) -> None:
+    def _check_rest(self, rest: Rest, whole_verification: _WholeVerification) -> None:
         """Verify what lies between the blocks, as one program."""
         inputs = rest.inputs()
-        upstream = rest.upstream(whole.natives[0], whole.conditions)
+        upstream = rest.upstream(whole_verification.natives[0], whole_verification.conditions)
         config = self._piece_config
         with rest.cut() as pair:
-            one = self._verify_piece(
+            verification = self._verify_piece(
                 _Piece(BETWEEN),
                 pair,
                 inputs,
                 self.rng,
                 upstream,
                 config,
-                rest.names(whole.natives[0]),
+                rest.names(whole_verification.natives[0]),
             )
-            if one is None or one.evidence is None or one.evidence.native[0].error is not None:
+            if (
+                verification is None
+                or verification.evidence is None
+                or verification.evidence.native[0].error is not None
+            ):
                 return
-            expected = rest.expected(whole.natives[0])
-            self._check_values(BETWEEN, expected, one)
+            expected = rest.expected(whole_verification.natives[0])
+            self._check_values(BETWEEN, expected, verification)
 
     # --- Is the model the sum of its pieces? ------------------------------------------------------
 
-    def _check_replay(self, label: str, call: BlockCall, one: Verification) -> None:
+    def _check_replay(self, label: str, call: BlockCall, verification: Verification) -> None:
         """Check that a block alone computes what it computed inside of the model."""
         returned = flattened(bring_back(call.result), OUTPUT).leaves
         expected = {output(path): leaf for path, leaf in returned.items()}
-        self._check_values(label, expected, one)
+        self._check_values(label, expected, verification)
 
-    def _check_values(self, label: str, expected: Mapping[Item, Any], one: Verification) -> None:
-        evidence = one.evidence
+    def _check_values(
+        self, label: str, expected: Mapping[Item, Any], verification: Verification
+    ) -> None:
+        evidence = verification.evidence
         if evidence is None:
             return
         native = evidence.native[0]
@@ -499,21 +520,25 @@ class _OneCheck:
         for name, parameter in subject.state.tensors.items():
             value = native.gradients.get(gradient(name))
             if value is not None:
-                kept = keep_gradient(value).double()
-                known = self.summed.get(id(parameter))
-                total = kept if known is None else known[0] + kept
+                gradient_copy = keep_gradient(value).double()
+                earlier_sum = self.summed.get(id(parameter))
+                total = gradient_copy if earlier_sum is None else earlier_sum[0] + gradient_copy
                 self.summed[id(parameter)] = total, parameter
 
-    def _check_sums(self, whole: _WholeVerification, noise: ComposedNoise) -> None:
+    def _check_sums(self, whole_verification: _WholeVerification, noise: ComposedNoise) -> None:
         """Check that the gradients of the whole model are the sums of those of its pieces."""
-        first = whole.natives[0]
-        state = whole.reference.state
+        first = whole_verification.natives[0]
+        state = whole_verification.reference.state
         for name, parameter in {**state.lent, **state.tensors}.items():
             value = first.gradients.get(gradient(name))
             if value is None or not bool((value != 0).any()):
                 continue
-            known = self.summed.get(id(parameter))
-            total = torch.zeros_like(value, dtype=torch.float64) if known is None else known[0]
+            summed_gradient = self.summed.get(id(parameter))
+            total = (
+                torch.zeros_like(value, dtype=torch.float64)
+                if summed_gradient is None
+                else summed_gradient[0]
+            )
             if criterion.relative_rms(total - value, value) <= _NEAR:
                 continue
             spread = noise.spread(gradient(name), FEW_RUNS)
@@ -527,11 +552,11 @@ class _OneCheck:
 
     # --- Results ----------------------------------------------------------------------------------
 
-    def _failed_call(self, one: Verification, verdict: Verdict) -> FailedCall:
+    def _failed_call(self, verification: Verification, verdict: Verdict) -> FailedCall:
         """The call of a piece; all pieces share the time for the search."""
         if self.check.located_until is None:
             self.check.located_until = time.monotonic() + self.config.locate_seconds
-        call = one.failed_call(verdict)
+        call = verification.failed_call(verdict)
         return dataclasses.replace(call, deadline=self.check.located_until, tell=self.check.tell)
 
     def _take(self, verdict: Verdict, piece: _Piece, names: Mapping[str, str]) -> None:
@@ -560,7 +585,9 @@ class _OneCheck:
         self.out.compared += verdict.coverage.compared
         for skipped in verdict.coverage.skipped:
             self.skipped[skipped].append(label)
-        self.out.unmatched += [f"{label}: {one}" for one in verdict.coverage.unmatched]
+        self.out.unmatched += [
+            f"{label}: {unmatched_name}" for unmatched_name in verdict.coverage.unmatched
+        ]
         for note in verdict.notes:
             self.notes[note].append(label)
 
@@ -608,17 +635,17 @@ def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> boo
 @contextlib.contextmanager
 def _entered(call: BlockCall, *blocks: nn.Module) -> Iterator[None]:
     """Give blocks the buffers that the reference's had before a later call."""
-    kept: list[tuple[Tensor, Tensor]] = []
+    saved_buffers: list[tuple[Tensor, Tensor]] = []
     try:
         for block in blocks:
             for name, buffer in block.named_buffers():
-                known = call.buffers.get(name.replace("_orig_mod.", ""))
-                if known is not None:
-                    kept.append((buffer, buffer.detach().clone()))
-                    buffer.detach().copy_(known.back())
+                earlier_buffer = call.buffers.get(name.replace("_orig_mod.", ""))
+                if earlier_buffer is not None:
+                    saved_buffers.append((buffer, buffer.detach().clone()))
+                    buffer.detach().copy_(earlier_buffer.back())
         yield
     finally:
-        for buffer, value in reversed(kept):
+        for buffer, value in reversed(saved_buffers):
             buffer.detach().copy_(value)
 
 
@@ -631,11 +658,11 @@ class _Fingerprints:
             for subject in subjects
             for name, parameter in subject.state.lent.items()
         }
-        self.before = {name: _bits(one) for name, one in self.parameters.items()}
+        self.before = {name: _bits(parameter) for name, parameter in self.parameters.items()}
 
     def changed(self) -> list[str]:
         """The names of the parameters that have changed since the last time."""
-        now = {name: _bits(one) for name, one in self.parameters.items()}
+        now = {name: _bits(parameter) for name, parameter in self.parameters.items()}
         changed = [name for name, bits in now.items() if bits != self.before[name]]
         self.before = now
         return changed

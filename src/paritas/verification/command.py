@@ -86,7 +86,12 @@ class VerifyOptions(CandidateOptions):
 @format_options
 @click.pass_context
 def verify(
-    ctx: click.Context, /, factory: str, json_path: Path | None, form: OutputFormat, **given: Any
+    ctx: click.Context,
+    /,
+    factory: str,
+    json_path: Path | None,
+    form: OutputFormat,
+    **option_values: Any,
 ) -> None:
     """Compare a model with its compiled form.
 
@@ -98,7 +103,7 @@ def verify(
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    options = VerifyOptions(**given)
+    options = VerifyOptions(**option_values)
     if options.candidate is not None:
         replaced = f"--candidate {options.candidate!r}, which replaces torch.compile"
         refuse(ctx, _COMPILES, f"cannot be combined with {replaced}")
@@ -125,13 +130,13 @@ def _shrink_arguments(factory: str, options: VerifyOptions) -> list[str]:
     """The arguments of `paritas shrink` for the same programs; none if it cannot build them."""
     if options.candidate is not None or options.device is not None:
         return []
-    given = {
+    flag_values = {
         "--inputs": options.inputs,
         "--backend": None if options.backend == "inductor" else options.backend,
         "--mode": options.mode,
         "--dtype": options.dtype,
     }
-    arguments = [part for name, value in given.items() if value for part in (name, value)]
+    arguments = [part for name, value in flag_values.items() if value for part in (name, value)]
     if options.dynamic is not None:
         arguments.append("--dynamic" if options.dynamic else "--no-dynamic")
     return [factory, *arguments, *(["--train"] if options.train else [])]
@@ -148,7 +153,7 @@ def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
         tell(f"building {factory}")
         model, inputs = build_reference(factory, options)
         candidate = build_candidate(model, inputs, options)
-        asked = subjects.VerifyConfig(
+        verify_config = subjects.VerifyConfig(
             verify_gradients=False if options.no_gradients else None,
             lift=not options.no_lift,
             strict=options.strict,
@@ -160,7 +165,7 @@ def _run_verify(factory: str, options: VerifyOptions) -> Verdict:
             inputs,
             model,
             candidate,
-            asked,
+            verify_config,
             by=by,
             blocks=options.blocks or None,
             on_progress=tell,

@@ -33,12 +33,12 @@ def locate_failure(call: FailedCall) -> Place:
         return _locate_in_source(call)
     from paritas.core.compiled.locate_compiled import as_written, locate_compiled
 
-    place = locate_compiled(call)
+    compiled_place = locate_compiled(call)
     written = as_written(call)
-    if place.findings or written is None or is_over(call):
-        return place
+    if compiled_place.findings or written is None or is_over(call):
+        return compiled_place
     source = _locate_in_source(written)
-    return source if source.findings else place
+    return source if source.findings else compiled_place
 
 
 def _locate_in_source(call: FailedCall) -> Place:
@@ -86,12 +86,12 @@ def gather_places(verdict: Verdict) -> Verdict:
     A piece is checked on the reference's inputs, so what fails in another piece is not a result.
     """
     wrong = [finding for finding in verdict.findings if finding.status.is_wrong]
-    whole = {finding.path for finding in wrong if not finding.item.graph}
+    paths = {finding.path for finding in wrong if not finding.item.graph}
     places = tuple(finding for finding in wrong if finding.origin is not None)
     pieces = tuple(finding for finding in wrong if finding.item.graph and not finding.cause)
     others = {finding.path: "" for finding in pieces}
     reason = ""
-    if whole and not pieces:
+    if paths and not pieces:
         reason = (
             "each piece computes what the reference's does, so the difference is in what the "
             "candidate does across pieces"
@@ -99,28 +99,30 @@ def gather_places(verdict: Verdict) -> Verdict:
     return add_place(verdict, Place(findings=places, causes=others, reason=reason))
 
 
-def add_place(verdict: Verdict, place: Place) -> Verdict:
+def add_place(verdict: Verdict, located_place: Place) -> Verdict:
     """Put the places first, and the failures that result from them after them."""
-    located = reconsider(place.findings, functools.partial(_rule_on_gravity, verdict.status))
+    located = reconsider(
+        located_place.findings, functools.partial(_rule_on_gravity, verdict.status)
+    )
     first = located[0].path if located else ""
-    known = {finding.path for finding in located}
-    rest = [finding for finding in verdict.findings if finding.path not in known]
+    paths = {finding.path for finding in located}
+    rest = [finding for finding in verdict.findings if finding.path not in paths]
     findings = [
-        _caused_by(place.causes.get(finding.path, first), finding)
+        _caused_by(located_place.causes.get(finding.path, first), finding)
         if finding.status.is_wrong and not finding.cause
         else finding
         for finding in rest
     ]
     notes = verdict.notes
-    if place.reason:
-        advice = f"; to find it: {place.command}" if place.command else ""
-        notes = (*notes, f"where it starts is not known: {place.reason}{advice}")
+    if located_place.reason:
+        advice = f"; to find it: {located_place.command}" if located_place.command else ""
+        notes = (*notes, f"where it starts is not known: {located_place.reason}{advice}")
     return msgspec.structs.replace(verdict, findings=(*located, *findings), notes=notes)
 
 
-def _caused_by(place: str, finding: Finding) -> Finding:
+def _caused_by(cause: str, finding: Finding) -> Finding:
     """A failure that results from a place; what kind of wrong it is, is said there."""
-    return without_kind(msgspec.structs.replace(finding, cause=place)) if place else finding
+    return without_kind(msgspec.structs.replace(finding, cause=cause)) if cause else finding
 
 
 def _rule_on_gravity(most: Status, finding: Finding) -> Ruling | None:

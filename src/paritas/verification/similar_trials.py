@@ -147,8 +147,8 @@ class TrialJudge:
     def _native(self) -> Trial:
         failures = self.verdict.failures
         if failures:
-            made = self._make(math.inf, failures[0].item, None, _how_visible(failures[0]))
-            return dataclasses.replace(made, is_native=True)
+            trial = self._make(math.inf, failures[0].item, None, _how_visible(failures[0]))
+            return dataclasses.replace(trial, is_native=True)
         scores = [(f.native, f.item) for f in self.verdict.findings if f.native is not None]
         if not scores:
             return self._make(0.0, Item(), None, "")
@@ -177,21 +177,21 @@ class TrialJudge:
         arbiter, lifted = about.arbiter(), about.lifted()
         if arbiter is None or lifted is None:
             return self._make(math.inf, item, None, "it has no value in float64")
-        mine = self.mine.value(item)
-        if mine is None:  # gradients that a compiled program has in float64 only
-            mine = lifted.to(value.dtype)
-        if mine.shape != value.shape:
+        candidate_value = self.mine.value(item)
+        if candidate_value is None:  # gradients that a compiled program has in float64 only
+            candidate_value = lifted.to(value.dtype)
+        if candidate_value.shape != value.shape:
             return self._make(math.inf, item, None, "the candidate has no such value")
         factor = shared_factor(lifted, arbiter, value.dtype)
-        arbiter, lifted = _as_native(arbiter, lifted, value, mine)
+        arbiter, lifted = _as_native(arbiter, lifted, value, candidate_value)
         if nonfinite_mismatch(arbiter, lifted) is not None:
             return self._make(math.inf, item, None, "one side is not finite")
         accuracy = accuracy_of(value.dtype)
         unit = unit_roundoff(accuracy)
         noise = Noise(unit=unit, step=smallest_step(accuracy), inner=unit)
         if accuracy is value.dtype:
-            own = criterion.own_noise(value, arbiter)
-            noise = dataclasses.replace(noise, own=own, reference=value)
+            own_noise = criterion.own_noise(value, arbiter)
+            noise = dataclasses.replace(noise, own=own_noise, reference=value)
         score = criterion.score(lifted, arbiter, noise).score
         # Perturbed runs show noise that the reference's own error does not.
         if measures and _ratio(score) > NEAR:
@@ -202,9 +202,9 @@ class TrialJudge:
             f"in float64 off by {score.max_z:.3g} times the noise of {dtype_name(accuracy)}, "
             f"{rms:.3g} times on average"
         )
-        ratio = max(ratio, _systematic_units(arbiter, lifted, value, mine) / MOST_Z)
-        made = self._make(ratio, item, score.index, how)
-        return dataclasses.replace(made, factor=factor)
+        ratio = max(ratio, _systematic_units(arbiter, lifted, value, candidate_value) / MOST_Z)
+        trial = self._make(ratio, item, score.index, how)
+        return dataclasses.replace(trial, factor=factor)
 
     def _may_be_weaker(self) -> bool:
         """Whether the rounding of the candidate itself can be measured."""
@@ -223,13 +223,15 @@ class TrialJudge:
 
     def _passes_with_own_noise(self) -> bool:
         """Whether the candidate's native values pass with the noise of its own rounding."""
-        mine = self._own()
+        candidate_evidence = self._own()
         for finding in self.verdict.failures:
             item = finding.item
-            left, right = (side.native[0].value(item) for side in (self.evidence, mine))
+            left, right = (
+                side.native[0].value(item) for side in (self.evidence, candidate_evidence)
+            )
             if not is_inexact(left) or not is_inexact(right):
                 return False
-            about = ItemEvidence(self.evidence, item, also=(mine,))
+            about = ItemEvidence(self.evidence, item, also=(candidate_evidence,))
             right = _without_edges(left, right, about.arbiter())
             if nonfinite_mismatch(left, right) is not None:
                 return False
@@ -248,7 +250,7 @@ def accuracy_of(dtype: torch.dtype) -> torch.dtype:
 
 
 def _as_native(
-    arbiter: Tensor, lifted: Tensor, value: Tensor, mine: Tensor
+    arbiter: Tensor, lifted: Tensor, value: Tensor, candidate_value: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The two in float64, with a difference that is no larger than the native one.
 
@@ -258,10 +260,11 @@ def _as_native(
     info = torch.finfo(value.dtype)
     outside = (arbiter.abs() > info.max) | ~torch.isfinite(value)
     outside |= _differ_below_normal(arbiter, lifted, value.dtype)
-    own, native = (
-        (side.to(arbiter.device).to(arbiter.dtype) - arbiter).abs() for side in (value, mine)
+    reference_error, native = (
+        (side.to(arbiter.device).to(arbiter.dtype) - arbiter).abs()
+        for side in (value, candidate_value)
     )
-    outside |= (own > LOST * arbiter.abs()) & (native <= 2 * own)
+    outside |= (reference_error > LOST * arbiter.abs()) & (native <= 2 * reference_error)
     lifted = torch.where(outside, arbiter, lifted)
     most = native + HIDDEN * unit_roundoff(value.dtype) * arbiter.abs()
     difference = lifted - arbiter
@@ -290,7 +293,9 @@ def _differ_below_normal(left: Tensor, right: Tensor, dtype: torch.dtype) -> Ten
     return (left - right).abs() < 2 * tiny
 
 
-def _systematic_units(arbiter: Tensor, lifted: Tensor, value: Tensor, mine: Tensor) -> float:
+def _systematic_units(
+    arbiter: Tensor, lifted: Tensor, value: Tensor, candidate_value: Tensor
+) -> float:
     """The difference in float64, in unit roundoffs; 0 if the sides are rounded as much natively."""
     if value.numel() < ENOUGH_ELEMENTS:
         return 0.0
@@ -298,8 +303,10 @@ def _systematic_units(arbiter: Tensor, lifted: Tensor, value: Tensor, mine: Tens
     def root_mean_square(values: Tensor) -> float:
         return float(values.abs().double().square().mean().sqrt())
 
-    ours, theirs = (side.to(arbiter.device).to(arbiter.dtype) for side in (value, mine))
-    rounding = max(root_mean_square(ours - arbiter), root_mean_square(theirs - lifted))
+    ours, candidate_values = (
+        side.to(arbiter.device).to(arbiter.dtype) for side in (value, candidate_value)
+    )
+    rounding = max(root_mean_square(ours - arbiter), root_mean_square(candidate_values - lifted))
     difference, size = root_mean_square(lifted - arbiter), root_mean_square(arbiter)
     if not difference > SYSTEMATIC * rounding or size == 0:
         return 0.0

@@ -110,11 +110,11 @@ class FurtherGradients:
     def ask(self, natives: tuple[Observation, Observation]) -> tuple[Observation, Observation]:
         """Add the further gradients to the observations of the caller's own call."""
         reference, candidate = natives
-        failed = any(seen.error or seen.gradient_error for seen in natives)
+        failed = any(native.error or native.gradient_error for native in natives)
         stops = reference.gradients and not any(candidate.requires_grad.values())
         if not self.conditions.gradients or failed or stops:
             return natives
-        written = {item.name for seen in natives for item in seen.after}
+        written = {item.name for native in natives for item in native.after}
         self.conditions = dataclasses.replace(
             self.conditions,
             also=frozenset(self._inputs(written)),
@@ -122,21 +122,23 @@ class FurtherGradients:
             second=self._differentiates_twice(reference, candidate),
             repeats=self._repeats_backward(reference, candidate),
         )
-        found = self._run_both(natives)
+        both_runs = self._run_both(natives)
         self.conditions = dataclasses.replace(self.conditions, repeats=False)  # shown by now
-        return self._joined(reference, found[0]), self._joined(candidate, found[1])
+        return self._joined(reference, both_runs[0]), self._joined(candidate, both_runs[1])
 
-    def _joined(self, native: Observation, seen: Observation) -> Observation:
-        further = {item: value for item, value in seen.further.items() if self._is_asked(item)}
-        return dataclasses.replace(native, further=further, again=seen.again)
+    def _joined(self, native: Observation, observation: Observation) -> Observation:
+        further = {
+            item: value for item, value in observation.further.items() if self._is_asked(item)
+        }
+        return dataclasses.replace(native, further=further, again=observation.again)
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
         """Run both sides under the same flags: what one side cannot compute, neither computes."""
         while self._has_any:
-            asked = self.conditions.also
-            found = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
-            if self.conditions.also == asked:
-                return found
+            also = self.conditions.also
+            observations = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
+            if self.conditions.also == also:
+                return observations
         return [Observation(), Observation()]
 
     def report(self, collected: CollectedFindings) -> None:
@@ -179,8 +181,8 @@ class FurtherGradients:
                 yield path
 
     def _differentiates_twice(self, reference: Observation, candidate: Observation) -> bool:
-        asked = self.config.verify_double_backward
-        if asked is False:
+        verify_double_backward = self.config.verify_double_backward
+        if verify_double_backward is False:
             return False
         if reference.outputs.keys() != candidate.outputs.keys():
             self._skip(_SECOND, "the two sides name their outputs differently")
@@ -188,12 +190,12 @@ class FurtherGradients:
         if reference.gradients.keys() != candidate.gradients.keys():
             self._skip(_SECOND, "the two sides name their gradients differently")
             return False
-        if any(seen.backward_changes_things for seen in (reference, candidate)):
+        if any(observation.backward_changes_things for observation in (reference, candidate)):
             # It would change them twice and affect what runs later.
             self._skip(_SECOND, "the backward pass changes inputs, state or the random generators")
             return False
-        if asked is not None:
-            return asked
+        if verify_double_backward is not None:
+            return verify_double_backward
         if any(side.is_compiled for side in self.sides):
             self._skip(
                 _SECOND, "few compilers support them; set verify_double_backward=True to try"
@@ -218,10 +220,14 @@ class FurtherGradients:
         """
         if not candidate.own_backward or self.config.verify_double_backward is False:
             return False
-        if any(seen.backward_changes_things for seen in (reference, candidate)):
+        if any(observation.backward_changes_things for observation in (reference, candidate)):
             self._skip(_AGAIN, "the backward pass changes inputs, state or the random generators")
             return False
-        numbers = sum(one.nbytes for one in candidate.gradients.values() if one is not None)
+        numbers = sum(
+            gradient_tensor.nbytes
+            for gradient_tensor in candidate.gradients.values()
+            if gradient_tensor is not None
+        )
         if numbers > MOST_REPEATED:
             self._skip(_AGAIN, f"the gradients take more than {size(MOST_REPEATED)}")
         return numbers <= MOST_REPEATED
@@ -234,26 +240,26 @@ class FurtherGradients:
         """Run one side natively; what it cannot compute is dropped for both sides."""
         if not self._runs_natively(side):
             return Observation()
-        seen = self._observe(side)
-        error = seen.error or seen.gradient_error
+        observation = self._observe(side)
+        error = observation.error or observation.gradient_error
         if self.conditions.also and error is not None:
             self._give_up_inputs(f"the {side.role} raises {in_one_line(error, 120)}")
-        elif self.conditions.also and not _same_outputs(native, seen):
+        elif self.conditions.also and not _same_outputs(native, observation):
             self._give_up_inputs(f"the {side.role} gives other outputs in a run in which they do")
-        elif self.conditions.second and (error := error or seen.second_error) is not None:
+        elif self.conditions.second and (error := error or observation.second_error) is not None:
             self.conditions = dataclasses.replace(self.conditions, second=False)
             self._skip(_SECOND, f"the {side.role} raises {in_one_line(error, 120)}")
             if self.config.verify_double_backward:
                 self.failures[side.role] = error
-        if seen.again_error is not None and side.role == "candidate":
-            self._skip(_AGAIN, f"the candidate raises {in_one_line(seen.again_error, 120)}")
-        return seen
+        if observation.again_error is not None and side.role == "candidate":
+            self._skip(_AGAIN, f"the candidate raises {in_one_line(observation.again_error, 120)}")
+        return observation
 
     def _observe(self, side: Subject) -> Observation:
         """Run one side; compute nothing that the caller's own call has shown already."""
-        wanted = frozenset(map(gradient, self.conditions.also))
+        wanted_gradients = frozenset(map(gradient, self.conditions.also))
         conditions = dataclasses.replace(
-            self.conditions, options=RunOptions(wanted=wanted), changing=frozenset()
+            self.conditions, options=RunOptions(wanted=wanted_gradients), changing=frozenset()
         )
         room = room_for_entries() if side.is_compiled else contextlib.nullcontext()
         with room, running_subject(side, self.rng, conditions) as call:
@@ -272,9 +278,9 @@ def _is_differentiable(tensor: Tensor) -> bool:
     return is_inexact(tensor) and (tensor.dtype in WIDE or tensor.dtype in WIDE.values())
 
 
-def _same_outputs(native: Observation, seen: Observation) -> bool:
-    return native.outputs.keys() == seen.outputs.keys() and all(
-        same_value(value, seen.outputs[path]) for path, value in native.outputs.items()
+def _same_outputs(native: Observation, observation: Observation) -> bool:
+    return native.outputs.keys() == observation.outputs.keys() and all(
+        same_value(value, observation.outputs[path]) for path, value in native.outputs.items()
     )
 
 
@@ -360,8 +366,8 @@ def _verify_by_blocks(
     rng = RandomState.now()
     try:
         verdict = Verdict.merge(
-            check.run(given, position + 1 if len(sets) > 1 else 0)
-            for position, given in enumerate(sets)
+            check.run(inputs, position + 1 if len(sets) > 1 else 0)
+            for position, inputs in enumerate(sets)
         )
     finally:
         rng.restore()
@@ -382,20 +388,20 @@ def _verify_whole(
     rng = RandomState.now()
     verdicts = []
     shown: list[Inputs] = []
-    place: Place | None = None
+    failure_place: Place | None = None
     try:
         with around:
-            for position, given in enumerate(sets):
+            for position, inputs in enumerate(sets):
                 number = position + 1 if len(sets) > 1 else 0
-                one = Verification(reference, candidate, given, config, number, tell)
-                verdict = one.run()
-                call = one.failed_call(verdict)
-                settled, place = settle_and_locate(call, verdict, place)
+                verification = Verification(reference, candidate, inputs, config, number, tell)
+                verdict = verification.run()
+                call = verification.failed_call(verdict)
+                settled, failure_place = settle_and_locate(call, verdict, failure_place)
                 verdicts.append(settled.verdict)
                 shown += [] if settled.inputs is None else [settled.inputs]
             verdict = Verdict.merge(verdicts)
-            if place is not None and wrong_findings(verdict):
-                verdict = add_place(verdict, place)
+            if failure_place is not None and wrong_findings(verdict):
+                verdict = add_place(verdict, failure_place)
     finally:
         rng.restore()
     if limits:
@@ -461,7 +467,7 @@ class Verification:
         natives = self._run_reference()
         # What torch logs about inputs that the reference already refuses is no news.
         with quietly() if natives[0].error else contextlib.nullcontext():
-            mine = self._run_candidate(len(natives))
+            candidate = self._run_candidate(len(natives))
         intruded = self._intrusions()
         if not self.config.enabled:
             note = "comparison was switched off (enabled=False); both sides ran"
@@ -469,9 +475,11 @@ class Verification:
         further = FurtherGradients(
             (self.reference, self.candidate), self.inputs, self.rng, self.config, self.conditions
         )
-        first, my_first = further.ask((natives[0], mine[0]))
+        first, my_first = further.ask((natives[0], candidate[0]))
         self.later_conditions = further.conditions
-        changing = frozenset(name for seen in (*natives, *mine) for name in seen.changed_state)
+        changing = frozenset(
+            name for observation in (*natives, *candidate) for name in observation.changed_state
+        )
         program = SubjectProgram(
             self.reference,
             self.inputs,
@@ -482,7 +490,7 @@ class Verification:
         evidence = Evidence(program, [first, *natives[1:]], self.config.seed)
         evidence.tell = self.tell
         self.evidence = evidence
-        by_order = self._goes_by_order(natives[0], mine[0])
+        by_order = self._goes_by_order(natives[0], candidate[0])
         sides = SubjectLift(
             evidence,
             self.candidate,
@@ -494,7 +502,7 @@ class Verification:
             evidence.notes.append(
                 "outputs are matched by order: the two sides name them differently"
             )
-            mine, (my_first,) = sides.named(mine), sides.named([my_first])
+            candidate, (my_first,) = sides.named(candidate), sides.named([my_first])
         demand = Demand()
         comparer = self._explains(Comparer(sides, demand, self.config, 0, self._shown(CALL)))
         self.compared = evidence, first, my_first
@@ -503,14 +511,14 @@ class Verification:
         collected = comparer.compare(first, my_first)
         further.report(collected)
         collected.take(intruded)
-        if self.repeats or len(mine) > 1:
-            collected.take(self._compare_second(sides, demand, natives, mine))
+        if self.repeats or len(candidate) > 1:
+            collected.take(self._compare_second(sides, demand, natives, candidate))
         if collected.passes and sides.ran_uncompiled():
             collected.take(self._uncompiled())
         if collected.passes:
             collected.take(self._run_again(sides, demand, natives[0]))
         if self.config.verify_aliasing:
-            collected.take(self._compare_memory(mine[0]))
+            collected.take(self._compare_memory(candidate[0]))
         collected.notes += evidence.notes
         return collected.verdict(strict=self.config.strict)
 
@@ -541,8 +549,8 @@ class Verification:
     def _intrusions(self) -> CollectedFindings:
         """Report and undo changes that the candidate's calls made to the reference's state."""
         collected = CollectedFindings()
-        ours, theirs = self.reference.state, self.candidate.state
-        if ours is theirs or not self.config.enabled:
+        ours, candidate_state = self.reference.state, self.candidate.state
+        if ours is candidate_state or not self.config.enabled:
             return collected
         for name in ours.changed():
             collected.compared += 1
@@ -573,8 +581,8 @@ class Verification:
             return collected
         conditions = dataclasses.replace(self.conditions, gradients=False, holds=True)
         with running_subject(self.reference, self.rng, conditions) as call:
-            one, two = call(self.inputs), call(self.inputs)
-        usual = {*one.written_later, *_outputs_in_reused_memory(one, two)}
+            first_call, two = call(self.inputs), call(self.inputs)
+        usual = {*first_call.written_later, *_outputs_in_reused_memory(first_call, two)}
         for item, what in wrong.items():
             if item not in usual:
                 collected.compared += 1
@@ -595,18 +603,20 @@ class Verification:
             self.tell("running the reference once more")
             with running_subject(self.reference, self.rng, self.conditions) as call:
                 last = call(self.inputs)
-        ours, theirs = self.reference.state, self.candidate.state
-        for name, reason in {**ours.unreadable, **theirs.unreadable}.items():
+        ours, candidate_state = self.reference.state, self.candidate.state
+        for name, reason in {**ours.unreadable, **candidate_state.unreadable}.items():
             collected.skipped.append(f"{self._shown(Item(ItemKind.STATE, name))}: {reason}")
-        for name, reason in {**ours.failures, **theirs.failures}.items():
+        for name, reason in {**ours.failures, **candidate_state.failures}.items():
             item = self._shown(Item(ItemKind.STATE, name))
             collected.add(item, Aspect.HARNESS, Status.UNVERIFIED, reason)
         if last is first or first.error is not None or same_observation(first, last):
             return collected
         demand.unsettle()
         quiet = dataclasses.replace(self.config, verify_rng=False)
-        found = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
-        moved = [finding.item for finding in found.findings if not finding.status.passes()]
+        repeat_findings = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
+        moved = [
+            finding.item for finding in repeat_findings.findings if not finding.status.passes()
+        ]
         steady = sides.repetition
         items = {item.text: item for item, _ in first.items()}
         moved += [item for item in items.values() if not steady.agrees(item, first, last, demand)]
@@ -640,8 +650,8 @@ class Verification:
         """
         root = candidate.kinds.get(OUTPUT)
         is_list = root is not None and root.family == SEQUENCE
-        asked = self.config.match_by_order or (self.candidate.is_foreign and is_list)
-        return asked and reference.outputs.keys() != candidate.outputs.keys()
+        may_match_by_order = self.config.match_by_order or (self.candidate.is_foreign and is_list)
+        return may_match_by_order and reference.outputs.keys() != candidate.outputs.keys()
 
     def _uncompiled(self) -> CollectedFindings:
         collected = CollectedFindings()
@@ -668,11 +678,11 @@ class Verification:
         """Call it once, and a second time if the first call left state behind."""
         self.tell("running the reference")
         with running_subject(self.reference, self.rng, self.conditions) as call:
-            seen = [call(self.inputs)]
+            observations = [call(self.inputs)]
             again = self.config.verify_second_call and self.config.enabled
-            if again and seen[0].error is None and not seen[0].is_stateless:
-                seen.append(call(self.inputs))
-        return seen
+            if again and observations[0].error is None and not observations[0].is_stateless:
+                observations.append(call(self.inputs))
+        return observations
 
     def _run_candidate(self, reference_calls: int) -> list[Observation]:
         self.tell("running the candidate (a compiler works on the first call)")
@@ -682,27 +692,30 @@ class Verification:
         # Our own entries in Dynamo's caches must not push the candidate into eager mode.
         room = room_for_entries() if self.candidate.is_compiled else contextlib.nullcontext()
         with room, running_subject(self.candidate, self.rng, conditions) as call:
-            seen = [call(self.inputs)]
-            if seen[0].error is None and (again or reference_calls > 1):
-                seen.append(call(self.inputs))
-                self.overwritten = seen[0].written_later
-                self.reused = _outputs_in_reused_memory(*seen)
-        if sum(one.nbytes for one in seen[0].live.values()) > MOST_HELD:
-            self.released = seen[0].written_later
-            for one in seen:
-                one.live.clear()
-        if reference_calls == 1 and len(seen) > 1 and same_observation(*seen):
+            observations = [call(self.inputs)]
+            if observations[0].error is None and (again or reference_calls > 1):
+                observations.append(call(self.inputs))
+                self.overwritten = observations[0].written_later
+                self.reused = _outputs_in_reused_memory(*observations)
+        if (
+            sum(live_observation.nbytes for live_observation in observations[0].live.values())
+            > MOST_HELD
+        ):
+            self.released = observations[0].written_later
+            for observation in observations:
+                observation.live.clear()
+        if reference_calls == 1 and len(observations) > 1 and same_observation(*observations):
             # It shows nothing more; free its memory.
-            seen.pop()
+            observations.pop()
             self.repeats = True
-        return seen
+        return observations
 
     def _compare_second(
         self,
         sides: SubjectLift,
         demand: Demand,
         natives: list[Observation],
-        mine: list[Observation],
+        observations: list[Observation],
     ) -> CollectedFindings:
         """Compare the second call: without state it repeats the first, with state it continues."""
         occasion = self._shown(CALL, call=2)
@@ -721,9 +734,9 @@ class Verification:
             # Its second call differs from its first. The lifted run has the first call only.
             demand.unsettle()
             comparer = Comparer(sides, demand, self.config, 0, occasion, lifts=False)
-            return self._explains(comparer).compare(natives[0], mine[1])
+            return self._explains(comparer).compare(natives[0], observations[1])
         comparer = Comparer(sides, demand, self.config, 1, occasion)
-        return self._explains(comparer).compare(natives[1], mine[1])
+        return self._explains(comparer).compare(natives[1], observations[1])
 
     def _explains(self, comparer: Comparer) -> Comparer:
         """Let Ctrl-C end what a comparer finds out beyond the verdict, for all of this call."""
@@ -736,7 +749,7 @@ class Verification:
     @property
     def is_interrupted(self) -> bool:
         """Whether Ctrl-C has ended the diagnosis."""
-        return any(one.is_interrupted for one in self.explainers)
+        return any(explainer.is_interrupted for explainer in self.explainers)
 
 
 @dataclasses.dataclass

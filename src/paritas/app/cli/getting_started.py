@@ -242,8 +242,8 @@ def doctor(ctx: click.Context, *, quick: bool, json_path: Path | None) -> None:
 
     shown = json_path != STDOUT
     checks: list[Check] = []
-    for group, found in itertools.groupby(examine(quick=quick), lambda check: check.group):
-        same = list(found)
+    for group, group_checks in itertools.groupby(examine(quick=quick), lambda check: check.group):
+        same = list(group_checks)
         checks += same
         if shown:
             click.secho(f"\n{group}", bold=True)

@@ -104,9 +104,9 @@ def report(*, comparison: Path, output: Path | None, model_explorer: Path | None
     folder = comparison if comparison.is_dir() else comparison.parent
     target = output or folder / HTML
     check_writable(target)
-    found = read_comparison(comparison)
-    write_html(target, found)
-    click.echo(headline(found.verdict))
+    comparison_record = read_comparison(comparison)
+    write_html(target, comparison_record)
+    click.echo(headline(comparison_record.verdict))
     click.echo(f"written: {target}")
 
 
@@ -127,9 +127,9 @@ def _write_for_model_explorer(source: Path, target: Path) -> None:
         click.echo(headline(graph.verdict))
         click.echo(f"written: {target}, node data for {graph.graph}")
         return
-    found = read_comparison(source)
-    written = write_comparison(target, found)
-    click.echo(headline(found.verdict))
+    comparison = read_comparison(source)
+    written = write_comparison(target, comparison)
+    click.echo(headline(comparison.verdict))
     click.echo(f"written: {', '.join(map(str, written))}")
 
 
@@ -197,8 +197,9 @@ def _kind_of_result(data: bytes) -> type[Report]:
     for field, kind in kinds.items():
         if field in fields:
             return kind
-    known = ", ".join(sorted(fields)[:5]) or "none"
+    field_names = ", ".join(sorted(fields)[:5]) or "none"
     raise UsageError(
-        f"it has no verdict (its fields: {known}); give a file that paritas verify, run, kernel, "
+        f"it has no verdict (its fields: {field_names}); give a file that paritas verify, "
+        "run, kernel, "
         "compare, partition, verify-parallel, invariants or engine wrote"
     )

@@ -77,12 +77,12 @@ Found = str | tuple[State, str, str]
 def run_check(group: str, name: str, look: Callable[[], Found], advice: str) -> Check:
     """Run a check; an exception becomes a failed check and does not stop the others."""
     try:
-        found = look()
+        outcome = look()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  (it becomes a failed check; also SystemExit)
-        found = FAILED, in_one_line(error, _LONGEST, whole=True)[:_LONGEST], advice
-    return Check(group, name, *((OK, found) if isinstance(found, str) else found))
+        outcome = FAILED, in_one_line(error, _LONGEST, whole=True)[:_LONGEST], advice
+    return Check(group, name, *((OK, outcome) if isinstance(outcome, str) else outcome))
 
 
 # --- The machine without torch: versions, cores, memory, folders, compilers -----------------------
@@ -98,8 +98,8 @@ _GIB = 1024**3
 
 def package_versions() -> Iterator[Check]:
     """Python, paritas and the packages that it needs."""
-    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield Check("versions", "python", OK, found)
+    python_version = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Check("versions", "python", OK, python_version)
     for name in ("paritas", *PACKAGES):
         look = functools.partial(metadata.version, name)
         yield run_check("versions", name, look, f"pip install {name}")
@@ -132,22 +132,26 @@ def folders() -> Iterator[Check]:
 
 
 def _temporary_folder(advice: str) -> Found:
-    found = tempfile.gettempdir()
-    asked = os.environ.get("TMPDIR")
-    if asked and Path(asked).absolute() != Path(found):
-        return FAILED, f"TMPDIR={asked} is not writable; {found} is used instead", advice
-    return _check_writable(Path(found), advice)
+    temporary_folder = tempfile.gettempdir()
+    tmpdir_setting = os.environ.get("TMPDIR")
+    if tmpdir_setting and Path(tmpdir_setting).absolute() != Path(temporary_folder):
+        return (
+            FAILED,
+            f"TMPDIR={tmpdir_setting} is not writable; {temporary_folder} is used instead",
+            advice,
+        )
+    return _check_writable(Path(temporary_folder), advice)
 
 
 def _compiled_code_folder(advice: str) -> Found:
-    given = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    cache_folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     usual = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-    return _check_writable(Path(given) if given else usual, advice)
+    return _check_writable(Path(cache_folder) if cache_folder else usual, advice)
 
 
 def _check_writable(folder: Path, advice: str) -> Found:
     """Write a file in the nearest existing parent: permission bits alone are not reliable."""
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    there = next(ancestor for ancestor in (folder, *folder.absolute().parents) if ancestor.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
@@ -230,7 +234,7 @@ def exit_code(checks: Sequence[Check]) -> int:
 def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Check]:
     # -P: do not import modules from the working directory.
     command = ["-P", "-m", "paritas.app.doctor", *(["--quick"] if quick else [])]
-    said: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    last_lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     last, late = "the start", threading.Event()
     with subprocess.Popen(
         [sys.executable, *command],
@@ -241,7 +245,7 @@ def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Chec
         # Compiling in the child itself is faster than starting workers.
         env={"TORCHINDUCTOR_COMPILE_THREADS": "1", **os.environ, **environment},
     ) as child:
-        listening = threading.Thread(target=_listen, args=(child, said), daemon=True)
+        listening = threading.Thread(target=_listen, args=(child, last_lines), daemon=True)
         listening.start()
         timer = threading.Timer(SECONDS, _kill_late, (child, late))
         timer.start()
@@ -266,10 +270,10 @@ def _examine_torch(environment: dict[str, str], *, quick: bool) -> Iterator[Chec
             why = f"did not finish within {SECONDS:g} s"
         elif nonsense:
             why = f"printed {nonsense!r:.80}, which is not a check,"
-        text = " | ".join(line for line in said if line)
-        found = f"it {why} after {last!r}" + (f": {text}" if text else "")
+        text = " | ".join(line for line in last_lines if line)
+        failure_text = f"it {why} after {last!r}" + (f": {text}" if text else "")
         advice = f"run python {' '.join(command)} to see its output"
-        yield Check(SELF_TEST, PROCESS, FAILED, found, advice)
+        yield Check(SELF_TEST, PROCESS, FAILED, failure_text, advice)
 
 
 def _parse_line(line: str) -> Check | None:
@@ -284,6 +288,6 @@ def _kill_late(child: subprocess.Popen[str], late: threading.Event) -> None:
     child.kill()
 
 
-def _listen(child: subprocess.Popen[str], said: collections.deque[str]) -> None:
+def _listen(child: subprocess.Popen[str], last_lines: collections.deque[str]) -> None:
     for line in child.stderr or ():
-        said.append(line.strip())
+        last_lines.append(line.strip())

@@ -136,8 +136,8 @@ def indexing() -> None:
     """Indices out of range are brought into range."""
     from paritas.core.torch_private.replaying import in_bounds
 
-    given = (torch.zeros(3, 4), 1, torch.tensor([[0, -1, 9]]))
-    expect("indices", in_bounds("gather", given)[2].tolist(), [[0, 3, 1]])
+    call_args = (torch.zeros(3, 4), 1, torch.tensor([[0, -1, 9]]))
+    expect("indices", in_bounds("gather", call_args)[2].tolist(), [[0, 3, 1]])
 
 
 def kernel_checks() -> None:
@@ -386,9 +386,9 @@ def overwriting() -> None:
     """A traced graph is rewritten to overwrite its operands."""
     from paritas.core.torch_private.eager_graphs import overwrite_operands
 
-    found = overwrite_operands(_trace_wave())
+    rewritten_wave = overwrite_operands(_trace_wave())
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
-    same = found is not None and bool(torch.equal(found(x)[0], _wave(x)))
+    same = rewritten_wave is not None and bool(torch.equal(rewritten_wave(x)[0], _wave(x)))
     expect("whether the values of a rewritten graph are right", same)
 
 

@@ -55,17 +55,17 @@ def _tested_versions() -> str:
 
 
 def _torch_version() -> Found:
-    found = str(torch.__version__)
+    torch_version = str(torch.__version__)
     advice = f"paritas is tested with torch {_tested_versions()}: see the hooks below"
-    numbers = re.match(r"(\d+)\.(\d+)", found)
+    numbers = re.match(r"(\d+)\.(\d+)", torch_version)
     if numbers is None:
-        return OK, f"{found}, an unknown version", advice
+        return OK, f"{torch_version}, an unknown version", advice
     version = int(numbers[1]), int(numbers[2])
     if version < OLDEST:
-        return FAILED, f"{found} is too old", f"paritas needs torch {_tested_versions()}"
+        return FAILED, f"{torch_version} is too old", f"paritas needs torch {_tested_versions()}"
     if version > NEWEST:
-        return OK, f"{found}, newer than any tested version", advice
-    return found
+        return OK, f"{torch_version}, newer than any tested version", advice
+    return torch_version
 
 
 def _triton_version() -> Found:

@@ -86,9 +86,9 @@ class PluginOptions:
 
             settings = load(config.rootpath).for_command("pytest")
         names = {field.name for field in dataclasses.fields(cls)} - {"root"}
-        given = {name: value for name, value in settings.items() if name in names}
+        option_values = {name: value for name, value in settings.items() if name in names}
         for name in names:
             value = config.getoption(f"paritas_{name}", None)
             if value is not None:
-                given[name] = Path(value).absolute() if name in _PATHS else value
-        return cls(root=config.rootpath, **given)
+                option_values[name] = Path(value).absolute() if name in _PATHS else value
+        return cls(root=config.rootpath, **option_values)

@@ -230,10 +230,10 @@ def judge_golden(
     checks = Checks(checkers=tuple(checkers))
     both = [path for path in golden.values if path in present.values]
     for path in both:
-        found, noted = judge_pair(
+        pair_findings, noted = judge_pair(
             Pair(Item(name=path), golden.values[path], present.values[path]), checks
         )
-        findings += found
+        findings += pair_findings
         notes += noted
     unmatched = [f"{path} (golden only)" for path in gone]
     unmatched += [f"{path} (not in the golden)" for path in new]

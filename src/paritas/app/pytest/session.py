@@ -76,18 +76,20 @@ def safe_name(text: str) -> str:
 
 
 def unused_goldens(
-    passed: Iterable[Path], whole: Iterable[tuple[Path, Collection[Path]]], used: Collection[Path]
+    passed: Iterable[Path],
+    collected_files: Iterable[tuple[Path, Collection[Path]]],
+    used: Collection[Path],
 ) -> list[Path]:
     """Goldens that this run shows to be unused.
 
     Args:
         passed: the folders of tests that passed: they need no goldens that they did not use.
-        whole: for each fully collected test file, the folder of its goldens and the folders of its
-            tests: any other folder belongs to a test that no longer exists.
+        collected_files: for each fully collected test file, the folder of its goldens and the
+            folders of its tests: any other folder belongs to a test that no longer exists.
         used: the goldens that were used.
     """
     unused = [path for folder in passed for path in _goldens_below(folder) if path not in used]
-    for folder, tests in whole:
+    for folder, tests in collected_files:
         gone = [path for path in _folders(folder) if path not in tests]
         unused += [path for test in gone for path in _goldens_below(test)]
     return sorted(set(unused))

@@ -60,13 +60,13 @@ def resolve(spec: str, parameter: str) -> Callable[..., Any]:
     Raises:
         UsageError: it does not exist, is not callable, or importing it raises.
     """
-    found = find(spec, parameter)
-    if not callable(found):
-        kind = type(found).__name__
+    target = find(spec, parameter)
+    if not callable(target):
+        kind = type(target).__name__
         raise UsageError(
-            f"{parameter} {spec!r} is not a function; it has type {kind}: {found!r:.80}"
+            f"{parameter} {spec!r} is not a function; it has type {kind}: {target!r:.80}"
         )
-    return found  # type: ignore[no-any-return]
+    return target  # type: ignore[no-any-return]
 
 
 def find(spec: str, parameter: str) -> Any:
@@ -104,13 +104,14 @@ def call(function: Callable[..., Any], spec: str, parameter: str, *args: Any) ->
     try:
         return function(*args)
     except (Exception, SystemExit) as error:
-        given, advice = "the model", ""
+        arguments_text, advice = "the model", ""
         if not args:
             module, _, name = spec.partition(":")
-            given = "no arguments"
+            arguments_text = "no arguments"
             advice = f'\nFor the full traceback: python -c "import {module}; {module}.{name}()"'
         raise UsageError(
-            f"{parameter} {spec!r}, called with {given}, raised {_describe_error(error)}{advice}"
+            f"{parameter} {spec!r}, called with {arguments_text}, raised "
+            f"{_describe_error(error)}{advice}"
         ) from error
 
 
@@ -145,14 +146,16 @@ def _describe_missing(owner: Any, name: str) -> str:
     """The message for an `owner` without `name`: similar names, or those it defines."""
     kind = "module" if isinstance(owner, type(sys)) else type(owner).__name__
     label = getattr(owner, "__name__", repr(owner)[:40])
-    known = {key: value for key, value in vars(owner).items() if not key.startswith("_")}
-    own = [key for key, value in known.items() if getattr(value, "__module__", None) == label]
-    near = difflib.get_close_matches(name, known, n=3)
+    public_members = {key: value for key, value in vars(owner).items() if not key.startswith("_")}
+    keys = [
+        key for key, value in public_members.items() if getattr(value, "__module__", None) == label
+    ]
+    near = difflib.get_close_matches(name, public_members, n=3)
     if near:
         hint = f"; did you mean {' or '.join(map(repr, near))}?"
-    elif own:
-        rest = ", ..." if len(own) > _MOST_NAMES else ""
-        hint = f"; it defines {', '.join(own[:_MOST_NAMES])}{rest}"
+    elif keys:
+        rest = ", ..." if len(keys) > _MOST_NAMES else ""
+        hint = f"; it defines {', '.join(keys[:_MOST_NAMES])}{rest}"
     else:
         hint = ", and defines no names of its own"
     return f"{kind} {label} has no {name!r}{hint}"
@@ -240,18 +243,19 @@ def _read_tensors(path: Path) -> Any:
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        file_content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch may raise anything for a damaged file
         raise UsageError(
             f"--inputs {str(path)!r} cannot be read: {in_one_line(error)}; save only tensors, by "
             "name or by position, with torch.save or as .safetensors"
         ) from error
-    if isinstance(found, torch.Tensor):
-        return (found,)
-    if isinstance(found, (dict, list, tuple)):
-        return found
+    if isinstance(file_content, torch.Tensor):
+        return (file_content,)
+    if isinstance(file_content, (dict, list, tuple)):
+        return file_content
     raise UsageError(
-        f"--inputs {str(path)!r} contains a {type(found).__name__}; save tensors, by name or by "
+        f"--inputs {str(path)!r} contains a {type(file_content).__name__}; save tensors, by "
+        "name or by "
         "position"
     )
 
@@ -285,11 +289,11 @@ def check_name(spec: str) -> None:
     """Raise `UsageError` unless there is a candidate with this name."""
     if spec in NAMED:
         return
-    asked = spec.lower()
+    lowercase_spec = spec.lower()
     near = [
-        *difflib.get_close_matches(asked.replace("_", "-"), NAMED, n=1),
-        *difflib.get_close_matches(asked, NAMED, n=1),
-        *(name for name in NAMED if asked and name.startswith(asked)),
+        *difflib.get_close_matches(lowercase_spec.replace("_", "-"), NAMED, n=1),
+        *difflib.get_close_matches(lowercase_spec, NAMED, n=1),
+        *(name for name in NAMED if lowercase_spec and name.startswith(lowercase_spec)),
     ]
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(
@@ -312,8 +316,8 @@ def make(name: str, model: nn.Module, inputs: Any) -> Callable[..., Any]:
     check_name(name)
     from paritas.core.candidates import makers
 
-    made: Callable[..., Any] = getattr(makers, name.replace("-", "_"))(model, inputs)
-    return made
+    candidate: Callable[..., Any] = getattr(makers, name.replace("-", "_"))(model, inputs)
+    return candidate
 
 
 # --- What is asked for ----------------------------------------------------------------------------

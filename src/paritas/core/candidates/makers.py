@@ -200,9 +200,10 @@ class CapturedCall:
             raise RuntimeError(
                 f"the runtime returned {len(tensors)} tensors, but the model returns {slots}"
             )
-        given = iter(tensors)
+        remaining_tensors = iter(tensors)
         return map_leaves(
-            self.shape_of_result, lambda leaf: next(given) if isinstance(leaf, _Slot) else leaf
+            self.shape_of_result,
+            lambda leaf: next(remaining_tensors) if isinstance(leaf, _Slot) else leaf,
         )
 
 
@@ -217,10 +218,10 @@ class _FlatModel(torch.nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Assemble the arguments, call the model, flatten its result."""
-        given = iter(tensors)
+        remaining_tensors = iter(tensors)
 
         def fill(leaf: Any) -> Any:
-            return next(given) if isinstance(leaf, torch.Tensor) else leaf
+            return next(remaining_tensors) if isinstance(leaf, torch.Tensor) else leaf
 
         def mark(leaf: Any) -> Any:
             return _Slot() if isinstance(leaf, torch.Tensor) else leaf
@@ -268,8 +269,8 @@ def capture_lifted_call(
 
 def flat_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
     """The tensors of the arguments, in the order of a captured program's arguments."""
-    found = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
-    return tuple(leaf for _, leaf in found if isinstance(leaf, torch.Tensor))
+    input_leaves = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
+    return tuple(leaf for _, leaf in input_leaves if isinstance(leaf, torch.Tensor))
 
 
 def check_model(model: Any, name: str) -> None:
@@ -425,8 +426,8 @@ class _RuntimePrograms:
                 "you make the candidate"
             )
         with torch.no_grad():
-            given = program.built.run(flat_tensors(inputs))
-        return program.capture.result(given)
+            flat_results = program.built.run(flat_tensors(inputs))
+        return program.capture.result(flat_results)
 
 
 def _build_program(
@@ -445,10 +446,10 @@ def _build_program(
 
 def _input_key(inputs: Inputs) -> tuple[Any, ...]:
     """Shapes and values other than tensors; not dtypes, which a lifted run widens."""
-    found = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
+    input_leaves = [*leaves(list(inputs.args)), *leaves(inputs.kwargs)]
     return tuple(
         (path, tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf))
-        for path, leaf in found
+        for path, leaf in input_leaves
     )
 
 

@@ -84,9 +84,9 @@ def was_given(ctx: click.Context, name: str) -> bool:
 
 def refuse(ctx: click.Context, names: Iterable[str], why: str) -> None:
     """Fail if one of these options was given, instead of ignoring it."""
-    given = [f"--{name}" for name in names if was_given(ctx, name)]
-    if given:
-        ctx.fail(f"{', '.join(given)} {why}")
+    given_options = [f"--{name}" for name in names if was_given(ctx, name)]
+    if given_options:
+        ctx.fail(f"{', '.join(given_options)} {why}")
 
 
 class NumberRange(click.ParamType[tuple[int, int]]):
@@ -105,8 +105,8 @@ class NumberRange(click.ParamType[tuple[int, int]]):
 
         first, last = read_span(str(value)) or (1, 0)
         if first > last:
-            one, many = f"a {self._thing} (3)", f"a range of {self._thing}s (2-5)"
-            self.fail(f"{value!r} is neither {one} nor {many}", param, ctx)
+            single_number, many = f"a {self._thing} (3)", f"a range of {self._thing}s (2-5)"
+            self.fail(f"{value!r} is neither {single_number} nor {many}", param, ctx)
         return first, last
 
 
@@ -193,7 +193,7 @@ def json_option(
             help=text if "- is" in text or not or_stdout else f"{text} - is stdout.",
         )
         @functools.wraps(command)
-        def checked(*args: Any, json_path: Path | None, **given: Any) -> Any:
+        def checked(*args: Any, json_path: Path | None, **options: Any) -> Any:
             if json_path == STDOUT and not or_stdout:
                 raise click.UsageError("--json - needs a file instead: the script uses stdout")
             writes = not first_rank_only or os.environ.get("RANK", "0") == "0"
@@ -201,7 +201,7 @@ def json_option(
                 from paritas.core.reporting.files import check_writable
 
                 check_writable(json_path)
-            return command(*args, json_path=json_path, **given)
+            return command(*args, json_path=json_path, **options)
 
         return checked
 
@@ -235,12 +235,12 @@ def html_option(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Write the report as an HTML page to this file.",
     )
     @functools.wraps(command)
-    def checked(*args: Any, html_path: Path | None, **given: Any) -> Any:
+    def checked(*args: Any, html_path: Path | None, **options: Any) -> Any:
         if html_path is not None:
             from paritas.core.reporting.files import check_writable
 
             check_writable(html_path)
-        return command(*args, html_path=html_path, **given)
+        return command(*args, html_path=html_path, **options)
 
     return checked
 
@@ -320,10 +320,10 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Write the output of --format to this file.",
     )
     @functools.wraps(command)
-    def with_format(*args: Any, format_name: str, format_file: Path | None, **given: Any) -> Any:
+    def with_format(*args: Any, format_name: str, format_file: Path | None, **options: Any) -> Any:
         form = OutputFormat(format_name, format_file)
         form.check()
-        return command(*args, form=form, **given)
+        return command(*args, form=form, **options)
 
     return with_format
 
@@ -345,11 +345,11 @@ def subject_source(spec: str) -> tuple[str, int]:
         attribute = f"{last}.{attribute}" if attribute else last
     module = sys.modules.get(name)
     try:
-        found: Any = module
+        subject: Any = module
         for part in filter(None, attribute.split(".")):
-            found = getattr(found, part)
-        found = inspect.unwrap(found)
-        file, line = in_repository(inspect.getfile(found)), inspect.findsource(found)[1] + 1
+            subject = getattr(subject, part)
+        subject = inspect.unwrap(subject)
+        file, line = in_repository(inspect.getfile(subject)), inspect.findsource(subject)[1] + 1
     except (AttributeError, OSError, TypeError, ValueError):  # no such name, or made by C or a call
         file, line = "", 1
     if file and attribute:
@@ -372,10 +372,10 @@ def with_shrink_command(verdict: Verdict, arguments: list[str]) -> Verdict:
         return verdict
     target, *others = arguments
     origins = (finding.origin for finding in verdict.failures if finding.origin is not None)
-    nodes = (one.name for one in origins if one.kind is OriginKind.NODE)
+    nodes = (origin.name for origin in origins if origin.kind is OriginKind.NODE)
     node = next((name for name in nodes if name.isidentifier()), "")  # others are in no graph
-    place = ["--at", node] if node else []
-    command = shlex.join(["paritas", "shrink", target, *place, *others])
+    node_options = ["--at", node] if node else []
+    command = shlex.join(["paritas", "shrink", target, *node_options, *others])
     return msgspec.structs.replace(verdict, shrink_command=command)
 
 

@@ -59,8 +59,8 @@ class Ranks:
         except (KeyError, ValueError):
             return None
         # Schedulers set the other variables for processes that are no ranks.
-        one = alone and "TORCHELASTIC_RUN_ID" in environment
-        least = 1 if one else 2
+        is_single_rank = alone and "TORCHELASTIC_RUN_ID" in environment
+        least = 1 if is_single_rank else 2
         here = range(rank - local, rank - local + count)
         return None if world < least else cls(rank, world, here)
 
@@ -129,9 +129,9 @@ class Meeting:
             status = self.folder.lstat()
         except OSError:
             return False
-        mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
+        is_own_directory = not hasattr(os, "getuid") or status.st_uid == os.getuid()
         closed = os.name == "nt" or not stat.S_IMODE(status.st_mode) & 0o077
-        return stat.S_ISDIR(status.st_mode) and mine and closed
+        return stat.S_ISDIR(status.st_mode) and is_own_directory and closed
 
     def _file(self, rank: int) -> Path:
         return self.folder / f"{rank}.json"

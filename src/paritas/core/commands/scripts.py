@@ -219,7 +219,9 @@ def _hint(path: Path) -> str:
     if path.suffix != ".py" and path.parent == Path() and "." in name:
         return f"; for a module, use paritas run -m {name}"
     beside = path.parent if path.parent.is_dir() else Path()
-    near = difflib.get_close_matches(name, [found.name for found in beside.glob("*.py")], n=1)
+    near = difflib.get_close_matches(
+        name, [script_path.name for script_path in beside.glob("*.py")], n=1
+    )
     return f"; did you mean {str(beside / near[0])!r}?" if near else ""
 
 
@@ -311,12 +313,12 @@ def _show(error: BaseException) -> None:
     except BaseException as another:  # noqa: BLE001  (shown, as python does)
         another.__context__ = None
         another.__traceback__ = another.__traceback__ and another.__traceback__.tb_next
-        for title, one in (
+        for title, exception in (
             ("Error in sys.excepthook", another),
             ("\nOriginal exception was", error),
         ):
             _say(f"{title}:")
-            sys.__excepthook__(type(one), one, one.__traceback__)
+            sys.__excepthook__(type(exception), exception, exception.__traceback__)
 
 
 def _say(text: Any) -> None:

@@ -70,7 +70,7 @@ class BackwardPass:
 
     def besides(self) -> dict[Item, tuple[Aspect, str]]:
         """The side effects of the backward pass, as far as no other thread may have had them."""
-        found = {
+        changes = {
             Item(ItemKind.INPUT_AFTER_BACKWARD, name): (
                 Aspect.VALUE,
                 "the backward pass writes to this input",
@@ -79,8 +79,8 @@ class BackwardPass:
             if not bitwise_equal(value.detach(), before.detach())
         }
         if not self.rng.same_torch(RandomState.of_torch()) and not self.threads.others_ran():
-            found[RANDOM_STATE] = (Aspect.RNG, "the backward pass draws random numbers")
-        return found
+            changes[RANDOM_STATE] = (Aspect.RNG, "the backward pass draws random numbers")
+        return changes
 
 
 class GradientWatch:
@@ -118,8 +118,8 @@ class GradientWatch:
         handed_out = {item for pair in reference.aliases for item in pair}
         positions = []
         names = self.code.reference.inputs
-        given = enumerate(zip(names, (*args, *self.code.reference.held), strict=False))
-        for position, (name, value) in given:
+        named_inputs = enumerate(zip(names, (*args, *self.code.reference.held), strict=False))
+        for position, (name, value) in named_inputs:
             if not _is_recorded(value):
                 continue
             if input_of(name) in handed_out or after_call(name) in reference.after:
@@ -147,17 +147,17 @@ class GradientWatch:
         """Do not check the gradients of this call."""
         self._unchecked = reason
 
-    def leaving(self, results: Any, entered: list[Any], seen: Observation) -> None:
+    def leaving(self, results: Any, entered: list[Any], observation: Observation) -> None:
         """Watch the outputs of a call; `entered` are the arguments of the compiled code."""
         if not self.items:
             return
-        self._rng_after = seen.rng_after
+        self._rng_after = observation.rng_after
         # Autograd's graph is left at the inputs: what is behind them belongs to the program.
         stops = {_edge(value) for value in (*self._given, *entered) if _is_recorded(value)}
-        own = {_edge(value) for value in self._given if _is_recorded(value)}
+        input_edges = {_edge(value) for value in self._given if _is_recorded(value)}
         ends: dict[Edge, int] = {}
         for position, value in enumerate(results):
-            if _is_recorded(value) and (edge := _edge(value)) not in own:
+            if _is_recorded(value) and (edge := _edge(value)) not in input_edges:
                 ends.setdefault(edge, position)
                 if value._is_view():  # noqa: SLF001  (there is no other way to ask)
                     self._views.append((value.detach(), value._version))  # noqa: SLF001
@@ -216,9 +216,11 @@ class GradientWatch:
             backward.journal.count_call(backward.entry)
             backward.skip(reason)
             return gradients
-        found = dict(zip(self.items, gradients, strict=True))
+        item_gradients = dict(zip(self.items, gradients, strict=True))
         program = dataclasses.replace(self.program, cotangents=brought.cotangents())
-        result = self.code.judge_gradients(program, found, brought.besides(), self._rng_after)
+        result = self.code.judge_gradients(
+            program, item_gradients, brought.besides(), self._rng_after
+        )
         return tuple(result.values())
 
     def _why_unchecked(self, brought: BackwardPass | None) -> str:
@@ -236,8 +238,8 @@ def _is_recorded(value: Any) -> bool:
 
 
 def _edge(tensor: Tensor) -> Edge:
-    found = get_gradient_edge(tensor)
-    return found.node, found.output_nr
+    gradient_edge = get_gradient_edge(tensor)
+    return gradient_edge.node, gradient_edge.output_nr
 
 
 def _inner_uses(ends: dict[Edge, int], stops: set[Node]) -> dict[Node, dict[int, int]]:
@@ -246,13 +248,13 @@ def _inner_uses(ends: dict[Edge, int], stops: set[Node]) -> dict[Node, dict[int,
     For each, the number among its inputs -> the position of the end.
     """
     uses: dict[Node, dict[int, int]] = {}
-    seen: set[Node] = set(stops)
+    nodes: set[Node] = set(stops)
     waiting = [node for node, _ in ends]
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node in nodes:
             continue
-        seen.add(node)
+        nodes.add(node)
         for number, (source, output) in enumerate(node.next_functions):
             if source is None:
                 continue

@@ -109,34 +109,34 @@ class Guard:
         """Roll up everything this guard has seen so far."""
         return self.journal.verdict()
 
-    def __call__(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
-        """Compile and guard one captured graph; `given` is the mode and options of the compile.
+    def __call__(self, graph: GraphModule, example_inputs: list[Any], **options: Any) -> Any:
+        """Compile and guard one captured graph; `options` is the mode and options of the compile.
 
         A graph that computes only sizes goes to the backend: there is nothing to compare.
         """
         if not self.enabled or not computes_tensors(graph):
-            return self.backend.compile(graph, example_inputs, **given)
+            return self.backend.compile(graph, example_inputs, **options)
         check_deadline(self.settings.deadline)
         number = self.journal.next_capture()
         if self.backend.is_inductor:
-            return self._guard_lowered(graph, example_inputs, number, given)
-        return self._guard_captured(graph, example_inputs, number, given)
+            return self._guard_lowered(graph, example_inputs, number, options)
+        return self._guard_captured(graph, example_inputs, number, options)
 
     def _guard_captured(
-        self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]
+        self, graph: GraphModule, example_inputs: list[Any], number: int, options: dict[str, Any]
     ) -> GuardedCapture:
         def compile_graph(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **given)
+            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **options)
             return compiled
 
         guarded = GuardedCapture.of(
             graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
         )
-        guarded.made_by = GraphMaker(self.backend, given)
+        guarded.made_by = GraphMaker(self.backend, options)
         return guarded
 
     def _guard_lowered(
-        self, graph: GraphModule, example_inputs: list[Any], number: int, given: dict[str, Any]
+        self, graph: GraphModule, example_inputs: list[Any], number: int, options: dict[str, Any]
     ) -> Any:
         names = captured_input_names(graph)
         source = graph_source(graph)
@@ -159,7 +159,7 @@ class Guard:
             result = GuardedGraph(
                 lowered, compiled, names, self.settings, self.journal, entry, locator
             )
-            result.made_by = GraphMaker(self.backend, given)
+            result.made_by = GraphMaker(self.backend, options)
             if checks is not None:
                 # Reported at the next call: errors raised during a compile do not reach the user.
                 result.late_findings = self._take(checks)
@@ -170,7 +170,7 @@ class Guard:
             graph,
             example_inputs,
             watch,
-            self.backend.inductor_options(given),
+            self.backend.inductor_options(options),
             around=contextlib.nullcontext if checks is None else checks.watching,
         )
         if not guarded:
@@ -362,8 +362,8 @@ class _Guards:
                 self.journal.add((), [RECORDED])
             return None
         # By comparison, as in Dynamo: such wrappers have no hash.
-        for known, guard in self.known:
-            if known is backend or known == backend:
+        for known_backend, guard in self.known:
+            if known_backend is backend or known_backend == backend:
                 return guard
         guard = Guard(find_backend(backend), self.settings, journal=self.journal)
         self.known.append((backend, guard))

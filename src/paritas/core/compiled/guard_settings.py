@@ -92,11 +92,11 @@ def check_deadline(deadline: float) -> None:
         raise SearchOverError
 
 
-def is_enabled(asked: Any) -> bool:
+def is_enabled(switch: Any) -> bool:
     """Whether to guard: as requested, unless the environment switches guards off."""
-    if not isinstance(asked, bool | None):
-        raise UsageError(f"enabled must be True, False or None, not {asked!r}")
-    return asked is not False and _read_switch() not in _OFF
+    if not isinstance(switch, bool | None):
+        raise UsageError(f"enabled must be True, False or None, not {switch!r}")
+    return switch is not False and _read_switch() not in _OFF
 
 
 def switched_on() -> str | None:
@@ -109,12 +109,13 @@ def switched_on() -> str | None:
 
 def _read_switch() -> str:
     """The value of PARITAS_GUARD in lower case, or ""."""
-    given = os.environ.get(SWITCH, "")
-    value = given.strip().lower()
+    raw_value = os.environ.get(SWITCH, "")
+    value = raw_value.strip().lower()
     if value not in {"", *_ON, *_OFF, *ACTIONS}:
-        known = ", ".join(ACTIONS)
+        known_actions = ", ".join(ACTIONS)
         raise UsageError(
-            f"{SWITCH} must be 0, 1, or the action on a mismatch ({known}), not {given!r}"
+            f"{SWITCH} must be 0, 1, or the action on a mismatch ({known_actions}), not "
+            f"{raw_value!r}"
         )
     return value
 

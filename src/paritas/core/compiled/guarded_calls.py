@@ -104,9 +104,9 @@ class GraphEntry:
     def left_out(self) -> list[str]:
         """What was not checked, and why."""
         by_reason = dict(self.skipped)
-        whole = sum(count for (part, _), count in by_reason.items() if not part)
-        if self.checked and self.calls > self.checked + whole:
-            by_reason["", "of `every`"] = self.calls - self.checked - whole
+        skipped_calls = sum(count for (part, _), count in by_reason.items() if not part)
+        if self.checked and self.calls > self.checked + skipped_calls:
+            by_reason["", "of `every`"] = self.calls - self.checked - skipped_calls
         return [
             f"{self.label}: {part}{count} of {self.calls} calls, because {why}"
             for (part, why), count in by_reason.items()
@@ -174,22 +174,22 @@ class GuardJournal:
             self._notes |= dict.fromkeys(notes)
             for finding in findings:
                 key = (finding.path, finding.aspect)
-                known = self._findings.get(key)
-                if known is not None and finding.status is known.status:
+                earlier = self._findings.get(key)
+                if earlier is not None and finding.status is earlier.status:
                     self._repeats[key] += 1
-                elif known is None or finding.status.gravity > known.status.gravity:
+                elif earlier is None or finding.status.gravity > earlier.status.gravity:
                     self._findings[key] = finding
                     self._repeats[key] = 1
 
     def keep(self, label: str, make: Callable[[], FailedGraph | None]) -> list[FailedGraph]:
         """Keep the first failing call of a graph, for the first few graphs."""
         with self._lock:
-            known = [failed for failed in self._failed if failed.label == label]
-            if not known and len(self._failed) < MOST_KEPT:
-                made = make()
-                known = [] if made is None else [made]
-                self._failed += known
-            return known
+            failed_graphs = [failed for failed in self._failed if failed.label == label]
+            if not failed_graphs and len(self._failed) < MOST_KEPT:
+                failed_graph = make()
+                failed_graphs = [] if failed_graph is None else [failed_graph]
+                self._failed += failed_graphs
+            return failed_graphs
 
     def verdict(self) -> Verdict:
         """Roll up everything seen so far. If nothing was checked, it is `unverified`."""
@@ -364,15 +364,15 @@ class CallComparer:
         matching = match(left, right, CALL_CHECKS, item)
         for finding in matching.findings:
             self._add(finding.item, finding.aspect, finding.reason)
-        for part, one, other in matching.pairs:
-            self.compare_value(part, one, other)
+        for part, reference_part, other in matching.pairs:
+            self.compare_value(part, reference_part, other)
 
     def _context(self, item: Item, reference: Any, candidate: Any) -> Context:
         """The context for a diagnosis; an input that should have changed may be as it was."""
         from paritas.core.diagnosis.case import Context
 
-        given = self.runs.program.given()
-        before = given.get(item.name)
+        given_inputs = self.runs.program.given()
+        before = given_inputs.get(item.name)
         is_after = item.kind is ItemKind.INPUT_AFTER_CALL
         earlier: dict[str, Tensor] = {}
         if is_after and isinstance(before, torch.Tensor):
@@ -385,7 +385,7 @@ class CallComparer:
             runs = gradient_runs(self.runs.program, self.compiled, item.name, pair)
         return Context(
             operator=operator,
-            named=likely_mixups(given, reference),
+            named=likely_mixups(given_inputs, reference),
             earlier=earlier,
             draws=draws,
             call=call,
@@ -399,18 +399,25 @@ class CallComparer:
         for item, traced in promised.items():
             if item not in candidate.outputs:
                 continue
-            mine, theirs = (
+            candidate_strides, reference_strides = (
                 _strides_of(candidate.outputs[item]),
                 _strides_of(reference.outputs[item]),
             )
-            if mine is None or theirs is None:
+            if candidate_strides is None or reference_strides is None:
                 continue
             shape = candidate.outputs[item].shape
             if shape != reference.outputs[item].shape:
                 continue  # reported already
-            if any(_have_same_strides(shape, mine, other) for other in (theirs, traced)):
+            if any(
+                _have_same_strides(shape, candidate_strides, other)
+                for other in (reference_strides, traced)
+            ):
                 continue
-            self._add(item, Aspect.STRIDE, f"strides {list(mine)} instead of {list(theirs)}")
+            self._add(
+                item,
+                Aspect.STRIDE,
+                f"strides {list(candidate_strides)} instead of {list(reference_strides)}",
+            )
 
     def compare_aliases(
         self,
@@ -428,24 +435,34 @@ class CallComparer:
             return {(a, b) for a, b in shared if a not in donated}
 
         left, right = seen(reference), seen(candidate)
-        for one, other in in_order(right - left):
-            self._add(other, Aspect.ALIAS, f"shares memory with {one}; in the graph it does not")
-        for one, other in in_order(left - right):
+        for shared_item, other in in_order(right - left):
             self._add(
-                other, Aspect.ALIAS, f"does not share memory with {one}; in the graph it does"
+                other, Aspect.ALIAS, f"shares memory with {shared_item}; in the graph it does not"
+            )
+        for shared_item, other in in_order(left - right):
+            self._add(
+                other,
+                Aspect.ALIAS,
+                f"does not share memory with {shared_item}; in the graph it does",
             )
 
-    def compare_random(self, expected: RandomState | None, found: RandomState | None) -> None:
+    def compare_random(
+        self, expected: RandomState | None, random_state: RandomState | None
+    ) -> None:
         """Compare the states of the random generators after the call."""
-        if are_other_states(expected, found):
+        if are_other_states(expected, random_state):
             reason = "the compiled code leaves torch's random generators in another state"
             self._add(RANDOM_NUMBERS, Aspect.RNG, reason)
 
     def compare_untouched(self, inputs: dict[str, tuple[Tensor, Any]]) -> None:
         """Report inputs, before and after, that the code writes to and the graph does not."""
-        kept = {name: pair for name, pair in inputs.items() if isinstance(pair[1], torch.Tensor)}
-        pairs = [(_detach_value(before), _detach_value(after)) for before, after in kept.values()]
-        for name, pair, same in zip(kept, pairs, all_equal(pairs), strict=True):
+        tensor_pairs = {
+            name: pair for name, pair in inputs.items() if isinstance(pair[1], torch.Tensor)
+        }
+        pairs = [
+            (_detach_value(before), _detach_value(after)) for before, after in tensor_pairs.values()
+        ]
+        for name, pair, same in zip(tensor_pairs, pairs, all_equal(pairs), strict=True):
             if same:
                 continue
             item = after_call(name).in_graph(self.label)
@@ -458,9 +475,11 @@ class CallComparer:
         self.out.add(item.in_graph(self.label), aspect, Status.DIFFERENT, reason)
 
 
-def are_other_states(expected: RandomState | None, found: RandomState | None) -> bool:
+def are_other_states(expected: RandomState | None, random_state: RandomState | None) -> bool:
     """Whether torch's generators are in other states than expected."""
-    return expected is not None and found is not None and not expected.same_torch(found)
+    return (
+        expected is not None and random_state is not None and not expected.same_torch(random_state)
+    )
 
 
 def _are_comparable(reference: Any, candidate: Any) -> bool:
@@ -539,7 +558,7 @@ class GuardedCode:
     def is_disturbed(
         self,
         expected: RandomState | None,
-        found: RandomState | None,
+        random_state: RandomState | None,
         threads: ThreadTimes,
         *,
         draws: bool,
@@ -549,7 +568,7 @@ class GuardedCode:
         The generators belong to all threads. If the graph draws from them, too, its values cannot
         be compared either.
         """
-        if not are_other_states(expected, found) or not threads.others_ran():
+        if not are_other_states(expected, random_state) or not threads.others_ran():
             return False
         self.journal.others_draw |= draws
         self.skip(OTHERS_DRAW, "" if draws else RANDOM_PART)
@@ -623,13 +642,13 @@ class GuardedCode:
             raise error
         return results
 
-    def _failed(self, module: GraphModule, kept: Sequence[Any]) -> FailedGraph | None:
+    def _failed(self, module: GraphModule, kept_values: Sequence[Any]) -> FailedGraph | None:
         """Keep a call with copies of its arguments: the program may change them later."""
         if self.made_by is None:
             return None
         copier = Copier()
         try:
-            inputs = [copier.copy_tree(value) for value in kept]
+            inputs = [copier.copy_tree(value) for value in kept_values]
         except Exception as error:  # noqa: BLE001  (out of memory, say; only shrinking needs them)
             note = f"{self.entry.label}: could not keep its arguments: {in_one_line(error, 120)}"
             self.journal.add((), [note])
@@ -656,7 +675,7 @@ def with_places(places: list[Finding], verdict: Verdict) -> Verdict:
 
 def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
     """The verdict with the first place, if one was found, as the cause of all that is wrong."""
-    cause = next((place.path for place in places if place.status.is_wrong), None)
+    cause = next((position.path for position in places if position.status.is_wrong), None)
     findings = [
         without_kind(msgspec.structs.replace(finding, cause=cause))
         if cause is not None and finding.status.is_wrong

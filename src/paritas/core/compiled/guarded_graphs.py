@@ -77,55 +77,59 @@ if TYPE_CHECKING:
 def substitute_reference(
     runs: Evidence[GraphProgram],
     candidate: Observation,
-    given: list[Any],
+    arguments: list[Any],
     visible: frozenset[int],
 ) -> list[Any]:
     """Return the reference's outputs, and repeat its writes on the caller's arguments."""
-    seen = runs.native[0]
-    if seen.rng_after is not None:
-        seen.rng_after.restore()
-    _correct_inputs(runs.program.used, given)
+    reference = runs.native[0]
+    if reference.rng_after is not None:
+        reference.rng_after.restore()
+    _correct_inputs(runs.program.used, arguments)
     results = []
-    for position, (name, value) in enumerate(seen.outputs.items()):
-        result = _rebase_view(value, runs.program.used, given)
-        theirs = candidate.outputs.get(name)
+    for position, (name, value) in enumerate(reference.outputs.items()):
+        result = _rebase_view(value, runs.program.used, arguments)
+        candidate_output = candidate.outputs.get(name)
         if position not in visible:
-            result = _lay_out_like(result, theirs)
+            result = _lay_out_like(result, candidate_output)
         results.append(result)
     return results
 
 
-def _correct_inputs(used: list[Any], given: list[Any]) -> None:
+def _correct_inputs(used: list[Any], arguments: list[Any]) -> None:
     """Write the reference's values to the caller's arguments; undo all other writes."""
     with torch.no_grad():
-        for wanted, value in zip(used, given, strict=True):
-            if isinstance(value, torch.Tensor) and not bitwise_equal(value.detach(), wanted):
-                value.detach().copy_(wanted)
+        for reference_value, value in zip(used, arguments, strict=True):
+            if isinstance(value, torch.Tensor) and not bitwise_equal(
+                value.detach(), reference_value
+            ):
+                value.detach().copy_(reference_value)
 
 
-def _rebase_view(value: Any, used: list[Any], given: list[Any]) -> Any:
+def _rebase_view(value: Any, used: list[Any], arguments: list[Any]) -> Any:
     """Make an output that is a view of an argument a view of the caller's argument."""
     key = storage_address(value)
     if not key:
         return value
-    for mine, theirs in zip(used, given, strict=True):
-        if storage_address(mine) == key and isinstance(theirs, torch.Tensor):
-            same = mine.stride() == value.stride() and mine.shape == value.shape
-            if same and mine.storage_offset() == value.storage_offset():
-                return theirs
-            shift = theirs.storage_offset() - mine.storage_offset()
-            return theirs.as_strided(value.shape, value.stride(), value.storage_offset() + shift)
+    for used_argument, caller_argument in zip(used, arguments, strict=True):
+        if storage_address(used_argument) == key and isinstance(caller_argument, torch.Tensor):
+            same = used_argument.stride() == value.stride() and used_argument.shape == value.shape
+            if same and used_argument.storage_offset() == value.storage_offset():
+                return caller_argument
+            shift = caller_argument.storage_offset() - used_argument.storage_offset()
+            return caller_argument.as_strided(
+                value.shape, value.stride(), value.storage_offset() + shift
+            )
     return value
 
 
-def _lay_out_like(value: Any, theirs: Any) -> Any:
+def _lay_out_like(value: Any, candidate_value: Any) -> Any:
     """Give a value the strides that the compiled backward pass expects."""
-    if not isinstance(value, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or not isinstance(candidate_value, torch.Tensor):
         return value
-    if value.shape != theirs.shape or value.stride() == theirs.stride():
+    if value.shape != candidate_value.shape or value.stride() == candidate_value.stride():
         return value
     result: Tensor = torch.empty_strided(
-        theirs.shape, theirs.stride(), dtype=value.dtype, device=value.device
+        candidate_value.shape, candidate_value.stride(), dtype=value.dtype, device=value.device
     )
     return result.copy_(value)
 
@@ -212,11 +216,11 @@ class GuardedGraph(GuardedCode):
         draws = self.reference.draws
         if not self.is_due(args, draws=draws):
             return self.compiled(args)
-        given = list(args)
-        kept = copy_written(given, self._may_change)
+        arguments = list(args)
+        written = copy_written(arguments, self._may_change)
         for position in self._given_away:
-            given[position] = None  # do not hold it longer than necessary
-        before = self._clones(kept, given) if self._looks_at_inputs() else {}
+            arguments[position] = None  # do not hold it longer than necessary
+        before = self._clones(written, arguments) if self._looks_at_inputs() else {}
         threads = ThreadTimes.now()
         rng = RandomState.of_torch()
         candidate = Observation()
@@ -227,11 +231,11 @@ class GuardedGraph(GuardedCode):
             candidate.error = error
         after = candidate.rng_after = RandomState.of_torch()
         if candidate.error is None:
-            self.reference.name_results(candidate, list(results), given)
-        for position in _changed_arguments(given, before):
-            kept[position] = before[position]
+            self.reference.name_results(candidate, list(results), arguments)
+        for position in _changed_arguments(arguments, before):
+            written[position] = before[position]
         before.clear()  # free the memory before the reference runs
-        runs = GraphProgram.evidence(self.reference, kept, rng, self.settings.seed)
+        runs = GraphProgram.evidence(self.reference, written, rng, self.settings.seed)
         if self.is_disturbed(runs.native[0].rng_after, after, threads, draws=draws):
             if draws:
                 after.restore()
@@ -239,7 +243,7 @@ class GuardedGraph(GuardedCode):
             candidate.rng_after = None  # nothing to compare
         verdict = None
         try:
-            verdict = self._judge(runs, candidate, given)
+            verdict = self._judge(runs, candidate, arguments)
         except Exception as error:  # noqa: BLE001  (our own error must not break the program)
             verdict = self.own_failure(error)
         finally:
@@ -250,8 +254,8 @@ class GuardedGraph(GuardedCode):
             verdict,
             results,
             candidate.error,
-            lambda: substitute_reference(runs, candidate, given, self.lowered.visible),
-            (self.lowered.module, kept),
+            lambda: substitute_reference(runs, candidate, arguments, self.lowered.visible),
+            (self.lowered.module, written),
         )
 
     def _looks_at_inputs(self) -> bool:
@@ -262,19 +266,19 @@ class GuardedGraph(GuardedCode):
         checked = self.entry.checked
         return checked < CALLS_WATCHED or checked % CALLS_WATCHED == 0
 
-    def _clones(self, kept: list[Any], given: list[Any]) -> dict[int, Tensor]:
+    def _clones(self, copies: list[Any], arguments: list[Any]) -> dict[int, Tensor]:
         """Clone the arguments that nothing should write to."""
         return {
             position: value.detach().clone()
-            for position, (mine, value) in enumerate(zip(kept, given, strict=True))
-            if mine is value and isinstance(value, torch.Tensor)
+            for position, (kept_argument, value) in enumerate(zip(copies, arguments, strict=True))
+            if kept_argument is value and isinstance(value, torch.Tensor)
         }
 
     def _judge(
-        self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
+        self, runs: Evidence[GraphProgram], candidate: Observation, arguments: list[Any]
     ) -> Verdict:
-        collected = self._compare(runs, candidate, given)
-        self._ask_again(collected, runs, candidate, given)
+        collected = self._compare(runs, candidate, arguments)
+        self._ask_again(collected, runs, candidate, arguments)
         verdict = self.rolled_up(collected, runs)
         if verdict.failures and candidate.error is None and runs.native[0].error is None:
             verdict = self._with_origin(verdict, runs, candidate)
@@ -290,7 +294,7 @@ class GuardedGraph(GuardedCode):
         collected: CollectedFindings,
         runs: Evidence[GraphProgram],
         candidate: Observation,
-        given: list[Any],
+        arguments: list[Any],
     ) -> None:
         """Mark as unstable what differs only in an equality test of rounded numbers."""
         if all(f.status.passes() for f in collected.findings) or candidate.error is not None:
@@ -308,19 +312,19 @@ class GuardedGraph(GuardedCode):
             others = GraphProgram.evidence(
                 reference, runs.program.kept, runs.program.rng, self.settings.seed
             )
-            again = self._compare(others, candidate, given)
+            again = self._compare(others, candidate, arguments)
             better = {(f.path, f.aspect) for f in again.findings if f.status.passes()}
             rule = functools.partial(_rule_on_tolerant_equality, better)
             collected.findings = reconsider(collected.findings, rule)
 
     def _compare(
-        self, runs: Evidence[GraphProgram], candidate: Observation, given: list[Any]
+        self, runs: Evidence[GraphProgram], candidate: Observation, arguments: list[Any]
     ) -> CollectedFindings:
         comparer = self.comparer(runs)
         reference = runs.native[0]
         if self.judge_errors(comparer.out, reference.error, candidate.error):
             return comparer.out
-        same = self._handed_on_items(candidate, given)
+        same = self._handed_on_items(candidate, arguments)
         comparer.out.compared += len(same)
         comparer.out.skipped += [
             f"{item.in_graph(self.entry.label)}, which is not defined" for item in self._undefined
@@ -332,8 +336,8 @@ class GuardedGraph(GuardedCode):
         )
         comparer.compare_values(reference.after, candidate.after)
         comparer.compare_strides(reference, candidate, self._promised)
-        self._compare_aliases(comparer, runs, candidate, given)
-        pairs = enumerate(zip(runs.program.kept, given, strict=True))
+        self._compare_aliases(comparer, runs, candidate, arguments)
+        pairs = enumerate(zip(runs.program.kept, arguments, strict=True))
         comparer.compare_untouched(
             {
                 self.reference.inputs[position]: (before, after)
@@ -348,28 +352,33 @@ class GuardedGraph(GuardedCode):
         comparer: CallComparer,
         runs: Evidence[GraphProgram],
         candidate: Observation,
-        given: list[Any],
+        arguments: list[Any],
     ) -> None:
         """Compare aliases of outputs that the user sees: others make no difference."""
         reference = runs.native[0]
-        places = [storage_address(value) for value in given]
-        mine = runs.program.used
-        pairs = zip(mine, given, places, strict=True)
-        used = [place if own is theirs else storage_address(own) for own, theirs, place in pairs]
+        places = [storage_address(value) for value in arguments]
+        reference_arguments = runs.program.used
+        pairs = zip(reference_arguments, arguments, places, strict=True)
+        used = [
+            address
+            if reference_argument is caller_argument
+            else storage_address(reference_argument)
+            for reference_argument, caller_argument, address in pairs
+        ]
         reference.aliases = self.reference.aliases(
             reference, runs.program.used, used, self._promised
         )
-        candidate.aliases = self.reference.aliases(candidate, given, places, self._promised)
+        candidate.aliases = self.reference.aliases(candidate, arguments, places, self._promised)
         donated = {input_of(self.reference.inputs[position]) for position in self.lowered.donated}
         comparer.compare_aliases(reference, candidate, set(self._promised), donated)
 
-    def _handed_on_items(self, candidate: Observation, given: list[Any]) -> set[Item]:
+    def _handed_on_items(self, candidate: Observation, arguments: list[Any]) -> set[Item]:
         """The outputs that are inputs, as in the graph: their bits need no comparison."""
         same = set()
         for item, position in zip(self.reference.outputs, self._handed_on, strict=False):
             if position is None or position in self.reference.written:
                 continue
-            value, original = candidate.outputs.get(item), given[position]
+            value, original = candidate.outputs.get(item), arguments[position]
             if value is original or is_same_memory(value, original):
                 same.add(item)
         return same
@@ -386,7 +395,9 @@ class GuardedGraph(GuardedCode):
                     candidate,
                     self.entry.label,
                     verdict.failures,
-                    lambda seen, given: self._compare(runs, seen, given).findings,
+                    lambda observation, arguments: (
+                        self._compare(runs, observation, arguments).findings
+                    ),
                     self.settings.deadline,
                     self.settings.lifted_agrees,
                 )
@@ -413,9 +424,9 @@ def _rule_on_tolerant_equality(better: set[tuple[str, Aspect]], finding: Finding
     return Ruling(Status.UNSTABLE, reason)
 
 
-def _changed_arguments(given: list[Any], before: dict[int, Tensor]) -> list[int]:
+def _changed_arguments(arguments: list[Any], before: dict[int, Tensor]) -> list[int]:
     """The positions of the arguments whose bits changed."""
-    pairs = [(given[position].detach(), value) for position, value in before.items()]
+    pairs = [(arguments[position].detach(), value) for position, value in before.items()]
     return [position for position, same in zip(before, all_equal(pairs), strict=True) if not same]
 
 
@@ -494,10 +505,10 @@ class GuardedCapture(GuardedCode):
         draws = self.reference.draws
         if not self.is_due(args, draws=draws):
             return self.compiled(*args)
-        given = [*args, *self.reference.held]
-        kept = copy_arguments(given)
+        call_inputs = [*args, *self.reference.held]
+        arguments = copy_arguments(call_inputs)
         threads = ThreadTimes.now()
-        program = CapturedProgram(self.reference, kept, RandomState.now(), Surroundings.now())
+        program = CapturedProgram(self.reference, arguments, RandomState.now(), Surroundings.now())
         runs = Evidence(program, seed=self.settings.seed)
         reference = runs.native[0]
         watch = GradientWatch(self, program)
@@ -521,7 +532,7 @@ class GuardedCapture(GuardedCode):
             candidate.rng_after = None  # nothing to compare
         try:
             if candidate.error is None:
-                self.reference.name_results(candidate, results, given, kept)
+                self.reference.name_results(candidate, results, call_inputs, arguments)
             reused = [] if candidate.error else self._reused(results, reference)
             verdict = self._judge(runs, candidate, reused)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
@@ -535,8 +546,8 @@ class GuardedCapture(GuardedCode):
             verdict,
             results,
             candidate.error,
-            lambda: self._run_reference(given, program),
-            (self.reference.module, kept),
+            lambda: self._run_reference(call_inputs, program),
+            (self.reference.module, arguments),
         )
 
     def _reused(self, results: Any, reference: Observation) -> list[Item]:
@@ -546,7 +557,7 @@ class GuardedCapture(GuardedCode):
         """
         named = dict(zip(reference.outputs, results, strict=False))
         tensors = {item: value for item, value in named.items() if isinstance(value, torch.Tensor)}
-        held = {
+        live_addresses = {
             storage_address(tensor) for ref in self._given_away if (tensor := ref()) is not None
         } - {0}
         self._given_away = [weakref.ref(tensor) for tensor in tensors.values()]
@@ -556,7 +567,7 @@ class GuardedCapture(GuardedCode):
         return [
             item
             for item, tensor in tensors.items()
-            if storage_address(tensor) in held and item not in handed_on
+            if storage_address(tensor) in live_addresses and item not in handed_on
         ]
 
     def _judge(
@@ -609,7 +620,7 @@ class GuardedCapture(GuardedCode):
     def judge_gradients(
         self,
         program: CapturedProgram,
-        found: dict[Item, Tensor | None],
+        gradients: dict[Item, Tensor | None],
         besides: dict[Item, tuple[Aspect, str]],
         rng_after: RandomState | None,
     ) -> dict[Item, Tensor | None]:
@@ -617,7 +628,7 @@ class GuardedCapture(GuardedCode):
 
         Args:
             program: the reference.
-            found: the gradients of the inputs.
+            gradients: the gradients of the inputs.
             besides: side effects of the backward pass; the reference's has none.
             rng_after: the random generators after the call itself.
         """
@@ -632,24 +643,24 @@ class GuardedCapture(GuardedCode):
             comparer = code.comparer(runs, compiled)
             reference = runs.native[0]
             if draws and code.is_disturbed(reference.rng_after, rng_after, threads, draws=draws):
-                return found
+                return gradients
             if not code.judge_errors(comparer.out, reference.error, None):
-                for item, value in found.items():
+                for item, value in gradients.items():
                     _compare_gradient(comparer, item, reference.gradients.get(item), value)
             for item, (aspect, reason) in besides.items():
                 shown = item.in_graph(code.entry.label)
                 comparer.out.add(shown, aspect, Status.DIFFERENT, reason)
             verdict = code.rolled_up(comparer.out, runs)
             verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
-            instead = {item: reference.gradients.get(item) for item in found}
+            instead = {item: reference.gradients.get(item) for item in gradients}
         except Exception as error:  # noqa: BLE001  (our own error must not break the program)
-            verdict, instead = code.own_failure(error), found
+            verdict, instead = code.own_failure(error), gradients
         finally:
             if draws:
                 now.restore()
         called = (self.reference.module, program.kept)
         result: dict[Item, Tensor | None] = code.conclude(
-            verdict, found, None, lambda: instead, called
+            verdict, gradients, None, lambda: instead, called
         )
         return result
 
@@ -665,7 +676,7 @@ class GuardedCapture(GuardedCode):
         if not differs or not self.settings.locate or runs.native[0].error is not None:
             return verdict
         # Wrong values give wrong gradients, but a node may hand back wrong ones besides.
-        known = self._located.get(False, []) if gradients else []
+        output_findings = self._located.get(False, []) if gradients else []
         if gradients not in self._located:
             from paritas.core.compiled.locate_captured import (
                 CapturedSuspect,
@@ -679,19 +690,21 @@ class GuardedCapture(GuardedCode):
                 verdict.failures,
                 gradients,
                 self._compile_part,
-                lambda seen: self._judge(runs, seen).findings,
+                lambda observation: self._judge(runs, observation).findings,
                 self.settings.deadline,
                 self.settings.lifted_agrees,
             )
             locate = (
-                functools.partial(locate_gradients_besides, known) if known else locate_captured
+                functools.partial(locate_gradients_besides, output_findings)
+                if output_findings
+                else locate_captured
             )
             self._located[gradients] = locate_safely(locate, suspect)
-        found = self._located[gradients]
-        if not known:
-            return with_places(found, verdict)
-        verdict = caused_by(known, verdict)
-        return msgspec.structs.replace(verdict, findings=(*found, *verdict.findings))
+        located_findings = self._located[gradients]
+        if not output_findings:
+            return with_places(located_findings, verdict)
+        verdict = caused_by(output_findings, verdict)
+        return msgspec.structs.replace(verdict, findings=(*located_findings, *verdict.findings))
 
     def _compile_for(self, args: list[Any]) -> Callable[..., Any]:
         """The same graph, compiled for other arguments."""
@@ -733,23 +746,23 @@ class CompiledPart:
 
     def run(self) -> tuple[list[Any], Sequence[Any]]:
         """Call it without a check; returns its arguments after the call and its results."""
-        given = copy_arguments(self.args)
+        arguments = copy_arguments(self.args)
         self.rng.restore()
         with self.surroundings.around():
-            return given, list(self.code.compiled(*given))
+            return arguments, list(self.code.compiled(*arguments))
 
     def differentiate(self, cotangents: Mapping[int, Cotangent], count: int) -> list[Tensor | None]:
         """The gradients of its last arguments, for those of its outputs."""
-        given = copy_arguments(self.args)
+        arguments = copy_arguments(self.args)
         self.rng.restore()
         with self.surroundings.around(), torch.enable_grad():
-            results = self.code.compiled(*given)
+            results = self.code.compiled(*arguments)
             ends = [results[position] for position in cotangents]
             entering = [
                 cotangent.enter(end)
                 for end, cotangent in zip(ends, cotangents.values(), strict=True)
             ]
-            return list(torch.autograd.grad(ends, given[-count:], entering, allow_unused=True))
+            return list(torch.autograd.grad(ends, arguments[-count:], entering, allow_unused=True))
 
     def check(self, ends: Collection[int] | None, *, diagnosed: bool) -> Verdict:
         """Check a call; `ends` are the outputs to differentiate, if any."""
@@ -764,7 +777,9 @@ class CompiledPart:
 
 
 def _differentiate(values: Sequence[Any]) -> None:
-    recorded = [one for one in values if isinstance(one, torch.Tensor) and one.requires_grad]
+    recorded = [
+        value for value in values if isinstance(value, torch.Tensor) and value.requires_grad
+    ]
     if recorded:
         upstream = [
             draw_cotangent(nth_output(number), value, seed=0)
@@ -776,7 +791,7 @@ def _differentiate(values: Sequence[Any]) -> None:
 def _compare_gradient(comparer: CallComparer, item: Item, reference: Any, candidate: Any) -> None:
     """Compare gradients; None counts as zeros, because both add nothing."""
     if (reference is None) != (candidate is None):
-        known = candidate if reference is None else reference
-        zeros = torch.zeros_like(known)
+        present_gradient = candidate if reference is None else reference
+        zeros = torch.zeros_like(present_gradient)
         reference, candidate = (zeros if v is None else v for v in (reference, candidate))
     comparer.compare_value(item, reference, candidate)

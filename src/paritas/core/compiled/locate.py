@@ -92,27 +92,27 @@ def run_variant(
     """
     check_deadline(suspect.deadline)
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
-    given = copy_arguments(suspect.runs.program.kept)
-    seen = Observation(rng_before=suspect.runs.program.rng)
+    arguments = copy_arguments(suspect.runs.program.kept)
+    observation = Observation(rng_before=suspect.runs.program.rng)
     try:
         compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
         suspect.runs.program.rng.restore()
-        results = list(compiled(list(given)))
+        results = list(compiled(list(arguments)))
     except Exception as error:  # noqa: BLE001  (a variant that fails shows nothing)
-        return CompiledVariant(seen, given, [], error)
-    seen.rng_after = RandomState.now()
+        return CompiledVariant(observation, arguments, [], error)
+    observation.rng_after = RandomState.now()
     count = len(suspect.runs.program.reference.outputs)
-    suspect.runs.program.reference.name_results(seen, results[:count], given)
-    return CompiledVariant(seen, given, results[count:])
+    suspect.runs.program.reference.name_results(observation, results[:count], arguments)
+    return CompiledVariant(observation, arguments, results[count:])
 
 
 def shows_difference(suspect: Suspect, variant: CompiledVariant) -> bool:
     """Whether a variant has one of the suspect's failures."""
     if variant.error is not None:
         return False
-    known = {(finding.path, finding.aspect) for finding in suspect.failures}
+    failure_keys = {(finding.path, finding.aspect) for finding in suspect.failures}
     return any(
-        (finding.path, finding.aspect) in known and not finding.status.passes()
+        (finding.path, finding.aspect) in failure_keys and not finding.status.passes()
         for finding in suspect.compare(variant.seen, variant.given)
     )
 
@@ -134,7 +134,7 @@ REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
 
 def find_remedies(suspect: Suspect) -> list[str]:
     """The compiler options that each make the difference disappear."""
-    found = []
+    remedies = []
     for options, text in REMEDY_SWITCHES:
         if set(options) - set(suspect.lowered.options):
             continue  # this torch has no such option
@@ -142,8 +142,8 @@ def find_remedies(suspect: Suspect) -> list[str]:
             continue
         variant = run_variant(suspect, options=options)
         if variant.error is None and not shows_difference(suspect, variant):
-            found.append(text)
-    return found
+            remedies.append(text)
+    return remedies
 
 
 def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
@@ -160,8 +160,8 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
         name for name in compilable(suspect.lowered.module) if before is None or name in before
     ]
 
-    def shows(kept: list[str]) -> bool:
-        module = with_compiled(suspect.lowered.module, set(kept))
+    def shows(compiled_nodes: list[str]) -> bool:
+        module = with_compiled(suspect.lowered.module, set(compiled_nodes))
         return shows_difference(suspect, run_variant(suspect, module, ONLY_MARKED))
 
     if not names or not shows(names):
@@ -171,13 +171,13 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
 
 def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
     """Delta debugging: drop ever smaller parts as long as `shows` is true for the rest."""
-    asked: dict[tuple[str, ...], bool] = {}
+    answers: dict[tuple[str, ...], bool] = {}
 
     def still(part: list[str]) -> bool:
         key = tuple(part)
-        if key not in asked:
-            asked[key] = bool(part) and shows(part)
-        return asked[key]
+        if key not in answers:
+            answers[key] = bool(part) and shows(part)
+        return answers[key]
 
     parts = 2
     while len(items) > 1 and time.monotonic() < deadline:
@@ -253,8 +253,10 @@ def is_wrong_alone(suspect: Suspect, name: str) -> bool:
     if variant.error is not None:
         return True
     values = dict(zip(names, variant.extra, strict=True))
-    found = _wrong_nodes(suspect, values, variant)
-    return any(finding.origin is not None and finding.origin.name == name for finding in found)
+    wrong_nodes = _wrong_nodes(suspect, values, variant)
+    return any(
+        finding.origin is not None and finding.origin.name == name for finding in wrong_nodes
+    )
 
 
 def _changes_results(suspect: Suspect, variant: CompiledVariant) -> bool:
@@ -282,16 +284,21 @@ def _wrong_nodes(
                 traced[node.name], _check_write(suspect, node, table, variant)
             )
         elif node.op == "call_function":
-            own = values.get(node.name)
-            table[node] = own if node.name in values else _evaluate_node(node, table)
-            if not isinstance(own, torch.Tensor) or is_undefined(traced[node.name]):
+            candidate_value = values.get(node.name)
+            table[node] = candidate_value if node.name in values else _evaluate_node(node, table)
+            if not isinstance(candidate_value, torch.Tensor) or is_undefined(traced[node.name]):
                 continue
             if not _cannot_be_drawn_alone(node):
                 item, seed = _node_item(suspect, _computing(node)), suspect.runs.seed
-                found = judge_node(
-                    node, table, own, item=item, seed=seed, lifted_agrees=suspect.lifted_agrees
+                node_findings = judge_node(
+                    node,
+                    table,
+                    candidate_value,
+                    item=item,
+                    seed=seed,
+                    lifted_agrees=suspect.lifted_agrees,
                 )
-                findings += _with_node_origin(traced[_computing(node).name], found)
+                findings += _with_node_origin(traced[_computing(node).name], node_findings)
     return findings
 
 
@@ -304,7 +311,7 @@ def _computing(node: Node) -> Node:
 def judge_node(
     node: Node,
     table: dict[Node, Any],
-    own: torch.Tensor,
+    candidate_value: torch.Tensor,
     *,
     item: Item,
     seed: int,
@@ -315,7 +322,7 @@ def judge_node(
     Args:
         node: the node of the reference.
         table: the other code's values for every node that this one reads.
-        own: the other code's value for this node.
+        candidate_value: the other code's value for this node.
         item: the item of the findings.
         seed: the seed of the perturbations.
         lifted_agrees: whether the fault vanishes in float64, if that is known.
@@ -326,15 +333,15 @@ def judge_node(
     call = _NodeCall(node, table)
     values = leaves([call.args, call.kwargs, node.meta.get("val")])
     program = ValueProgram(call.prepare, [value for _, value in values])
-    known = Evidence(program, seed=seed)
-    reference = known.native[0].outputs.get(VALUE)
+    node_runs = Evidence(program, seed=seed)
+    reference = node_runs.native[0].outputs.get(VALUE)
     if not isinstance(reference, torch.Tensor):
         return []
     context = functools.partial(
         call_context, call.node.target, call.args, call.kwargs, lifted_agrees=lifted_agrees
     )
-    evidence = ItemEvidence(known, VALUE)
-    pair = Pair(item, reference.detach(), own.detach(), evidence, context)
+    evidence = ItemEvidence(node_runs, VALUE)
+    pair = Pair(item, reference.detach(), candidate_value.detach(), evidence, context)
     findings, _ = judge_pair(pair, explainer=Explainer())
     return findings
 
@@ -351,11 +358,11 @@ def _check_write(
     if not plain or target not in inputs or not isinstance(value, torch.Tensor):
         return []
     after = variant.given[inputs.index(target)]  # type: ignore[arg-type]
-    wanted = value.to(after.dtype).expand(after.shape)
-    if bitwise_equal(after.detach(), wanted.detach().contiguous()):
+    expected = value.to(after.dtype).expand(after.shape)
+    if bitwise_equal(after.detach(), expected.detach().contiguous()):
         return []
     item = _node_item(suspect, node)
-    findings, _ = judge_pair(Pair(item, wanted.detach(), after.detach()))
+    findings, _ = judge_pair(Pair(item, expected.detach(), after.detach()))
     return findings
 
 
@@ -363,9 +370,9 @@ def _node_item(suspect: Suspect, node: Node) -> Item:
     return Item(ItemKind.NODE, node.name, graph=suspect.label)
 
 
-def _with_node_origin(node: Node, found: list[Finding]) -> list[Finding]:
+def _with_node_origin(node: Node, findings: list[Finding]) -> list[Finding]:
     """The worst finding that does not pass, with the origin of its node."""
-    bad = [finding for finding in found if not finding.status.passes()]
+    bad = [finding for finding in findings if not finding.status.passes()]
     if not bad:
         return []
     worst = max(bad, key=lambda finding: finding.status.gravity)
@@ -464,20 +471,20 @@ CLEARLY = 50.0
 @quietly()
 def locate(suspect: Suspect) -> list[Finding]:
     """Find where the difference starts; returns at least one finding with an origin."""
-    known: list[Finding] = []
+    findings: list[Finding] = []
     try:
-        return _locate_in_lowered(suspect, known)
+        return _locate_in_lowered(suspect, findings)
     except SearchOverError:
-        return known or [_whole_graph_finding(suspect, SEARCH_OVER, ())]
+        return findings or [_whole_graph_finding(suspect, SEARCH_OVER, ())]
 
 
-def _locate_in_lowered(suspect: Suspect, known: list[Finding]) -> list[Finding]:
-    """Find it; `known` gets what is known if the time runs out."""
+def _locate_in_lowered(suspect: Suspect, findings: list[Finding]) -> list[Finding]:
+    """Find it; `findings` gets what is known if the time runs out."""
     tapping = tap_graph(suspect)
     checked = check_graph_passes(suspect.lowered)
     passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
     node = first_clear_finding(tapping.findings, changed=tapping.changed)
-    known += passes if node is None else [node, *passes]
+    findings += passes if node is None else [node, *passes]
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
             return [node, *passes]
@@ -528,19 +535,25 @@ def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
             suspect, "the difference does not occur when the graph is compiled once more", ()
         )
     if tapping.error:
-        seen = f"the graph could not be tapped ({tapping.error})"
+        what_was_seen = f"the graph could not be tapped ({tapping.error})"
     elif tapping.shows:
-        seen = "no single node is wrong"
+        what_was_seen = "no single node is wrong"
     else:
-        seen = "observing it changed the program: with every value as an output, it is correct"
+        what_was_seen = (
+            "observing it changed the program: with every value as an output, it is correct"
+        )
     away = tuple(find_remedies(suspect))
-    found = _smallest_set_finding(suspect, seen, away)
-    if found is not None:
-        return found
-    return _whole_graph_finding(suspect, f"{seen}, and no set of compiled nodes shows it", away)
+    smallest_set_finding = _smallest_set_finding(suspect, what_was_seen, away)
+    if smallest_set_finding is not None:
+        return smallest_set_finding
+    return _whole_graph_finding(
+        suspect, f"{what_was_seen}, and no set of compiled nodes shows it", away
+    )
 
 
-def _smallest_set_finding(suspect: Suspect, seen: str, away: tuple[str, ...]) -> Finding | None:
+def _smallest_set_finding(
+    suspect: Suspect, what_was_seen: str, away: tuple[str, ...]
+) -> Finding | None:
     """A finding about the nodes that show it when compiled together; None if none do."""
     nodes = find_smallest_set(suspect, SECONDS_FOR_SETS)
     if not nodes:
@@ -552,8 +565,8 @@ def _smallest_set_finding(suspect: Suspect, seen: str, away: tuple[str, ...]) ->
         shown = f"compiling {', '.join(nodes[:-1])} and {nodes[-1]} together shows it"
     else:
         shown = f"compiling {nodes[0]} alone shows it"
-    found = make_origin(kind, ", ".join(nodes), where, tuple(nodes), away)
-    return _located_finding(suspect, f"{seen}; {shown}", found)
+    origin = make_origin(kind, ", ".join(nodes), where, tuple(nodes), away)
+    return _located_finding(suspect, f"{what_was_seen}; {shown}", origin)
 
 
 def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:

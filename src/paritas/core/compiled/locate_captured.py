@@ -134,10 +134,16 @@ def locate_captured(suspect: CapturedSuspect) -> list[Finding]:
         now.restore()
 
 
-def locate_gradients_besides(known: Collection[Finding], suspect: CapturedSuspect) -> list[Finding]:
+def locate_gradients_besides(
+    findings: Collection[Finding], suspect: CapturedSuspect
+) -> list[Finding]:
     """A node that hands back wrong gradients, besides nodes whose values are wrong; often none."""
     now = RandomState.now()
-    names = {one.origin.name for one in known if one.origin is not None}
+    names = {
+        located_finding.origin.name
+        for located_finding in findings
+        if located_finding.origin is not None
+    }
     try:
         with quietly():
             finding = _Search(suspect).finding_of_gradients(names)
@@ -180,10 +186,10 @@ class _Search:
         """The finding about the place."""
         aspects = self.suspect.aspects
         if aspects & _CONTENTS or Aspect.REQUIRES_GRAD in aspects:
-            found = self._judge_nodes() or self._judge_gradients() or self._bisect()
+            nodes_alone = self._judge_nodes() or self._judge_gradients() or self._bisect()
         else:
-            found = self._try_nodes_alone()
-        return found or self._whole_graph()
+            nodes_alone = self._try_nodes_alone()
+        return nodes_alone or self._whole_graph()
 
     def finding_of_gradients(self, names: Collection[str]) -> Finding | None:
         """The finding about a node that hands back wrong gradients for right ones; None if none is.
@@ -195,7 +201,7 @@ class _Search:
         wrong = set(names)
         if self.own_values is not None:
             judged = itertools.islice(self._judge_all(self.own_values), MOST_WRONG)
-            wrong |= {one.finding.item.name for one in judged}
+            wrong |= {judged_node.finding.item.name for judged_node in judged}
         nodes = [self.calls[number] for number in self.suspicious]
         return self._first_wrong_alone([node for node in nodes if node.name not in wrong])
 
@@ -215,17 +221,17 @@ class _Search:
 
     def _judge_nodes(self) -> Finding | None:
         """The first node that is wrong for the inputs that it got; None if none is."""
-        own = self.own_values
-        if own is None:
+        own_values = self.own_values
+        if own_values is None:
             return None
-        judged = list(itertools.islice(self._judge_all(own), MOST_WRONG))
-        first = first_clear_finding([one.finding for one in judged], changed=False)
+        judged = list(itertools.islice(self._judge_all(own_values), MOST_WRONG))
+        first = first_clear_finding([wrong_node.finding for wrong_node in judged], changed=False)
         writer = self._overwriting_node(() if first is None else (first.item.name,))
         if writer is not None:
             return writer
-        for one in judged:
-            if first is not None and one.finding.item == first.item:
-                return one.explained(first)
+        for judged_node in judged:
+            if first is not None and judged_node.finding.item == first.item:
+                return judged_node.explained(first)
         return first
 
     def _overwriting_node(self, names: Collection[str]) -> Finding | None:
@@ -233,10 +239,16 @@ class _Search:
         values = {*names, *self.changed_inputs}
         readers: list[Node] = []
         for node in self.calls:
-            if not values.isdisjoint(one.name for one in node.all_input_nodes):
+            if not values.isdisjoint(
+                all_input_node.name for all_input_node in node.all_input_nodes
+            ):
                 readers.append(node)
                 values |= {node.name} & self.run.shared  # the same memory
-        ends = values.intersection(one.name for one in returned(self.graph) if one is not None)
+        ends = values.intersection(
+            returned_node.name
+            for returned_node in returned(self.graph)
+            if returned_node is not None
+        )
         if len(readers) + len(ends) < 2:  # noqa: PLR2004  (nobody reads it after that)
             return None
         for node in readers:
@@ -260,19 +272,19 @@ class _Search:
             return None
         with self._showing_nothing_if_it_fails():
             for _ in range(CALLS_OF_PART):
-                given, results = self.tapped.run()
+                arguments, results = self.tapped.run()
                 if len(results) != self.outputs + len(self.taps):
                     return None
-                if self.suspect.gradients or self._shows(given, results[: self.outputs]):
-                    self.changed_inputs = self._find_changed(given)
+                if self.suspect.gradients or self._shows(arguments, results[: self.outputs]):
+                    self.changed_inputs = self._find_changed(arguments)
                     return dict(zip(self.taps, results[self.outputs :], strict=True))
         return None
 
-    def _find_changed(self, given: Sequence[Any]) -> list[str]:
+    def _find_changed(self, arguments: Sequence[Any]) -> list[str]:
         """The inputs of the graph that the backend's code has changed and the reference has not."""
         changed = []
         for node, before, after in zip(
-            placeholders(self.graph), self.program.kept, given, strict=True
+            placeholders(self.graph), self.program.kept, arguments, strict=True
         ):
             # Some operators write to an input without a trace, such as the statistics of a norm.
             right = self.run.nodes[node.name].value
@@ -281,17 +293,19 @@ class _Search:
                 changed.append(node.name)
         return changed
 
-    def _shows(self, given: list[Any], results: Sequence[Any]) -> bool:
-        seen = Observation(rng_before=self.program.rng)
-        self.program.reference.name_results(seen, results, given, self.program.kept)
-        known = {(finding.item.in_graph(""), finding.aspect) for finding in self.suspect.failures}
+    def _shows(self, arguments: list[Any], results: Sequence[Any]) -> bool:
+        observation = Observation(rng_before=self.program.rng)
+        self.program.reference.name_results(observation, results, arguments, self.program.kept)
+        failure_keys = {
+            (finding.item.in_graph(""), finding.aspect) for finding in self.suspect.failures
+        }
         return any(
-            (finding.item.in_graph(""), finding.aspect) in known
-            for finding in _wrong(self.suspect.compare(seen))
+            (finding.item.in_graph(""), finding.aspect) in failure_keys
+            for finding in _wrong(self.suspect.compare(observation))
             if self.suspect.explains(finding)
         )
 
-    def _judge_all(self, own: dict[Tap, Tensor]) -> Iterator[_JudgedNode]:
+    def _judge_all(self, tapped_values: dict[Tap, Tensor]) -> Iterator[_JudgedNode]:
         reference = self.program.reference.module
         originals = {node.name: node for node in self.graph.graph.nodes}
         values: dict[str, Any] = {}
@@ -301,35 +315,37 @@ class _Search:
             run = self.run.nodes[node.name]
             values[node.name] = run.value
             if not run.is_given:
-                values[node.name] = self._own_value(node.name, own)
+                values[node.name] = self._own_value(node.name, tapped_values)
                 call = NodeCall(reference, node, self.run, values)
-                yield from self._worst_of(originals[node.name], self._judge_node(call, own))
+                yield from self._worst_of(
+                    originals[node.name], self._judge_node(call, tapped_values)
+                )
                 if not run.tensors() and call.inputs():
                     ran = self._run_alone(call)  # most depend on shapes only
                     values[node.name] = run.value if ran is None else ran[0]
             for changed in run.wrote:
-                values[changed] = self._own_value(changed, own, after=node.name)
+                values[changed] = self._own_value(changed, tapped_values, after=node.name)
 
-    def _own_value(self, name: str, own: dict[Tap, Tensor], after: str = "") -> Any:
+    def _own_value(self, name: str, tapped_values: dict[Tap, Tensor], after: str = "") -> Any:
         """The backend's value of a node; what is no tensor is taken from the reference."""
         run = self.run.nodes[name]
         value = run.value
         for path in run.tensors():
-            tensor = own[Tap(name, path, after)].detach()
+            tensor = tapped_values[Tap(name, path, after)].detach()
             value = _with_item(
                 value, path, tensor if run.is_batched else _lay_out(tensor, value, path)
             )
         return value
 
-    def _judge_node(self, call: NodeCall, own: dict[Tap, Tensor]) -> list[_JudgedNode]:
+    def _judge_node(self, call: NodeCall, tapped_values: dict[Tap, Tensor]) -> list[_JudgedNode]:
         name = call.node.name
         taps = [Tap(name, path) for path in call.run.tensors()]
         read = {node.name for node in call.node.all_input_nodes}
         taps += [
-            Tap(one, path, after=name)
-            for one in call.run.wrote
-            if one in read
-            for path in self.run.nodes[one].tensors()
+            Tap(written_name, path, after=name)
+            for written_name in call.run.wrote
+            if written_name in read
+            for path in self.run.nodes[written_name].tensors()
         ]
         if not taps or _has_no_value(call.node):
             return []
@@ -343,9 +359,9 @@ class _Search:
             if not isinstance(expected, torch.Tensor):
                 continue
             if Aspect.REQUIRES_GRAD in self.suspect.aspects:
-                findings += self._judge_requires_grad(tap, own[tap])
-            elif not _are_same(expected, own[tap]):
-                findings += self._judge_value(call, tap, own[tap])
+                findings += self._judge_requires_grad(tap, tapped_values[tap])
+            elif not _are_same(expected, tapped_values[tap]):
+                findings += self._judge_value(call, tap, tapped_values[tap])
         return findings
 
     def _run_alone(self, call: NodeCall) -> tuple[Any, dict[str, Any]] | None:
@@ -353,22 +369,22 @@ class _Search:
             return call.once()
         return None
 
-    def _judge_requires_grad(self, tap: Tap, own: Tensor) -> list[_JudgedNode]:
+    def _judge_requires_grad(self, tap: Tap, tapped_value: Tensor) -> list[_JudgedNode]:
         needs = _item_at(self.run.nodes[tap.node].value, tap.path).requires_grad
-        if own.requires_grad == needs or tap.after:
+        if tapped_value.requires_grad == needs or tap.after:
             return []
         reason = f"requires_grad is {not needs} instead of {needs}"
         return [_JudgedNode(mismatch(self._item(tap.node), Aspect.REQUIRES_GRAD, reason))]
 
-    def _judge_value(self, call: NodeCall, tap: Tap, own: Tensor) -> list[_JudgedNode]:
+    def _judge_value(self, call: NodeCall, tap: Tap, tapped_value: Tensor) -> list[_JudgedNode]:
         program = call.program(tap.path, tap.node if tap.after else "")
-        known = Evidence(program, seed=self.suspect.runs.seed)
-        expected = known.native[0].outputs.get(VALUE)
+        node_runs = Evidence(program, seed=self.suspect.runs.seed)
+        expected = node_runs.native[0].outputs.get(VALUE)
         if not isinstance(expected, torch.Tensor):
             return []
-        evidence = ItemEvidence(known, VALUE)
-        expected, own = expected.detach(), own.detach()
-        found, _ = judge_pair(Pair(self._item(call.node.name), expected, own, evidence))
+        evidence = ItemEvidence(node_runs, VALUE)
+        expected, tapped_value = expected.detach(), tapped_value.detach()
+        findings, _ = judge_pair(Pair(self._item(call.node.name), expected, tapped_value, evidence))
 
         def explain(finding: Finding) -> Finding:
             context = call_context(
@@ -377,12 +393,12 @@ class _Search:
                 lifted_agrees=self.suspect.lifted_agrees,
                 is_method=call.node.op == "call_method",
             )
-            runs = None if tap.after else self._runs_alone(call, tap.path, (expected, own))
+            runs = None if tap.after else self._runs_alone(call, tap.path, (expected, tapped_value))
             context = dataclasses.replace(context, runs=runs)
-            (explained,) = Explainer().explain([finding], expected, own, evidence, context)
+            (explained,) = Explainer().explain([finding], expected, tapped_value, evidence, context)
             return explained
 
-        return [_JudgedNode(finding, explain) for finding in _wrong(found)]
+        return [_JudgedNode(finding, explain) for finding in _wrong(findings)]
 
     def _runs_alone(
         self, call: NodeCall, path: ValuePath, pair: tuple[Tensor, Tensor]
@@ -393,17 +409,23 @@ class _Search:
         run = call.run
         if run.level is not None or run.is_hidden:
             return None
-        node = next(one for one in self.graph.graph.nodes if one.name == call.node.name)
+        node = next(
+            graph_node for graph_node in self.graph.graph.nodes if graph_node.name == call.node.name
+        )
         module, names = _cut_node(node, run.tensors())
-        given = [call.reads[name] for name in names]
-        if any(isinstance(value, list | tuple) for value in given):
+        read_values = [call.reads[name] for name in names]
+        if any(isinstance(value, list | tuple) for value in read_values):
             return None  # no graph has such an input
-        places = [number for number, one in enumerate(given) if isinstance(one, torch.Tensor)]
+        places = [
+            number
+            for number, operand in enumerate(read_values)
+            if isinstance(operand, torch.Tensor)
+        ]
 
         def arguments(operands: Sequence[Tensor]) -> list[Any]:
-            values = list(given)
-            for place, operand in zip(places, operands, strict=True):
-                values[place] = operand
+            values = list(read_values)
+            for position, operand in zip(places, operands, strict=True):
+                values[position] = operand
             return values
 
         def run_reference(operands: Sequence[Tensor]) -> Any:
@@ -414,14 +436,14 @@ class _Search:
         def make_candidate(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
             rng = run.rng or self.program.rng
             part = self.suspect.compile_part(module, arguments(operands), run.surroundings, rng)
-            place = run.tensors().index(path)
+            position = run.tensors().index(path)
 
             def run_candidate(operands: Sequence[Tensor]) -> Any:
-                return dataclasses.replace(part, args=arguments(operands)).run()[1][place]
+                return dataclasses.replace(part, args=arguments(operands)).run()[1][position]
 
             return run_candidate
 
-        operands = tuple(given[place] for place in places)
+        operands = tuple(read_values[position] for position in places)
         make_first = functools.partial(make_candidate, operands)
         return PlaceRuns(
             operands, run_reference, make_first, *pair, remake_candidate=make_candidate
@@ -431,10 +453,10 @@ class _Search:
         """The worst finding about a node, with its origin."""
         # A wrong gradient may come from a wrong value that does not show in the results.
         aspects = _CONTENTS if self.suspect.gradients else self.suspect.aspects
-        fitting = [one for one in judged if one.finding.aspect in aspects]
+        fitting = [judged_node for judged_node in judged if judged_node.finding.aspect in aspects]
         if not fitting:
             return []
-        worst = max(fitting, key=lambda one: one.finding.status.gravity)
+        worst = max(fitting, key=lambda judged_node: judged_node.finding.status.gravity)
         located = blame_operator(worst.finding, self._origin(node))
         return [dataclasses.replace(worst, finding=located)]
 
@@ -460,9 +482,9 @@ class _Search:
         Nodes are added to the graph to look at gradients, so such a node must be wrong alone, too.
         """
         if self.suspect.gradients and self.own_values is not None:
-            for tap, own in self.own_values.items():
-                for cut in self._judge_requires_grad(tap, own):
-                    node = next(one for one in self.calls if one.name == tap.node)
+            for tap, tapped_value in self.own_values.items():
+                for cut in self._judge_requires_grad(tap, tapped_value):
+                    node = next(call for call in self.calls if call.name == tap.node)
                     wrong = msgspec.structs.replace(cut.finding, aspect=Aspect.VALUE)
                     return self._finding(node, "does not flow back", wrong)
         return self._first_wrong_alone([self.calls[number] for number in self.suspicious])
@@ -489,23 +511,23 @@ class _Search:
         code = self.suspect.compile_part(
             backward.with_zeros(), [*program.kept, *zeros], program.surroundings, program.rng
         )
-        found = code.differentiate(cotangents, len(zeros))
-        gradients = dict(zip(backward.uses, found, strict=True))
+        backward_gradients = code.differentiate(cotangents, len(zeros))
+        gradients = dict(zip(backward.uses, backward_gradients, strict=True))
         arrived = backward.arrived(gradients, cotangents)
         nodes = {node.name: node for node in program.reference.module.graph.nodes}
         values = self._values_in_forward_pass()
-        for use, own in gradients.items():
+        for use, backend_gradient in gradients.items():
             if use.reader not in arrived or time.monotonic() > self.deadline:
                 continue
             call = NodeCall(program.reference.module, nodes[use.reader], self.run, values)
             gradient = NodeGradient(call, use.source, arrived[use.reader])
-            known = Evidence(gradient, seed=self.suspect.runs.seed)
-            expected = known.native[0].outputs.get(VALUE)
+            gradient_runs = Evidence(gradient, seed=self.suspect.runs.seed)
+            expected = gradient_runs.native[0].outputs.get(VALUE)
             if not isinstance(expected, torch.Tensor):
                 continue
-            handed = torch.zeros_like(expected) if own is None else own
+            handed = torch.zeros_like(expected) if backend_gradient is None else backend_gradient
             if not _are_same(expected, handed):
-                evidence = ItemEvidence(known, VALUE)
+                evidence = ItemEvidence(gradient_runs, VALUE)
                 judged, _ = judge_pair(Pair(self._item(use.reader), expected, handed, evidence))
                 yield from _wrong(judged)
 
@@ -721,12 +743,16 @@ class _Search:
 def _overwrites(part: CompiledPart, node: Node, names: Collection[str]) -> bool:
     """Whether the code for a node changes an argument that is one of these values."""
     # Nothing may be written to a leaf that autograd follows.
-    args = [one.detach() if isinstance(one, torch.Tensor) else one for one in part.args]
-    given, _ = dataclasses.replace(part, args=args).run()
-    sources = [one.name for one in node.all_input_nodes if one.op != "get_attr"]
+    args = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in part.args]
+    args_after, _ = dataclasses.replace(part, args=args).run()
+    sources = [
+        all_input_node.name
+        for all_input_node in node.all_input_nodes
+        if all_input_node.op != "get_attr"
+    ]
     return any(
         name in names and isinstance(before, torch.Tensor) and not _are_same(before, after)
-        for name, before, after in zip(sources, args, given, strict=True)
+        for name, before, after in zip(sources, args, args_after, strict=True)
     )
 
 
@@ -736,10 +762,10 @@ def _has_no_value(node: Node) -> bool:
     return name in UNINITIALISED | {"as_strided"}
 
 
-def _are_same(expected: Tensor, own: Tensor) -> bool:
-    if expected.shape != own.shape or expected.dtype is not own.dtype:
+def _are_same(expected: Tensor, candidate: Tensor) -> bool:
+    if expected.shape != candidate.shape or expected.dtype is not candidate.dtype:
         return False
-    return bitwise_equal(expected.detach(), own.detach())
+    return bitwise_equal(expected.detach(), candidate.detach())
 
 
 def _item_at(value: Any, path: ValuePath) -> Any:
@@ -766,38 +792,47 @@ def _lay_out(tensor: Tensor, value: Any, path: ValuePath) -> Tensor:
         return tensor
     if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
         return tensor
-    made = torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
+    strided_copy = torch.empty_strided(
+        like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return strided_copy.copy_(tensor)
 
 
 def _gives_views(result: Any, values: Sequence[Any]) -> bool:
     """Whether a result shares the memory of an argument."""
-    memory = {storage_address(one) for value in values for _, one in tensors_in(value)}
-    return any(storage_address(one) in memory for _, one in tensors_in(result))
+    memory = {storage_address(tensor) for value in values for _, tensor in tensors_in(value)}
+    return any(storage_address(result_tensor) in memory for _, result_tensor in tensors_in(result))
 
 
 def _copy_results(module: GraphModule) -> None:
     """Return copies: an output that is a view is made, and differentiated, outside of the code."""
     (end,) = module.graph.find_nodes(op="output")
     with module.graph.inserting_before(end):
-        end.args = (tuple(module.graph.call_function(torch.clone, (one,)) for one in end.args[0]),)
+        end.args = (
+            tuple(
+                module.graph.call_function(torch.clone, (returned_value,))
+                for returned_value in end.args[0]
+            ),
+        )
     module.recompile()
 
 
 def _cut_node(node: Node, tensors: list[ValuePath]) -> tuple[GraphModule, list[str]]:
     """A graph of one node that returns its tensors, and the nodes that are its arguments."""
     graph = Graph()
-    known: dict[Node, Node] = {}
+    copies: dict[Node, Node] = {}
     names: list[str] = []
-    attributes = [given for given in node.all_input_nodes if given.op == "get_attr"]
-    for given in node.all_input_nodes:
-        if given not in attributes:
-            known[given] = graph.placeholder(given.name)
-            known[given].meta = dict(given.meta)
-            names.append(given.name)
-    for given in attributes:
-        known[given] = graph.node_copy(given)
-    copied = graph.node_copy(node, known.__getitem__)
+    attributes = [
+        all_input_node for all_input_node in node.all_input_nodes if all_input_node.op == "get_attr"
+    ]
+    for input_node in node.all_input_nodes:
+        if input_node not in attributes:
+            copies[input_node] = graph.placeholder(input_node.name)
+            copies[input_node].meta = dict(input_node.meta)
+            names.append(input_node.name)
+    for input_node in attributes:
+        copies[input_node] = graph.node_copy(input_node)
+    copied = graph.node_copy(node, copies.__getitem__)
     copied.meta = dict(node.meta)
     graph.output(tuple(take_item(graph, copied, path) for path in tensors or [()]))
     return GraphModule(node.graph.owning_module or {}, graph), names

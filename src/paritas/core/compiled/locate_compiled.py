@@ -60,10 +60,10 @@ def locate_compiled(call: FailedCall) -> Place:
         if is_over(call):
             break
         call.tell(f"checking the candidate graph by graph{way.words}")
-        place = _read_journal(call, *_run_guarded(call, way))
-        if place.findings:
-            return _with_places_of_gradients(call, place, way)
-        reason = reason or place.reason
+        journal = _read_journal(call, *_run_guarded(call, way))
+        if journal.findings:
+            return _with_places_of_gradients(call, journal, way)
+        reason = reason or journal.reason
     if is_over(call):
         seconds = call.config.locate_seconds
         return Place(reason=f"the {seconds:g} seconds for the search were over", command=LONGER)
@@ -137,8 +137,8 @@ def _is_of_backward(finding: Finding) -> bool:
 def _lifted_agrees(call: FailedCall) -> bool | None:
     """Whether all that fails is right in float64; None if that is not known."""
     lifted = [finding.lifted for finding in call.failures]
-    known = [score.passed for score in lifted if score is not None]
-    return all(known) if known and (len(known) == len(lifted) or not all(known)) else None
+    passeds = [score.passed for score in lifted if score is not None]
+    return all(passeds) if passeds and (len(passeds) == len(lifted) or not all(passeds)) else None
 
 
 @quietly()
@@ -180,25 +180,25 @@ def _run_guarded(call: FailedCall, way: _Way) -> tuple[GuardJournal, Exception |
     return journal, None if isinstance(error, SearchOverError) else error
 
 
-def _with_places_of_gradients(call: FailedCall, place: Place, way: _Way) -> Place:
+def _with_places_of_gradients(call: FailedCall, forward_place: Place, way: _Way) -> Place:
     """A place in the forward pass, and those in the backward pass that it does not explain.
 
     Each graph is compared with what it should compute from the values that it gets, so a node of
     the backward pass is not wrong because of the forward pass. All of a graph may be.
     """
     if way.gradients or is_over(call) or not any(map(_is_of_backward, call.failures)):
-        return place
+        return forward_place
     call.tell("checking the backward pass graph by graph")
     journal, _ = _run_guarded(call, dataclasses.replace(way, gradients=True, checks_passes=False))
     backward = _places_in(journal, {finding.aspect for finding in call.failures})[1]
     number = call.failures[0].item.inputs
     further = [
-        msgspec.structs.replace(one, item=one.item.during(0, number))
-        for one in backward
-        if not _is_whole_graph(one)
+        msgspec.structs.replace(finding, item=finding.item.during(0, number))
+        for finding in backward
+        if not _is_whole_graph(finding)
     ]
-    findings = tuple(_distinct([*place.findings, *further]))
-    return dataclasses.replace(place, findings=findings)
+    findings = tuple(_distinct([*forward_place.findings, *further]))
+    return dataclasses.replace(forward_place, findings=findings)
 
 
 # --- What the guards found ------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | No
     aspects = {finding.aspect for finding in call.failures}
     forward, backward = _places_in(journal, aspects, error)
     if forward:  # a graph whose inputs are wrong gives wrong gradients
-        backward = [one for one in backward if not _is_whole_graph(one)]
+        backward = [finding for finding in backward if not _is_whole_graph(finding)]
     # They work before the graph is split into forward and backward, and so belong to neither.
     explaining = [finding for finding in verdict.failures if _explains(finding, aspects)]
     passes = [finding for finding in explaining if finding.origin and not finding.item.graph]
@@ -220,7 +220,10 @@ def _read_journal(call: FailedCall, journal: GuardJournal, error: Exception | No
     if not places:
         return Place(reason=_why_none(call, journal, verdict.findings, error))
     number = call.failures[0].item.inputs
-    places = [msgspec.structs.replace(place, item=place.item.during(0, number)) for place in places]
+    places = [
+        msgspec.structs.replace(position, item=position.item.during(0, number))
+        for position in places
+    ]
     is_backward = bool(backward) and not (forward or passes)
     causes, reason = _group_failures(call, places[0], is_backward=is_backward)
     return Place(findings=tuple(places), causes=causes, reason=reason)
@@ -230,7 +233,7 @@ def _places_in(
     journal: GuardJournal, aspects: set[Aspect], error: Exception | None = None
 ) -> tuple[list[Finding], list[Finding]]:
     """The places in forward graphs, and those in backward graphs."""
-    explaining = [one for one in journal.verdict().failures if _explains(one, aspects)]
+    explaining = [failure for failure in journal.verdict().failures if _explains(failure, aspects)]
     forward: list[Finding] = []
     backward: list[Finding] = []
     for entry in journal.graphs:
@@ -242,18 +245,18 @@ def _places_in(
     return forward, backward
 
 
-def _is_whole_graph(place: Finding) -> bool:
-    return place.origin is not None and place.origin.kind is OriginKind.GRAPH
+def _is_whole_graph(finding: Finding) -> bool:
+    return finding.origin is not None and finding.origin.kind is OriginKind.GRAPH
 
 
 def _distinct(places: list[Finding]) -> list[Finding]:
     """One place for each cause: a wrong node may be computed again in the backward pass."""
     by_cause: dict[tuple[str, ...], Finding] = {}
-    for place in places:
-        where = place.origin
+    for position in places:
+        where = position.origin
         if where is not None:
             key = (where.source, where.operator, where.module, where.name)
-            by_cause.setdefault(key, place)
+            by_cause.setdefault(key, position)
     return list(by_cause.values())
 
 
@@ -277,8 +280,8 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
     if first.raised:
         raised = mismatch(item, first.aspect, first.reason, raised=first.raised, origin=origin)
         return _with_source(raised, entry)
-    place = starting_place(item, first, first.reason, first.aspect, origin=origin)
-    return _with_source(place, entry)
+    located_place = starting_place(item, first, first.reason, first.aspect, origin=origin)
+    return _with_source(located_place, entry)
 
 
 def _refused_graph(entry: GraphEntry, error: Exception) -> Finding:
@@ -301,10 +304,10 @@ def _with_source(finding: Finding, entry: GraphEntry) -> Finding:
     return msgspec.structs.replace(finding, source=entry.source or None, origin=origin)
 
 
-def _with_reasons(place: Finding, passes: list[Finding]) -> Finding:
+def _with_reasons(finding: Finding, passes: list[Finding]) -> Finding:
     """A place with the compiler passes that make it."""
-    named = [f"{one.path} changes what the graph computes" for one in passes]
-    return msgspec.structs.replace(place, reason="; ".join([place.reason, *named]))
+    named = [f"{pass_.path} changes what the graph computes" for pass_ in passes]
+    return msgspec.structs.replace(finding, reason="; ".join([finding.reason, *named]))
 
 
 def _group_failures(

@@ -99,23 +99,25 @@ class MadeUpInputs:
             raise UnplayableError(f"the pass added the input {name}")
         value = self.values[name]
         dtype = self.dtypes.get(name)
-        wanted = WIDE.get(dtype, dtype) if wide and dtype is not None else dtype
-        if isinstance(value, Unsized) and wanted is not None:
+        copy_dtype = WIDE.get(dtype, dtype) if wide and dtype is not None else dtype
+        if isinstance(value, Unsized) and copy_dtype is not None:
             make = value.make
-            return Unsized(lambda sizes: _copy_as(make(sizes), wanted))
-        if isinstance(value, torch.Tensor) and wanted is not None:
-            return value if value.dtype is wanted and not always else _copy_as(value, wanted)
+            return Unsized(lambda sizes: _copy_as(make(sizes), copy_dtype))
+        if isinstance(value, torch.Tensor) and copy_dtype is not None:
+            return (
+                value if value.dtype is copy_dtype and not always else _copy_as(value, copy_dtype)
+            )
         return value
 
     def with_values(self, values: dict[str, Any]) -> MadeUpInputs:
         """Replace some values."""
-        given = {
+        new_values = {
             name: value.detach().to("cpu") if isinstance(value, torch.Tensor) else value
             for name, value in values.items()
         }
-        dtypes = {name: v.dtype for name, v in given.items() if isinstance(v, torch.Tensor)}
+        dtypes = {name: v.dtype for name, v in new_values.items() if isinstance(v, torch.Tensor)}
         return dataclasses.replace(
-            self, values={**self.values, **given}, dtypes={**self.dtypes, **dtypes}
+            self, values={**self.values, **new_values}, dtypes={**self.dtypes, **dtypes}
         )
 
 
@@ -181,30 +183,36 @@ def _flat_numbers(
 def _flat_floats(
     node: Node, spec: TensorSpec, numbers: NumberKind, generator: torch.Generator, count: int
 ) -> Tensor:
-    given: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": "cpu"}
+    tensor_options: dict[str, Any] = {
+        "generator": generator,
+        "dtype": torch.float64,
+        "device": "cpu",
+    }
     vector = len(spec.shape) < _MATRIX
     positive = numbers in {NumberKind.POSITIVE, NumberKind.POSITIVE_AND_ZEROS}
     positive = positive or (vector and numbers is NumberKind.POSITIVE_VECTORS)
     if positive or _is_variance(node):
-        flat = torch.rand(count, **given) + 0.5
+        flat = torch.rand(count, **tensor_options) + 0.5
     else:
-        flat = torch.randn(count, **given)
+        flat = torch.randn(count, **tensor_options)
         if not vector:
             flat /= math.sqrt(max(1, spec.shape[-1]))
     if spec.dtype.is_complex:
-        flat = torch.complex(flat, torch.randn(count, **given) if not positive else flat.flip(0))
+        flat = torch.complex(
+            flat, torch.randn(count, **tensor_options) if not positive else flat.flip(0)
+        )
     return flat
 
 
 def _is_variance(node: Node) -> bool:
     """Whether the graph takes the square root of an input, perhaps plus a small number."""
-    pending, seen = [node], set()
+    pending, visited_nodes = [node], set()
     while pending:
         here = pending.pop()
         for user in here.users:
-            if user in seen:
+            if user in visited_nodes:
                 continue
-            seen.add(user)
+            visited_nodes.add(user)
             name = _base_name(user)
             if name.strip("_") in _ROOTS or _takes_for_variance(user, here):
                 return True
@@ -213,14 +221,14 @@ def _is_variance(node: Node) -> bool:
     return False
 
 
-def _takes_for_variance(user: Node, given: Node) -> bool:
+def _takes_for_variance(user: Node, node: Node) -> bool:
     """Whether a batch norm node takes its argument as the running variance."""
     arguments = getattr(getattr(user.target, "_schema", None), "arguments", ())
     names = [argument.name for argument in arguments]
     if not names and _base_name(user) == "batch_norm":
         names = ["input", "running_mean", "running_var"]
     taken = {**dict(zip(names, user.args, strict=False)), **user.kwargs}
-    return taken.get("running_var") is given
+    return taken.get("running_var") is node
 
 
 def _base_name(node: Node) -> str:
@@ -291,7 +299,7 @@ class PassProgram(abc.ABC):
     def _observe_once(
         self, inputs: MadeUpInputs, *, wide: bool, mode: LiftMode | None
     ) -> Observation:
-        seen = Observation()
+        observation = Observation()
         rng = RandomState.now()
         try:
             with (
@@ -301,17 +309,17 @@ class PassProgram(abc.ABC):
             ):
                 results, after = self.play(inputs, wide=wide)
         except Exception as error:  # noqa: BLE001  (the observation carries it)
-            seen.error = error
-            return seen
+            observation.error = error
+            return observation
         finally:
             rng.restore()
         for path, leaf in leaves(results):
-            seen.outputs[output(f"output{path}")] = leaf
-        note_decisions(seen, seen.outputs, mode, floats=True)
+            observation.outputs[output(f"output{path}")] = leaf
+        note_decisions(observation, observation.outputs, mode, floats=True)
         for name, value in after.items():
             if not bitwise_equal(value, inputs.copy(name, wide=wide, always=False)):
-                seen.after[after_call(name)] = value
-        return seen
+                observation.after[after_call(name)] = value
+        return observation
 
     def seen(
         self, inputs: MadeUpInputs, *, wide: bool, used: frozenset[torch.dtype] | None = None
@@ -418,13 +426,13 @@ def inputs_for(program: FrozenProgram, constants: dict[str, Tensor]) -> list[Mad
     fewest, failed = 1.0, ""  # the share of NaN, and why it did not run
     for numbers in NumberKind:
         inputs = make_up_inputs(program.graph, numbers).with_values(constants)
-        seen = program.seen(inputs, wide=True)
-        if seen.error is not None:
-            seen = program.seen(inputs, wide=False)
-        if seen.error is not None:
-            failed = failed or in_one_line(seen.error, 160)
+        observation = program.seen(inputs, wide=True)
+        if observation.error is not None:
+            observation = program.seen(inputs, wide=False)
+        if observation.error is not None:
+            failed = failed or in_one_line(observation.error, 160)
             continue
-        share = _share_of_nans(seen)
+        share = _share_of_nans(observation)
         if not chosen or share < fewest:
             chosen, fewest = [*chosen[:1], inputs], share
         if fewest <= MANY_NANS:
@@ -465,8 +473,8 @@ def new_constants(before: PassProgram, after: PassProgram) -> set[torch.dtype]:
             if isinstance(value, torch.Tensor) and value.is_floating_point()
         }
 
-    known = constants(before)
-    return {dtype for name, dtype in constants(after).items() if name not in known}
+    old_constants = constants(before)
+    return {dtype for name, dtype in constants(after).items() if name not in old_constants}
 
 
 def _compare_runs(
@@ -521,16 +529,16 @@ def output_dtypes(before: PassProgram, after: PassProgram, inputs: MadeUpInputs)
     if None not in traced[0] and traced[0] == traced[1]:
         return []
     native = [program.seen(inputs, wide=False) for program in (before, after)]
-    if any(seen.error is not None for seen in native):
+    if any(observation.error is not None for observation in native):
         return []
-    found = []
+    findings = []
     for item, left in native[0].outputs.items():
         right = native[1].outputs.get(item)
         dtypes = getattr(left, "dtype", None), getattr(right, "dtype", None)
         if dtypes[0] is not dtypes[1]:
             reason = f"dtype {dtypes[1]} instead of {dtypes[0]}"
-            found.append(mismatch(item, Aspect.DTYPE, reason))
-    return found
+            findings.append(mismatch(item, Aspect.DTYPE, reason))
+    return findings
 
 
 def _traced_dtype(returned: Any) -> str | None:
@@ -545,8 +553,8 @@ def _traced_dtype(returned: Any) -> str | None:
 def _node_dtypes(node: Any) -> list[torch.dtype]:
     value = node.meta.get("val", node.meta.get("example_value"))
     named = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, torch.dtype)]
-    found = [value.dtype] if isinstance(value, torch.Tensor) else []
-    return [dtype for dtype in (*found, *named) if dtype in WIDE or dtype is torch.float64]
+    value_dtypes = [value.dtype] if isinstance(value, torch.Tensor) else []
+    return [dtype for dtype in (*value_dtypes, *named) if dtype in WIDE or dtype is torch.float64]
 
 
 def _kind_of_value(value: Any) -> str:
@@ -557,8 +565,10 @@ def _kind_of_value(value: Any) -> str:
     return str(value.dtype)
 
 
-def _share_of_nans(seen: Observation) -> float:
-    values = [v for _, v in seen.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+def _share_of_nans(observation: Observation) -> float:
+    values = [
+        v for _, v in observation.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
+    ]
     count = sum(value.numel() for value in values)
     return sum(int(value.isnan().sum()) for value in values) / count if count else 0.0
 
@@ -610,13 +620,13 @@ class SplitProgram(PassProgram):
         writes = any(map(may_write, self.graphs))
         args = inputs.of(self.forward, wide=wide, copied=writes)
         results = list(replay(self.forward, args, self._keys, wide=wide))
-        given = [results[position] for position in self._saved]
-        for node in self.backward.placeholders[len(given) :]:
+        backward_inputs = [results[position] for position in self._saved]
+        for node in self.backward.placeholders[len(backward_inputs) :]:
             if BACKWARD_STREAM in node.name:
-                given.append(Stream(node.name))
+                backward_inputs.append(Stream(node.name))
             else:
-                given.append(inputs.copy(node.name, wide=wide))
-        gradients = replay(self.backward, given, self._backward_keys, wide=wide)
+                backward_inputs.append(inputs.copy(node.name, wide=wide))
+        gradients = replay(self.backward, backward_inputs, self._backward_keys, wide=wide)
         given_tensors = tensors_in(self.forward, args) if writes else {}
         return [*results[: self.outputs], *gradients], given_tensors
 
@@ -643,12 +653,12 @@ class SplitProgram(PassProgram):
         tensors: list[int] = []
         for position in range(self.outputs, len(returned)):
             value = getattr(returned[position], "meta", {}).get("val")
-            kept = numbers if isinstance(value, SYMBOLS) else tensors
-            if kept is tensors and not isinstance(value, torch.Tensor):
+            positions = numbers if isinstance(value, SYMBOLS) else tensors
+            if positions is tensors and not isinstance(value, torch.Tensor):
                 raise UnplayableError(
                     f"the forward graph saves {returned[position]}, a {type(value).__name__}"
                 )
-            kept.append(position)
+            positions.append(position)
         saved = [*numbers, *tensors]
         if len(saved) > len(self.backward.placeholders):
             raise UnplayableError("the forward graph saves more than the backward graph takes")

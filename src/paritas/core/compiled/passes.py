@@ -85,14 +85,16 @@ def changed_nodes(before: FrozenGraph, after: FrozenGraph) -> list[Node]:
     """The nodes that two graphs do not share: changed, removed or added."""
     old = {node.name: node for node in before.nodes}
     new = {node.name: node for node in after.nodes}
-    kept = old.keys() & new.keys()
-    changed = [new[name] for name in new if name in kept and _nodes_differ(old[name], new[name])]
+    common_names = old.keys() & new.keys()
+    changed = [
+        new[name] for name in new if name in common_names and _nodes_differ(old[name], new[name])
+    ]
     gone = [node for name, node in old.items() if name not in new]
     come = [node for name, node in new.items() if name not in old]
     # A node whose inputs alone changed says less than the nodes that were changed.
     rewired = [node for node in changed if node.target == old[node.name].target]
-    own = [node for node in changed if node.target != old[node.name].target]
-    return [*own, *gone, *come] or rewired
+    replaced_nodes = [node for node in changed if node.target != old[node.name].target]
+    return [*replaced_nodes, *gone, *come] or rewired
 
 
 def _pass_finding(
@@ -124,9 +126,9 @@ def _pass_finding(
     )
 
 
-def _first_with_source(known: Iterable[NodeProvenance]) -> NodeProvenance:
-    places = list(known)
-    with_source = [place for place in places if place.source]
+def _first_with_source(node_provenances: Iterable[NodeProvenance]) -> NodeProvenance:
+    places = list(node_provenances)
+    with_source = [position for position in places if position.source]
     return (with_source or places or [NodeProvenance("", "")])[0]
 
 
@@ -291,8 +293,8 @@ class PassChecks:
         if not self.frames:
             return
         outer = self.frames[-1]
-        own = outer.name if name == ANONYMOUS and not outer.is_stage else name
-        frame = PassFrame(own, outer.stage, is_stage=False)
+        pass_name = outer.name if name == ANONYMOUS and not outer.is_stage else name
+        frame = PassFrame(pass_name, outer.stage, is_stage=False)
         self.frames.append(frame)
         lineage = self._lineage(module)
         if lineage is not None:
@@ -379,13 +381,13 @@ class PassChecks:
     ) -> GraphState:
         """The graph as it is now; a change since the last call belongs to the owner."""
         fingerprint = Fingerprint(module)
-        known = self._latest.get(id(module))
-        if known is not None and known.fingerprint.same(fingerprint):
-            return known
+        latest_state = self._latest.get(id(module))
+        if latest_state is not None and latest_state.fingerprint.same(fingerprint):
+            return latest_state
         if owner is not None:
             owner.touched = True
-        if known is not None:
-            lineage = known.lineage
+        if latest_state is not None:
+            lineage = latest_state.lineage
         state = GraphState(fingerprint, lineage, module)
         origin = lineage.latest.program if lineage.latest is not None else None
         try:
@@ -404,9 +406,9 @@ class PassChecks:
 
     def _lineage(self, module: GraphModule) -> PassLineage | None:
         """The lineage of a graph, if it belongs to a running stage."""
-        known = self._latest.get(id(module))
-        if known is not None:
-            return known.lineage
+        latest_state = self._latest.get(id(module))
+        if latest_state is not None:
+            return latest_state.lineage
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         for frame in reversed(self.frames):
             program = frame.before.program if frame.before is not None else None

@@ -468,13 +468,13 @@ class Weight:
         self,
         kind: PatternKind,
         sentence: str,
-        known: Mapping[str, float | str] | None = None,
+        further_evidence: Mapping[str, float | str] | None = None,
         trust: float = 1.0,
     ) -> Pattern:
         """The pattern of a prediction that holds.
 
         Args:
-            known: further evidence by name.
+            further_evidence: further evidence by name.
             trust: factor on the confidence.
         """
         evidence: dict[str, float | str] = {
@@ -493,7 +493,7 @@ class Weight:
             kind=kind,
             confidence=trust * self.confidence,
             sentence=sentence,
-            evidence={**(known or {}), **evidence},
+            evidence={**(further_evidence or {}), **evidence},
         )
 
 
@@ -606,13 +606,13 @@ def _residual_and_bits(
     candidate: Tensor, predicted: Tensor, error: Tensor, unit: Tensor, *, slack: float
 ) -> tuple[float, float] | None:
     """The remaining share of the error, and bits per element; None if too much is left."""
-    left = torch.where(same(candidate, predicted), 0.0, (candidate - predicted).abs())
+    remaining_error = torch.where(same(candidate, predicted), 0.0, (candidate - predicted).abs())
     error = error.abs()
-    before = torch.where(torch.isfinite(error), error, left + 2**_MOST_BITS * unit)
-    fits = left <= MAX_Z * slack * unit
-    if not bool(fits.any()) or not _mostly(left <= before / 2, _MOSTLY_BETTER):
+    before = torch.where(torch.isfinite(error), error, remaining_error + 2**_MOST_BITS * unit)
+    fits = remaining_error <= MAX_Z * slack * unit
+    if not bool(fits.any()) or not _mostly(remaining_error <= before / 2, _MOSTLY_BETTER):
         return None  # a few large errors must not decide for the others
-    after_z, before_z = (left / unit)[fits], (before / unit)[fits]
+    after_z, before_z = (remaining_error / unit)[fits], (before / unit)[fits]
     size = math.sqrt(float(before_z.square().mean()))
     scatter = math.sqrt(float(after_z.square().mean()))
     residual = scatter / size if size else math.inf

@@ -336,12 +336,12 @@ class Laboratory:
                 for operand in self.operands
             ]
             before = self.runs.candidate(others)
-            for own in (-2.0, 0.3, 64.0):
+            for probe_factor in (-2.0, 0.3, 64.0):
                 if self.is_over or before is None:
                     return False
                 changed = list(others)
                 if changed[number].is_floating_point():
-                    changed[number] = changed[number] * own + own
+                    changed[number] = changed[number] * probe_factor + probe_factor
                 after = self.runs.candidate(changed)
                 if after is None or not bitwise_equal(after, before):
                     return False
@@ -502,10 +502,10 @@ class Laboratory:
             sides = self._axes_that_follow(axis)
             if sides is None:
                 return None
-            follows, mine = sides
-            is_symmetric &= follows <= mine
+            follows, candidate_axes = sides
+            is_symmetric &= follows <= candidate_axes
             for target in follows - {None}:
-                keeps_lines &= target in mine and self._keeps_apart(axis, target)
+                keeps_lines &= target in candidate_axes and self._keeps_apart(axis, target)
         return Symmetries(keeps_lines, is_symmetric)
 
     def _axes_that_follow(self, axis: int) -> list[set[int | None]] | None:

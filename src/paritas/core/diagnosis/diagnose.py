@@ -160,24 +160,28 @@ def propose_all(
 def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
     """The patterns that fit, best first, without those that explain no more than a simpler one."""
     patterns: list[Pattern] = []
-    found = propose_all(case, enough=True, proposers=proposers)
-    explained = {pattern.kind for pattern in found if _reproduces_all(pattern)}
+    proposed_patterns = propose_all(case, enough=True, proposers=proposers)
+    explained = {pattern.kind for pattern in proposed_patterns if _reproduces_all(pattern)}
     if explained:
-        found = [
+        proposed_patterns = [
             pattern
-            for pattern in found
+            for pattern in proposed_patterns
             if not _is_seen_in_values(pattern) or _reproduces_all(pattern)
         ]
     if PatternKind.MISSING_OPERAND in explained:  # what is left if nothing is added to zeros
-        found = [pattern for pattern in found if pattern.kind != PatternKind.ZEROS]
+        proposed_patterns = [
+            pattern for pattern in proposed_patterns if pattern.kind != PatternKind.ZEROS
+        ]
     plain = {
-        proposed.kind for proposed in found if is_plain(proposed) and _is_of_blocks(case, proposed)
+        proposed.kind
+        for proposed in proposed_patterns
+        if is_plain(proposed) and _is_of_blocks(case, proposed)
     }
     if plain:
-        found = [pattern for pattern in found if not _is_of_step(pattern)]
+        proposed_patterns = [pattern for pattern in proposed_patterns if not _is_of_step(pattern)]
     if PatternKind.COPY in plain:
-        found = [pattern for pattern in found if not _is_of_terms(pattern)]
-    for pattern in sorted(found, key=_rank_key):
+        proposed_patterns = [pattern for pattern in proposed_patterns if not _is_of_terms(pattern)]
+    for pattern in sorted(proposed_patterns, key=_rank_key):
         if not patterns or _explained_share(pattern) > max(map(_explained_share, patterns)) + _MORE:
             patterns.append(pattern)
     return patterns

@@ -325,9 +325,9 @@ def _other_function_of_results(lab: Laboratory, _operator: str) -> Pattern | Non
     differs = (right != wrong).nonzero().flatten()
     at = differs[len(differs) // 2], differs[int(0.9 * len(differs))]
     examples = [(f"{right[sample_index]:.4g}", f"{wrong[sample_index]:.4g}") for sample_index in at]
-    if any(expected == given for expected, given in examples):
+    if any(expected == actual for expected, actual in examples):
         return None  # nobody would see it
-    words = "; ".join(f"where it is {expected} it gives {given}" for expected, given in examples)
+    words = "; ".join(f"where it is {expected} it gives {actual}" for expected, actual in examples)
     return _state(PatternKind.OTHER_FUNCTION, f"a function of the right result: {words}", lab)
 
 

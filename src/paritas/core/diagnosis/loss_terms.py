@@ -118,8 +118,8 @@ class _Mean:
                 pairs.append(pair)
         if len(used) < _FEWEST_TERMS:
             return None
-        right, given = torch.tensor(pairs, dtype=torch.float64).unbind(1)
-        return dataclasses.replace(draft, used=tuple(used), values=(right, given))
+        right, candidate_values = torch.tensor(pairs, dtype=torch.float64).unbind(1)
+        return dataclasses.replace(draft, used=tuple(used), values=(right, candidate_values))
 
     @property
     def is_of_numbers(self) -> bool:
@@ -167,17 +167,17 @@ class _Mean:
     @functools.cached_property
     def factor(self) -> float | None:
         """The one factor of all terms in the candidate; None if they differ otherwise."""
-        right, given = self.values
+        right, candidate_values = self.values
         size = float(right.square().sum())
-        factor = float((right * given).sum()) / size if size else math.nan
-        left = float((given - factor * right).abs().max())
+        factor = float((right * candidate_values).sum()) / size if size else math.nan
+        left = float((candidate_values - factor * right).abs().max())
         return factor if left <= _SAME * abs(factor) * float(right.abs().max()) else None
 
     def weights(self) -> Tensor | None:
         """How often the term of each place counts in the candidate; None if it is not found out."""
         if self.places > _MOST_PLACES:
             return None
-        right, given = self.values
+        right, candidate_values = self.values
         low, high = int(right.argmin()), int(right.argmax())
         step = float(right[high] - right[low])
         if not step > _SAME * float(right.abs().max()):
@@ -189,7 +189,7 @@ class _Mean:
             pair = None if self.lab.is_over else self.results(parts)
             if pair is None:
                 return None
-            weights.append((pair[1] - float(given[low])) * self.places / step)
+            weights.append((pair[1] - float(candidate_values[low])) * self.places / step)
         return torch.tensor(weights, dtype=torch.float64)
 
 
@@ -277,8 +277,8 @@ def _name_reduction(mean: _Mean, factor: float) -> tuple[PatternKind, str] | Non
             again = mean.results(parts[numbers])
             if again is None or not mean.is_same(again[1], mixture.results[1]):
                 return None
-    right, given = mean.mixtures[0].results
-    words = f"it gives {given:.4g} instead of {right:.4g}, whichever order they have"
+    right, candidate_number = mean.mixtures[0].results
+    words = f"it gives {candidate_number:.4g} instead of {right:.4g}, whichever order they have"
     return PatternKind.WRONG_REDUCTION, f"another reduction of the same terms: {words}"
 
 
@@ -320,8 +320,8 @@ def _gives_candidate(mean: _Mean, pools: Sequence[Tensor | None]) -> bool:
 
 
 def _name_function(mean: _Mean) -> tuple[PatternKind | None, str]:
-    right, given = mean.values
-    share = float((given - right).square().mean().sqrt() / right.square().mean().sqrt())
+    right, candidate_values = mean.values
+    share = float((candidate_values - right).square().mean().sqrt() / right.square().mean().sqrt())
     kind: PatternKind | None = PatternKind.OTHER_FUNCTION
     words = "another function of the same terms"
     if not mean.is_of_numbers:
@@ -332,14 +332,14 @@ def _name_function(mean: _Mean) -> tuple[PatternKind | None, str]:
     elif share < _CLOSE:
         kind = PatternKind.APPROXIMATION
         words = f"{words}, off by {100 * share:.2g} % on average"
-    order = (given - right).abs().argsort(descending=True).tolist()
+    order = (candidate_values - right).abs().argsort(descending=True).tolist()
     shown = [_example(mean, order[0]), _example(mean, order[len(order) // 2])]
     return kind, f"{words}: {'; '.join(shown)}"
 
 
 def _example(mean: _Mean, number: int) -> str:
     """What the whole gives if all its terms are made of the same values."""
-    right, given = (float(side[number]) for side in mean.values)
+    right, candidate_number = (float(side[number]) for side in mean.values)
     values = [
         f"{name} = {float(pool[mean.used[number]]):.4g}"
         for name, pool in zip(mean.lab.names, mean.pools, strict=True)
@@ -347,7 +347,7 @@ def _example(mean: _Mean, number: int) -> str:
     ]
     # A result of equal terms, since they may be added up or averaged.
     what = f"{', '.join(values)} everywhere" if values and mean.is_of_numbers else "one row for all"
-    return f"with {what} it gives {given:.4g} instead of {right:.4g}"
+    return f"with {what} it gives {candidate_number:.4g} instead of {right:.4g}"
 
 
 # Terms that are so near to each other have different values, unless something is rounded.
@@ -370,5 +370,5 @@ def _is_stepped(mean: _Mean) -> bool:
             return False
         for side, value in zip(sides, pair, strict=True):
             side.add(float(widen(torch.tensor(value))))
-    right, given = map(len, sides)
-    return given <= right / 2
+    right, candidate_count = map(len, sides)
+    return candidate_count <= right / 2

@@ -53,10 +53,10 @@ def explain_terms(
     opened = None if call is None or not (is_scout() or call.is_safe_here) else _open(call)
     if opened is None:
         return None
-    given = tuple(
+    stacked_operands = tuple(
         operand if part is None else part for operand, part in zip(lab.operands, parts, strict=True)
     )
-    opened = opened.with_operands(lab.operands, given)
+    opened = opened.with_operands(lab.operands, stacked_operands)
     split = [part is not None for part in parts]
 
     def run(program: Any, operands: Sequence[Tensor]) -> Tensor:
@@ -68,13 +68,15 @@ def explain_terms(
             [program(_fill(lab.operands, operands, split, at)) for at in range(number)]
         )
 
-    right, wrong = (run(program, given) for program in (lab.runs.reference, lab.runs.candidate))
+    right, wrong = (
+        run(program, stacked_operands) for program in (lab.runs.reference, lab.runs.candidate)
+    )
     factor = _factor(opened, right)
     if factor is None:
         return None
     right, wrong = right / factor, wrong / factor
     runs = PlaceRuns(
-        given,
+        stacked_operands,
         lambda operands: run(lab.runs.reference, operands) / factor,
         lambda: lambda operands: run(lab.runs.candidate, operands) / factor,
         right,

@@ -110,10 +110,10 @@ class PlaceRuns:
         right = _call(self.run_reference, operands, self.expected.dtype)
         make = functools.partial(self.remake_candidate, operands)
         program = None if right is None else _prepare(make)
-        given = None if program is None else _call(program, operands, self.given.dtype)
-        if right is None or given is None or right.shape != given.shape:
+        candidate_result = None if program is None else _call(program, operands, self.given.dtype)
+        if right is None or candidate_result is None or right.shape != candidate_result.shape:
             return None
-        return right, given
+        return right, candidate_result
 
     def place_of(self, tensor: Tensor) -> int | None:
         """Where a value is among the operands; None if it is not clear."""

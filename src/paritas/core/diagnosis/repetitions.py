@@ -46,22 +46,29 @@ def stack_runs(case: Case) -> Case | None:
     runs, call = case.context.runs, case.context.call
     if runs is None or call is None or not _can_be_repeated(case, runs):
         return None
-    held = held_operands(runs, call)
-    if len(held) == len(runs.operands):
-        held = []  # it reads nothing, or holds all: a mistake that reads them is refuted
-    every = [runs.operands, *(_other_operands(runs, held, seed) for seed in range(1, _RUNS))]
+    fixed_operands = held_operands(runs, call)
+    if len(fixed_operands) == len(runs.operands):
+        fixed_operands = []  # it reads nothing, or holds all: a mistake that reads them is refuted
+    every = [
+        runs.operands,
+        *(_other_operands(runs, fixed_operands, seed) for seed in range(1, _RUNS)),
+    ]
     usable: list[Sequence[Tensor]] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for operands in every:
-        right, given = runs.reference(operands), runs.candidate(operands)
-        if right is not None and given is not None and _are_finite(right, given):
+        right, candidate_result = runs.reference(operands), runs.candidate(operands)
+        if (
+            right is not None
+            and candidate_result is not None
+            and _are_finite(right, candidate_result)
+        ):
             usable.append(operands)
-            pairs.append((right, given))
+            pairs.append((right, candidate_result))
     # What has the same result again, such as that of a mask, is no further evidence.
     is_new = any(not torch.equal(right, pairs[0][0]) for right, _ in pairs[1:])
     if len(pairs) < _FEWEST_RUNS or not is_new:
         return None
-    right, given = (torch.stack(side) for side in zip(*pairs, strict=True))
+    right, candidate_result = (torch.stack(side) for side in zip(*pairs, strict=True))
     for number, calls in _repeated_calls(call, runs, usable):
         context = dataclasses.replace(
             case.context,
@@ -73,7 +80,7 @@ def stack_runs(case: Case) -> Case | None:
             inner=None,
             stacked=True,
         )
-        repeated = Case(given[:number], right[:number], context=context, first_run=case)
+        repeated = Case(candidate_result[:number], right[:number], context=context, first_run=case)
         if _gives(calls, repeated):
             return repeated
     return None

@@ -195,13 +195,15 @@ def lifted_if_needed(
     operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> contextlib.AbstractContextManager[Any]:
     """A mode that computes in float64, unless all arguments and the kernel do so already."""
-    given = [*args, *kwargs.values()]
+    call_arguments = [*args, *kwargs.values()]
     is_wide = all(
         tensor.dtype == torch.float64 or not (tensor.is_floating_point() or tensor.is_complex())
-        for tensor in tensors_of(given)
+        for tensor in tensors_of(call_arguments)
     )
     # Flags and dtypes say what to compute in.
-    states = any(isinstance(argument, torch.dtype) or argument is True for argument in given)
+    states = any(
+        isinstance(argument, torch.dtype) or argument is True for argument in call_arguments
+    )
     if is_wide and not states and float64_kernel(operator, args) is operator:
         return contextlib.nullcontext()
     default = own_default()

@@ -55,7 +55,7 @@ def find_other_terms(
         if finding is not None or not is_same:
             findings.append(finding)
     # Another factor of one operand explains nothing if another one differs in another way.
-    kinds = {None if one is None else one.kind for one in findings}
+    kinds = {None if term_finding is None else term_finding.kind for term_finding in findings}
     first = findings[0] if len(kinds) == 1 else None
     return None if first is None else (first.kind, first.words)
 

@@ -73,11 +73,11 @@ class Shaken(BlockHooks):
     ) -> Any:
         """Move the results."""
         number, seed = opened
-        known = self.errors.get((name, number), {})
+        call_errors = self.errors.get((name, number), {})
         errors = {
-            id(leaf): known[path]
+            id(leaf): call_errors[path]
             for path, leaf in flattened(result, OUTPUT).leaves.items()
-            if path in known
+            if path in call_errors
         }
         return map_leaves(result, lambda leaf: _moved(leaf, errors.get(id(leaf)), seed + 7919))
 
@@ -149,13 +149,13 @@ class ComposedNoise:
     def _run(self, runs: int) -> None:
         while self.runs < runs and not self._is_broken:
             self._tell("measuring the noise of the whole model")
-            seen = self._run_once(self._seed + self.runs)
-            if seen.error is not None or seen.gradient_error is not None:
+            once = self._run_once(self._seed + self.runs)
+            if once.error is not None or once.gradient_error is not None:
                 self._is_broken = True
                 return
             self.runs += 1
             for item, still in self._base.items():
-                self._add(item, still, seen.value(item))
+                self._add(item, still, once.value(item))
 
     def _add(self, item: Item, still: Any, moved: Any) -> None:
         both = isinstance(still, torch.Tensor) and isinstance(moved, torch.Tensor)
@@ -165,8 +165,8 @@ class ComposedNoise:
             self._discrete.setdefault(item, []).append(moved)
             return
         square = (moved.double() - still.double()).square().nan_to_num(0.0, 0.0, 0.0)
-        known = self._squares.get(item)
-        self._squares[item] = square if known is None else known.add_(square)
+        square_sum = self._squares.get(item)
+        self._squares[item] = square if square_sum is None else square_sum.add_(square)
 
 
 class ComposedEvidence(NoEvidence):

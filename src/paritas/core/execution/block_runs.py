@@ -64,9 +64,13 @@ class Garage:
     def park(self, tensor: Tensor) -> Parked:
         """The copy of a tensor as it is now."""
         version = version_of(tensor)
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == version >= 0:
-            return known[2]
+        cached_entry = self._known.get(id(tensor))
+        if (
+            cached_entry is not None
+            and cached_entry[0]() is tensor
+            and cached_entry[1] == version >= 0
+        ):
+            return cached_entry[2]
         parked = Parked(tensor)
         self._known[id(tensor)] = weakref.ref(tensor), version, parked
         return parked
@@ -126,11 +130,11 @@ class BlockCall:
 
     def keep_returned(self, native: Observation) -> None:
         """Keep the gradients of its arguments, from a run of the block alone."""
-        for place, tree in enumerate((self.args, self.kwargs)):
+        for tree_index, tree in enumerate((self.args, self.kwargs)):
             for path, _ in leaves(tree):
                 value = native.gradients.get(gradient(f"{INPUT}{path}"))
                 if value is not None:
-                    self.returned[place, path] = Parked(value)
+                    self.returned[tree_index, path] = Parked(value)
 
     def upstream_gradients(self) -> dict[Item, Tensor]:
         """Output -> its upstream gradient, on its device."""
@@ -225,21 +229,23 @@ class Recorder(BlockHooks):
             draws=(now, now),
             buffers=self.keep_tree(dict(block.named_buffers())) if number else {},
         )
-        given = args, kwargs
-        return (call, given, _marks(*given)), *given
+        arguments = args, kwargs
+        return (call, arguments, _marks(*arguments)), *arguments
 
     def leave_block(
         self, name: str, opened: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> Any:
         """Copy the result, and watch for its upstream gradients."""
-        call, given, marks = opened
-        now = _marks(*given)
+        call, arguments, marks = opened
+        now = _marks(*arguments)
         written = [path for path in {**marks, **now} if marks.get(path) != now.get(path)]
         if written:
             self.uncut[name] = f"it writes to its argument {written[0]}"
         # A tensor that goes through unchanged would show the gradients of both its uses.
-        own = {id(leaf) for tree in given for _, leaf in leaves(tree)}
-        result = _map_tuples(result, lambda leaf: leaf.view_as(leaf) if id(leaf) in own else leaf)
+        argument_ids = {id(leaf) for tree in arguments for _, leaf in leaves(tree)}
+        result = _map_tuples(
+            result, lambda leaf: leaf.view_as(leaf) if id(leaf) in argument_ids else leaf
+        )
         call.result = self.keep_tree(result)
         call.draws = call.draws[0], RandomState.of_torch()
         watched: set[int] = set()
@@ -291,8 +297,8 @@ class TrainingRecorder(Recorder):
         """Copy the arguments, and watch for their gradients."""
         (call, _, _), args, kwargs = super().enter_block(name, block, args, kwargs)
         places = {
-            id(leaf): (place, path)
-            for place, tree in reversed([*enumerate((list(args), kwargs))])
+            id(leaf): (tree_index, path)
+            for tree_index, tree in reversed([*enumerate((list(args), kwargs))])
             for path, leaf in reversed([*leaves(tree)])
         }
         views: dict[int, Tensor] = {}
@@ -305,8 +311,8 @@ class TrainingRecorder(Recorder):
                 view.register_hook(self._keep_in(call.returned, places[id(leaf)]))
             return views[id(leaf)]
 
-        given = with_other_tensors(args, kwargs, other)
-        return (call, given, _marks(*given)), *given
+        viewed_arguments = with_other_tensors(args, kwargs, other)
+        return (call, viewed_arguments, _marks(*viewed_arguments)), *viewed_arguments
 
     def results(self, result: Any) -> Iterable[tuple[str, Any]]:
         """Each tensor as it is, also if it has parts, as a distributed one."""
@@ -328,7 +334,7 @@ def _map_tuples(value: Any, other: Callable[[Any], Any]) -> Any:
         return other(value)
     if type(value) is not tuple:
         return value
-    mapped = tuple(_map_tuples(one, other) for one in value)
+    mapped = tuple(_map_tuples(element, other) for element in value)
     same = all(new is old for new, old in zip(mapped, value, strict=True))
     return value if same else mapped
 

@@ -56,15 +56,15 @@ def find_blocks(
     """
     if patterns is not None:
         return _match_blocks(modules, patterns)
-    found: dict[str, nn.Module] = {}
+    blocks_by_name: dict[str, nn.Module] = {}
     for prefix, module in modules.items():
-        found |= dict(_repeated(module, prefix.removesuffix(".")))
-    if found:
-        largest = max(map(parameter_bytes, found.values()))
+        blocks_by_name |= dict(_repeated(module, prefix.removesuffix(".")))
+    if blocks_by_name:
+        largest = max(map(parameter_bytes, blocks_by_name.values()))
         for prefix, module in modules.items():
             name = prefix.removesuffix(".")
-            found |= dict(_large_ones(module, name, found, LARGE_SHARE * largest))
-    return {name: found[name] for name in named_modules(modules) if name in found}
+            blocks_by_name |= dict(_large_ones(module, name, blocks_by_name, LARGE_SHARE * largest))
+    return {name: blocks_by_name[name] for name in named_modules(modules) if name in blocks_by_name}
 
 
 def named_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -76,13 +76,15 @@ def named_modules(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     return named
 
 
-def _named_below(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    if id(module) in seen:
+def _named_below(
+    module: nn.Module, name: str, visited_ids: set[int]
+) -> Iterator[tuple[str, nn.Module]]:
+    if id(module) in visited_ids:
         return
-    seen.add(id(module))
+    visited_ids.add(id(module))
     yield name, module
     for key, child in module.named_children():
-        yield from _named_below(child, _joined(name, key), seen)
+        yield from _named_below(child, _joined(name, key), visited_ids)
 
 
 def _joined(name: str, key: str) -> str:
@@ -94,24 +96,35 @@ def _joined(name: str, key: str) -> str:
 def _match_blocks(
     modules: Mapping[str, nn.Module], patterns: Sequence[str]
 ) -> dict[str, nn.Module]:
-    known = named_modules(modules)
-    found: dict[str, nn.Module] = {}
+    modules_by_name = named_modules(modules)
+    matched_modules: dict[str, nn.Module] = {}
     for pattern in patterns:
         fits = {
             name: module
-            for name, module in known.items()
+            for name, module in modules_by_name.items()
             if name and fnmatch.fnmatchcase(name, pattern)
         }
         if not fits:
-            hint = did_you_mean(pattern, sorted(filter(None, known)))
+            hint = did_you_mean(pattern, sorted(filter(None, modules_by_name)))
             raise UsageError(f"blocks: no module of the model matches {pattern!r}; {hint}")
-        found |= fits
+        matched_modules |= fits
     # A container is not called, its children are; `layers.*` also matches what is inside of them.
-    found = {name: one for name, one in found.items() if not _is_only_container(one)}
-    inner = {
-        name for name in found for other in found if name != other and name.startswith(f"{other}.")
+    matched_modules = {
+        name: matched_module
+        for name, matched_module in matched_modules.items()
+        if not _is_only_container(matched_module)
     }
-    return {name: found[name] for name in known if name in found and name not in inner}
+    inner = {
+        name
+        for name in matched_modules
+        for other in matched_modules
+        if name != other and name.startswith(f"{other}.")
+    }
+    return {
+        name: matched_modules[name]
+        for name in modules_by_name
+        if name in matched_modules and name not in inner
+    }
 
 
 def _is_only_container(module: nn.Module) -> bool:
@@ -161,17 +174,17 @@ def _signature(module: nn.Module) -> Any:
 
 
 def _large_ones(
-    module: nn.Module, name: str, found: Mapping[str, nn.Module], limit: float
+    module: nn.Module, name: str, blocks_by_name: Mapping[str, nn.Module], limit: float
 ) -> Iterator[tuple[str, nn.Module]]:
     """The smallest modules outside of the blocks that have at least `limit` bytes of parameters."""
-    if name in found and found[name] is module:
+    if name in blocks_by_name and blocks_by_name[name] is module:
         return
-    own = sum(tensor.nbytes for tensor in module.parameters(recurse=False))
-    if own >= limit and name and not isinstance(module, torch.jit.ScriptModule):
+    own_bytes = sum(tensor.nbytes for tensor in module.parameters(recurse=False))
+    if own_bytes >= limit and name and not isinstance(module, torch.jit.ScriptModule):
         yield name, module
         return
     for key, child in module.named_children():
-        yield from _large_ones(child, _joined(name, key), found, limit)
+        yield from _large_ones(child, _joined(name, key), blocks_by_name, limit)
 
 
 def parameter_bytes(module: nn.Module) -> int:

@@ -38,8 +38,8 @@ class Candidate:
 
     def compile(self, module: GraphModule, *, dynamic: bool | None = None) -> Callable[..., Any]:
         """`torch.compile` of a graph, as the user would call it."""
-        wanted = self.dynamic if dynamic is None else dynamic
-        keywords: dict[str, Any] = {"backend": self.resolve(), "dynamic": wanted}
+        dynamic_mode = self.dynamic if dynamic is None else dynamic
+        keywords: dict[str, Any] = {"backend": self.resolve(), "dynamic": dynamic_mode}
         if self.mode is not None:
             keywords["mode"] = self.mode
         if self.options:

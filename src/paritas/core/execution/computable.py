@@ -47,6 +47,6 @@ def stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return tensor.clamp(0, min(torch.iinfo(dtype).max, torch.iinfo(torch.int64).max)).to(dtype)
     if dtype.is_floating_point and dtype.itemsize == 1:
         info = torch.finfo(dtype)
-        kept = tensor.clamp(info.min, info.max)
-        tensor = torch.where(tensor.isfinite(), kept, tensor)
+        clamped_tensor = tensor.clamp(info.min, info.max)
+        tensor = torch.where(tensor.isfinite(), clamped_tensor, tensor)
     return tensor.to(dtype)

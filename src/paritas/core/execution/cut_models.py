@@ -66,8 +66,10 @@ class Side:
 
     def like(self, part: Callable[..., Any]) -> Callable[..., Any]:
         """A part of the model, compiled as the model is compiled."""
-        made: Callable[..., Any] = compile_like(self.given, part) if self.is_closed else part
-        return made
+        compiled_part: Callable[..., Any] = (
+            compile_like(self.given, part) if self.is_closed else part
+        )
+        return compiled_part
 
 
 # --- What lies between the blocks -----------------------------------------------------------------
@@ -107,26 +109,29 @@ class Rest:
     @contextlib.contextmanager
     def cut(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any]]]:
         """The rest of both models, while their blocks are replaced by cuts."""
-        with self._cut_side(self.reference, {}) as (mine, cuts):
+        with self._cut_side(self.reference, {}) as (reference_rest, cuts):
             same = self.candidate.call is self.reference.call
-            with self._cut_side(self.candidate, cuts) as (theirs, _):
-                made = mine if same else theirs
+            with self._cut_side(self.candidate, cuts) as (candidate_rest, _):
+                candidate_program = reference_rest if same else candidate_rest
                 # Dynamo never again compiles code in which it once found nothing to compile.
-                yield mine, self.candidate.like(made) if self.computes else made
+                yield (
+                    reference_rest,
+                    self.candidate.like(candidate_program) if self.computes else candidate_program,
+                )
 
     @contextlib.contextmanager
     def _cut_side(
-        self, side: Side, known: Mapping[int, Cut]
+        self, side: Side, existing_cuts: Mapping[int, Cut]
     ) -> Iterator[tuple[Callable[..., Any], dict[int, Cut]]]:
         cuts: dict[str, Cut] = {}
         for name, calls in self.calls.items():
             block = side.blocks[name]
-            made = known.get(id(block))
-            if made is None:
-                made = make_cut(block, name, self._left_out.get(name, frozenset()))
+            block_cut = existing_cuts.get(id(block))
+            if block_cut is None:
+                block_cut = make_cut(block, name, self._left_out.get(name, frozenset()))
                 if any(call.is_random for call in calls):
-                    made.cut_draws = [call.draws for call in calls]
-            cuts[name] = made
+                    block_cut.cut_draws = [call.draws for call in calls]
+            cuts[name] = block_cut
         with cut_out(side.call, side.modules, side.blocks, cuts) as rest:
             yield rest, {id(side.blocks[name]): cut for name, cut in cuts.items()}
 
@@ -137,12 +142,12 @@ class Rest:
             self._left_out = {}
             return self._passages(self.reference, rng), self._passages(self.candidate, rng)
 
-        found = run_without_blocks(find_sources, self.calls, self._leave_uncut)
-        sources, candidate_sources = found or ({}, {})
+        source_tables = run_without_blocks(find_sources, self.calls, self._leave_uncut)
+        sources, candidate_sources = source_tables or ({}, {})
         passed: dict[str, set[int | str]] = collections.defaultdict(set)
-        for (name, place), source in sources.items():
-            if candidate_sources.get((name, place)) == source:
-                passed[name].add(place)
+        for (name, argument_key), source in sources.items():
+            if candidate_sources.get((name, argument_key)) == source:
+                passed[name].add(argument_key)
         self._left_out = {name: frozenset(places) for name, places in passed.items()}
 
     def _leave_uncut(self, name: str, why: str) -> None:
@@ -156,10 +161,14 @@ class Rest:
             rng.restore()
             try:
                 with torch.no_grad(), _AnyOperator() as operators:
-                    given = inputs.kwargs[RESULTS]
+                    block_results = inputs.kwargs[RESULTS]
                     _, taken = rest(*inputs.args, **inputs.kwargs)
                 self.computes |= operators.ran
-                self._written |= {name for name, one in given.items() if _is_written(one)}
+                self._written |= {
+                    name
+                    for name, block_result in block_results.items()
+                    if _is_written(block_result)
+                }
             except ReachedInsideError:
                 raise
             except Exception:
@@ -171,37 +180,44 @@ class Rest:
                 return {}
             finally:
                 state.restore()
-            return find_passages(given, taken)
+            return find_passages(block_results, taken)
 
     def upstream(self, native: Observation, conditions: RunConditions) -> dict[Item, Tensor]:
         """The upstream gradients of the model's outputs, and of what the blocks get."""
-        found = {
+        upstream_gradients = {
             output(_inner_path(item)): conditions.cotangent(item, value)
             for item, value in native.outputs.items()
             if native.requires_grad.get(item)
         }
         for calls in self.calls.values():
             for call in calls:
-                for (place, path), parked in call.returned.items():
-                    found[output(f"{_taken_path(call)}[{place}]{path}")] = parked.back()
-        return found if native.gradients else {}
+                for (tree_index, path), parked in call.returned.items():
+                    upstream_gradients[output(f"{_taken_path(call)}[{tree_index}]{path}")] = (
+                        parked.back()
+                    )
+        return upstream_gradients if native.gradients else {}
 
     def expected(self, native: Observation) -> dict[Item, Any]:
         """What the rest must return: the model's outputs, and what the blocks got."""
-        found: dict[Item, Any] = {
+        expected_items: dict[Item, Any] = {
             output(_inner_path(item)): value for item, value in native.outputs.items()
         }
         for calls in self.calls.values():
             for call in calls:
                 taken = flattened(bring_back([call.args, call.kwargs]), _taken_path(call)).leaves
-                found |= {output(path): leaf for path, leaf in taken.items()}
-        return found
+                expected_items |= {output(path): leaf for path, leaf in taken.items()}
+        return expected_items
 
     def release(self, call: BlockCall) -> None:
         """Release what a call recorded, except for what is compared as a part of the rest."""
         left_out = self._left_out.get(call.name, frozenset())
-        call.args = [None if place in left_out else one for place, one in enumerate(call.args)]
-        call.kwargs = {key: None if key in left_out else one for key, one in call.kwargs.items()}
+        call.args = [
+            None if position in left_out else argument
+            for position, argument in enumerate(call.args)
+        ]
+        call.kwargs = {
+            key: None if key in left_out else argument for key, argument in call.kwargs.items()
+        }
         call.upstream, call.buffers = {}, {}
 
     def names(self, native: Observation) -> dict[str, str]:
@@ -212,11 +228,11 @@ class Rest:
                 number = f"[{call.number}]" if len(calls) > 1 else ""
                 tree = flattened(left_on_host([call.args, call.kwargs])).leaves
                 for path in tree:
-                    place = f"{_taken_path(call)}{path}"
-                    names[place] = f"input of {call.name}{number} {path[3:]}"
+                    item_path = f"{_taken_path(call)}{path}"
+                    names[item_path] = f"input of {call.name}{number} {path[3:]}"
                 for path in flattened(left_on_host(call.result)).leaves:
-                    place = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
-                    names[place] = f"result of {call.name}{number} {path}".rstrip()
+                    item_path = f"{INPUT}[{RESULTS!r}][{call.name!r}][{call.number}]{path}"
+                    names[item_path] = f"result of {call.name}{number} {path}".rstrip()
         return names
 
 
@@ -313,7 +329,7 @@ class Cut(nn.Module):
         if number >= len(self.cut_given):
             raise TooManyCallsError(f"{self.cut_name} is called more than {number} times")
         left_out = self.cut_left_out
-        taken = [None if place in left_out else value for place, value in enumerate(args)]
+        taken = [None if position in left_out else value for position, value in enumerate(args)]
         named = {key: None if key in left_out else value for key, value in kwargs.items()}
         self.cut_taken.append((taken, named))
         if self.cut_draws:
@@ -322,15 +338,15 @@ class Cut(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what only the block has."""
-        known = self.__dict__.get("cut_block")
-        block = None if known is None else known()
+        block_ref = self.__dict__.get("cut_block")
+        block = None if block_ref is None else block_ref()
         if block is not None and hasattr(block, name):
             raise ReachedInsideError(self.__dict__["cut_name"], name)
         return nn.Module.__getattr__(self, name)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         """Refuse a module of a block that is a container."""
-        raise ReachedInsideError(self.cut_name, f"[{place!r}]")
+        raise ReachedInsideError(self.cut_name, f"[{key!r}]")
 
     def __iter__(self) -> Iterator[Any]:
         """Refuse the modules of a block that is a container."""
@@ -354,18 +370,18 @@ def _advance(before: RandomState, after: RandomState) -> None:
 def make_cut(block: nn.Module, name: str, left_out: frozenset[int | str] = frozenset()) -> Cut:
     """A cut that is also an instance of the block's class."""
     block = original_of(block)
-    own: Any = type(block)
-    kind = _cut_class(own)
-    made = object.__new__(kind)  # FSDP's class would make a module of the original class
-    Cut.__init__(made, block, name, left_out)
-    return made
+    block_class: Any = type(block)
+    kind = _cut_class(block_class)
+    cut_module = object.__new__(kind)  # FSDP's class would make a module of the original class
+    Cut.__init__(cut_module, block, name, left_out)
+    return cut_module
 
 
 @functools.cache
 def _cut_class(block: type) -> type[Cut]:
     # One class for all cuts of a class: compiled code depends on it.
-    made: Any = type(f"Cut{block.__name__}", (Cut, block), {"__module__": __name__})
-    kind: type[Cut] = made
+    cut_class: Any = type(f"Cut{block.__name__}", (Cut, block), {"__module__": __name__})
+    kind: type[Cut] = cut_class
     return kind
 
 
@@ -419,12 +435,12 @@ def replaced_modules(
     """Replace modules by others, in every place of the model that holds them."""
     others = {id(old): new for old, new in instead}
     places: list[tuple[dict[str, Any], str, nn.Module]] = []
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     for root in modules.values():
         for module in root.modules():
-            if id(module) in seen:
+            if id(module) in visited_ids:
                 continue
-            seen.add(id(module))
+            visited_ids.add(id(module))
             table = vars(module)["_modules"]
             places += [(table, key, child) for key, child in table.items() if id(child) in others]
     try:
@@ -465,28 +481,31 @@ Source = tuple[str, str, int, int | str]
 
 
 def find_passages(
-    given: Mapping[str, list[Any]], taken: Mapping[str, list[Any]]
+    results_by_name: Mapping[str, list[Any]], taken: Mapping[str, list[Any]]
 ) -> dict[tuple[str, int | str], tuple[Source, ...]]:
     """The arguments of blocks that are results of others, or that others get too, as objects.
 
     Where they have the same sources on both sides, there is nothing to compare. Each argument, by
     block and by position or keyword, has one source per call.
     """
-    known: dict[int, Source] = {}
-    for name, results in given.items():
+    source_by_id: dict[int, Source] = {}
+    for name, results in results_by_name.items():
         for number, result in enumerate(results):
             for path, leaf in leaves(result):
                 if isinstance(leaf, torch.Tensor):
-                    known[id(leaf)] = name, "returns", number, path
-    found: dict[tuple[str, int | str], list[Source]] = collections.defaultdict(list)
+                    source_by_id[id(leaf)] = name, "returns", number, path
+    sources_by_argument: dict[tuple[str, int | str], list[Source]] = collections.defaultdict(list)
     for name, calls in taken.items():
         for number, (args, kwargs) in enumerate(calls):
-            for place, value in (*enumerate(args), *kwargs.items()):
+            for argument_key, value in (*enumerate(args), *kwargs.items()):
                 if any(isinstance(leaf, torch.Tensor) for _, leaf in leaves(value)):
-                    first: Source = name, "gets", number, place
-                    found[name, place].append(known.setdefault(id(value), first))
+                    first: Source = name, "gets", number, argument_key
+                    sources_by_argument[name, argument_key].append(
+                        source_by_id.setdefault(id(value), first)
+                    )
     return {
-        (name, place): tuple(sources)
-        for (name, place), sources in found.items()
-        if len(sources) == len(taken[name]) and (name, "gets") not in {one[:2] for one in sources}
+        (name, argument): tuple(sources)
+        for (name, argument), sources in sources_by_argument.items()
+        if len(sources) == len(taken[name])
+        and (name, "gets") not in {source[:2] for source in sources}
     }

@@ -52,12 +52,16 @@ def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[PairDifference |
 
     The result is None for a pair that is better measured alone.
     """
-    found: dict[int, PairDifference] = {}
-    later = [place for place, pair in enumerate(pairs) if waits_for_device(*pair)]
-    found |= zip(later, _measure_on_devices([pairs[place] for place in later]), strict=True)
+    by_position: dict[int, PairDifference] = {}
+    later = [position for position, pair in enumerate(pairs) if waits_for_device(*pair)]
+    by_position |= zip(
+        later, _measure_on_devices([pairs[position] for position in later]), strict=True
+    )
     for places in _group_small_pairs(pairs):
-        found |= zip(places, _measure_on_cpu([pairs[place] for place in places]), strict=True)
-    return [found.get(place) for place in range(len(pairs))]
+        by_position |= zip(
+            places, _measure_on_cpu([pairs[position] for position in places]), strict=True
+        )
+    return [by_position.get(position) for position in range(len(pairs))]
 
 
 def _measure_on_devices(pairs: list[tuple[Tensor, Tensor]]) -> list[PairDifference]:
@@ -77,17 +81,17 @@ def _measure_on_devices(pairs: list[tuple[Tensor, Tensor]]) -> list[PairDifferen
 def _group_small_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[list[int]]:
     """Group the positions of small pairs on the CPU by dtype, in groups of limited size."""
     waiting: dict[torch.dtype, list[int]] = {}
-    held: dict[torch.dtype, int] = {}
-    for place, (candidate, reference) in enumerate(pairs):
+    element_counts: dict[torch.dtype, int] = {}
+    for position, (candidate, reference) in enumerate(pairs):
         dtype, count = reference.dtype, reference.numel()
         is_small = 0 < count <= SMALL and dtype in _TOGETHER and reference.is_cpu
         if not is_small or type(candidate) not in _PLAIN or type(reference) not in _PLAIN:
             continue
-        if held.get(dtype, 0) + count > MOST_TOGETHER:
+        if element_counts.get(dtype, 0) + count > MOST_TOGETHER:
             yield waiting.pop(dtype)
-            held[dtype] = 0
-        waiting.setdefault(dtype, []).append(place)
-        held[dtype] = held.get(dtype, 0) + count
+            element_counts[dtype] = 0
+        waiting.setdefault(dtype, []).append(position)
+        element_counts[dtype] = element_counts.get(dtype, 0) + count
     yield from waiting.values()
 
 
@@ -108,13 +112,15 @@ def _measure_on_cpu(pairs: list[tuple[Tensor, Tensor]]) -> list[PairDifference]:
 
 def all_equal(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     """`bitwise_equal` of each pair."""
-    later = [place for place, pair in enumerate(pairs) if waits_for_device(*pair)]
-    rows = _fetch_figures([[_same_bits(*pairs[place])] for place in later])
-    found = {place: bool(same) for place, (same,) in zip(later, rows, strict=True)}
+    later = [position for position, pair in enumerate(pairs) if waits_for_device(*pair)]
+    rows = _fetch_figures([[_same_bits(*pairs[position])] for position in later])
+    is_equal_by_position = {
+        position: bool(same) for position, (same,) in zip(later, rows, strict=True)
+    }
     # NaNs with different bits count as the same; only `bitwise_equal` knows that.
     return [
-        found.get(place) or _same_in_one_call(*pair) or bitwise_equal(*pair)
-        for place, pair in enumerate(pairs)
+        is_equal_by_position.get(position) or _same_in_one_call(*pair) or bitwise_equal(*pair)
+        for position, pair in enumerate(pairs)
     ]
 
 
@@ -146,9 +152,11 @@ def _fetch_figures(figures: list[list[Tensor]]) -> list[list[float]]:
     """Copy all figures to the host, with one transfer from each device."""
     rows: list[list[float]] = [[] for _ in figures]
     for device in {row[0].device for row in figures}:
-        places = [place for place, row in enumerate(figures) if row[0].device == device]
-        flat = torch.stack([one.double() for place in places for one in figures[place]]).tolist()
+        places = [row_index for row_index, row in enumerate(figures) if row[0].device == device]
+        flat = torch.stack(
+            [figure.double() for row_index in places for figure in figures[row_index]]
+        ).tolist()
         width = len(flat) // len(places)
-        for number, place in enumerate(places):
-            rows[place] = flat[number * width : (number + 1) * width]
+        for number, position in enumerate(places):
+            rows[position] = flat[number * width : (number + 1) * width]
     return rows

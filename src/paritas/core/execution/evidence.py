@@ -62,9 +62,9 @@ class WideDefault:
     def run(self, mode: LiftMode | None, once: Callable[[], _Seen]) -> _Seen:
         """Call `once`, which runs the program under `mode`, once or twice; return its result."""
         if mode is not None and mode.widths and not self.is_asked:
-            seen = once()
+            run_result = once()
             if not mode.asked_default:
-                return seen
+                return run_result
             self.is_asked = True
             mode.start_over()
         with default_dtype(torch.float64):
@@ -303,15 +303,15 @@ class Evidence(Generic[P_co]):
         looks = not self._program.knows_dtypes
         mode = self.lift_mode(remember_sums=looks)
         watch = _AutocastWatch() if looks else None
-        seen = self.run(RunOptions(mode=mode, wide=True, watch=watch))
-        usable = is_usable(seen, "no arbiter: the reference in float64", self.notes)
+        observations = self.run(RunOptions(mode=mode, wide=True, watch=watch))
+        usable = is_usable(observations, "no arbiter: the reference in float64", self.notes)
         if watch is not None:
             self.casts |= mode.casts
             self.dtypes |= mode.casts | watch.dtypes
         self.shows_dtypes = usable and not mode.foreign
         if usable:
-            self._program.arbiter_made(seen)
-        return seen if usable else None
+            self._program.arbiter_made(observations)
+        return observations if usable else None
 
     def spread(
         self, unit: float, call: int, item: Item, runs: int, demand: Demand | None = None
@@ -324,10 +324,12 @@ class Evidence(Generic[P_co]):
                 raise NoiseNotYetMeasured
             whose = "float64" if unit <= UNIT_F64 else "the dtype of the run"
             self.tell(f"measuring rounding in {whose}, run {spread.runs + 1}")
-            seen = self.perturbed(unit, spread.runs, demand)
-            if not is_usable(seen, "a perturbed run of the reference", self.notes, weakens=False):
+            observations = self.perturbed(unit, spread.runs, demand)
+            if not is_usable(
+                observations, "a perturbed run of the reference", self.notes, weakens=False
+            ):
                 return None
-            self._add_run(spread, seen, demand)
+            self._add_run(spread, observations, demand)
             spread.runs += 1
         squares = spread.squares.get((call, item))
         if squares is None:
@@ -352,12 +354,12 @@ class Evidence(Generic[P_co]):
         A run that is not finite has none.
         """
         spread = (demand or self.everything).spreads.get(unit)
-        found = [] if spread is None else spread.whole.get((call, item), [])
-        known = tuple(one for one in found if one is not None)
-        return known if len(known) == len(found) else ()
+        run_errors = [] if spread is None else spread.whole.get((call, item), [])
+        known_errors = tuple(error for error in run_errors if error is not None)
+        return known_errors if len(known_errors) == len(run_errors) else ()
 
-    def _add_run(self, spread: _Spread, seen: list[Observation], demand: Demand) -> None:
-        for call, (still, moved) in enumerate(zip(self._base(), seen, strict=False)):
+    def _add_run(self, spread: _Spread, observations: list[Observation], demand: Demand) -> None:
+        for call, (still, moved) in enumerate(zip(self._base(), observations, strict=False)):
             for item, value in still.items():
                 key = (call, item)
                 if key in demand.settled or not is_inexact(value):
@@ -368,11 +370,11 @@ class Evidence(Generic[P_co]):
                 if isinstance(run, torch.Tensor) and run.shape != value.shape:
                     self.shapes.setdefault(key, set()).add(run.shape)
                 deviation = _squared_deviation(value, run)
-                known = spread.squares.get(key)
-                spread.squares[key] = deviation if known is None else known + deviation
+                square_sum = spread.squares.get(key)
+                spread.squares[key] = deviation if square_sum is None else square_sum + deviation
                 if spread.is_native:
-                    whole = whole_error(run, value) if isinstance(run, torch.Tensor) else None
-                    spread.whole.setdefault(key, []).append(whole)
+                    total_error = whole_error(run, value) if isinstance(run, torch.Tensor) else None
+                    spread.whole.setdefault(key, []).append(total_error)
 
     def repeats(
         self, call: int, item: Item, runs: int, demand: Demand | None = None
@@ -381,20 +383,22 @@ class Evidence(Generic[P_co]):
         demand = demand or self.everything
         while len(demand.repeats) < runs and not (demand.repeats and not demand.repeats[0]):
             self.tell(f"running the reference once more, run {len(demand.repeats) + 1}")
-            seen = self.run(RunOptions(second=demand.at_second))
-            if not is_usable(seen, "the reference, run again,", self.notes, weakens=False):
+            observations = self.run(RunOptions(second=demand.at_second))
+            if not is_usable(observations, "the reference, run again,", self.notes, weakens=False):
                 return []
-            kept = {
-                (number, one): (known, self.complete(moved, one))
-                for number, (still, moved) in enumerate(zip(self.native, seen, strict=False))
-                for one, known in still.items()
-                if (number, one) not in demand.settled and is_inexact(known)
+            value_pairs = {
+                (number, compared_item): (native_value, self.complete(moved, compared_item))
+                for number, (still, moved) in enumerate(
+                    zip(self.native, observations, strict=False)
+                )
+                for compared_item, native_value in still.items()
+                if (number, compared_item) not in demand.settled and is_inexact(native_value)
             }
-            is_same = all(same_value(*pair) for pair in kept.values())
-            values = {} if is_same and not demand.repeats else kept
+            is_same = all(same_value(*pair) for pair in value_pairs.values())
+            values = {} if is_same and not demand.repeats else value_pairs
             demand.repeats.append({key: moved for key, (_, moved) in values.items()})
-        found: list[Any] = [run.get((call, item)) for run in demand.repeats]
-        return [value.detach() for value in found if is_inexact(value)]
+        repeat_values: list[Any] = [run.get((call, item)) for run in demand.repeats]
+        return [value.detach() for value in repeat_values if is_inexact(value)]
 
     def jumps(
         self, unit: float, call: int, item: Item, pairs: int, demand: Demand | None = None
@@ -406,41 +410,52 @@ class Evidence(Generic[P_co]):
         operators decide, and almost zero elsewhere.
         """
         demand = demand or self.everything
-        known = demand.jumps.setdefault(unit, _Pairs())
-        while known.runs < pairs:
+        unit_pairs = demand.jumps.setdefault(unit, _Pairs())
+        while unit_pairs.runs < pairs:
             if demand.puts_off:
                 raise NoiseNotYetMeasured
-            self.tell(f"looking for decisions within rounding, pair {known.runs + 1} of runs")
+            self.tell(f"looking for decisions within rounding, pair {unit_pairs.runs + 1} of runs")
             logs = DecisionLog(), DecisionLog()
             plus, minus = (
-                self.perturbed(unit, _FIRST_PAIR_SEED + known.runs, demand, gain=gain, log=log)
-                for gain, log in zip((known.gain, -known.gain), logs, strict=True)
+                self.perturbed(unit, _FIRST_PAIR_SEED + unit_pairs.runs, demand, gain=gain, log=log)
+                for gain, log in zip((unit_pairs.gain, -unit_pairs.gain), logs, strict=True)
             )
-            for seen in (plus, minus):
+            for perturbed_run in (plus, minus):
                 what = "a perturbed run of the reference"
-                if not is_usable(seen, what, self.notes, weakens=False):
+                if not is_usable(perturbed_run, what, self.notes, weakens=False):
                     return None
-            for name, found in logs[0].count_changes(logs[1]).items():
-                self.open_decisions[name] = max(found, self.open_decisions.get(name, (0, 0)))
-            self._add_pair(known, plus, minus, demand)
-            known.runs += 1
-            if known.runs == 1:
-                gain = known.gain * self._kernel_noise(plus[0], minus[0])
-                known.gain = min(gain, max(JUMP_GAIN, MOST_SHAKE / unit))
-        left, size = known.left.get((call, item)), known.size.get((call, item))
-        if left is None or size is None:
+            for name, change_counts in logs[0].count_changes(logs[1]).items():
+                self.open_decisions[name] = max(
+                    change_counts, self.open_decisions.get(name, (0, 0))
+                )
+            self._add_pair(unit_pairs, plus, minus, demand)
+            unit_pairs.runs += 1
+            if unit_pairs.runs == 1:
+                gain = unit_pairs.gain * self._kernel_noise(plus[0], minus[0])
+                unit_pairs.gain = min(gain, max(JUMP_GAIN, MOST_SHAKE / unit))
+        uncancelled_square, size = (
+            unit_pairs.left.get((call, item)),
+            unit_pairs.size.get((call, item)),
+        )
+        if uncancelled_square is None or size is None:
             return None
         # A decision flips in at most one run of a pair: its squared effect is twice the mean
         # square. Then one of the two deviations remains; smooth ones cancel almost completely.
-        moves = known.moves.get((call, item), [])
-        sampled = torch.stack(moves) if len(moves) == known.runs else None
-        return Jumps((2 * left / known.runs).sqrt(), left > size / 2, sampled)
+        moves = unit_pairs.moves.get((call, item), [])
+        sampled = torch.stack(moves) if len(moves) == unit_pairs.runs else None
+        return Jumps(
+            (2 * uncancelled_square / unit_pairs.runs).sqrt(),
+            uncancelled_square > size / 2,
+            sampled,
+        )
 
     def _kernel_noise(self, plus: Observation, minus: Observation) -> float:
         """The rounding of the native run relative to the predicted one, at least 1."""
         ratios = []
         for item, true in self._base()[0].outputs.items():
-            native, up, down = (seen.value(item) for seen in (self.native[0], plus, minus))
+            native, up, down = (
+                observation.value(item) for observation in (self.native[0], plus, minus)
+            )
             if all(is_inexact(value) and value.shape == true.shape for value in (native, up, down)):
                 foreseen = rms_difference(up, down) / 2 / JUMP_GAIN
                 ratios += [rms_difference(native, true) / foreseen] if foreseen else []
@@ -449,7 +464,7 @@ class Evidence(Generic[P_co]):
 
     def _add_pair(
         self,
-        known: _Pairs,
+        pairs: _Pairs,
         plus: list[Observation],
         minus: list[Observation],
         demand: Demand,
@@ -459,24 +474,24 @@ class Evidence(Generic[P_co]):
                 key = (call, item)
                 if key in demand.settled or not is_inexact(value):
                     continue
-                if known.runs and key not in known.left:
+                if pairs.runs and key not in pairs.left:
                     continue
                 pair = self.complete(first, item), self.complete(second, item)
                 for sums, square in zip(
-                    (known.left, known.size), _pair_squares(value, *pair), strict=False
+                    (pairs.left, pairs.size), _pair_squares(value, *pair), strict=False
                 ):
                     before = sums.get(key)
                     sums[key] = square if before is None else before + square
                 if not value.is_complex() and all(map(_is_finite, pair)):
                     true = sample(value)
                     moved = torch.stack([sample(run) - true for run in pair])
-                    known.moves.setdefault(key, []).append(moved)
+                    pairs.moves.setdefault(key, []).append(moved)
 
     def _base(self) -> list[Observation]:
         """The runs that perturbed runs are compared with."""
         if self._baseline is None:
-            own = self._program.baseline(self)
-            arbiter = self.arbiter() if own is None else own
+            own_baseline = self._program.baseline(self)
+            arbiter = self.arbiter() if own_baseline is None else own_baseline
             self._baseline = self.native if arbiter is None else arbiter
         return self._baseline
 
@@ -488,18 +503,18 @@ class Evidence(Generic[P_co]):
         There are at least `runs` perturbed ones.
         """
         demand = demand or self.everything
-        known = self._decided.setdefault(unit, [])
-        if len(known) <= runs and demand.puts_off:
+        decision_runs = self._decided.setdefault(unit, [])
+        if len(decision_runs) <= runs and demand.puts_off:
             raise NoiseNotYetMeasured
-        if not known:
+        if not decision_runs:
             plain = self.lift_mode(remember_decisions=True)
-            known.append(self.run(RunOptions(wide=True, mode=plain)))
+            decision_runs.append(self.run(RunOptions(wide=True, mode=plain)))
             self.casts |= plain.casts
-        while len(known) <= runs:
-            self.tell(f"looking for ties, run {len(known)}")
-            seed = len(known) - 1
-            known.append(self.perturbed(unit, seed, demand, remember_decisions=True))
-        return known
+        while len(decision_runs) <= runs:
+            self.tell(f"looking for ties, run {len(decision_runs)}")
+            seed = len(decision_runs) - 1
+            decision_runs.append(self.perturbed(unit, seed, demand, remember_decisions=True))
+        return decision_runs
 
     def perturbed(
         self,
@@ -532,7 +547,7 @@ class Evidence(Generic[P_co]):
             gain=gain,
             decisions=log,
         )
-        seen = self.run(
+        observations = self.run(
             RunOptions(
                 wide=wide,
                 mode=mode,
@@ -543,7 +558,7 @@ class Evidence(Generic[P_co]):
         )
         before = not leaving.has_left if leaving is not None else self.is_smooth
         self.is_smooth = before and mode.is_smooth
-        return seen
+        return observations
 
     def _wanted(self, demand: Demand, *, none: bool) -> frozenset[Item] | None:
         """The gradients that a perturbed run computes; None for all.
@@ -554,10 +569,10 @@ class Evidence(Generic[P_co]):
         if len(self.native) > 1:
             return None
         items = (*self.native[0].gradients, *self.native[0].further)
-        wanted = frozenset(item for item in items if (0, item) not in demand.settled)
-        if none or not wanted:
+        unsettled_items = frozenset(item for item in items if (0, item) not in demand.settled)
+        if none or not unsettled_items:
             return frozenset()
-        return wanted if len(self.dtypes) == 1 else None
+        return unsettled_items if len(self.dtypes) == 1 else None
 
     def dtype_log(self) -> dict[Any, torch.dtype]:
         """The native dtype of each operator call of a mixed-precision program."""
@@ -575,7 +590,7 @@ class Evidence(Generic[P_co]):
         Some programs draw numbers that they do not use, or use only in training. Rare uses, such as
         dropping a layer, take many runs to detect.
         """
-        if not any(seen.drew_random_numbers for seen in self.native):
+        if not any(observation.drew_random_numbers for observation in self.native):
             return False
         while self._draw_runs < runs and not (item is None and self._drawn):
             self.tell(Progress("running with other random numbers", self._draw_runs, runs))
@@ -584,23 +599,23 @@ class Evidence(Generic[P_co]):
             what = "the reference with other random numbers"
             usable = is_usable(moved, what, self.notes, weakens=False)
             self._drawn |= {
-                (number, one)
+                (number, compared_item)
                 for number, still in enumerate(self.native)
-                for one, value in still.items()
+                for compared_item, value in still.items()
                 if not usable
                 or len(moved) <= number
-                or not self._is_same_but_for_rounding(number, one, value, moved[number])
+                or not self._is_same_but_for_rounding(number, compared_item, value, moved[number])
             }
         return bool(self._drawn) if item is None else (call, item) in self._drawn
 
     def _is_same_but_for_rounding(
-        self, call: int, item: Item, value: Any, seen: Observation
+        self, call: int, item: Item, value: Any, observation: Observation
     ) -> bool:
         """Whether another native run gives the same, to the bit or to its own error.
 
         Numbers that only decide an order, as of patches, change no more than that.
         """
-        other = self.complete(seen, item)
+        other = self.complete(observation, item)
         if same_value(value, other):
             return True
         arbiter = self.arbiter()
@@ -610,24 +625,28 @@ class Evidence(Generic[P_co]):
             return False
         return rms_difference(value, other) <= OWN_ERRORS * rms_difference(value, true)
 
-    def complete(self, seen: Observation, item: Item) -> Any:
+    def complete(self, observation: Observation, item: Item) -> Any:
         """An item of a run; an unchanged input or buffer has its initial value."""
-        return completed(seen, item, self._program)
+        return completed(observation, item, self._program)
 
 
-def completed(seen: Observation, item: Item, program: Program) -> Any:
+def completed(observation: Observation, item: Item, program: Program) -> Any:
     """An item of a run; an unchanged one has its initial value, or `MISSING`."""
-    known = any(item in table for table in (seen.outputs, seen.after, seen.state))
-    if known or not item.kind.is_afterwards:
-        return seen.value(item)
+    is_present = any(
+        item in table for table in (observation.outputs, observation.after, observation.state)
+    )
+    if is_present or not item.kind.is_afterwards:
+        return observation.value(item)
     if item.kind.is_after_backward:
-        return completed(seen, item.of(item.kind.after_call), program)
+        return completed(observation, item.of(item.kind.after_call), program)
     return program.initial(item)
 
 
-def is_usable(seen: list[Observation], who: str, notes: Notes, *, weakens: bool = True) -> bool:
+def is_usable(
+    observations: list[Observation], who: str, notes: Notes, *, weakens: bool = True
+) -> bool:
     """Whether a run succeeded; if not, a note says why."""
-    for observation in seen:
+    for observation in observations:
         error = observation.error or observation.gradient_error
         if error is not None:
             note = f"{who} raised {in_one_line(error, 100)}"
@@ -706,6 +725,6 @@ def _pair_squares(value: Tensor, plus: Any, minus: Any) -> list[Tensor]:
         if not isinstance(moved, torch.Tensor) or moved.shape != value.shape:
             return []
     up, down = (moved.to(value.device, wide) - value for moved in (plus, minus))
-    left, size = (up + down).abs().square(), up.abs().square() + down.abs().square()
-    finite = torch.isfinite(left) & torch.isfinite(size)
-    return [torch.where(finite, square, 0.0) for square in (left, size)]
+    uncancelled_square, size = (up + down).abs().square(), up.abs().square() + down.abs().square()
+    finite = torch.isfinite(uncancelled_square) & torch.isfinite(size)
+    return [torch.where(finite, square, 0.0) for square in (uncancelled_square, size)]

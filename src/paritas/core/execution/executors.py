@@ -381,10 +381,10 @@ def _closing_client(client: Any) -> Iterator[None]:
 
 def _check_workers(client: Any, address: str) -> None:
     """Refuse workers without paritas, or with another version: they could not read their orders."""
-    own = own_version()
-    found = client.run(importlib.metadata.version, "paritas", on_error="return")
-    for worker, version in found.items():
-        if version != own:
+    local_version = own_version()
+    versions_by_worker = client.run(importlib.metadata.version, "paritas", on_error="return")
+    for worker, version in versions_by_worker.items():
+        if version != local_version:
             has = (
                 f"has paritas {version}"
                 if isinstance(version, str)
@@ -392,7 +392,7 @@ def _check_workers(client: Any, address: str) -> None:
             )
             raise UsageError(
                 f"executor='{_DASK}{address}': the worker at {worker} {has}: install paritas "
-                f"{own}, as here, in the environment of every worker"
+                f"{local_version}, as here, in the environment of every worker"
             )
 
 

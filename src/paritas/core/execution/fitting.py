@@ -42,7 +42,7 @@ _ADVICE = (
 
 
 def verify_where_it_fits(
-    whole: Callable[[], Verdict],
+    check_whole: Callable[[], Verdict],
     in_blocks: Callable[[], Verdict] | None,
     shortage: str,
     device: torch.device,
@@ -50,14 +50,14 @@ def verify_where_it_fits(
     """Run a check as a whole, or by blocks where the whole does not fit.
 
     Args:
-        whole: checks the whole models.
+        check_whole: checks the whole models.
         in_blocks: checks them by blocks; None if that is not allowed.
         shortage: why the whole is known not to fit; empty if it may fit.
         device: where the models are.
     """
     reasons = [shortage] if shortage else []
     if not shortage or in_blocks is None:
-        verdict, reason = _tried(whole, device)
+        verdict, reason = _tried(check_whole, device)
         if verdict is not None:
             return verdict
         reasons.append(f"the whole model: {reason}")
@@ -66,7 +66,7 @@ def verify_where_it_fits(
             verdict, reason = _tried(in_blocks, device)
         except UsageError as error:
             if shortage:  # it was only an estimate
-                return verify_where_it_fits(whole, None, "", device)
+                return verify_where_it_fits(check_whole, None, "", device)
             verdict, reason = None, str(error)
         if verdict is not None:
             note = f"checked by blocks because of memory: {'; '.join(reasons)}"
@@ -92,8 +92,10 @@ def _tried(check: Callable[[], Verdict], device: torch.device) -> tuple[Verdict 
 
 
 def _describe(error: BaseException, device: torch.device) -> str:
-    asked, free = bytes_asked(error), free_bytes(device)
-    needed = "memory ran out" if asked is None else f"{size(asked)} more were needed"
+    requested_bytes, free = bytes_asked(error), free_bytes(device)
+    needed = (
+        "memory ran out" if requested_bytes is None else f"{size(requested_bytes)} more were needed"
+    )
     return needed if free is None else f"{needed}, {size(free)} were free on {device}"
 
 
@@ -101,14 +103,20 @@ def describe_shortage(model: Any, *, gradients: bool) -> tuple[str, torch.device
     """Why a model is too large to be checked as a whole, or "", and the device that it is on."""
     tensors: dict[int, Tensor] = {}
     for module in reachable_modules(model, original_of).values():
-        held = (*module.parameters(), *module.buffers())
-        tensors |= {id(one): one for one in held if not torch.nn.parameter.is_lazy(one)}
+        module_tensors = (*module.parameters(), *module.buffers())
+        tensors |= {
+            id(tensor): tensor
+            for tensor in module_tensors
+            if not torch.nn.parameter.is_lazy(tensor)
+        }
     if not tensors:
         return "", torch.device("cpu")
-    device = max(tensors.values(), key=lambda one: one.nbytes).device
-    here = [one for one in tensors.values() if one.device == device]
-    native = sum(one.nbytes for one in here)
-    wide = sum(one.numel() * WIDE[one.dtype].itemsize for one in here if one.dtype in WIDE)
+    device = max(tensors.values(), key=lambda tensor: tensor.nbytes).device
+    here = [tensor for tensor in tensors.values() if tensor.device == device]
+    native = sum(tensor.nbytes for tensor in here)
+    wide = sum(
+        tensor.numel() * WIDE[tensor.dtype].itemsize for tensor in here if tensor.dtype in WIDE
+    )
     copies = WIDE_COPIES_GRADIENTS if gradients else WIDE_COPIES_FORWARD
     needed, free = int(native + copies * wide), free_bytes(device)
     if free is None or needed <= free:

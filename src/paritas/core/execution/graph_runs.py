@@ -80,13 +80,19 @@ class LeanGraph:
         if lean is None:
             return
         try:
-            found = run(lean)
+            lean_results = run(lean)
         except Exception:  # noqa: BLE001  (the original stays in use)
             return
-        if len(found) == len(expected) and all(map(_have_same_layout, found, expected)):
-            pairs = zip(found, expected, strict=True)
+        if len(lean_results) == len(expected) and all(
+            map(_have_same_layout, lean_results, expected)
+        ):
+            pairs = zip(lean_results, expected, strict=True)
             tensors = [pair for pair in pairs if isinstance(pair[0], torch.Tensor)]
-            if all(all_equal([(one.detach(), other.detach()) for one, other in tensors])):
+            if all(
+                all_equal(
+                    [(lean_tensor.detach(), other.detach()) for lean_tensor, other in tensors]
+                )
+            ):
                 self.module = lean
 
 
@@ -136,52 +142,52 @@ class ReferenceGraph:
         outputs: list[Item] | None = None,
     ) -> ReferenceGraph:
         """Copy a graph; by default, inputs have the names of nodes and outputs are numbered."""
-        mine = copy_graph(module)
-        use_twins(mine)
+        graph = copy_graph(module)
+        use_twins(graph)
         written = written_placeholders(module)
         return cls(
-            module=mine,
-            inputs=tuple(inputs or [node.name for node in placeholders(mine)]),
-            outputs=tuple(outputs or map(nth_output, range(len(returned(mine))))),
+            module=graph,
+            inputs=tuple(inputs or [node.name for node in placeholders(graph)]),
+            outputs=tuple(outputs or map(nth_output, range(len(returned(graph))))),
             written=written,
             dtypes=node_dtypes(module),
             draws=draws_random_numbers(module),
-            wide=WideGraph(mine, written),
-            lean=LeanGraph(mine),
+            wide=WideGraph(graph, written),
+            lean=LeanGraph(graph),
         )
 
     def observe(
         self, args: list[Any], mode: LiftMode | None = None, module: GraphModule | None = None
     ) -> Observation:
         """Run it, or `module` in its place, on arguments that it may write to."""
-        seen = Observation()
+        observation = Observation()
         try:
             with as_traced(), mode or contextlib.nullcontext():
                 results = (module or self.module).forward(*args)
         except Exception as error:  # noqa: BLE001  (the observation carries it)
-            seen.error = error
-            return seen
-        self.name_results(seen, list(results), args)
-        note_decisions(seen, seen.outputs, mode, floats=True)
-        return seen
+            observation.error = error
+            return observation
+        self.name_results(observation, list(results), args)
+        note_decisions(observation, observation.outputs, mode, floats=True)
+        return observation
 
-    def name_results(self, seen: Observation, results: list[Any], args: list[Any]) -> None:
+    def name_results(self, observation: Observation, results: list[Any], args: list[Any]) -> None:
         """Put results and written inputs into an observation, by their names."""
-        seen.outputs = dict(zip(self.outputs, results, strict=False))
+        observation.outputs = dict(zip(self.outputs, results, strict=False))
         for position in sorted(self.written):
             value = args[position]
             if isinstance(value, torch.Tensor):
-                seen.after[after_call(self.inputs[position])] = value.detach()
+                observation.after[after_call(self.inputs[position])] = value.detach()
 
     def aliases(
-        self, seen: Observation, args: list[Any], addresses: list[int], items: Iterable[Item]
+        self, observation: Observation, args: list[Any], addresses: list[int], items: Iterable[Item]
     ) -> frozenset[tuple[Item, Item]]:
         """Which of these outputs share memory with what; `addresses` are those of the inputs."""
-        outputs = {item: seen.outputs[item] for item in items if item in seen.outputs}
+        outputs = {item: observation.outputs[item] for item in items if item in observation.outputs}
         places = {storage_address(value) for value in outputs.values()}
-        given = zip(self.inputs, args, addresses, strict=False)
+        named_inputs = zip(self.inputs, args, addresses, strict=False)
         return find_aliases(
-            outputs, {input_of(name): value for name, value, at in given if at in places}
+            outputs, {input_of(name): value for name, value, at in named_inputs if at in places}
         )
 
 
@@ -209,28 +215,28 @@ class WideGraph:
         self._module = widen_graph(self._original, self._written)
         if self._module is None:
             return
-        seen = self._observe(self._module, reference, args)
+        observation = self._observe(self._module, reference, args)
         values = dict(truth.items())
-        self._trusted = seen.error is None and all(
-            _is_same_value(value, values.get(item)) for item, value in seen.items()
+        self._trusted = observation.error is None and all(
+            _is_same_value(value, values.get(item)) for item, value in observation.items()
         )
 
     def _observe(
         self, module: GraphModule, reference: ReferenceGraph, args: list[Any]
     ) -> Observation:
-        seen = Observation()
+        observation = Observation()
         try:
             with as_traced():
                 results = list(module.forward(*args))
         except Exception as error:  # noqa: BLE001  (the observation carries it)
-            seen.error = error
-            return seen
+            observation.error = error
+            return observation
         count = len(reference.outputs)
-        seen.outputs = dict(zip(reference.outputs, results[:count], strict=True))
+        observation.outputs = dict(zip(reference.outputs, results[:count], strict=True))
         for position, value in zip(sorted(self._written), results[count:], strict=True):
             if isinstance(value, torch.Tensor):
-                seen.after[after_call(reference.inputs[position])] = value
-        return seen
+                observation.after[after_call(reference.inputs[position])] = value
+        return observation
 
 
 class GraphProgram(Program):
@@ -244,31 +250,31 @@ class GraphProgram(Program):
     knows_dtypes = True
     notes_float64 = False
 
-    def __init__(self, reference: ReferenceGraph, kept: list[Any], rng: RandomState) -> None:
+    def __init__(self, reference: ReferenceGraph, kept_args: list[Any], rng: RandomState) -> None:
         """`rng` is the state of torch's generators before the call."""
         self.reference = reference
-        self.kept = kept
+        self.kept = kept_args
         self.rng = rng
         self.used = self.arguments()
 
     @classmethod
     def evidence(
-        cls, reference: ReferenceGraph, kept: list[Any], rng: RandomState, seed: int = 0
+        cls, reference: ReferenceGraph, kept_args: list[Any], rng: RandomState, seed: int = 0
     ) -> Evidence[GraphProgram]:
         """Run a graph natively, with as little memory as possible."""
-        program = cls(reference, kept, rng)
+        program = cls(reference, kept_args, rng)
         program.restore_random()
-        seen = reference.observe(program.used, module=reference.lean.module)
-        seen.rng_after = RandomState.of_torch() if reference.draws else rng
-        return Evidence(program, [seen], seed)
+        observation = reference.observe(program.used, module=reference.lean.module)
+        observation.rng_after = RandomState.of_torch() if reference.draws else rng
+        return Evidence(program, [observation], seed)
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """The dtypes of its nodes."""
         return self.reference.dtypes
 
-    def become_lean(self, seen: Observation) -> None:
-        """Try whether later calls of this graph can use less memory; `seen` is the native run."""
-        if self.reference.lean.is_settled or seen.error is not None:
+    def become_lean(self, observation: Observation) -> None:
+        """Try whether later calls of this graph can use less memory; `observation` is native."""
+        if self.reference.lean.is_settled or observation.error is not None:
             return
 
         def run(module: GraphModule) -> list[Any]:
@@ -278,7 +284,7 @@ class GraphProgram(Program):
                 raise again.error
             return [value for _, value in again.items()]
 
-        self.reference.lean.compare_once([value for _, value in seen.items()], run)
+        self.reference.lean.compare_once([value for _, value in observation.items()], run)
 
     def given(self) -> dict[str, Any]:
         """The arguments by name, before the call."""
@@ -287,8 +293,8 @@ class GraphProgram(Program):
     def quick_wide(self) -> Observation | None:
         """Run the rewritten graph; None if there is none, or if it fails on these arguments."""
         self.restore_random()
-        seen = self.reference.wide.run(self.reference, self.kept)
-        return seen if seen is not None and seen.error is None else None
+        observation = self.reference.wide.run(self.reference, self.kept)
+        return observation if observation is not None and observation.error is None else None
 
     def arbiter_made(self, runs: list[Observation]) -> None:
         """Trust the rewritten graph from now on if it gives the same bits."""
@@ -373,15 +379,15 @@ class CapturedReference:
     def of(cls, module: GraphModule) -> CapturedReference:
         """Copy a graph."""
         graph = copy_graph(module)
-        held = lift_tensors(graph)
-        mine = copy_graph(graph) if has_twins(graph) else graph
-        use_twins(mine)
-        names = _make_unique([*captured_input_names(module), *held])
+        lifted_tensors = lift_tensors(graph)
+        runnable_graph = copy_graph(graph) if has_twins(graph) else graph
+        use_twins(runnable_graph)
+        names = _make_unique([*captured_input_names(module), *lifted_tensors])
         return cls(
             graph=graph,
-            module=mine,
+            module=runnable_graph,
             inputs=tuple(names),
-            held=tuple(held.values()),
+            held=tuple(lifted_tensors.values()),
             dtypes=node_dtypes(module),
             draws=captured_graph_may_draw(module),
             uses_draws=captured_graph_uses_draws(module),
@@ -392,24 +398,24 @@ class CapturedReference:
         return dict(zip(self.inputs, args, strict=False))
 
     def name_results(
-        self, seen: Observation, results: Any, args: list[Any], kept: list[Any]
+        self, observation: Observation, results: Any, args: list[Any], kept_args: list[Any]
     ) -> None:
         """Put results and written arguments into an observation."""
         for position, value in enumerate(results):
             item = nth_output(position)
-            seen.outputs[item] = value
+            observation.outputs[item] = value
             if isinstance(value, torch.Tensor):
-                seen.requires_grad[item] = value.requires_grad
+                observation.requires_grad[item] = value.requires_grad
                 if value.layout is torch.strided:
-                    seen.strides[item] = tuple(value.stride())
-        named = zip(self.inputs, args, kept, strict=False)
+                    observation.strides[item] = tuple(value.stride())
+        named = zip(self.inputs, args, kept_args, strict=False)
         tensors = {name: pair for name, *pair in named if isinstance(pair[0], torch.Tensor)}
         pairs = [(value.detach(), before.detach()) for value, before in tensors.values()]
         for name, (value, _), same in zip(tensors, pairs, all_equal(pairs), strict=True):
             if not same:
-                seen.after[after_call(name)] = value.clone()
-        given = {input_of(name): value for name, value in self.named(args).items()}
-        seen.aliases = find_aliases(seen.outputs, given)
+                observation.after[after_call(name)] = value.clone()
+        inputs_by_item = {input_of(name): value for name, value in self.named(args).items()}
+        observation.aliases = find_aliases(observation.outputs, inputs_by_item)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -438,20 +444,20 @@ class Cotangent:
 
     def _complete(self, arrived: Tensor) -> Tensor:
         """Add what comes from the program to what has arrived from the reference's own inside."""
-        own = self.total.dtype
-        if arrived.dtype is own and bitwise_equal(arrived, self._add_up(own)):
+        dtype = self.total.dtype
+        if arrived.dtype is dtype and bitwise_equal(arrived, self._add_up(dtype)):
             return self.total  # the same sum, so nothing is lost to rounding
-        wide = WIDE.get(own, own)
+        wide = WIDE.get(dtype, dtype)
         inside = self._add_up(wide)
         outside = torch.where(inside.isfinite(), self.total.to(wide) - inside, 0)
         return arrived + outside.to(arrived.dtype)
 
     def _add_up(self, dtype: torch.dtype) -> Tensor:
         # As autograd does it: a part may have to be summed over dimensions it was expanded to.
-        shape, own = self.total.shape, self.total.dtype
+        shape, total_dtype = self.total.shape, self.total.dtype
         total = torch.zeros_like(self.total, dtype=dtype)
         for part in self.inside:
-            total = total + part.sum_to_size(shape).to(own).to(dtype)
+            total = total + part.sum_to_size(shape).to(total_dtype).to(dtype)
         return total
 
 
@@ -482,38 +488,42 @@ class CapturedProgram(Program):
         args = self.arguments(wide=options.wide)
         before = self.kept if not options.wide else self.arguments(wide=True)
         self.restore_random()
-        seen = Observation(rng_before=self.rng)
+        observation = Observation(rng_before=self.rng)
         try:
             with self.surroundings.around(), running_eagerly(), options.around():
                 results = self.reference.module(*args)
-            seen.rng_after = RandomState.now() if self.reference.draws else self.rng
-            self.reference.name_results(seen, results, args, before)
+            observation.rng_after = RandomState.now() if self.reference.draws else self.rng
+            self.reference.name_results(observation, results, args, before)
             if self.cotangents is not None:
-                seen.gradients |= self._differentiate(results, args, self.cotangents, options)
+                observation.gradients |= self._differentiate(
+                    results, args, self.cotangents, options
+                )
         except Exception as error:  # noqa: BLE001  (the observation carries it)
-            seen.error = error
-        note_decisions(seen, seen.outputs, options.mode)
-        seen.outputs = {item: _detach_tensor(value) for item, value in seen.outputs.items()}
-        return [seen]
+            observation.error = error
+        note_decisions(observation, observation.outputs, options.mode)
+        observation.outputs = {
+            item: _detach_tensor(value) for item, value in observation.outputs.items()
+        }
+        return [observation]
 
     def _differentiate(
         self, results: Any, args: list[Any], cotangents: dict[int, Cotangent], options: RunOptions
     ) -> dict[Item, Tensor | None]:
         outputs = [results[position] for position in cotangents]
-        given = [
+        output_gradients = [
             cotangent.enter(output)
             for output, cotangent in zip(outputs, cotangents.values(), strict=True)
         ]
-        wanted = {
+        differentiable_inputs = {
             name: value
             for name, value in self.reference.named(args).items()
             if isinstance(value, torch.Tensor) and value.requires_grad
         }
         with options.around():
             gradients = torch.autograd.grad(
-                outputs, list(wanted.values()), given, allow_unused=True
+                outputs, list(differentiable_inputs.values()), output_gradients, allow_unused=True
             )
-        return dict(zip(map(gradient, wanted), gradients, strict=True))
+        return dict(zip(map(gradient, differentiable_inputs), gradients, strict=True))
 
     def restore_random(self) -> None:
         """Restore the generators to their state before the call, if the graph may draw.
@@ -541,9 +551,9 @@ def _detach_tensor(value: Any) -> Any:
 
 
 def _make_unique(names: list[str]) -> list[str]:
-    seen: dict[str, int] = {}
+    name_counts: dict[str, int] = {}
     result = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        name_counts[name] = name_counts.get(name, 0) + 1
+        result.append(name if name_counts[name] == 1 else f"{name} ({name_counts[name]})")
     return result

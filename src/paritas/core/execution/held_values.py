@@ -73,9 +73,9 @@ class HeldValues:
             self.write(self.before)
 
 
-def hold_values(found: Reached) -> Iterator[HeldValues]:
+def hold_values(reached: Reached) -> Iterator[HeldValues]:
     """How to restore a container or object, by the methods of the built-in classes."""
-    value, path = found.value, found.path
+    value, path = reached.value, reached.path
     pairs: list[tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]] = []
     if isinstance(value, UsedNames):
         pairs.append(_named_values(value))
@@ -102,19 +102,19 @@ def hold_given_to(tensors: list[torch.Tensor]) -> HeldValues:
     before = [(tensor, given_to_tensor(tensor), _hooks_of(tensor)) for tensor in tensors]
 
     def read() -> list[Any]:
-        found: list[Any] = []
+        tensor_values: list[Any] = []
         for tensor in tensors:
             for table in (given_to_tensor(tensor), *hook_tables(tensor).values()):
                 if table:
-                    found += [tensor, *_keys_and_values(table)]
-        return found
+                    tensor_values += [tensor, *_keys_and_values(table)]
+        return tensor_values
 
     def write(_: list[Any]) -> None:
-        for tensor, given, hooks in before:
-            own = attribute_table(tensor) or {}
-            for name in given_to_tensor(tensor).keys() - given.keys():
-                del own[name]
-            own.update(given)
+        for tensor, old_attributes, hooks in before:
+            attributes = attribute_table(tensor) or {}
+            for name in given_to_tensor(tensor).keys() - old_attributes.keys():
+                del attributes[name]
+            attributes.update(old_attributes)
             for kind, table in hook_tables(tensor).items():
                 _write_mapping(table, hooks.get(kind, []))
 
@@ -127,18 +127,18 @@ def _hooks_of(tensor: torch.Tensor) -> dict[str, list[Any]]:
 
 def _module_values(module: nn.Module) -> Any:
     """All that a module holds: its attributes, and the contents of its tables."""
-    own = vars(module)
-    tables = [own]
+    own_attributes = vars(module)
+    tables = [own_attributes]
     if not isinstance(module, torch.jit.ScriptModule):
-        tables += [table for table in own.values() if isinstance(table, dict)]
+        tables += [table for table in own_attributes.values() if isinstance(table, dict)]
     before = [(table, _keys_and_values(table)) for table in tables]
 
     def read() -> list[Any]:
-        found = _keys_and_values(own)
-        for table in own.values():
+        keys_and_values = _keys_and_values(own_attributes)
+        for table in own_attributes.values():
             if isinstance(table, dict) and table:
-                found += _keys_and_values(table)
-        return found
+                keys_and_values += _keys_and_values(table)
+        return keys_and_values
 
     def write(_: list[Any]) -> None:
         for table, items in before:
@@ -168,9 +168,14 @@ def read_code(value: Any) -> dict[int, Callable[[], list[Any]]]:
         space, names = value.__globals__, names_in(value.__code__)
 
         def read() -> list[Any]:
-            own = [value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__]
+            function_parts = [
+                value.__code__,
+                value.__defaults__,
+                value.__kwdefaults__,
+                value.__closure__,
+            ]
             table = attribute_table(value) or {}
-            return [*own, *table, *table.values(), *sorted(names & space.keys())]
+            return [*function_parts, *table, *table.values(), *sorted(names & space.keys())]
 
         return {id(value): read}
     if isinstance(value, type) and is_own(value.__module__):
@@ -210,7 +215,9 @@ def _object_values(
 
 
 def _given_values(kernel: Any) -> Any:
-    return lambda: _keys_and_values(given_to(kernel)), lambda given: give_to(kernel, _paired(given))
+    return lambda: _keys_and_values(given_to(kernel)), lambda keys_and_values: give_to(
+        kernel, _paired(keys_and_values)
+    )
 
 
 def _mapping_items(table: dict[Any, Any]) -> Any:
@@ -225,14 +232,16 @@ def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
     # An OrderedDict keeps its order separately: dict.clear would corrupt it.
     base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
     now = dict(dict.items(table))
-    kept = _paired(items)
+    stored_items = _paired(items)
     for key in now:
-        if key not in kept:
+        if key not in stored_items:
             base.__delitem__(table, key)
-    in_order = [key for key in now if key in kept] == [key for key in kept if key in now]
-    if len(now.keys() & kept.keys()) != len(kept) or not in_order:
+    in_order = [key for key in now if key in stored_items] == [
+        key for key in stored_items if key in now
+    ]
+    if len(now.keys() & stored_items.keys()) != len(stored_items) or not in_order:
         base.clear(table)
-    for key, value in kept.items():
+    for key, value in stored_items.items():
         if dict.get(table, key, MISSING) is not value:
             base.__setitem__(table, key, value)
 
@@ -276,8 +285,10 @@ def _cell_value(cell: types.CellType) -> Any:
 
 def _class_values(cls: type) -> Any:
     def read() -> list[Any]:
-        own = {key: value for key, value in vars(cls).items() if key not in _OF_CLASSES}
-        return [*own, *own.values()]
+        class_attributes = {
+            key: value for key, value in vars(cls).items() if key not in _OF_CLASSES
+        }
+        return [*class_attributes, *class_attributes.values()]
 
     def write(items: list[Any]) -> None:
         now, before = _paired(read()), _paired(items)

@@ -92,11 +92,11 @@ class ProgramState:
         self,
         modules: dict[str, nn.Module],
         function: Any = None,
-        known: ProgramState | None = None,
+        program_state: ProgramState | None = None,
         *,
         lends_parameters: bool = False,
     ) -> None:
-        """Save the current state; what `known` has saved already is not copied again.
+        """Save the current state; what `program_state` has saved already is not copied again.
 
         With `lends_parameters`, the parameters of modules are left out: copying them takes as much
         memory as the model.
@@ -104,7 +104,7 @@ class ProgramState:
         self._roots = modules, function
         self._lends = lends_parameters
         self.lent: dict[str, Tensor] = {}
-        self._known = {} if known is None else known.names
+        self._known = {} if program_state is None else program_state.names
         self.names: dict[int, str] = dict(self._known)
         self.tensors: dict[str, Tensor] = {}
         self.saved: dict[str, Tensor] = {}
@@ -129,40 +129,42 @@ class ProgramState:
         pins: dict[int, Callable[[], list[Any]]] = {}
         self._code: set[int] | None = None
         code: set[int] = set()
-        for found in self._walk():
-            if isinstance(found.value, torch.Tensor):
-                self._keep_tensor(found, known)
-            elif found.is_leaf:
-                self._keep_leaf(found)
+        for reached_object in self._walk():
+            if isinstance(reached_object.value, torch.Tensor):
+                self._keep_tensor(reached_object, program_state)
+            elif reached_object.is_leaf:
+                self._keep_leaf(reached_object)
             else:
-                self._keep_object(found)
-                if isinstance(found.value, types.FunctionType | type):
-                    code.add(id(found.value))
-                readers += read_other_parts(found.value)
-                self._shows_replacing &= not isinstance(found.value, torch.jit.ScriptModule)
-            pins |= read_code(found.value)
-            if not isinstance(found.value, torch.Tensor | Opaque):
-                self._held += hold_values(found)
+                self._keep_object(reached_object)
+                if isinstance(reached_object.value, types.FunctionType | type):
+                    code.add(id(reached_object.value))
+                readers += read_other_parts(reached_object.value)
+                self._shows_replacing &= not isinstance(
+                    reached_object.value, torch.jit.ScriptModule
+                )
+            pins |= read_code(reached_object.value)
+            if not isinstance(reached_object.value, torch.Tensor | Opaque):
+                self._held += hold_values(reached_object)
         self._held.append(hold_given_to([*self.tensors.values(), *self.lent.values()]))
         self._code = code
         self._may_differ = True
         self._is_wide = False
         self._now = self.tensors
-        self._readers = [*(held.read for held in self._held), *readers, *pins.values()]
+        self._readers = [*(held_value.read for held_value in self._held), *readers, *pins.values()]
         self._expected = [read() for read in self._readers]
 
     def _walk(self) -> Iterator[Reached]:
         yield from walk_reachable(*self._roots, self._known, self._code)
 
-    def _keep_tensor(self, found: Reached, known: ProgramState | None) -> None:
-        tensor = found.value
-        name = self._name(found)
+    def _keep_tensor(self, reached: Reached, program_state: ProgramState | None) -> None:
+        tensor = reached.value
+        name = self._name(reached)
         if torch.nn.parameter.is_lazy(tensor):
             raise UsageError(f"{name} is not initialised yet; call the model once before verifying")
-        if found.table is not None:
-            self._slots.setdefault(name, []).append((found.table, found.key))
-            self._named[id(found.table), found.key] = name
-        if found.is_owned:
+        if reached.table is not None:
+            self._slots.setdefault(name, []).append((reached.table, reached.key))
+            self._named[id(reached.table), reached.key] = name
+        if reached.is_owned:
             self.owned.add(name)
         self._reached.add(id(tensor))
         if name in self.tensors:
@@ -171,11 +173,11 @@ class ProgramState:
             self.lent[name] = tensor
             return
         self.tensors[name] = tensor
-        is_known = known is not None and known.tensors.get(name) is tensor
-        if is_known and known is not None:
-            self.saved[name] = known.saved[name]
-            self.gradients[name] = known.gradients[name]
-            self.flags[name] = known.flags[name]
+        is_known = program_state is not None and program_state.tensors.get(name) is tensor
+        if is_known and program_state is not None:
+            self.saved[name] = program_state.saved[name]
+            self.gradients[name] = program_state.gradients[name]
+            self.flags[name] = program_state.flags[name]
             return
         self.flags[name] = tensor.is_leaf, tensor.requires_grad
         gradient = _live_gradient(tensor)
@@ -190,49 +192,49 @@ class ProgramState:
         except Exception as error:  # noqa: BLE001  (it was in a CUDA graph that has run since)
             self.unreadable[f"{name}.grad"] = f"it cannot be read: {in_one_line(error, 120)}"
 
-    def _keep_object(self, found: Reached) -> None:
-        value = found.value
-        self.containers.setdefault(found.path, value)
-        self.names.setdefault(id(value), found.path)
+    def _keep_object(self, reached: Reached) -> None:
+        value = reached.value
+        self.containers.setdefault(reached.path, value)
+        self.names.setdefault(id(value), reached.path)
         self._reached.add(id(value))
         self._alive.append(value)
         if isinstance(value, UsedNames):
             self._globals.setdefault(id(value.namespace), set()).update(value.names)
 
-    def _name(self, found: Reached) -> str:
+    def _name(self, reached: Reached) -> str:
         """The name of a tensor; tied weights have the name of their first place."""
-        name = self.names.get(id(found.value))
+        name = self.names.get(id(reached.value))
         if name is None:
-            name, number = found.path, 1
+            name, number = reached.path, 1
             while name in self.tensors or name in self._leaves:
                 number += 1
-                name = f"{found.path} ({number})"
-            self.names[id(found.value)] = name
+                name = f"{reached.path} ({number})"
+            self.names[id(reached.value)] = name
         return name
 
-    def _keep_leaf(self, found: Reached) -> None:
-        value = frozen_leaf(found.value)
+    def _keep_leaf(self, reached: Reached) -> None:
+        value = frozen_leaf(reached.value)
         if isinstance(value, Opaque):
-            self.places.setdefault(found.path, (found.holder, found.key))
-            if _is_consumed(found):
-                self.unseen.append(found.path)
-        if found.path not in self._leaves:
-            self._leaves[found.path] = value
-            if type(found.value) not in ATOMS:
-                self._mutable.append((found.path, found.value))
+            self.places.setdefault(reached.path, (reached.holder, reached.key))
+            if _is_consumed(reached):
+                self.unseen.append(reached.path)
+        if reached.path not in self._leaves:
+            self._leaves[reached.path] = value
+            if type(reached.value) not in ATOMS:
+                self._mutable.append((reached.path, reached.value))
 
     def is_of(self, function: Any, modules: dict[str, nn.Module]) -> bool:
         """Whether this is the state of that callable with these modules, by these names."""
-        own, mine = self._roots
-        same_names = modules.keys() == own.keys()
-        same = same_names and all(own[name] is modules[name] for name in modules)
-        return same and original_of(function) is original_of(mine)
+        own_modules, own_function = self._roots
+        same_names = modules.keys() == own_modules.keys()
+        same = same_names and all(own_modules[name] is modules[name] for name in modules)
+        return same and original_of(function) is original_of(own_function)
 
     # --- Changes by a call ------------------------------------------------------------------------
 
-    def reaches(self, place: Place) -> bool:
+    def reaches(self, location: Place) -> bool:
         """Whether the program reaches the object that holds a value, or names that global."""
-        holder, key = place
+        holder, key = location
         names = self._globals.get(id(holder))
         return id(holder) in self._reached if names is None else key in names
 
@@ -304,36 +306,38 @@ class ProgramState:
 
     def _present(self) -> Iterator[tuple[str, Any]]:
         """Every present value, with the name it would have had at the beginning."""
-        given: dict[int, str] = {}
+        names_by_id: dict[int, str] = {}
         yielded: set[str] = set()
         added: dict[int, Place] = {}  # id of a new object -> what holds it, and was there before
-        for found in self._walk():
-            value = found.value
-            place = added.get(id(found.holder), (found.holder, found.key))
-            if not found.is_leaf and id(value) not in self._reached:
-                added[id(value)] = place
-            elif found.is_leaf:
-                self.places.setdefault(found.path, place)
+        for reached_object in self._walk():
+            value = reached_object.value
+            location = added.get(
+                id(reached_object.holder), (reached_object.holder, reached_object.key)
+            )
+            if not reached_object.is_leaf and id(value) not in self._reached:
+                added[id(value)] = location
+            elif reached_object.is_leaf:
+                self.places.setdefault(reached_object.path, location)
             if isinstance(value, torch.Tensor):
-                path = self._present_name(found, given)
+                path = self._present_name(reached_object, names_by_id)
                 if path not in yielded and self.lent.get(path) is not value:
                     yielded.add(path)
                     yield path, value
                     gradient = _live_gradient(value)
                     if gradient is not None:
                         yield f"{path}.grad", gradient
-            elif found.is_leaf and found.path not in yielded:
-                yielded.add(found.path)
-                yield found.path, frozen_leaf(value)
+            elif reached_object.is_leaf and reached_object.path not in yielded:
+                yielded.add(reached_object.path)
+                yield reached_object.path, frozen_leaf(value)
 
-    def _present_name(self, found: Reached, given: dict[int, str]) -> str:
+    def _present_name(self, reached: Reached, names_by_id: dict[int, str]) -> str:
         """The name of a tensor: that of the original tensor in its place, if there was one."""
-        if found.table is not None and (id(found.table), found.key) in self._named:
-            return self._named[id(found.table), found.key]
-        known = self.names.get(id(found.value))
-        if known is not None and self.tensors.get(known) is found.value:
-            return known
-        return given.setdefault(id(found.value), found.path)
+        if reached.table is not None and (id(reached.table), reached.key) in self._named:
+            return self._named[id(reached.table), reached.key]
+        known_name = self.names.get(id(reached.value))
+        if known_name is not None and self.tensors.get(known_name) is reached.value:
+            return known_name
+        return names_by_id.setdefault(id(reached.value), reached.path)
 
     def detach(self) -> None:
         """Detach the program's state from the autograd graph.
@@ -341,10 +345,10 @@ class ProgramState:
         Our own backward pass has freed that graph: without this, differentiating the next call
         would fail.
         """
-        for found in list(self._walk()):
-            value = found.value
-            if _is_tensor(value) and value.grad_fn is not None and found.table is not None:
-                _set_item(found.table, found.key, value.detach())
+        for reached_object in list(self._walk()):
+            value = reached_object.value
+            if _is_tensor(value) and value.grad_fn is not None and reached_object.table is not None:
+                _set_item(reached_object.table, reached_object.key, value.detach())
 
     # --- Restoring --------------------------------------------------------------------------------
 
@@ -370,11 +374,11 @@ class ProgramState:
         """Restore references: the tensors in their places, the attributes of objects."""
         if self._is_nothing_replaced():
             return
-        for held in self._held:
+        for held_value in self._held:
             try:
-                held.put_back()
+                held_value.put_back()
             except Exception as error:  # noqa: BLE001  (a finding names it)
-                self.failures[held.path] = f"it cannot be restored: {in_one_line(error, 120)}"
+                self.failures[held_value.path] = f"it cannot be restored: {in_one_line(error, 120)}"
 
     # --- Running on other tensors -----------------------------------------------------------------
 
@@ -424,8 +428,8 @@ class ProgramState:
                 value.grad = _widen(gradient) if gradient.dtype in WIDE else gradient.clone()
             wide[name] = value
         for name, value in wide.items():
-            for key, given in given_to_tensor(self.tensors[name]).items():
-                setattr(value, key, wide.get(self.names.get(id(given), ""), given))
+            for key, attribute in given_to_tensor(self.tensors[name]).items():
+                setattr(value, key, wide.get(self.names.get(id(attribute), ""), attribute))
         return wide
 
 
@@ -436,15 +440,15 @@ def _is_imported(path: str, value: Any) -> bool:
     return is_code and path.startswith((GLOBAL, CLASS, FUNCTION))
 
 
-def _is_consumed(found: Reached) -> bool:
+def _is_consumed(reached: Reached) -> bool:
     """Whether a value is an iterator of the program's own.
 
     Libraries have iterators among their globals that no call uses. Files are iterators, too, but
     most programs only write to them.
     """
-    is_shared = found.path.startswith((GLOBAL, CLASS, FUNCTION))
-    is_file = isinstance(found.value, io.IOBase)
-    return isinstance(found.value, Iterator) and not is_file and not is_shared
+    is_shared = reached.path.startswith((GLOBAL, CLASS, FUNCTION))
+    is_file = isinstance(reached.value, io.IOBase)
+    return isinstance(reached.value, Iterator) and not is_file and not is_shared
 
 
 # --- Comparing and copying ------------------------------------------------------------------------
@@ -473,10 +477,12 @@ def unchanged_on_device(
 ) -> set[str]:
     """The names of all tensors on an accelerator if none has changed: we wait for it only once."""
     names = [path for path, value in now.items() if _is_tensor(value) and not value.is_cpu]
-    known = [before.get(name) for name in names]
-    if not names or not all(_is_tensor(old) and is_dense(old) for old in known):
+    old_values = [before.get(name) for name in names]
+    if not names or not all(_is_tensor(old) and is_dense(old) for old in old_values):
         return set()
-    pairs: Iterable[tuple[Any, Tensor]] = zip(known, (now[n].detach() for n in names), strict=True)
+    pairs: Iterable[tuple[Any, Tensor]] = zip(
+        old_values, (now[n].detach() for n in names), strict=True
+    )
     try:
         same = equal_on_device((_as_now(a, b) if widened else a, b) for a, b in pairs)
     except RuntimeError:  # one of them cannot be read: comparing each of them tells which

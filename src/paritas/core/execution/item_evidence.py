@@ -158,31 +158,35 @@ class ItemEvidence:
 
         It is that of the value in float64, which may have another shape than the native one.
         """
-        mine = self.evidence.spread(unit, self.call, self.item, runs, self._demand)
+        own_spread = self.evidence.spread(unit, self.call, self.item, runs, self._demand)
         native = self._native()
-        if unit == self.unit and mine is not None and native is not None:
-            mine = mine if mine.shape == native.shape else None
+        if unit == self.unit and own_spread is not None and native is not None:
+            own_spread = own_spread if own_spread.shape == native.shape else None
         for other in self.also:
-            theirs = other.spread(unit, self.call, self.item, runs)
-            if mine is not None and theirs is not None and mine.shape == theirs.shape:
-                mine = torch.maximum(mine, theirs)
-        return mine
+            other_spread = other.spread(unit, self.call, self.item, runs)
+            if (
+                own_spread is not None
+                and other_spread is not None
+                and own_spread.shape == other_spread.shape
+            ):
+                own_spread = torch.maximum(own_spread, other_spread)
+        return own_spread
 
     def runs_made(self, unit: float) -> int:
         """The number of perturbed runs so far; for several programs, the fewest."""
-        made = self.evidence.runs_made(unit, self._demand)
-        return min([made, *(other.runs_made(unit) for other in self.also)])
+        run_count = self.evidence.runs_made(unit, self._demand)
+        return min([run_count, *(other.runs_made(unit) for other in self.also)])
 
     def whole_errors(self, unit: float) -> tuple[WholeError, ...]:
         """The errors of these runs as a whole; for several programs, the largest."""
-        mine = self.evidence.whole_errors(unit, self.call, self.item, self._demand)
+        whole_errors = self.evidence.whole_errors(unit, self.call, self.item, self._demand)
         for other in self.also:
-            theirs = other.whole_errors(unit, self.call, self.item)
-            mine = tuple(
+            other_errors = other.whole_errors(unit, self.call, self.item)
+            whole_errors = tuple(
                 WholeError(max(a.size, b.size), max(abs(a.factor), abs(b.factor)))
-                for a, b in zip(mine, theirs, strict=False)
+                for a, b in zip(whole_errors, other_errors, strict=False)
             )
-        return mine
+        return whole_errors
 
     def repeats(self, runs: int) -> list[Tensor]:
         """The item in further native runs of the reference, if its bits change."""
@@ -192,12 +196,16 @@ class ItemEvidence:
 
     def jumps(self, unit: float, pairs: int) -> Jumps | None:
         """The effect of decisions that rounding can flip; for several programs, the largest."""
-        mine = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
+        own_jumps = self.evidence.jumps(unit, self.call, self.item, pairs, self._demand)
         for other in self.also:
-            theirs = other.jumps(unit, self.call, self.item, pairs)
-            if mine is not None and theirs is not None and mine.size.shape == theirs.size.shape:
-                mine = mine.or_larger(theirs)
-        return mine
+            other_jumps = other.jumps(unit, self.call, self.item, pairs)
+            if (
+                own_jumps is not None
+                and other_jumps is not None
+                and own_jumps.size.shape == other_jumps.size.shape
+            ):
+                own_jumps = own_jumps.or_larger(other_jumps)
+        return own_jumps
 
     @property
     def is_smooth(self) -> bool:
@@ -234,11 +242,11 @@ class ItemEvidence:
         near = torch.zeros_like(contested)
         for runs in range(1, MOST_RUNS + 1):
             decided = self.evidence.decided(unit, runs, self._demand)
-            seen = [run[self.call] for run in decided if len(run) > self.call]
-            distance = self._distances(seen, reference, candidate)
+            call_runs = [run[self.call] for run in decided if len(run) > self.call]
+            distance = self._distances(call_runs, reference, candidate)
             if distance is None:
                 # The decision is unknown: rounding decides where a run gives the candidate's value.
-                near = self._reached(seen, reference, candidate)
+                near = self._reached(call_runs, reference, candidate)
                 if bool(near[contested].all()):
                     break
                 continue
@@ -261,10 +269,10 @@ class ItemEvidence:
             for run in runs
             if (decision := run.decisions.get(self.item)) is not None
         ]
-        known = [margin for margin in margins if margin is not None]
-        if not runs or len(known) != len(runs):
+        known_margins = [margin for margin in margins if margin is not None]
+        if not runs or len(known_margins) != len(runs):
             return None
-        plain, *moved = known
+        plain, *moved = known_margins
         moves = torch.stack([(margin - plain).double() for margin in moved])
         spread = moves.square().mean(dim=0).sqrt()
         distance = plain.abs() / spread
@@ -291,11 +299,15 @@ class ItemEvidence:
         native, wide = self._native(), self._true_value()
         if self.in_float64 or native is None or wide is None:
             return False
-        seen = {native.shape, wide.shape, *self.evidence.shapes.get((self.call, self.item), ())}
-        if len(seen) == 1:
+        observed_shapes = {
+            native.shape,
+            wide.shape,
+            *self.evidence.shapes.get((self.call, self.item), ()),
+        }
+        if len(observed_shapes) == 1:
             return False
         lifted = self._meant_value()
-        return shape in seen if lifted is None else lifted.shape == wide.shape
+        return shape in observed_shapes if lifted is None else lifted.shape == wide.shape
 
     def wide_pair(self) -> tuple[Tensor, Tensor] | None:
         """The values of both in float64 where they have one shape."""
@@ -308,8 +320,8 @@ class ItemEvidence:
         value = self._complete(self.evidence.native[self.call])
         return value if isinstance(value, torch.Tensor) else None
 
-    def _complete(self, seen: Observation) -> Any:
-        value = self.evidence.complete(seen, self.item)
+    def _complete(self, observation: Observation) -> Any:
+        value = self.evidence.complete(observation, self.item)
         return self._lifted.initial(self.item) if value is MISSING else value
 
     def _true_value(self) -> Tensor | None:

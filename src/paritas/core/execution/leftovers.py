@@ -44,14 +44,14 @@ def undoing_leftovers(changed: dict[str, str]) -> Iterator[None]:
 
 
 def _changed_modes(kind: str, before: list[Any], after: list[Any]) -> dict[str, str]:
-    found = {}
+    changed_modes = {}
     for mode in after:
-        if not any(mode is one for one in before):
-            found[f"{kind} mode {type(mode).__qualname__}"] = "left on"
+        if not any(mode is earlier_mode for earlier_mode in before):
+            changed_modes[f"{kind} mode {type(mode).__qualname__}"] = "left on"
     for mode in before:
-        if not any(mode is one for one in after):
-            found[f"{kind} mode {type(mode).__qualname__}"] = "ended"
-    return found
+        if not any(mode is later_mode for later_mode in after):
+            changed_modes[f"{kind} mode {type(mode).__qualname__}"] = "ended"
+    return changed_modes
 
 
 def _changed_hooks(before: dict[str, dict[Any, Any]]) -> dict[str, str]:

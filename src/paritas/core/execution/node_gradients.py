@@ -74,7 +74,7 @@ class BackwardNodes:
         run = self.run.nodes[name]
         if run.is_hidden or run.is_batched:
             return False
-        return any(one.requires_grad for _, one in tensors_in(run.value))
+        return any(tensor.requires_grad for _, tensor in tensors_in(run.value))
 
     def zeros(self) -> list[Tensor]:
         """The arguments that are added."""
@@ -123,11 +123,11 @@ class BackwardNodes:
         unknown = {
             self._place_of(node)[0] for node in self.graph.graph.nodes if node.name in unknown
         }
-        known: dict[str, dict[ValuePath, Tensor]] = {}
+        gradients_by_node: dict[str, dict[ValuePath, Tensor]] = {}
         for (name, path), summands in parts.items():
             if name not in unknown:
-                known.setdefault(name, {})[path] = _add_up(summands)
-        return known
+                gradients_by_node.setdefault(name, {})[path] = _add_up(summands)
+        return gradients_by_node
 
     def _takes_item(self, node: Node, source: Node) -> bool:
         """Whether a node only takes an item of several results."""
@@ -146,8 +146,8 @@ class BackwardNodes:
 
 def _add_up(summands: Sequence[Tensor]) -> Tensor:
     total = summands[0].detach()
-    for one in summands[1:]:
-        total = total + one.detach()
+    for summand in summands[1:]:
+        total = total + summand.detach()
     return total
 
 
@@ -166,15 +166,19 @@ class NodeGradient(NodeProgram):
     def _prepare(self, options: RunOptions) -> Callable[[], Any]:
         copier = Copier(widen=options.wide)
         reads = self.call.copied(copier)
-        given = [copier.copy_tensor(one) for one in self.arrived.values()]
+        tensors = [
+            copier.copy_tensor(arrived_gradient) for arrived_gradient in self.arrived.values()
+        ]
         leaf = reads[self.source] = reads[self.source].detach().requires_grad_()
 
         def differentiate() -> Any:
             returned = dict(tensors_in(self.call.call(reads)))
             results = [returned[path] for path in self.arrived]
-            pairs = [pair for pair in zip(results, given, strict=True) if pair[0].requires_grad]
-            ends = [one for one, _ in pairs]
-            (gradient,) = torch.autograd.grad(ends, [leaf], [one for _, one in pairs])
+            pairs = [pair for pair in zip(results, tensors, strict=True) if pair[0].requires_grad]
+            ends = [output for output, _ in pairs]
+            (gradient,) = torch.autograd.grad(
+                ends, [leaf], [output_gradient for _, output_gradient in pairs]
+            )
             return gradient
 
         return differentiate

@@ -88,9 +88,9 @@ class GraphRun:
 
 def record_nodes(program: CapturedProgram) -> GraphRun:
     """Run the reference of a call once more, and record each node."""
-    found = _record(program, frozenset())
+    recording = _record(program, frozenset())
     # Values are copied only if they do not stay as they are.
-    return _record(program, found.overwritten) if found.overwritten else found
+    return _record(program, recording.overwritten) if recording.overwritten else recording
 
 
 def _record(program: CapturedProgram, copied: frozenset[str]) -> GraphRun:
@@ -116,17 +116,19 @@ class _Recorder(Interpreter):
     def run_node(self, n: Node) -> Any:
         surroundings = Surroundings.now()
         rng = RandomState.of_torch() if self.draws else None
-        given = [one for node in n.all_input_nodes for _, one in tensors_in(self.env.get(node))]
-        before = [_version(one) for one in given]
+        operand_tensors = [
+            operand for node in n.all_input_nodes for _, operand in tensors_in(self.env.get(node))
+        ]
+        before = [_version(operand) for operand in operand_tensors]
         result = super().run_node(n)
         if n.op == "output":
             return result
-        after = [_version(one) for one in given]
+        after = [_version(operand) for operand in operand_tensors]
         wrote = dict.fromkeys(
             name
-            for one, old, new in zip(given, before, after, strict=True)
+            for operand, old, new in zip(operand_tensors, before, after, strict=True)
             if old != new
-            for name in self.homes.get(storage_address(one), ())
+            for name in self.homes.get(storage_address(operand), ())
         )
         self.overwritten |= wrote.keys()
         level = self.levels.get(n.name)
@@ -151,10 +153,10 @@ class _Recorder(Interpreter):
 
     def _kept_copy(self, name: str) -> Callable[[Tensor], Tensor]:
         def keep(value: Tensor) -> Tensor:
-            kept = value.detach()
-            return (kept.clone() if name in self.copied else kept).requires_grad_(
-                value.requires_grad
-            )
+            detached_value = value.detach()
+            return (
+                detached_value.clone() if name in self.copied else detached_value
+            ).requires_grad_(value.requires_grad)
 
         return keep
 
@@ -211,13 +213,13 @@ class Tap:
 
 def all_taps(run: GraphRun) -> list[Tap]:
     """The value of each call, and again the values that each node has changed."""
-    found = []
+    taps = []
     for name, node in run.nodes.items():
         if not node.is_given:
-            found += [Tap(name, path) for path in node.tensors()]
+            taps += [Tap(name, path) for path in node.tensors()]
         for changed in node.wrote:
-            found += [Tap(changed, path, after=name) for path in run.nodes[changed].tensors()]
-    return found
+            taps += [Tap(changed, path, after=name) for path in run.nodes[changed].tensors()]
+    return taps
 
 
 def tap_captured(module: GraphModule, taps: Collection[Tap], run: GraphRun) -> GraphModule:
@@ -248,10 +250,10 @@ def _insert_tap(
     source = value = nodes[tap.node]
     node = run.nodes[tap.node]
     is_early = tap.node in run.overwritten or node.is_batched
-    place = nodes[tap.after or tap.node].next if is_early else last
-    while place.op == "placeholder":
-        place = place.next
-    with module.graph.inserting_before(place):
+    insertion_node = nodes[tap.after or tap.node].next if is_early else last
+    while insertion_node.op == "placeholder":
+        insertion_node = insertion_node.next
+    with module.graph.inserting_before(insertion_node):
         value = take_item(module.graph, value, tap.path)
         if node.level is not None and node.is_batched:
             level = dataclasses.replace(node.level, entry=nodes[node.level.entry.name])
@@ -276,14 +278,17 @@ class NodeCall:
         self.node = node
         self.run = run.nodes[node.name]
         self._module = module
-        self.reads = {one.name: values[one.name] for one in node.all_input_nodes}
+        self.reads = {
+            all_input_node.name: values[all_input_node.name]
+            for all_input_node in node.all_input_nodes
+        }
         size = None if self.run.level is None else self.run.level.size
         self._size: Any = values[size.name] if isinstance(size, Node) else size
         self._hidden = {name for name in self.reads if run.nodes[name].is_batched}
 
     def inputs(self) -> list[Tensor]:
         """The tensors that it reads."""
-        return [one for value in self.reads.values() for _, one in tensors_in(value)]
+        return [tensor for value in self.reads.values() for _, tensor in tensors_in(value)]
 
     def operands(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Its positional and keyword arguments."""
@@ -333,7 +338,7 @@ class NodeCall:
         size = self._size
         with inside_vmap(size, level.randomness) as number:
             inside = {
-                name: _map_tensors(value, lambda one: hide_dimension(one, number))
+                name: _map_tensors(value, lambda tensor: hide_dimension(tensor, number))
                 if name in self._hidden
                 else value
                 for name, value in reads.items()
@@ -342,7 +347,7 @@ class NodeCall:
             result = self._call_plain(inside)
             if not self.run.is_batched:
                 return result
-            return _map_tensors(result, lambda one: show_dimension(one, number, size))
+            return _map_tensors(result, lambda tensor: show_dimension(tensor, number, size))
 
     def _call_plain(self, reads: dict[str, Any]) -> Any:
         args, kwargs = self._arguments(reads)
@@ -354,8 +359,8 @@ class NodeCall:
         return target(*args, **kwargs)
 
     def _arguments(self, reads: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args: Any = map_arg(self.node.args, lambda one: reads[one.name])
-        kwargs: Any = map_arg(self.node.kwargs, lambda one: reads[one.name])
+        args: Any = map_arg(self.node.args, lambda input_node: reads[input_node.name])
+        kwargs: Any = map_arg(self.node.kwargs, lambda input_node: reads[input_node.name])
         return args, kwargs
 
 
@@ -375,7 +380,7 @@ class NodeProgram(ValueProgram):
 
     def run(self, options: RunOptions) -> list[Observation]:
         """Run it once, under the grad mode and autocast that it had in the whole graph."""
-        seen = Observation()
+        observation = Observation()
         run = self.prepare(options)
         try:
             with (
@@ -383,8 +388,8 @@ class NodeProgram(ValueProgram):
                 torch.set_grad_enabled(self.records),
                 options.around(),
             ):
-                seen.outputs[VALUE] = run()
+                observation.outputs[VALUE] = run()
         except Exception as error:  # noqa: BLE001  (the observation carries it)
-            seen.error = error
-        note_decisions(seen, seen.outputs, options.mode)
-        return [seen]
+            observation.error = error
+        note_decisions(observation, observation.outputs, options.mode)
+        return [observation]

@@ -167,7 +167,11 @@ class Observation:
 
 
 def note_decisions(
-    seen: Observation, outputs: Mapping[Item, Any], mode: LiftMode | None, *, floats: bool = False
+    observation: Observation,
+    outputs: Mapping[Item, Any],
+    mode: LiftMode | None,
+    *,
+    floats: bool = False,
 ) -> None:
     """Record what decided the discrete outputs, or with `floats` all, of a run under `mode`."""
     for item, value in outputs.items():
@@ -175,30 +179,32 @@ def note_decisions(
             continue
         decision = mode.decision_for(value) if floats or not is_inexact(value) else None
         if decision is not None:
-            seen.decisions[item] = decision
+            observation.decisions[item] = decision
 
 
-def named_like(seen: Observation, reference: Observation) -> Observation:
+def named_like(observation: Observation, reference: Observation) -> Observation:
     """Give outputs the reference's names, in order.
 
     Nothing is renamed if their numbers differ.
     """
-    if len(seen.outputs) != len(reference.outputs):
-        return seen
-    names = dict(zip(seen.outputs, reference.outputs, strict=True))
+    if len(observation.outputs) != len(reference.outputs):
+        return observation
+    names = dict(zip(observation.outputs, reference.outputs, strict=True))
 
     def renamed(table: dict[Item, Any]) -> dict[Item, Any]:
         return {names.get(item, item): value for item, value in table.items()}
 
     return dataclasses.replace(
-        seen,
-        outputs=renamed(seen.outputs),
+        observation,
+        outputs=renamed(observation.outputs),
         kinds=reference.kinds,
-        strides=renamed(seen.strides),
-        requires_grad=renamed(seen.requires_grad),
-        live=renamed(seen.live),
-        inference={names.get(item, item) for item in seen.inference},
-        aliases=frozenset((names.get(other, other), names[item]) for other, item in seen.aliases),
+        strides=renamed(observation.strides),
+        requires_grad=renamed(observation.requires_grad),
+        live=renamed(observation.live),
+        inference={names.get(item, item) for item in observation.inference},
+        aliases=frozenset(
+            (names.get(other, other), names[item]) for other, item in observation.aliases
+        ),
     )
 
 
@@ -301,39 +307,41 @@ class RunConditions:
     def cotangent(self, item: Item, output: Tensor) -> Tensor:
         """The random upstream gradient of an item, the same in every run."""
         precision = self.precisions.setdefault(item, output.dtype)
-        known = self.drawn.get(item)
-        if known is None or known.shape != output.shape:
-            known = draw_on_host(item, output, self.seed, precision)
+        drawn_cotangent = self.drawn.get(item)
+        if drawn_cotangent is None or drawn_cotangent.shape != output.shape:
+            drawn_cotangent = draw_on_host(item, output, self.seed, precision)
             if not output.is_cpu:
-                self.drawn[item] = known
-        return known.to(output.device).to(output.dtype)
+                self.drawn[item] = drawn_cotangent
+        return drawn_cotangent.to(output.device).to(output.dtype)
 
 
 def input_tensors(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
     """The tensors among the arguments, each with its path as a caller would write it."""
-    for given in (list(inputs.args), inputs.kwargs):
-        for path, leaf in contents(given, INPUT):
+    for arguments in (list(inputs.args), inputs.kwargs):
+        for path, leaf in contents(arguments, INPUT):
             if isinstance(leaf, torch.Tensor):
                 yield path, leaf
 
 
 def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, Any]:
     """The contents of the arguments by path, including the gradients of their tensors."""
-    found: dict[str, Any] = {}
-    for given in (list(inputs.args), inputs.kwargs):
-        for path, leaf in contents(given, INPUT):
+    contents_by_path: dict[str, Any] = {}
+    for arguments in (list(inputs.args), inputs.kwargs):
+        for path, leaf in contents(arguments, INPUT):
             if not isinstance(leaf, torch.Tensor):
-                found[path] = frozen_leaf(leaf)
+                contents_by_path[path] = frozen_leaf(leaf)
                 continue
-            found[path] = detached_copy(leaf) if copy_tensors else leaf
+            contents_by_path[path] = detached_copy(leaf) if copy_tensors else leaf
             if leaf.is_leaf and leaf.grad is not None:
-                found[f"{path}.grad"] = leaf.grad.clone() if copy_tensors else leaf.grad
+                contents_by_path[f"{path}.grad"] = leaf.grad.clone() if copy_tensors else leaf.grad
             for name, value in given_to_tensor(leaf).items():
-                for place, part in contents(value, f"{path}.{name}"):
+                for part_path, part in contents(value, f"{path}.{name}"):
                     is_tensor = isinstance(part, torch.Tensor)
-                    kept = part if is_tensor else frozen_leaf(part)
-                    found[place] = detached_copy(part) if is_tensor and copy_tensors else kept
-    return found
+                    kept_part = part if is_tensor else frozen_leaf(part)
+                    contents_by_path[part_path] = (
+                        detached_copy(part) if is_tensor and copy_tensors else kept_part
+                    )
+    return contents_by_path
 
 
 # Of the outputs that share one memory, such as the rows that `unbind` returns, each is paired with
@@ -341,19 +349,21 @@ def input_contents(inputs: Inputs, *, copy_tensors: bool = True) -> dict[str, An
 _MOST_SHARING = 64
 
 
-def find_aliases(outputs: dict[Item, Any], given: dict[Item, Any]) -> frozenset[tuple[Item, Item]]:
+def find_aliases(
+    outputs: dict[Item, Any], inputs_by_item: dict[Item, Any]
+) -> frozenset[tuple[Item, Item]]:
     """Which outputs share memory with inputs or state, or with each other."""
-    known: dict[int, list[Item]] = {}
-    for item, value in given.items():
+    items_by_storage: dict[int, list[Item]] = {}
+    for item, value in inputs_by_item.items():
         key = storage_address(value)
         if key:
-            known.setdefault(key, []).append(item)
+            items_by_storage.setdefault(key, []).append(item)
     pairs: set[tuple[Item, Item]] = set()
     for item, leaf in outputs.items():
         key = storage_address(leaf)
         if key:
-            pairs |= {(other, item) for other in known.get(key, [])[:_MOST_SHARING]}
-            known.setdefault(key, []).append(item)
+            pairs |= {(other, item) for other in items_by_storage.get(key, [])[:_MOST_SHARING]}
+            items_by_storage.setdefault(key, []).append(item)
     return frozenset(pairs)
 
 
@@ -388,15 +398,15 @@ MOST_KEPT = 1 << 14
 
 def keep_gradient(gradient: Any) -> Any:
     """A copy of a small gradient, the sketch of a large one: its random sums, in float64."""
-    kept = as_plain(gradient)
-    if not isinstance(kept, torch.Tensor) or kept.numel() <= MOST_KEPT:
+    plain_gradient = as_plain(gradient)
+    if not isinstance(plain_gradient, torch.Tensor) or plain_gradient.numel() <= MOST_KEPT:
         return keep_leaf(gradient)
-    sums = sketch(kept, keeps_nonfinite=True).double()
+    sums = sketch(plain_gradient, keeps_nonfinite=True).double()
     if bool(torch.isfinite(sums).all()):
         return sums
     # Either a value is not finite, or its sum is beyond float64.
-    is_finite = bool(torch.isfinite(kept).all())
-    return sketch(kept).double() if is_finite else torch.full_like(sums, math.nan)
+    is_finite = bool(torch.isfinite(plain_gradient).all())
+    return sketch(plain_gradient).double() if is_finite else torch.full_like(sums, math.nan)
 
 
 # Mutable leaves that are not tensors and do not become tensors.

@@ -106,12 +106,12 @@ class ValueProgram(Program):
 
     def run(self, options: RunOptions) -> list[Observation]:
         """Run it once."""
-        seen = Observation()
+        observation = Observation()
         run = self.prepare(options)
         try:
             with as_traced(), options.around():
-                seen.outputs[VALUE] = run()
+                observation.outputs[VALUE] = run()
         except Exception as error:  # noqa: BLE001  (the observation carries it)
-            seen.error = error
-        note_decisions(seen, seen.outputs, options.mode)
-        return [seen]
+            observation.error = error
+        note_decisions(observation, observation.outputs, options.mode)
+        return [observation]

@@ -90,7 +90,7 @@ class UsedNames(dict[str, Any]):
 def walk_reachable(
     modules: dict[str, nn.Module],
     function: Any,
-    known: dict[int, str],
+    known_names: dict[int, str],
     code: set[int] | None = None,
 ) -> Iterator[Reached]:
     """Everything that `function` reaches, modules first; containers before their contents.
@@ -98,20 +98,20 @@ def walk_reachable(
     Args:
         modules: prefix of a name -> module, as `reachable_modules` gives them.
         function: the callable, or None for the modules alone.
-        known: id -> name of objects that have a name already, from the other side.
+        known_names: id -> name of objects that have a name already, from the other side.
         code: ids of the functions and classes to look into; by default, all. After a call, these
             are the ones that existed before it: a library that is imported on first use brings its
             own data, which the call did not change.
     """
-    yield from _ReachWalk(known, code).run(modules, function)
+    yield from _ReachWalk(known_names, code).run(modules, function)
 
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class _ReachWalk:
-    def __init__(self, known: dict[int, str], code: set[int] | None) -> None:
-        self.known = known
+    def __init__(self, known_names: dict[int, str], code: set[int] | None) -> None:
+        self.known = known_names
         self.code = code
         self.seen: dict[int, Any] = {}
         self.functions = 0
@@ -158,7 +158,8 @@ class _ReachWalk:
             # Nothing can be put into a tuple: what holds the tuple holds its contents.
             holds = holder if isinstance(value, tuple) else value
             self.stack += [
-                (one, one[2] if id(one[2]) in self.namespaces else holds) for one in reversed(below)
+                (entry, entry[2] if id(entry[2]) in self.namespaces else holds)
+                for entry in reversed(below)
             ]
 
     def _below(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
@@ -182,36 +183,40 @@ class _ReachWalk:
         """The attributes that the program has given to a tensor, and how many hooks it has."""
         if not isinstance(tensor, torch.Tensor) or id(tensor) in self.seen:
             return []
-        given, table = given_to_tensor(tensor), attribute_table(tensor)
+        given_attributes, table = given_to_tensor(tensor), attribute_table(tensor)
         path = self.known.get(id(tensor), path)
-        found: list[tuple[str, Any, Any, Any]] = [
-            (f"{path}.{name}", value, table, name) for name, value in given.items()
+        entries: list[tuple[str, Any, Any, Any]] = [
+            (f"{path}.{name}", value, table, name) for name, value in given_attributes.items()
         ]
         hooks = hook_tables(tensor)
-        found += [(f"{path}.{kind}", len(hooks[kind]), None, None) for kind in hooks if hooks[kind]]
-        if found:
+        entries += [
+            (f"{path}.{kind}", len(hooks[kind]), None, None) for kind in hooks if hooks[kind]
+        ]
+        if entries:
             self.seen[id(tensor)] = tensor
-        return [(one, tensor) for one in reversed(found)]
+        return [(entry, tensor) for entry in reversed(entries)]
 
     def _below_module(self, path: str, module: nn.Module) -> list[tuple[str, Any, Any, Any]]:
         path = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
         prefix = f"{path}." if path else ""
-        found: list[tuple[str, Any, Any, Any]] = []
+        entries: list[tuple[str, Any, Any, Any]] = []
         for slots in tensor_slots(module):
             self.slots.add(id(slots))
             self.seen[id(slots)] = slots
-            found += [(f"{prefix}{key}", value, slots, key) for key, value in slots.items()]
-        own, scripted = vars(module), isinstance(module, torch.jit.ScriptModule)
-        found += [
-            (f"{prefix}{key}", value, own, key)
-            for key, value in own.items()
+            entries += [(f"{prefix}{key}", value, slots, key) for key, value in slots.items()]
+        module_table, scripted = vars(module), isinstance(module, torch.jit.ScriptModule)
+        entries += [
+            (f"{prefix}{key}", value, module_table, key)
+            for key, value in module_table.items()
             if key not in INTERNALS and not (scripted and isinstance(value, nn.Module))
         ]
-        found += [
-            (f"{prefix}{hooks}", len(own[hooks]), None, None) for hooks in _HOOKS if own.get(hooks)
+        entries += [
+            (f"{prefix}{hooks}", len(module_table[hooks]), None, None)
+            for hooks in _HOOKS
+            if module_table.get(hooks)
         ]
-        found += [(f"{prefix}{key}", child, None, None) for key, child in module.named_children()]
-        return [*found, (f"{CLASS}{type(module).__qualname__}", type(module), None, None)]
+        entries += [(f"{prefix}{key}", child, None, None) for key, child in module.named_children()]
+        return [*entries, (f"{CLASS}{type(module).__qualname__}", type(module), None, None)]
 
     def _below_function(self, function: types.FunctionType) -> list[tuple[str, Any, Any, Any]]:
         """Closure, defaults, attributes and the globals that its code names."""
@@ -219,29 +224,31 @@ class _ReachWalk:
         if self.functions > _MOST_FUNCTIONS or not is_own(function.__module__):
             return []
         name = function.__qualname__
-        found: list[tuple[str, Any, Any, Any]] = []
+        entries: list[tuple[str, Any, Any, Any]] = []
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        found += [(f"variable {free}", cell, None, None) for free, cell in cells]
-        own = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
-        found += [(f"{FUNCTION}{name}", what, None, None) for what in own if what is not None]
+        entries += [(f"variable {free}", cell, None, None) for free, cell in cells]
+        function_parts = (function.__defaults__, function.__kwdefaults__, attribute_table(function))
+        entries += [
+            (f"{FUNCTION}{name}", what, None, None) for what in function_parts if what is not None
+        ]
         names = names_in(function.__code__)
         for called in sorted(names & self.waiting.keys()):
-            found += self.waiting.pop(called)
+            entries += self.waiting.pop(called)
         self.used |= names
         # An attribute may have the name of a global that this code never reads.
         space = function.__globals__
         used = [
             n for n in sorted(_globals_in(function.__code__)) if n in space or n not in _BUILT_IN
         ]
-        found += self._named(space, used, GLOBAL)
+        entries += self._named(space, used, GLOBAL)
         for key in used:
             module = space.get(key)
             if isinstance(module, types.ModuleType) and is_own(module.__name__):
                 # Other classes of modules import what they lack on first use.
                 is_lazy = type(module) is not types.ModuleType
                 inside = sorted(names & vars(module).keys() if is_lazy else names)
-                found += self._named(vars(module), inside, f"{GLOBAL}{key}.")
-        return found
+                entries += self._named(vars(module), inside, f"{GLOBAL}{key}.")
+        return entries
 
     def _named(
         self, namespace: dict[str, Any], names: list[str], prefix: str
@@ -250,35 +257,35 @@ class _ReachWalk:
         if not names:
             return []
         self.namespaces.add(id(namespace))
-        found = [
+        entries = [
             (f"{prefix}{name}", namespace[name], namespace, name)
             for name in names
             if name in namespace
         ]
-        return [(prefix, UsedNames(namespace, names), None, None), *found]
+        return [(prefix, UsedNames(namespace, names), None, None), *entries]
 
     def _below_class(self, cls: type) -> list[tuple[str, Any, Any, Any]]:
         """The data of a class, its methods, its bases."""
         if not is_own(cls.__module__):
             return []
-        found: list[tuple[str, Any, Any, Any]] = []
+        entries: list[tuple[str, Any, Any, Any]] = []
         methods = {}
         for name, value in vars(cls).items():
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if isinstance(function, types.FunctionType):
                 methods[name] = function
             elif not name.startswith("__") and not hasattr(type(value), "__get__"):
-                found.append((f"{CLASS}{cls.__qualname__}.{name}", value, None, None))
+                entries.append((f"{CLASS}{cls.__qualname__}.{name}", value, None, None))
         if len(methods) > _MOST_METHODS:
             methods = {"forward": methods["forward"]} if "forward" in methods else {}
         for name, method in methods.items():
-            one = (f"{CLASS}{cls.__qualname__}.{name}", method, None, name)
+            method_entry = (f"{CLASS}{cls.__qualname__}.{name}", method, None, name)
             if self._may_be_called(cls, name):
-                found.append(one)
+                entries.append(method_entry)
             else:
-                self.waiting.setdefault(name, []).append(one)
+                self.waiting.setdefault(name, []).append(method_entry)
         return [
-            *found,
+            *entries,
             *((f"{CLASS}{base.__qualname__}", base, None, None) for base in cls.__bases__),
         ]
 
@@ -299,7 +306,10 @@ class _ReachWalk:
             return None
         if is_kernel(value):
             table = attribute_table(value)
-            return [(f"{path}.{key}", one, table, key) for key, one in given_to(value).items()]
+            return [
+                (f"{path}.{key}", attribute, table, key)
+                for key, attribute in given_to(value).items()
+            ]
         return self._below_parts(path, value)
 
     def _below_parts(self, path: str, value: Any) -> list[tuple[str, Any, Any, Any]] | None:
@@ -310,19 +320,19 @@ class _ReachWalk:
         container: Any = value if isinstance(value, dict | list | collections.deque) else None
         keys = list(dict.keys(value)) if isinstance(value, dict) else range(len(read.items))
         count = _count_items(value)
-        found: list[tuple[str, Any, Any, Any]] = []
+        entries: list[tuple[str, Any, Any, Any]] = []
         for position, (suffix, child) in enumerate(read.items):
             if container is not None and position < count:
                 key = keys[position]
-                held = dict.__getitem__(value, key) if isinstance(value, dict) else child
-                found.append((f"{path}{suffix}", held, container, key))
+                stored_child = dict.__getitem__(value, key) if isinstance(value, dict) else child
+                entries.append((f"{path}{suffix}", stored_child, container, key))
             elif table is not None and suffix[1:] in table:
-                found.append((f"{path}{suffix}", child, table, suffix[1:]))
+                entries.append((f"{path}{suffix}", child, table, suffix[1:]))
             else:
-                found.append((f"{path}{suffix}", child, None, None))
+                entries.append((f"{path}{suffix}", child, None, None))
         if is_own(type(value).__module__):
-            found.append((f"{CLASS}{type(value).__qualname__}", type(value), None, None))
-        return found
+            entries.append((f"{CLASS}{type(value).__qualname__}", type(value), None, None))
+        return entries
 
 
 def is_kernel(value: Any) -> bool:
@@ -333,35 +343,35 @@ def is_kernel(value: Any) -> bool:
 def given_to(kernel: Any) -> dict[str, Any]:
     """The attributes that the program has given to a kernel; those of its class are no state."""
     cls: type = type(kernel)
-    own = _fields_of(cls)
+    fields = _fields_of(cls)
     table = attribute_table(kernel) or {}
-    return {key: value for key, value in table.items() if key not in own}
+    return {key: value for key, value in table.items() if key not in fields}
 
 
-def give_to(kernel: Any, given: dict[str, Any]) -> None:
+def give_to(kernel: Any, attributes: dict[str, Any]) -> None:
     """Give a kernel these attributes and no others; what it has compiled stays."""
     table = attribute_table(kernel) or {}
-    for key in given_to(kernel).keys() - given.keys():
+    for key in given_to(kernel).keys() - attributes.keys():
         del table[key]
-    table.update(given)
+    table.update(attributes)
 
 
 @functools.lru_cache(maxsize=256)
 def _fields_of(cls: type) -> frozenset[str]:
     """The attributes that a class has, and those that its methods and properties assign."""
-    own: set[str] = set()
+    field_names: set[str] = set()
     for base in cls.__mro__:
-        own |= vars(base).keys()
+        field_names |= vars(base).keys()
         for member in vars(base).values():
             both = (member.fget, member.fset) if isinstance(member, property) else (member,)
-            own |= {
+            field_names |= {
                 step.argval
                 for method in both
                 if isinstance(method, types.FunctionType)
                 for step in dis.get_instructions(method)
                 if step.opname == "STORE_ATTR"
             }
-    return frozenset(own)
+    return frozenset(field_names)
 
 
 def _is_anothers(cls: type) -> bool:
@@ -443,53 +453,57 @@ def _globals_in(code: types.CodeType) -> frozenset[str]:
 
 def reachable_modules(function: Any, original: Callable[[Any], Any]) -> dict[str, nn.Module]:
     """The modules that a callable uses: itself, its owner, its closure, its partial arguments."""
-    found: dict[str, nn.Module] = {}
-    _reach(function, original, found, "", depth=0)
-    if len(found) == 1:
-        return {"": next(iter(found.values()))}
-    return {f"{name}.": module for name, module in found.items()}
+    modules_by_name: dict[str, nn.Module] = {}
+    _reach(function, original, modules_by_name, "", depth=0)
+    if len(modules_by_name) == 1:
+        return {"": next(iter(modules_by_name.values()))}
+    return {f"{name}.": module for name, module in modules_by_name.items()}
 
 
 def _reach(
-    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str, depth: int
+    value: Any,
+    original: Callable[[Any], Any],
+    modules_by_name: dict[str, nn.Module],
+    name: str,
+    depth: int,
 ) -> None:
     value = original(value)
     if isinstance(value, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
         value = value.module  # parameters have the names of the inner module
     if isinstance(value, torch.nn.Module):
-        if not any(module is value for module in found.values()):
-            found[name or "model"] = value
+        if not any(module is value for module in modules_by_name.values()):
+            modules_by_name[name or "model"] = value
         return
     if depth > MOST_LAYERS:
         return
     if isinstance(value, functools.partial):
-        _reach(value.func, original, found, name, depth + 1)
+        _reach(value.func, original, modules_by_name, name, depth + 1)
         for position, argument in enumerate(value.args):
-            _reach_module(argument, original, found, f"argument{position}")
+            _reach_module(argument, original, modules_by_name, f"argument{position}")
         for key, argument in value.keywords.items():
-            _reach_module(argument, original, found, key)
+            _reach_module(argument, original, modules_by_name, key)
         return
     owner = getattr(value, "__self__", None)
-    _reach_module(owner, original, found, name)
+    _reach_module(owner, original, modules_by_name, name)
     function = getattr(value, "__func__", value)
     code = getattr(function, "__code__", None)
     if code is None:
         return
     for free, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
-            _reach(cell.cell_contents, original, found, free, depth + 1)
+            _reach(cell.cell_contents, original, modules_by_name, free, depth + 1)
     for used in code.co_names:
-        held = function.__globals__.get(used)
-        if _is_made_by_compile(held):
-            _reach(held, original, found, used, depth + 1)
-        _reach_module(held, original, found, used)
+        global_value = function.__globals__.get(used)
+        if _is_made_by_compile(global_value):
+            _reach(global_value, original, modules_by_name, used, depth + 1)
+        _reach_module(global_value, original, modules_by_name, used)
 
 
 def _reach_module(
-    value: Any, original: Callable[[Any], Any], found: dict[str, nn.Module], name: str
+    value: Any, original: Callable[[Any], Any], modules_by_name: dict[str, nn.Module], name: str
 ) -> None:
     if isinstance(value, torch.nn.Module):
-        _reach(value, original, found, name, depth=0)
+        _reach(value, original, modules_by_name, name, depth=0)
 
 
 def original_of(value: Any) -> Any:

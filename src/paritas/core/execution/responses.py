@@ -41,7 +41,7 @@ def responds_smoothly(
         reference: the reference's value for these and for the inputs as they are.
     """
     values = (before, middle, after)
-    if not all(is_inexact(one) and one.shape == values[0].shape for one in values):
+    if not all(is_inexact(value) and value.shape == values[0].shape for value in values):
         return None
     first, second = (
         (right.double() - left.double()).nan_to_num() for left, right in itertools.pairwise(values)
@@ -67,7 +67,7 @@ def nudge_inputs(inputs: Inputs, seed: int, direction: int) -> Inputs:
         if isinstance(value, tuple | list) and type(value) in (tuple, list):
             return type(value)(map(nudge, value))
         if type(value) is dict:
-            return {name: nudge(one) for name, one in value.items()}
+            return {name: nudge(part) for name, part in value.items()}
         return value
 
     return Inputs(nudge(inputs.args), nudge(inputs.kwargs))

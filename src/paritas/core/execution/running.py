@@ -76,14 +76,14 @@ def running_subject(
             stack.enter_context(taking_stance("force_eager"))
 
         def call(inputs: Inputs) -> Observation:
-            seen = Observation()
+            observation = Observation()
             fresh = _requiring_grad(
                 copy_inputs(inputs, widen=conditions.options.wide), inputs, conditions
             )
-            _observe_call(subject, fresh, values, conditions, seen)
-            if conditions.gradients and seen.state:
+            _observe_call(subject, fresh, values, conditions, observation)
+            if conditions.gradients and observation.state:
                 subject.state.detach()
-            return seen
+            return observation
 
         yield call
 
@@ -96,23 +96,23 @@ def _requiring_grad(fresh: Inputs, inputs: Inputs, conditions: RunConditions) ->
     """
     if not conditions.gradients or not torch.is_grad_enabled():
         return fresh
-    given = dict(input_tensors(inputs))
+    inputs_by_path = dict(input_tensors(inputs))
     copies = dict(input_tensors(fresh))
     for path in conditions.also:
         copies[path].requires_grad_()
     places = collections.Counter(storage_address(tensor) for tensor in copies.values())
-    made = {
+    non_leaf_ids = {
         id(tensor)
         for path, tensor in copies.items()
         if tensor.requires_grad
-        and (path in conditions.written or not given[path].is_leaf)
+        and (path in conditions.written or not inputs_by_path[path].is_leaf)
         and places[storage_address(tensor)] == 1  # a clone would no longer share memory
     }
-    if not made:
+    if not non_leaf_ids:
         return fresh
 
     def make(leaf: Any) -> Any:
-        if id(leaf) not in made:
+        if id(leaf) not in non_leaf_ids:
             return leaf
         clone = leaf.clone()
         vars(clone).update(given_to_tensor(leaf))
@@ -127,46 +127,46 @@ def _observe_call(
     inputs: Inputs,
     values: dict[str, Tensor],
     conditions: RunConditions,
-    seen: Observation,
+    observation: Observation,
 ) -> None:
     named_inputs = dict(input_tensors(inputs))
     targets = _gradient_targets(values, named_inputs, conditions)
     # In-place changes are detected by comparison with a copy.
     before = input_contents(inputs)
     flags = {path: tensor.requires_grad for path, tensor in named_inputs.items()}
-    seen.rng_before = RandomState.now()
+    observation.rng_before = RandomState.now()
     subject.state.touch()
-    process = ProcessState(seen.rng_before)
+    process = ProcessState(observation.rng_before)
     try:
-        with conditions.options.around(), undoing_leftovers(seen.process):
+        with conditions.options.around(), undoing_leftovers(observation.process):
             result = subject.call(*inputs.args, **inputs.kwargs)
             conditions.options.note_result(result)
     except Exception as error:
         if is_out_of_memory(error):  # it says nothing about the program
             raise
-        seen.error = error
+        observation.error = error
         return
     finally:
-        seen.process |= process.put_back()
-    seen.rng_after = seen.rng_before.after_call()
+        observation.process |= process.put_back()
+    observation.rng_after = observation.rng_before.after_call()
     returned = flattened(result, OUTPUT)
     live = {output(path): leaf for path, leaf in returned.leaves.items()}
-    seen.kinds, seen.cut_off = returned.kinds, returned.cut_off
-    given = {Item(ItemKind.INPUT, path): tensor for path, tensor in named_inputs.items()}
-    given |= {Item(ItemKind.STATE, name): tensor for name, tensor in values.items()}
-    seen.aliases = find_aliases(live, given)
+    observation.kinds, observation.cut_off = returned.kinds, returned.cut_off
+    tensors_by_item = {Item(ItemKind.INPUT, path): tensor for path, tensor in named_inputs.items()}
+    tensors_by_item |= {Item(ItemKind.STATE, name): tensor for name, tensor in values.items()}
+    observation.aliases = find_aliases(live, tensors_by_item)
     del result, returned
-    _note_outputs(live, conditions, seen)
-    _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_CALL)
+    _note_outputs(live, conditions, observation)
+    _note_inputs(inputs, before, observation, ItemKind.INPUT_AFTER_CALL)
     # A tensor that is no leaf any more was written to.
     for path, tensor in named_inputs.items():
         if tensor.is_leaf and tensor.requires_grad is not flags[path]:
-            seen.flags[Item(ItemKind.INPUT_AFTER_CALL, path)] = tensor.requires_grad
+            observation.flags[Item(ItemKind.INPUT_AFTER_CALL, path)] = tensor.requires_grad
     for name, flag in subject.state.changed_flags().items():
-        seen.flags[Item(ItemKind.STATE_AFTER_CALL, name)] = flag
+        observation.flags[Item(ItemKind.STATE_AFTER_CALL, name)] = flag
     changed = subject.state.changed(conditions.changing)
     for name, value in changed.items():
-        seen.state |= _values_after(Item(ItemKind.STATE_AFTER_CALL, name), value)
+        observation.state |= _values_after(Item(ItemKind.STATE_AFTER_CALL, name), value)
     if conditions.gradients:
         live |= {
             Item(ItemKind.INPUT_AFTER_CALL, path): tensor
@@ -175,15 +175,17 @@ def _observe_call(
         }
         subject.state.touch()
         try:
-            _differentiate(live, targets, conditions, seen)
+            _differentiate(live, targets, conditions, observation)
         finally:
-            seen.process |= process.put_back()
-        seen.rng_after_backward = seen.rng_before.after_call()
-        _note_inputs(inputs, before, seen, ItemKind.INPUT_AFTER_BACKWARD)
-        _note_state_after_backward(subject, changed, conditions, seen)
+            observation.process |= process.put_back()
+        observation.rng_after_backward = observation.rng_before.after_call()
+        _note_inputs(inputs, before, observation, ItemKind.INPUT_AFTER_BACKWARD)
+        _note_state_after_backward(subject, changed, conditions, observation)
 
 
-def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind: ItemKind) -> None:
+def _note_inputs(
+    inputs: Inputs, before: dict[str, Any], observation: Observation, kind: ItemKind
+) -> None:
     """Record the inputs that differ from `before`, and update `before`."""
     now = input_contents(inputs, copy_tensors=False)
     same = unchanged_on_device(before, now)
@@ -192,15 +194,15 @@ def _note_inputs(inputs: Inputs, before: dict[str, Any], seen: Observation, kind
         if path in same or is_same_leaf(before.get(path, MISSING), value):
             continue
         item = Item(kind, path)
-        seen.after |= _values_after(item, value)
+        observation.after |= _values_after(item, value)
         before[path] = value
         if isinstance(value, torch.Tensor):
             before[path] = detached_copy(value)
-            seen.requires_grad[item] = value.requires_grad
+            observation.requires_grad[item] = value.requires_grad
 
 
 def _note_state_after_backward(
-    subject: Subject, changed: dict[str, Any], conditions: RunConditions, seen: Observation
+    subject: Subject, changed: dict[str, Any], conditions: RunConditions, observation: Observation
 ) -> None:
     """Record the state that the backward pass itself changed."""
     now = subject.state.changed(conditions.changing)
@@ -209,7 +211,7 @@ def _note_state_after_backward(
         left, right = changed.get(name, first), now.get(name, first)
         same = is_same_leaf(left, right, widened=conditions.options.wide)
         if not same and not is_same_leaf(right, left, widened=conditions.options.wide):
-            seen.state |= _values_after(Item(ItemKind.STATE_AFTER_BACKWARD, name), right)
+            observation.state |= _values_after(Item(ItemKind.STATE_AFTER_BACKWARD, name), right)
 
 
 def _values_after(item: Item, value: Any) -> dict[Item, Any]:
@@ -220,41 +222,45 @@ def _values_after(item: Item, value: Any) -> dict[Item, Any]:
     return {item.named(name): keep_leaf(leaf) for name, leaf in leaves.items()}
 
 
-def _note_outputs(live: dict[Item, Any], conditions: RunConditions, seen: Observation) -> None:
+def _note_outputs(
+    live: dict[Item, Any], conditions: RunConditions, observation: Observation
+) -> None:
     """Copy the returned leaves, and release each one that is not differentiated."""
     for item, leaf in live.items():
-        _note_output(item, leaf, conditions, seen)
+        _note_output(item, leaf, conditions, observation)
         if not conditions.gradients:
             live[item] = None
 
 
-def _note_output(item: Item, leaf: Any, conditions: RunConditions, seen: Observation) -> None:
+def _note_output(
+    item: Item, leaf: Any, conditions: RunConditions, observation: Observation
+) -> None:
     mode = conditions.options.mode
-    seen.outputs[item] = keep_leaf(leaf)
+    observation.outputs[item] = keep_leaf(leaf)
     if not isinstance(leaf, torch.Tensor):
         return
-    seen.requires_grad[item] = leaf.requires_grad
+    observation.requires_grad[item] = leaf.requires_grad
     for name, value in given_to_tensor(leaf).items():
         parts = flattened(value, f"{item.name}.{name}").leaves
-        seen.attributes |= {output(path): keep_leaf(part) for path, part in parts.items()}
+        observation.attributes |= {output(path): keep_leaf(part) for path, part in parts.items()}
     if conditions.holds:
-        seen.live[item] = leaf.detach()
+        observation.live[item] = leaf.detach()
     if leaf.is_inference():
-        seen.inference.add(item)
+        observation.inference.add(item)
     if leaf.layout is torch.strided and not leaf.is_nested:
-        seen.strides[item] = tuple(leaf.stride())
+        observation.strides[item] = tuple(leaf.stride())
     if mode is None:
         return
     if leaf.is_floating_point():
-        _note_least_noise(item, leaf, mode, seen)
+        _note_least_noise(item, leaf, mode, observation)
     else:
-        note_decisions(seen, {item: leaf}, mode)
+        note_decisions(observation, {item: leaf}, mode)
 
 
-def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, seen: Observation) -> None:
+def _note_least_noise(item: Item, leaf: Tensor, mode: LiftMode, observation: Observation) -> None:
     least = mode.least_noise_of(leaf)
     if least is not None:
-        seen.least_noise[item] = least
+        observation.least_noise[item] = least
 
 
 def _gradient_targets(
@@ -282,7 +288,10 @@ def _gradient_targets(
 
 
 def _differentiate(
-    live: dict[Item, Any], targets: dict[Item, Any], conditions: RunConditions, seen: Observation
+    live: dict[Item, Any],
+    targets: dict[Item, Any],
+    conditions: RunConditions,
+    observation: Observation,
 ) -> None:
     outputs = {
         item: leaf
@@ -291,21 +300,21 @@ def _differentiate(
     }
     also = {gradient_of(path) for path in conditions.also}
     if not outputs:  # no gradient flows back to them
-        seen.further |= {item: None for item in targets if item in also}
+        observation.further |= {item: None for item in targets if item in also}
     if not outputs or not targets:
         return
     cotangents = _cotangents(outputs, conditions)
     outputs = {item: outputs[item] for item in cotangents}
     if not outputs:
-        seen.gradients |= dict.fromkeys(targets)
+        observation.gradients |= dict.fromkeys(targets)
         return
     if conditions.options.mode is None and not conditions.options.wide:
-        seen.own_backward = has_own_backward(outputs.values())
+        observation.own_backward = has_own_backward(outputs.values())
     try:
         with (
             _no_autocast(outputs.values()),
             conditions.options.around(),
-            undoing_leftovers(seen.process),
+            undoing_leftovers(observation.process),
         ):
             gradients = _first_gradients(
                 outputs, targets, cotangents, conditions, retains=conditions.repeats
@@ -313,38 +322,38 @@ def _differentiate(
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        seen.gradient_error = error
+        observation.gradient_error = error
         return
-    _note_gradients(gradients, also, conditions, seen)
+    _note_gradients(gradients, also, conditions, observation)
     if conditions.repeats:
-        _differentiate_again(outputs, targets, cotangents, conditions, seen)
+        _differentiate_again(outputs, targets, cotangents, conditions, observation)
     if conditions.second:
         try:
             with (
                 _no_autocast(outputs.values()),
                 conditions.options.around(),
-                undoing_leftovers(seen.process),
+                undoing_leftovers(observation.process),
             ):
                 firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
-            seen.further |= seconds
-            seen.again = _differing(firsts, seen) | seen.again
+            observation.further |= seconds
+            observation.again = _differing(firsts, observation) | observation.again
         except Exception as error:  # noqa: BLE001
-            seen.second_error = error
+            observation.second_error = error
 
 
 def _note_gradients(
     gradients: dict[Item, Tensor | None],
     also: set[Item],
     conditions: RunConditions,
-    seen: Observation,
+    observation: Observation,
 ) -> None:
     for item, gradient in gradients.items():
-        table = seen.further if item in also else seen.gradients
+        table = observation.further if item in also else observation.gradients
         table[item] = keep_gradient(gradient) if conditions.sketches else keep_leaf(gradient)
         if gradient is not None:
-            seen.gradient_layouts[item] = gradient.layout
+            observation.gradient_layouts[item] = gradient.layout
         if gradient is not None and conditions.options.mode is not None:
-            _note_least_noise(item, gradient, conditions.options.mode, seen)
+            _note_least_noise(item, gradient, conditions.options.mode, observation)
 
 
 def _differentiate_again(
@@ -352,27 +361,29 @@ def _differentiate_again(
     targets: dict[Item, Any],
     cotangents: dict[Item, Tensor],
     conditions: RunConditions,
-    seen: Observation,
+    observation: Observation,
 ) -> None:
     """Make a second backward pass over the same graph, as with `retain_graph=True`."""
     try:
         with (
             _no_autocast(outputs.values()),
             conditions.options.around(),
-            undoing_leftovers(seen.process),
+            undoing_leftovers(observation.process),
         ):
             gradients = _first_gradients(outputs, targets, cotangents, conditions, retains=False)
-        seen.again = _differing({item: keep_leaf(one) for item, one in gradients.items()}, seen)
+        observation.again = _differing(
+            {item: keep_leaf(gradient) for item, gradient in gradients.items()}, observation
+        )
     except Exception as error:  # noqa: BLE001  (whoever does this gets it too, no wrong number)
-        seen.again_error = error
+        observation.again_error = error
 
 
-def _differing(gradients: dict[Item, Any], seen: Observation) -> dict[Item, Any]:
+def _differing(gradients: dict[Item, Any], observation: Observation) -> dict[Item, Any]:
     """The gradients that have other bits than those of the first backward pass."""
     return {
         item: gradient
         for item, gradient in gradients.items()
-        if not same_value(gradient, seen.value(item))
+        if not same_value(gradient, observation.value(item))
     }
 
 
@@ -381,11 +392,11 @@ def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[
     names = _names_of_first_run(outputs, conditions)
     pairs = zip(names, outputs.items(), strict=True)
     if conditions.upstream is not None:
-        known = conditions.upstream
+        upstream = conditions.upstream
         return {
-            item: known[name].to(leaf.device, leaf.dtype)
+            item: upstream[name].to(leaf.device, leaf.dtype)
             for name, (item, leaf) in pairs
-            if name in known and known[name].shape == leaf.shape
+            if name in upstream and upstream[name].shape == leaf.shape
         }
     return {item: conditions.cotangent(name, leaf) for name, (item, leaf) in pairs}
 
@@ -401,16 +412,16 @@ def _first_gradients(
     """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
     retains |= conditions.second
     if not conditions.accumulates:
-        found = torch.autograd.grad(
+        target_gradients = torch.autograd.grad(
             list(outputs.values()),
             list(targets.values()),
             list(cotangents.values()),
             retain_graph=retains,
             allow_unused=True,
         )
-        return dict(zip(targets, found, strict=True))
+        return dict(zip(targets, target_gradients, strict=True))
     leaves_of = {item: t for item, t in targets.items() if isinstance(t, torch.Tensor)}
-    kept = {item: leaf.grad for item, leaf in leaves_of.items()}
+    old_gradients = {item: leaf.grad for item, leaf in leaves_of.items()}
     try:
         for leaf in leaves_of.values():
             leaf.grad = None
@@ -423,7 +434,7 @@ def _first_gradients(
         return {item: leaf.grad for item, leaf in leaves_of.items()}
     finally:
         for item, leaf in leaves_of.items():
-            leaf.grad = kept[item]
+            leaf.grad = old_gradients[item]
 
 
 def _second_gradients(
@@ -446,19 +457,19 @@ def _second_gradients(
         create_graph=True,
         allow_unused=True,
     )
-    known = {
+    first_gradients = {
         item: first
         for item, first in zip(targets, firsts, strict=True)
         if first is not None and first.requires_grad
     }
-    if not known:
+    if not first_gradients:
         raise RuntimeError("none of the gradients requires grad, even with create_graph=True")
-    refuse_once_differentiable(known.values())
+    refuse_once_differentiable(first_gradients.values())
     variables = {item.name: target for item, target in targets.items()}
     variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
-    drawn = [conditions.cotangent(item, first) for item, first in known.items()]
+    drawn = [conditions.cotangent(item, first) for item, first in first_gradients.items()]
     seconds = torch.autograd.grad(
-        list(known.values()), list(variables.values()), drawn, allow_unused=True
+        list(first_gradients.values()), list(variables.values()), drawn, allow_unused=True
     )
     return dict(zip(targets, map(keep_leaf, firsts), strict=True)), {
         Item(ItemKind.SECOND_GRADIENT, name): keep_leaf(second)

@@ -140,9 +140,9 @@ class Copier:
         except Exception:  # noqa: BLE001  (it may hold a lock, or a method may raise)
             return self._rebuild_or_refuse(leaf, memo)
 
-    def _rebuild_or_refuse(self, value: Any, made: dict[int, Any]) -> Any:
+    def _rebuild_or_refuse(self, value: Any, rebuilt_by_id: dict[int, Any]) -> Any:
         try:
-            return self._rebuild(value, made)
+            return self._rebuild(value, rebuilt_by_id)
         except RecursionError:
             kind = type(value).__name__
             raise UsageError(
@@ -150,27 +150,31 @@ class Copier:
                 f"than {sys.getrecursionlimit()} levels deep"
             ) from None
 
-    def _rebuild(self, value: Any, made: dict[int, Any]) -> Any:
+    def _rebuild(self, value: Any, rebuilt_by_id: dict[int, Any]) -> Any:
         """Copy an object attribute by attribute; values without contents stay shared."""
-        if id(value) in made:
-            return made[id(value)]
+        if id(value) in rebuilt_by_id:
+            return rebuilt_by_id[id(value)]
         if isinstance(value, np.ndarray | set | bytearray):
             return copy.copy(value)
-        known = parts(value)
+        value_parts = parts(value)
         cls: Any = type(value)
         base = next((kind for kind in _REBUILT if issubclass(cls, kind)), None)
-        if known is None or base is None or callable(value):
+        if value_parts is None or base is None or callable(value):
             return value
         if base is tuple:
-            return tuple.__new__(cls, [self._rebuild(one, made) for one in tuple.__iter__(value)])
-        rebuilt = made[id(value)] = base.__new__(cls)
+            return tuple.__new__(
+                cls, [self._rebuild(element, rebuilt_by_id) for element in tuple.__iter__(value)]
+            )
+        rebuilt = rebuilt_by_id[id(value)] = base.__new__(cls)
         if base is list:
-            list.extend(rebuilt, [self._rebuild(one, made) for one in list.__iter__(value)])
+            list.extend(
+                rebuilt, [self._rebuild(element, rebuilt_by_id) for element in list.__iter__(value)]
+            )
         elif base is not object:
-            for key, one in dict.items(value):
-                base.__setitem__(rebuilt, key, self._rebuild(one, made))
-        for name, one in attributes(value):
-            object.__setattr__(rebuilt, name, self._rebuild(one, made))
+            for key, part in dict.items(value):
+                base.__setitem__(rebuilt, key, self._rebuild(part, rebuilt_by_id))
+        for name, part in attributes(value):
+            object.__setattr__(rebuilt, name, self._rebuild(part, rebuilt_by_id))
         return rebuilt
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
@@ -193,10 +197,12 @@ class Copier:
 
 def _no_elements(dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor to be set to a storage; in another dtype, it would read beyond that."""
-    made = torch.empty(0, dtype=dtype, device=device)
-    if made.dtype is not dtype:
-        raise RuntimeError(f"a mode makes {made.dtype} of {dtype}: copy tensors outside of it")
-    return made
+    empty_tensor = torch.empty(0, dtype=dtype, device=device)
+    if empty_tensor.dtype is not dtype:
+        raise RuntimeError(
+            f"a mode makes {empty_tensor.dtype} of {dtype}: copy tensors outside of it"
+        )
+    return empty_tensor
 
 
 class _NumpyState:
@@ -317,13 +323,13 @@ def set_generator_state(generator: Any, state: bytes) -> None:
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return
     # Written by `generator_state` in this process.
-    known = pickle.loads(state)  # noqa: S301
+    loaded_state = pickle.loads(state)  # noqa: S301
     if isinstance(generator, random.Random):
-        random.Random.setstate(generator, known)
+        random.Random.setstate(generator, loaded_state)
     elif hasattr(generator, "set_state"):
-        generator.set_state(known)
+        generator.set_state(loaded_state)
     else:
-        generator.bit_generator.state = known
+        generator.bit_generator.state = loaded_state
 
 
 # --- The process around a call: settings, generators, patched functions ---------------------------
@@ -546,7 +552,9 @@ _NAMESPACES: tuple[Any, ...] = (
 )
 # Of these, only `forward` is compared: they are many.
 _MODULES: tuple[Any, ...] = tuple(
-    one for one in vars(torch.nn).values() if isinstance(one, type) and "forward" in vars(one)
+    member
+    for member in vars(torch.nn).values()
+    if isinstance(member, type) and "forward" in vars(member)
 )
 _MODULE_CONTENTS = [vars(module) for module in _MODULES]
 

@@ -291,11 +291,11 @@ class _Scout:
             return compute()
         self._number += 1
         number = self._number
-        known = self._outcomes.get(number, _NOT_KEPT)
-        if known == _FATAL:
+        stored_outcome = self._outcomes.get(number, _NOT_KEPT)
+        if stored_outcome == _FATAL:
             raise FatalAttemptError("it has ended a process")
-        if known != _NOT_KEPT:
-            outcome: T = pickle.loads(known)  # noqa: S301  (our own process)
+        if stored_outcome != _NOT_KEPT:
+            outcome: T = pickle.loads(stored_outcome)  # noqa: S301  (our own process)
             return outcome
         self.say(_BEGINS, number)
         self._is_at_one = True
@@ -313,9 +313,9 @@ class _Scout:
 
     def say(self, kind: bytes, number: int = 0, content: bytes = b"") -> None:
         head = _HEAD.pack(kind, number, time.monotonic(), len(content))
-        left = memoryview(head + content)
-        while left:
-            left = left[os.write(self._messages, left) :]
+        unsent_bytes = memoryview(head + content)
+        while unsent_bytes:
+            unsent_bytes = unsent_bytes[os.write(self._messages, unsent_bytes) :]
 
 
 _this: _Scout | None = None

@@ -108,17 +108,17 @@ _MOST_DRAWN = 1048573
 
 
 def drawn_like(
-    given: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
+    example: Tensor, shape: tuple[int, ...], character: Character, generator: Generator
 ) -> Tensor:
     """Other values of the same range and kind; floats lie between two of the given ones."""
-    pool = as_computable(given.detach()).reshape(-1)
+    pool = as_computable(example.detach()).reshape(-1)
     total = math.prod(shape)
     count = min(total, _MOST_DRAWN)
     if pool.numel() == 0:
-        drawn = torch.zeros(shape, dtype=given.dtype)
-        if is_number(given.dtype):
-            drawn = stored_as(torch.randn(shape, generator=generator), given.dtype)
-        return drawn.to(given.device)
+        drawn = torch.zeros(shape, dtype=example.dtype)
+        if is_number(example.dtype):
+            drawn = stored_as(torch.randn(shape, generator=generator), example.dtype)
+        return drawn.to(example.device)
 
     def picked() -> Tensor:
         places = torch.randint(pool.numel(), (count,), generator=generator)
@@ -132,11 +132,11 @@ def drawn_like(
         if pool.numel() == 1:
             wide = wide * (1 + torch.randn(count, generator=generator, dtype=torch.float64) / 4)
         first = wide.to(pool.dtype)
-    first = first.to(given.device)
+    first = first.to(example.device)
     if total > count:
         first = first.repeat(-(-total // count))[:total]
     drawn = first.reshape(shape)
-    return stored_as(drawn if character.keep is None else character.keep(drawn), given.dtype)
+    return stored_as(drawn if character.keep is None else character.keep(drawn), example.dtype)
 
 
 def as_leaf(tensor: Tensor, *, requires_grad: bool) -> Tensor:
@@ -176,7 +176,7 @@ class SimilarInputs:
 
     def __init__(
         self,
-        given: Inputs,
+        inputs: Inputs,
         seed: int,
         again: Callable[[int], Inputs] | None = None,
         *,
@@ -186,16 +186,16 @@ class SimilarInputs:
         """Make inputs like the given ones.
 
         Args:
-            given: these.
+            inputs: these.
             seed: of all draws.
             again: makes the given inputs under another seed.
             keeps_signs: none is negative if none was.
             keeps_ranges: no integer is beyond the given ones: the program does not check indices.
         """
-        self.given, self.again, self.seed = given, again, seed
+        self.given, self.again, self.seed = inputs, again, seed
         self._keeps_signs, self._keeps_ranges = keeps_signs, keeps_ranges
         self._generator = torch.Generator().manual_seed(seed + 1)
-        self._tensors = dict(input_tensors(given))
+        self._tensors = dict(input_tensors(inputs))
         self._characters = {path: character_of(t) for path, t in self._tensors.items()}
 
     def changed(self, change: Callable[[str, Tensor], Tensor | None]) -> Inputs | None:
@@ -203,9 +203,9 @@ class SimilarInputs:
         copies = Copier()
         new: dict[int, Tensor] = {}
         for path, tensor in self._tensors.items():
-            made = change(path, tensor)
-            if made is not None:
-                new[id(tensor)] = as_leaf(made, requires_grad=tensor.requires_grad)
+            new_tensor = change(path, tensor)
+            if new_tensor is not None:
+                new[id(tensor)] = as_leaf(new_tensor, requires_grad=tensor.requires_grad)
         if not new:
             return None
 
@@ -220,9 +220,9 @@ class SimilarInputs:
     def other(self, seed: int) -> Inputs | None:
         """The given inputs under another seed; drawn here if `again` makes the same ones."""
         if self.again is not None:
-            made = self.again(seed)
-            if not _are_same(made, self.given):
-                return made
+            other_inputs = self.again(seed)
+            if not _are_same(other_inputs, self.given):
+                return other_inputs
         self._generator.manual_seed(self.seed + 7919 * seed)
         return self.changed(
             lambda path, t: self._drawn(path, t, tuple(t.shape)) if t.numel() else None
@@ -302,12 +302,16 @@ class SimilarInputs:
 
     def _signed(self, path: str, values: Tensor) -> Tensor:
         """With the sign that all given values of this input have, if they have one."""
-        given = as_computable(self._tensors[path])
-        if not self._keeps_signs or given.numel() < _ENOUGH_ELEMENTS or given.is_complex():
+        input_values = as_computable(self._tensors[path])
+        if (
+            not self._keeps_signs
+            or input_values.numel() < _ENOUGH_ELEMENTS
+            or input_values.is_complex()
+        ):
             return values
-        if bool((given >= 0).all()):
+        if bool((input_values >= 0).all()):
             return values.abs()
-        return -values.abs() if bool((given <= 0).all()) else values
+        return -values.abs() if bool((input_values <= 0).all()) else values
 
     @property
     def free_paths(self) -> list[str]:
@@ -390,15 +394,15 @@ class SimilarInputs:
         yield from _some("positive, of sizes from 1e-8 to 1e8", positive)
         signed = self._free(lambda t: _log_uniform(t, generator, 8) * _signs(t, generator))
         yield from _some("both signs, of sizes from 1e-8 to 1e8", signed)
-        whole = self._free(lambda t: (_normal(t, generator) * 4).round())
-        yield from _some("small whole numbers", whole)
+        whole_numbers = self._free(lambda t: (_normal(t, generator) * 4).round())
+        yield from _some("small whole numbers", whole_numbers)
         powers = self._free(lambda t: torch.exp2((_normal(t, generator) * 4).round()))
         yield from _some("powers of two", powers)
         for size in (3.0, 8.0, 16.0):
-            one = self._free(
+            enlarged_inputs = self._free(
                 lambda t, size=size: _one_in_each_row(_normal(t, generator) / 16, size)  # type: ignore[misc]
             )
-            yield from _some(f"one value in each row larger by {size:g}", one)
+            yield from _some(f"one value in each row larger by {size:g}", enlarged_inputs)
         for power in (4, 8):
             rows = self._free(
                 lambda t, power=power: t * _log_uniform(_rows(t), generator, power)  # type: ignore[misc]
@@ -493,9 +497,9 @@ class SimilarInputs:
 
 
 def _are_same(left: Inputs, right: Inputs) -> bool:
-    ours, theirs = (dict(input_tensors(one)) for one in (left, right))
-    return ours.keys() == theirs.keys() and all(
-        bitwise_equal(ours[path], theirs[path]) for path in ours
+    ours, right_tensors = (dict(input_tensors(side)) for side in (left, right))
+    return ours.keys() == right_tensors.keys() and all(
+        bitwise_equal(ours[path], right_tensors[path]) for path in ours
     )
 
 

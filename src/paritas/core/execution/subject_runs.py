@@ -94,12 +94,12 @@ class SubjectProgram(Program):
         tensors = [*self.subject.state.saved.values()]
         tensors += [tensor for _, tensor in input_tensors(self.inputs)]
         tensors += native[0].outputs.values()
-        known = [
+        inexact_tensors = [
             tensor
             for tensor in tensors
             if is_inexact(tensor) and (tensor.dtype in WIDE or _is_float64(tensor))
         ]
-        return count_dtypes(known, torch.Tensor.numel)
+        return count_dtypes(inexact_tensors, torch.Tensor.numel)
 
     def run(self, options: RunOptions) -> list[Observation]:
         """Call it once more, or twice."""
@@ -109,14 +109,16 @@ class SubjectProgram(Program):
             second=self.conditions.second and options.second,
             gradients=self.conditions.gradients and not options.forward_once,
         )
-        seen = self._observe(conditions)
-        if conditions.also and any(one.error or one.gradient_error for one in seen):
+        observations = self._observe(conditions)
+        if conditions.also and any(
+            observation.error or observation.gradient_error for observation in observations
+        ):
             # Repeat it without the further gradients, to keep those of the caller's own call.
             if options.mode is not None:
                 options.mode.start_over()
             conditions = dataclasses.replace(conditions, also=frozenset(), second=False)
-            seen = self._observe(conditions)
-        return seen
+            observations = self._observe(conditions)
+        return observations
 
     def _observe(self, conditions: RunConditions) -> list[Observation]:
         calls = 1 if conditions.options.forward_once else self.calls
@@ -135,14 +137,14 @@ class SubjectProgram(Program):
         return value if value is MISSING else as_plain(value)
 
 
-def _find_part(known: Mapping[str, Any], name: str) -> Any:
+def _find_part(values_by_name: Mapping[str, Any], name: str) -> Any:
     """The value of that name, or the part of that name of a tensor that is not dense."""
-    if name in known:
-        return known[name]
-    for whole, value in known.items():
-        is_whole = isinstance(value, torch.Tensor) and name.startswith(whole)
+    if name in values_by_name:
+        return values_by_name[name]
+    for whole_name, value in values_by_name.items():
+        is_whole = isinstance(value, torch.Tensor) and name.startswith(whole_name)
         if is_whole and not is_dense(value):
-            return flattened(value.detach(), whole).leaves.get(name, MISSING)
+            return flattened(value.detach(), whole_name).leaves.get(name, MISSING)
     return MISSING
 
 
@@ -198,9 +200,9 @@ class SubjectLift:
         """The candidate."""
         return self.program.subject
 
-    def complete(self, seen: Observation, item: Item) -> Any:
+    def complete(self, observation: Observation, item: Item) -> Any:
         """An item of a run of the candidate; unchanged items have their initial value."""
-        return completed(seen, item, self.program)
+        return completed(observation, item, self.program)
 
     def initial(self, item: Item) -> Any:
         """A value before the call: the reference's, or else the candidate's."""
@@ -217,22 +219,25 @@ class SubjectLift:
             if reason:
                 self.notes.add_weaker(f"only the native run was made: {reason}")
                 return None
-            seen = self._lift_candidate()
+            lifted_runs = self._lift_candidate()
             what = "only the native run was made: the candidate in float64"
-            if seen is not None and is_usable(seen, what, self.notes):
-                self._runs = self.named(seen)
+            if lifted_runs is not None and is_usable(lifted_runs, what, self.notes):
+                self._runs = self.named(lifted_runs)
                 if self._leaks:
                     reason = "; ".join(self._leaks)
                     self.notes.add_weaker(f"the lifted run is judged at float32 noise: {reason}")
         return self._runs
 
-    def named(self, seen: list[Observation]) -> list[Observation]:
+    def named(self, observations: list[Observation]) -> list[Observation]:
         """Rename the candidate's outputs for the comparison, call by call."""
         if not self.by_order:
-            return seen
+            return observations
         native = self.evidence.native
         last = len(native) - 1
-        return [named_like(one, native[min(call, last)]) for call, one in enumerate(seen)]
+        return [
+            named_like(observation, native[min(call, last)])
+            for call, observation in enumerate(observations)
+        ]
 
     def coarsest(self) -> float | None:
         """Unit roundoff of the coarsest dtype inside the reference; None if it is not lifted.
@@ -281,7 +286,7 @@ class SubjectLift:
                 quick_compiles(),
                 true_sums_of_attention(),
             ):
-                seen = self._run_wide()
+                wide = self._run_wide()
             backend.breaks |= count_graph_breaks() > before
             self._graphs = backend.graphs or None  # native code may compile even if wide code fails
             if backend.graphs == 0:
@@ -298,27 +303,27 @@ class SubjectLift:
             return self._lift_foreign(self.candidate.call)
         elif self.candidate.is_foreign:
             leaks = set()
-            seen = self._run_wide()
+            wide = self._run_wide()
         else:
             mode = evidence.lift_mode(lifts=functools.partial(is_rounding, used=used))
-            seen = self._run_wide(mode)
+            wide = self._run_wide(mode)
             leaks = {f"{name} may compute in any precision inside" for name in mode.foreign}
             if mode.unwritten.is_read and not leaks:
-                leaks |= self._unseen_leaks(seen)
+                leaks |= self._unseen_leaks(wide)
         if leaks or not self.candidate.is_faithful:
             self._judge_at_float32(leaks or {"the candidate may compute in float32 inside"})
-        return seen
+        return wide
 
-    def _unseen_leaks(self, seen: list[Observation]) -> set[str]:
+    def _unseen_leaks(self, observations: list[Observation]) -> set[str]:
         """Why the candidate's run in float64 may not be one, with kernels that torch does not see.
 
         Without inputs that are numbers, nothing shows it.
         """
-        is_wide = self._computes_in_float64(seen)
+        is_wide = self._computes_in_float64(observations)
         verb = "may compute" if is_wide is None else "computes"
         return set() if is_wide else {f"a kernel that torch does not see {verb} in float32 inside"}
 
-    def _computes_in_float64(self, seen: list[Observation]) -> bool | None:
+    def _computes_in_float64(self, observations: list[Observation]) -> bool | None:
         """Whether the candidate's run in float64 is one: see `responses`."""
         arbiter = self.evidence.arbiter()
         if arbiter is None:
@@ -335,7 +340,7 @@ class SubjectLift:
                 after.value(item),
                 (right.value(item), arbiter[0].value(item)),
             )
-            for item, value in seen[0].items()
+            for item, value in observations[0].items()
         )
 
     def _nudged(self, program: SubjectProgram, direction: int) -> Observation:
@@ -357,11 +362,11 @@ class SubjectLift:
         family = self.candidate.call if self.candidate.family is None else self.candidate.family
         backend = lifted_backend(family, run_as_it_is, evidence.dtype, used)
         with room_for_entries(), taking_stance("default", backend=backend):
-            (seen,) = run_quietly(
+            (observation,) = run_quietly(
                 self.program, RunOptions(wide=True, forward_once=True), WideDefault()
             )[:1]
         for item, true in arbiter[0].outputs.items():
-            value: Any = seen.outputs.get(item)
+            value: Any = observation.outputs.get(item)
             if is_inexact(true) and is_inexact(value) and value.shape == true.shape:
                 difference = criterion.rms_difference(value, true)
                 if difference > _FLOAT64_ROUNDS * criterion.rms(true):
@@ -447,8 +452,8 @@ class Repetition:
         if self._native is None:
             self._native = self.evidence.run(RunOptions())
         first, again = (
-            self.evidence.complete(seen[call], item)
-            for seen in (self.evidence.native, self._native)
+            self.evidence.complete(observations[call], item)
+            for observations in (self.evidence.native, self._native)
         )
         return same_value(first, again)
 
@@ -530,7 +535,7 @@ class Repetition:
         arbiter, again = self.evidence.arbiter(), self._repeated_arbiter()
         if arbiter is None or again is None:
             return True
-        wide = [self.evidence.complete(seen[0], item) for seen in (arbiter, again)]
+        wide = [self.evidence.complete(observations[0], item) for observations in (arbiter, again)]
         if not (is_inexact(wide[0]) and is_inexact(wide[1])):
             return False
         # Where everything cancels, the native value is all noise and larger than the true one.
@@ -552,8 +557,8 @@ def _distances(value: Tensor, true: Tensor) -> tuple[float, float]:
     return criterion.rms(error), float(error.abs().max())
 
 
-def _are_alike(one: float, two: float, factor: float) -> bool:
-    return max(one, two) <= factor * min(one, two) < math.inf
+def _are_alike(first_error: float, two: float, factor: float) -> bool:
+    return max(first_error, two) <= factor * min(first_error, two) < math.inf
 
 
 def _is_near(value: Any, true: Any) -> bool:

@@ -156,17 +156,17 @@ class VerifyConfig:
     @property
     def checkers(self) -> tuple[ValueChecker, ...]:
         """The value checkers in order."""
-        given = self.value_checker
-        return tuple(given) if isinstance(given, list | tuple) else (given,)
+        value_checker = self.value_checker
+        return tuple(value_checker) if isinstance(value_checker, list | tuple) else (value_checker,)
 
     @classmethod
     def from_options(cls, **options: Any) -> VerifyConfig:
         """Make a configuration from names and values; the error for an unknown name has a hint."""
-        known = [field.name for field in dataclasses.fields(cls)]
+        names = [field.name for field in dataclasses.fields(cls)]
         for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"the options are {known}"
+            if name not in names:
+                near = difflib.get_close_matches(name, names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the options are {names}"
                 raise UsageError(f"unknown option {name!r}; {hint}")
         return cls(**options)
 
@@ -193,10 +193,10 @@ def input_sets(inputs: Any) -> list[Inputs]:
             f"inputs is empty: {inputs!r}; pass [x, ...], or Inputs() to call both sides without "
             f"arguments"
         )
-    given = [isinstance(item, Inputs) for item in inputs]
-    if all(given):
+    are_input_sets = [isinstance(item, Inputs) for item in inputs]
+    if all(are_input_sets):
         return list(inputs)
-    if any(given):
+    if any(are_input_sets):
         raise UsageError("inputs mixes Inputs(...) with bare values; wrap every set in Inputs")
     return [Inputs(tuple(inputs))]
 
@@ -204,17 +204,17 @@ def input_sets(inputs: Any) -> list[Inputs]:
 # --- The device -----------------------------------------------------------------------------------
 
 
-def usable_device(name: str | torch.device, said: str = "--device ") -> torch.device:
+def usable_device(name: str | torch.device, option_prefix: str = "--device ") -> torch.device:
     """Return a device that can hold tensors with values.
 
     Args:
         name: `cuda`, `cuda:1`.
-        said: how the user named it, for the message: an option, or `device=` in Python.
+        option_prefix: how the user named it, for the message: an option, or `device=` in Python.
 
     Raises:
         UsageError: it cannot be used; the message says why.
     """
-    shown = f"{said}{str(name)!r}"
+    shown = f"{option_prefix}{str(name)!r}"
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -340,14 +340,14 @@ def inspect_subject(
     function: Any,
     role: str,
     parameter: str,
-    known: ProgramState | None = None,
+    program_state: ProgramState | None = None,
     *,
     lends_parameters: bool = False,
 ) -> Subject:
     """Inspect one side that the caller passed.
 
-    `known` is the other side's state: shared objects have one name and are copied once. With
-    `lends_parameters`, the state has no copies of parameters.
+    `program_state` is the other side's state: shared objects have one name and are copied once.
+    With `lends_parameters`, the state has no copies of parameters.
     """
     if not callable(function) or isinstance(function, type):
         what = "a class; pass an instance" if isinstance(function, type) else "not callable"
@@ -364,10 +364,10 @@ def inspect_subject(
         return dynamo.original_of(value)
 
     modules = reachable_modules(function, unwrapped)
-    if known is not None and known.is_of(function, modules):
-        state = known
+    if program_state is not None and program_state.is_of(function, modules):
+        state = program_state
     else:
-        state = ProgramState(modules, function, known, lends_parameters=lends_parameters)
+        state = ProgramState(modules, function, program_state, lends_parameters=lends_parameters)
     return Subject(
         call=function,
         role=role,

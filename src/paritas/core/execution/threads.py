@@ -26,14 +26,14 @@ class ThreadTimes:
         """Read the clocks of all other threads."""
         if sys.platform != "linux":
             return cls(None)
-        mine = threading.get_ident()
-        known = {thread.ident: thread.native_id for thread in threading.enumerate()}
+        own_ident = threading.get_ident()
+        native_ids = {thread.ident: thread.native_id for thread in threading.enumerate()}
         try:
             # This also knows threads that torch or another library has started.
             clocks = {
-                ident: _clock_of_thread(ident, known.get(ident))
+                ident: _clock_of_thread(ident, native_ids.get(ident))
                 for ident in sys._current_frames()  # noqa: SLF001
-                if ident != mine
+                if ident != own_ident
             }
             return cls({ident: time.clock_gettime_ns(clock) for ident, clock in clocks.items()})
         except OSError:  # a thread has just ended

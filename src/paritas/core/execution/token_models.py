@@ -78,8 +78,8 @@ class TokenModel:
         original = original_of(model)
         self.config: Any = getattr(original, "config", None)
         self.takes = _all_parameters(original)
-        given = _by_name(self.takes, inputs)
-        self.tokens = self._find_tokens(given)
+        by_name = _by_name(self.takes, inputs)
+        self.tokens = self._find_tokens(by_name)
         decodes = self.tokens.startswith("decoder_")
         prefix = "decoder_" if decodes else ""
         self.mask = "" if _warns_of_mask(original) else self._known(f"{prefix}attention_mask")
@@ -87,50 +87,52 @@ class TokenModel:
         self.cache = next((name for name in _CACHES if name in self.takes), "")
         self.keep = next((name for name in _KEEPS if name in self.takes), "")
         self.needs_mask = False
-        ids = self._without_padding(given, given[self.tokens])
+        ids = self._without_padding(by_name, by_name[self.tokens])
         self.size: tuple[int, int] = (ids.shape[0], ids.shape[1])
-        self.context, ids = self._find_context(given, ids)
+        self.context, ids = self._find_context(by_name, ids)
         self.inputs = Inputs(kwargs={**self.context, self.tokens: ids})
         self.is_pooled = False
-        self.value, found = self._find_value()
-        self.axes, self.dtype = found.dim(), found.dtype
+        self.value, value_tensor = self._find_value()
+        self.axes, self.dtype = value_tensor.dim(), value_tensor.dtype
 
     # --- Reading the signature and the inputs ---
 
     def _known(self, name: str) -> str:
         return name if name in self.takes else ""
 
-    def _find_tokens(self, given: dict[str, Any]) -> str:
+    def _find_tokens(self, arguments: dict[str, Any]) -> str:
         for name in _TOKENS:
-            if name in given and _is_ids(given[name]):
+            if name in arguments and _is_ids(arguments[name]):
                 return name
         # A model of one's own may use any name.
-        ids = [name for name, value in given.items() if _is_ids(value)]
-        known = [name for name in ids if "mask" not in name and "position" not in name]
-        if self.config is None and len(known) == 1:
-            return known[0]
+        ids = [name for name, value in arguments.items() if _is_ids(value)]
+        token_names = [name for name in ids if "mask" not in name and "position" not in name]
+        if self.config is None and len(token_names) == 1:
+            return token_names[0]
         raise DoesNotApply("no argument of shape [batch, tokens] with token ids")
 
-    def _without_padding(self, given: dict[str, Any], ids: Tensor) -> Tensor:
+    def _without_padding(self, arguments: dict[str, Any], ids: Tensor) -> Tensor:
         """The tokens, with others in place of masked ones: padding is a relation of its own."""
-        mask = given.get(self.mask)
+        mask = arguments.get(self.mask)
         if not isinstance(mask, torch.Tensor) or bool((mask != 0).all()):
             return ids
-        kept = mask != 0
-        if mask.shape != ids.shape or not bool(kept.any()):
+        is_unmasked = mask != 0
+        if mask.shape != ids.shape or not bool(is_unmasked.any()):
             raise DoesNotApply(f"{self.mask} masks some tokens: pass inputs without padding")
-        others = ids[kept].repeat(1 + ids.numel() // int(kept.sum()))
-        return torch.where(kept, ids, others[: ids.numel()].view(ids.shape))
+        others = ids[is_unmasked].repeat(1 + ids.numel() // int(is_unmasked.sum()))
+        return torch.where(is_unmasked, ids, others[: ids.numel()].view(ids.shape))
 
     @property
     def has_encoder(self) -> bool:
         """Whether the tokens are a decoder's, beside an encoder's inputs."""
         return self.tokens.startswith("decoder_")
 
-    def _find_context(self, given: dict[str, Any], ids: Tensor) -> tuple[dict[str, Any], Tensor]:
+    def _find_context(
+        self, arguments: dict[str, Any], ids: Tensor
+    ) -> tuple[dict[str, Any], Tensor]:
         """The arguments beside the tokens; of a model for text and images, the text alone."""
         ours = {*_OURS, *_KEEPS, self.tokens, self.mask, self.positions, self.cache}
-        rest = {name: value for name, value in given.items() if name not in ours}
+        rest = {name: value for name, value in arguments.items() if name not in ours}
         if not rest or self.has_encoder:
             return rest, ids
         plain = self._without_placeholders(ids)
@@ -153,17 +155,17 @@ class TokenModel:
         if not usual:
             return ids
         flat = [
-            token if token not in special else usual[place % len(usual)]
-            for place, token in enumerate(ids.flatten().tolist())
+            token if token not in special else usual[position % len(usual)]
+            for position, token in enumerate(ids.flatten().tolist())
         ]
         return torch.tensor(flat, dtype=ids.dtype, device=ids.device).view(ids.shape)
 
     def _try(self, context: Mapping[str, Any], ids: Tensor, **more: Any) -> Any:
         state = RandomState.now()
         try:
-            asked = {**self._mask_of_ones(ids, more), **more}
+            keywords = {**self._mask_of_ones(ids, more), **more}
             with torch.no_grad():
-                return self.model(**_copied(context), **{self.tokens: ids}, **asked)
+                return self.model(**_copied(context), **{self.tokens: ids}, **keywords)
         finally:
             state.restore()
 
@@ -180,26 +182,26 @@ class TokenModel:
         """The result with a value for each token, and its name."""
         ids = self.ids(self.inputs)
         try:
-            found = as_named(self._try(self.context, ids, **self._uncached()))
+            outputs_by_name = as_named(self._try(self.context, ids, **self._uncached()))
         except Exception as error:  # noqa: BLE001  (raised again below)
             reason = in_one_line(error, _LONGEST_REASON)
             self.needs_mask = bool(self.mask)
             try:
-                found = as_named(self._try(self.context, ids, **self._uncached()))
+                outputs_by_name = as_named(self._try(self.context, ids, **self._uncached()))
             except Exception:  # noqa: BLE001  (it is not for want of a mask)
                 self._require_callable()
                 raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
         fitting = [
             name
-            for name, value in found.items()
+            for name, value in outputs_by_name.items()
             if isinstance(value, torch.Tensor)
             and value.is_floating_point()
             and value.shape[:MATRIX] == self.size
         ]
         for name in (*_VALUES, *fitting):
             if name in fitting:
-                return name, found[name]
-        rows = found.get("logits")
+                return name, outputs_by_name[name]
+        rows = outputs_by_name.get("logits")
         if isinstance(rows, torch.Tensor) and rows.dim() == MATRIX and len(rows) == self.size[0]:
             self.is_pooled = True
             return "logits", rows
@@ -231,8 +233,8 @@ class TokenModel:
         """Call a model on some tokens, without a cache unless `more` asks for one."""
         context = {name: inputs.kwargs[name] for name in self.context}
         context = self._of_rows(context, rows)
-        asked = {**self._uncached(), **self._mask_of_ones(ids, more), **more}
-        return model(**context, **{self.tokens: ids}, **asked)
+        keywords = {**self._uncached(), **self._mask_of_ones(ids, more), **more}
+        return model(**context, **{self.tokens: ids}, **keywords)
 
     def _mask_of_ones(self, ids: Tensor, more: Mapping[str, Any]) -> dict[str, Tensor]:
         """A mask of all tokens, in the cache and here, for a model that cannot do without."""
@@ -280,11 +282,11 @@ class TokenModel:
             return False
         ids = self.ids(self.inputs)
         places = torch.arange(self.size[1], device=ids.device)[None]
-        given = {**self._uncached(), **self.positions_of(places, self.size[0])}
+        position_keywords = {**self._uncached(), **self.positions_of(places, self.size[0])}
         try:
             plain, explicit = (
                 self.value_of(self._try(self.context, ids, **more))
-                for more in (self._uncached(), given)
+                for more in (self._uncached(), position_keywords)
             )
         except Exception:  # noqa: BLE001  (positions of another form; nothing is claimed)
             return False
@@ -313,10 +315,10 @@ class TokenModel:
 
     def first_cache(self) -> Any:
         """A new cache with the first token in it; None if the model returns none."""
-        made = self.new_cache()
-        given = {} if made is None else {self.cache: made}
+        empty_cache = self.new_cache()
+        cache_keywords = {} if empty_cache is None else {self.cache: empty_cache}
         ids = self.ids(self.inputs)[:, :1]
-        return self.cache_of(self._try(self.context, ids, use_cache=True, **given))
+        return self.cache_of(self._try(self.context, ids, use_cache=True, **cache_keywords))
 
     def new_cache(self) -> Any:
         """What the first call gets as its cache; None if the model makes it itself."""
@@ -337,12 +339,12 @@ class TokenModel:
             # The model's own would have no room for more tokens than those of the first call.
             return lambda: static_cache(self, self.model, 2 * self.size[1])
         ids = self.ids(self.inputs)[:, :1]
-        found = self.cache_of(self._try(self.context, ids, use_cache=True))
+        returned_cache = self.cache_of(self._try(self.context, ids, use_cache=True))
         growing = transformers_library.loaded_dynamic_cache()
-        if isinstance(found, tuple) and growing is not None and not self.has_encoder:
+        if isinstance(returned_cache, tuple) and growing is not None and not self.has_encoder:
             return growing if getattr(original, "_supports_cache_class", False) else None
         prepare = getattr(original, "prepare_inputs_for_generation", None)
-        if found is not None or prepare is None or self.has_encoder:
+        if returned_cache is not None or prepare is None or self.has_encoder:
             return None
 
         def prepared() -> Any:
@@ -390,19 +392,19 @@ class TokenModel:
         """Run the tokens of a span after those in the cache; its values, and the new cache."""
         start, stop = span
         cache = self.new_cache() if cache is None else cache
-        given = {} if cache is None else {self.cache: cache}
+        cache_keywords = {} if cache is None else {self.cache: cache}
         with computing(tokens=slice(start, stop)):
             output = self.call(
                 model,
                 inputs,
                 self.ids(inputs)[:, start:stop],
                 use_cache=True,
-                **given,
+                **cache_keywords,
                 **self.places_in_cache(start, stop, cache=cache),
                 **more,
             )
-        found = self.cache_of(output)
-        return self.value_of(output), cache if found is None else found
+        returned_cache = self.cache_of(output)
+        return self.value_of(output), cache if returned_cache is None else returned_cache
 
 
 # --- Reading what others wrote --------------------------------------------------------------------
@@ -418,16 +420,27 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 
 def _all_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
     """The parameters of `forward`, and those that it hands on to the model inside by **kwargs."""
-    own = _parameters(model)
+    parameters = _parameters(model)
     # A model for text and images hands them on to its language model.
     inner = (getattr(model, name, None) for name in ("base_model", "language_model"))
-    inside = next((one for one in inner if one is not None and one is not model), None)
-    hands_on = any(one.kind is one.VAR_KEYWORD for one in own.values())
+    inside = next(
+        (
+            inner_model
+            for inner_model in inner
+            if inner_model is not None and inner_model is not model
+        ),
+        None,
+    )
+    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if not hands_on or inside is None:
-        return own
-    known = ("use_cache", *_CACHES, "attention_mask", "position_ids")
-    more = {name: one for name, one in _all_parameters(inside).items() if name in known}
-    return {**more, **own}
+        return parameters
+    known_names = ("use_cache", *_CACHES, "attention_mask", "position_ids")
+    more = {
+        name: inner_parameter
+        for name, inner_parameter in _all_parameters(inside).items()
+        if name in known_names
+    }
+    return {**more, **parameters}
 
 
 def _by_name(takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> dict[str, Any]:
@@ -436,8 +449,8 @@ def _by_name(takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> dict[str
         return dict(inputs.kwargs)
     places = [
         name
-        for name, one in takes.items()
-        if one.kind in {one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD}
+        for name, parameter in takes.items()
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
     ]
     if len(places) < len(inputs.args):
         raise DoesNotApply("its positional inputs have no names in its signature")
@@ -457,7 +470,7 @@ def _copied(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied_list(values: Sequence[Any]) -> list[Any]:
-    return list(_copied({str(place): one for place, one in enumerate(values)}).values())
+    return list(_copied({str(position): value for position, value in enumerate(values)}).values())
 
 
 def as_named(output: Any) -> dict[str, Any]:
@@ -469,7 +482,7 @@ def as_named(output: Any) -> dict[str, Any]:
     if hasattr(output, "_asdict"):
         return dict(output._asdict())
     if isinstance(output, list | tuple):
-        return {f"output[{place}]": value for place, value in enumerate(output)}
+        return {f"output[{position}]": value for position, value in enumerate(output)}
     return dict(vars(output)) if hasattr(output, "__dict__") else {}
 
 
@@ -479,9 +492,9 @@ def special_tokens(config: Any) -> Iterator[int]:
         for name, value in vars(part).items():
             if not name.endswith(("token_id", "token_index", "token_ids")):
                 continue
-            for one in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(one, int) and not isinstance(one, bool):
-                    yield one
+            for token in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(token, int) and not isinstance(token, bool):
+                    yield token
 
 
 def config_parts(config: Any) -> Iterator[Any]:
@@ -499,17 +512,17 @@ def non_causal_flag(config: Any, model: Any) -> str:
     """The setting that says that tokens see later tokens; empty if there is none."""
     if config is None:
         return ""
-    own = vars(config)
+    config_values = vars(config)
     text = getattr(config, "text_config", None)
-    layers = [own, *([vars(text)] if hasattr(text, "__dict__") else [])]
+    layers = [config_values, *([vars(text)] if hasattr(text, "__dict__") else [])]
     for settings in layers:
         if settings.get("use_bidirectional_attention"):
             return f"use_bidirectional_attention={settings['use_bidirectional_attention']!r}"
         for name in ("is_causal", "causal"):
             if settings.get(name) is False:
                 return f"{name}=False"
-    is_pair = bool(own.get("is_encoder_decoder"))
-    if not is_pair and own.get("is_decoder") is False and _reads_is_decoder(model):
+    is_pair = bool(config_values.get("is_encoder_decoder"))
+    if not is_pair and config_values.get("is_decoder") is False and _reads_is_decoder(model):
         return "is_decoder=False"
     can_generate = getattr(original_of(model), "can_generate", None)
     if callable(can_generate) and not can_generate() and not _is_base_of_decoder(model):
@@ -549,12 +562,12 @@ def _is_base_of_decoder(model: Any) -> bool:
 
 def spans(sizes: Sequence[int], total: int) -> list[tuple[int, int]]:
     """The first and last token of chunks of these sizes; the last size repeats."""
-    found, start, place = [], 0, 0
+    bounds, start, size_index = [], 0, 0
     while start < total:
-        size = sizes[min(place, len(sizes) - 1)]
-        found.append((start, min(start + size, total)))
-        start, place = start + size, place + 1
-    return found
+        size = sizes[min(size_index, len(sizes) - 1)]
+        bounds.append((start, min(start + size, total)))
+        start, size_index = start + size, size_index + 1
+    return bounds
 
 
 def has_cache(tokens: TokenModel) -> bool:
@@ -569,13 +582,15 @@ def has_cache(tokens: TokenModel) -> bool:
 def pad_token(config: Any) -> int:
     """The token for padding; 0 if the configuration has none."""
     for part in config_parts(config):
-        found = getattr(part, "pad_token_id", None)
-        if isinstance(found, int) and found >= 0:
-            return found
+        token_id = getattr(part, "pad_token_id", None)
+        if isinstance(token_id, int) and token_id >= 0:
+            return token_id
     return 0
 
 
 def static_cache(tokens: TokenModel, model: Any, length: int, **how: Any) -> Any:
     """A static cache for the rows of the inputs, of this many tokens each."""
-    weight = next(one for one in original_of(model).parameters() if one.is_floating_point())
+    weight = next(
+        parameter for parameter in original_of(model).parameters() if parameter.is_floating_point()
+    )
     return transformers_library.static_cache(tokens.config, weight, (tokens.size[0], length), **how)

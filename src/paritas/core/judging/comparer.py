@@ -90,10 +90,10 @@ class CollectedFindings:
         raised: str = "",
     ) -> None:
         """Add a finding about something other than a value, which `judge_pair` judges."""
-        found = Finding(
+        finding = Finding(
             item=item, aspect=aspect, status=status, reason=reason, advice=advice, raised=raised
         )
-        self.findings.append(found)
+        self.findings.append(finding)
 
     def take(self, other: CollectedFindings) -> None:
         """Add everything from another collection."""
@@ -283,7 +283,9 @@ class Comparer:
             self.out.skipped.append("attributes of output tensors: another runtime returns values")
             return
         for item in items:
-            left, right = (seen.attributes.get(item, MISSING) for seen in (reference, candidate))
+            left, right = (
+                observation.attributes.get(item, MISSING) for observation in (reference, candidate)
+            )
             self._compare_effect(item, left, right)
 
     def _compare_layout(self, item: Item, reference: Observation, candidate: Observation) -> None:
@@ -332,7 +334,7 @@ class Comparer:
             self.out.add(self._shown(item), Aspect.ALIAS, Status.DIFFERENT, reason)
 
     def _compare_after(
-        self, whole: Item, items: list[Item], reference: Observation, candidate: Observation
+        self, whole_item: Item, items: list[Item], reference: Observation, candidate: Observation
     ) -> None:
         """Compare changed items; if only one side changed one, the other has its old value."""
         for item in items:
@@ -347,7 +349,7 @@ class Comparer:
         if not items:
             self.out.compared += 1
             reason = "unchanged on both sides"
-            self.out.findings.append(agreement(self._shown(whole), Aspect.VALUE, reason))
+            self.out.findings.append(agreement(self._shown(whole_item), Aspect.VALUE, reason))
 
     def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
         """Compare whether the values written to inputs require grad."""
@@ -365,8 +367,8 @@ class Comparer:
                 continue
             initial = self._initial_flags(item)
             left, right = (
-                seen.flags.get(item, flag)
-                for seen, flag in zip((reference, candidate), initial, strict=True)
+                observation.flags.get(item, flag)
+                for observation, flag in zip((reference, candidate), initial, strict=True)
             )
             if left is None or right is None:
                 continue  # only one side has it
@@ -383,8 +385,8 @@ class Comparer:
             flag = dict(input_tensors(self.evidence.program.inputs))[item.name].requires_grad
             return [flag, flag]
         states = self.sides.reference.state, self.sides.candidate.state
-        known = [state.flags.get(item.name) for state in states]
-        return [None if flags is None else flags[1] for flags in known]
+        state_flags = [state.flags.get(item.name) for state in states]
+        return [None if flags is None else flags[1] for flags in state_flags]
 
     def _compare_effect(self, item: Item, left: Any, right: Any) -> None:
         """Compare what a call left behind; functions and similar objects are not values."""
@@ -396,8 +398,8 @@ class Comparer:
             self.out.skipped.append(f"{shown}: it differs between runs of the reference")
         elif left is MISSING or right is MISSING:
             self.out.compared += 1
-            ours, theirs = _show_value(left), _show_value(right)
-            reason = f"the reference leaves {ours} there, the candidate {theirs}"
+            ours, candidate_words = _show_value(left), _show_value(right)
+            reason = f"the reference leaves {ours} there, the candidate {candidate_words}"
             self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif self._is_replaced(item, left, right):
             self.out.compared += 1
@@ -431,11 +433,13 @@ class Comparer:
     def _is_known_to_both(self, item: Item, reference: Observation, candidate: Observation) -> bool:
         """Whether both sides have, had or created what one of them changed."""
         sides = (self.evidence.program, reference), (self.sides.program, candidate)
-        known = [
-            item in seen.state or item in seen.after or side.initial(item) is not MISSING
-            for side, seen in sides
+        are_known = [
+            item in observation.state
+            or item in observation.after
+            or side.initial(item) is not MISSING
+            for side, observation in sides
         ]
-        return all(known) or self._is_shared(item)
+        return all(are_known) or self._is_shared(item)
 
     def _is_shared(self, item: Item) -> bool:
         """Whether both sides reach the object in which one of them left something.
@@ -451,7 +455,8 @@ class Comparer:
             return True
         places = [state.places.get(name) for state in states]
         return any(
-            place is not None and all(state.reaches(place) for state in states) for place in places
+            position is not None and all(state.reaches(position) for state in states)
+            for position in places
         )
 
     def _note_one_sided(self, item: Item, candidate: Observation) -> None:
@@ -478,15 +483,18 @@ class Comparer:
 
     def _compare_process(self, reference: Observation, candidate: Observation) -> None:
         """Compare the settings of the process that the calls changed; they were restored."""
-        ours, theirs = reference.process, candidate.process
-        for name in sorted(ours.keys() | theirs.keys()):
+        ours, candidate_settings = reference.process, candidate.process
+        for name in sorted(ours.keys() | candidate_settings.keys()):
             self.out.compared += 1
             item = self._shown(Item(ItemKind.SETTING, name))
-            if ours.get(name) == theirs.get(name):
+            if ours.get(name) == candidate_settings.get(name):
                 self.out.add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
                 continue
-            left = ours.get(name, "unchanged")
-            reason = f"{theirs.get(name, 'unchanged')} by the candidate, {left} by the reference"
+            reference_setting = ours.get(name, "unchanged")
+            reason = (
+                f"{candidate_settings.get(name, 'unchanged')} by the candidate, "
+                f"{reference_setting} by the reference"
+            )
             advice = "paritas restored it; otherwise, code that runs later would be affected"
             self.out.add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
@@ -508,9 +516,9 @@ class Comparer:
             self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
             return
         missing = [item for item in reference.gradients if item not in candidate.gradients]
-        for item, left in reference.gradients.items():
+        for item, reference_gradient in reference.gradients.items():
             if item not in missing:
-                self._compare_gradient(item, left, candidate.gradients[item])
+                self._compare_gradient(item, reference_gradient, candidate.gradients[item])
                 self._compare_gradient_layout(item, reference, candidate)
         frozen = [item for item in missing if self._is_frozen(item)]
         for item in frozen:
@@ -529,8 +537,8 @@ class Comparer:
     def _is_frozen(self, item: Item) -> bool:
         """Whether the candidate has the parameter of a gradient, but does not train it."""
         state = self.sides.candidate.state
-        own = state.tensors.get(item.name, state.lent.get(item.name))
-        return own is not None and not own.requires_grad
+        state_tensor = state.tensors.get(item.name, state.lent.get(item.name))
+        return state_tensor is not None and not state_tensor.requires_grad
 
     def _compare_extra_gradients(self, reference: Observation, candidate: Observation) -> None:
         """Report gradients that only the candidate has. Zeros train nothing and pass."""
@@ -546,13 +554,13 @@ class Comparer:
 
     def _compare_further(self, reference: Observation, candidate: Observation) -> None:
         """Compare the gradients that the caller's own call does not compute."""
-        for item, left in reference.further.items():
+        for item, reference_gradient in reference.further.items():
             if item.kind is ItemKind.SECOND_GRADIENT:
                 continue
             if item in candidate.further or not self.sides.candidate.is_compiled:
-                self._compare_gradient(item, left, candidate.further.get(item))
+                self._compare_gradient(item, reference_gradient, candidate.further.get(item))
             else:
-                self._compare_in_float64(item, left)
+                self._compare_in_float64(item, reference_gradient)
 
     def _compare_second(self, reference: Observation, candidate: Observation) -> None:
         """Compare gradients of gradients. If gradients differ, these add nothing."""
@@ -607,7 +615,9 @@ class Comparer:
         some = left if left is not None else right
         if some is None:
             return
-        left, right = (torch.zeros_like(some) if one is None else one for one in (left, right))
+        left, right = (
+            torch.zeros_like(some) if gradient is None else gradient for gradient in (left, right)
+        )
         evidence = ItemEvidence(self.evidence, item, self.call, demand=self.demand)
         pair = Pair(item.of(ItemKind.GRADIENT_AGAIN), left, right, evidence)
         findings, _ = judge_pair(pair, self.checks)
@@ -657,7 +667,9 @@ class Comparer:
         self, item: Item, reference: Observation, candidate: Observation
     ) -> None:
         """Compare layouts: optimizers treat sparse gradients differently, or reject them."""
-        left, right = (seen.gradient_layouts.get(item) for seen in (reference, candidate))
+        left, right = (
+            observation.gradient_layouts.get(item) for observation in (reference, candidate)
+        )
         if left is not None and right is not None and left is not right:
             reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
             self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
@@ -722,13 +734,13 @@ class Comparer:
             **self.sides.reference.state.tensors,
             **dict(input_tensors(self.evidence.program.inputs)),
         }
-        known = {
+        earlier_tensors = {
             name: old
             for name, old in earlier.items()
             if isinstance(old, torch.Tensor) and old.shape == shape
         }
         draws = self._depends_on_draws(item)
-        return Context(named=likely_mixups(near, value), earlier=known, draws=draws)
+        return Context(named=likely_mixups(near, value), earlier=earlier_tensors, draws=draws)
 
     def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
         """Compare shapes and dtypes, and values only if they do not depend on the draws."""

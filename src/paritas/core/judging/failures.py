@@ -148,9 +148,9 @@ class Explainer:
             self.wrong_runs.add(_run_of(finding))
         if not _can_be_diagnosed(reference, candidate):
             return finding
-        known = context or Context()
+        known_context = context or Context()
         follows = finding.item.kind.is_gradient and _run_of(finding) in self.wrong_runs
-        is_result = follows and not known.operator
+        is_result = follows and not known_context.operator
         if self.left <= 0 or self.seconds <= 0:
             if not is_result:
                 self._note("only the first failing values were diagnosed")
@@ -158,17 +158,19 @@ class Explainer:
         self.left -= 1
         began = time.monotonic()
         try:
-            known = dataclasses.replace(known, only_where=known.only_where or is_result)
-            found = _diagnose_value(finding, reference, candidate, evidence, known)
-            picture = self._draw(finding, (reference, candidate), evidence, context, found)
+            known_context = dataclasses.replace(
+                known_context, only_where=known_context.only_where or is_result
+            )
+            diagnose_value = _diagnose_value(finding, reference, candidate, evidence, known_context)
+            picture = self._draw(finding, (reference, candidate), evidence, context, diagnose_value)
         except Exception as error:  # noqa: BLE001  (a diagnosis is an extra: the verdict stands)
             self._note(f"{finding.path} was not diagnosed: {type(error).__name__}: {error}"[:200])
             return finding
         finally:
             self.seconds -= time.monotonic() - began
-        if found.where is None and not found.patterns:
+        if diagnose_value.where is None and not diagnose_value.patterns:
             return finding
-        return msgspec.structs.replace(finding, diagnosis=found, picture=picture)
+        return msgspec.structs.replace(finding, diagnosis=diagnose_value, picture=picture)
 
     def _draw(
         self,
@@ -246,40 +248,42 @@ def _diagnose_value(
     reference: Tensor,
     candidate: Tensor,
     evidence: JudgeEvidence,
-    known: Context,
+    context: Context,
 ) -> Diagnosis:
     from paritas.core.diagnosis.diagnose import diagnose
     from paritas.core.diagnosis.experiments import experiment
 
     arbiter = evidence.arbiter()
-    above = _diagnose_lifted(finding, arbiter, evidence, known)
+    above = _diagnose_lifted(finding, arbiter, evidence, context)
     if above is not None and above.patterns:
         return above
     if finding.lifted is not None:
         agrees: bool | None = finding.lifted.passed
     else:
-        agrees = known.lifted_agrees if above is None else above.where is None
+        agrees = context.lifted_agrees if above is None else above.where is None
     # What float64 does not show is seldom seen in the native run.
     patience = 1.0 if above is None or above.where is None else _PATIENCE_AGAIN
-    known = dataclasses.replace(known, lifted_agrees=agrees, patience=patience)
+    context = dataclasses.replace(context, lifted_agrees=agrees, patience=patience)
     native: Tensor | None = None
     unit = _coarser_unit(reference, candidate)
     if finding.native is not None and unit is not None and evidence.unit is not None:
         spread = evidence.spread(evidence.unit, 1)
         truth = reference if arbiter is None else arbiter
-        own = None if arbiter is None else reference
-        native = _element_noise((truth, candidate), own, spread, unit)
-    found = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=known)
+        native_reference = None if arbiter is None else reference
+        native = _element_noise((truth, candidate), native_reference, spread, unit)
+    diagnosis = diagnose(candidate, reference, arbiter=arbiter, noise=native, context=context)
     if above is not None and above.where is not None:
-        kept = tuple(pattern for pattern in found.patterns if pattern.kind not in _OF_RIGHT_VALUES)
-        where = found.where if kept else above.where
-        found = Diagnosis(where=where, patterns=kept, note=found.note)
-    if found.patterns or known.only_where:
-        return found
+        patterns = tuple(
+            pattern for pattern in diagnosis.patterns if pattern.kind not in _OF_RIGHT_VALUES
+        )
+        where = diagnosis.where if patterns else above.where
+        diagnosis = Diagnosis(where=where, patterns=patterns, note=diagnosis.note)
+    if diagnosis.patterns or context.only_where:
+        return diagnosis
     # No prediction reproduces the candidate: ask the candidate itself.
-    asked = experiment(known)
-    note = "; ".join(filter(None, (asked.note, found.note)))
-    return msgspec.structs.replace(found, patterns=asked.patterns, note=note)
+    experiment_diagnosis = experiment(context)
+    note = "; ".join(filter(None, (experiment_diagnosis.note, diagnosis.note)))
+    return msgspec.structs.replace(diagnosis, patterns=experiment_diagnosis.patterns, note=note)
 
 
 def _diagnose_lifted(
@@ -327,16 +331,16 @@ def _element_noise(
     """
     if spread is None:
         return None
-    truth, given = map(_widen_tensor, pair)
-    size = torch.maximum(truth.abs(), given.abs().nan_to_num(0.0, 0.0, 0.0))
+    truth, candidate_values = map(_widen_tensor, pair)
+    size = torch.maximum(truth.abs(), candidate_values.abs().nan_to_num(0.0, 0.0, 0.0))
     local = torch.where(torch.isinf(spread), 0.0, spread).to("cpu", torch.float64)
-    own = NO_NOISE
+    own_noise = NO_NOISE
     if reference is not None:
         error = (_widen_tensor(reference) - truth).abs().nan_to_num(0.0, 0.0, 0.0)
         local = torch.maximum(local, error / 2)
-        own = criterion.own_noise(reference, pair[0])
+        own_noise = criterion.own_noise(reference, pair[0])
     _, plain, noise = criterion.as_reals(
-        pair[1], pair[0], criterion.Noise(unit=unit, own=own, spread=spread)
+        pair[1], pair[0], criterion.Noise(unit=unit, own=own_noise, spread=spread)
     )
     floors = criterion.NoiseFloors.of(plain, noise)
     local = torch.maximum(local, floors.at(truth.abs(), truth.abs()))
@@ -348,12 +352,12 @@ def _widen_tensor(value: Tensor) -> Tensor:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def likely_mixups(given: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
+def likely_mixups(named_values: Mapping[str, Any], value: Any) -> dict[str, Tensor]:
     """The inputs of a program that a result may have been mixed up with."""
     shape = getattr(value, "shape", None)
     return {
         name: tensor.detach()
-        for name, tensor in given.items()
+        for name, tensor in named_values.items()
         if isinstance(tensor, torch.Tensor)
         and is_dense(tensor)
         and (tensor.dim() == 1 or tensor.shape == shape)
@@ -384,8 +388,10 @@ def call_context(
     names = [] if schema is None else [argument.name for argument in schema.arguments]
     inputs: list[Tensor] = []
     arguments: dict[str, object] = {}
-    for place, value in enumerate(args):
-        _sort_argument(names[place] if place < len(names) else str(place), value, inputs, arguments)
+    for position, value in enumerate(args):
+        _sort_argument(
+            names[position] if position < len(names) else str(position), value, inputs, arguments
+        )
     for name, value in kwargs.items():
         _sort_argument(name, value, inputs, arguments)
     function = getattr(torch.Tensor, target, None) if is_method else target
@@ -412,14 +418,14 @@ def gradient_call(program: Any) -> tuple[str, LiveCall] | None:
         for node in module.graph.nodes
         if node.op.startswith("call_") and not _is_handed_on(node)
     ]
-    if len(nodes) != 1 or any(one.inside for one in program.cotangents.values()):
+    if len(nodes) != 1 or any(cotangent.inside for cotangent in program.cotangents.values()):
         return None
 
-    def differentiate(kept: list[Any], given: list[Tensor]) -> list[Tensor]:
-        found = _differentiate(program, module, kept, given)
-        return [one for one in found if one is not None]
+    def differentiate(kept_args: list[Any], output_gradients: list[Tensor]) -> list[Tensor]:
+        gradients = _differentiate(program, module, kept_args, output_gradients)
+        return [gradient for gradient in gradients if gradient is not None]
 
-    totals = [one.total for one in program.cotangents.values()]
+    totals = [cotangent.total for cotangent in program.cotangents.values()]
     call = LiveCall(differentiate, (list(program.kept), totals), {})
     target = nodes[0].target
     return f"{getattr(target, '__name__', target)}_backward", call
@@ -460,32 +466,38 @@ def gradient_runs(
         return None
     cotangents = program.cotangents or {}
     named = program.reference.named(program.kept)
-    wanted = [one for one, value in named.items() if _requires_grad(value)]
-    if name not in wanted or any(one.inside for one in cotangents.values()):
+    differentiable_names = [
+        input_name for input_name, value in named.items() if _requires_grad(value)
+    ]
+    if name not in differentiable_names or any(
+        cotangent.inside for cotangent in cotangents.values()
+    ):
         return None
-    kept = list(program.kept)
-    places = [number for number, one in enumerate(kept) if isinstance(one, torch.Tensor)]
+    kept_args = list(program.kept)
+    places = [
+        number for number, argument in enumerate(kept_args) if isinstance(argument, torch.Tensor)
+    ]
 
     def arguments(operands: Sequence[Tensor]) -> list[Any]:
-        args = list(kept)
-        for place, operand in zip(places, operands, strict=False):
-            args[place] = operand
+        args = list(kept_args)
+        for position, operand in zip(places, operands, strict=False):
+            args[position] = operand
         return args
 
     def run(call: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
         args = arguments(operands)
         with program.surroundings.around():
-            found = _differentiate(program, call, args, list(operands[len(places) :]))
-        value = found[wanted.index(name)]
+            gradients = _differentiate(program, call, args, list(operands[len(places) :]))
+        value = gradients[differentiable_names.index(name)]
         return torch.zeros_like(program.reference.named(args)[name]) if value is None else value
 
     def remake(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
         with program.surroundings.around(), torch.enable_grad():
-            made = code.remake(_leaves(program, arguments(operands)))
-        return functools.partial(run, made)
+            remade_code = code.remake(_leaves(program, arguments(operands)))
+        return functools.partial(run, remade_code)
 
-    totals = [one.total for one in cotangents.values()]
-    operands = (*(kept[place] for place in places), *totals)
+    totals = [cotangent.total for cotangent in cotangents.values()]
+    operands = (*(kept_args[position] for position in places), *totals)
     run_reference = functools.partial(run, program.reference.module)
     run_candidate = functools.partial(run, code.call)
     return PlaceRuns(operands, run_reference, lambda: run_candidate, *pair, remake_candidate=remake)
@@ -496,24 +508,32 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _differentiate(
-    program: CapturedProgram, code: Callable[..., Any], kept: list[Any], given: list[Tensor]
+    program: CapturedProgram,
+    code: Callable[..., Any],
+    kept_args: list[Any],
+    output_gradients: list[Tensor],
 ) -> list[Tensor | None]:
     """The gradients that code for a graph gives for its arguments that need some."""
     needed = list(map(_requires_grad, program.kept))
     with torch.enable_grad():
-        args = _leaves(program, kept)
+        args = _leaves(program, kept_args)
         results = code(*args)
         outputs = [results[position] for position in program.cotangents or ()]
-        ends = [one.to(output.dtype) for one, output in zip(given, outputs, strict=True)]
-        wanted = [one for one, need in zip(args, needed, strict=True) if need]
-        return list(torch.autograd.grad(outputs, wanted, ends, allow_unused=True))
+        ends = [
+            output_gradient.to(output.dtype)
+            for output_gradient, output in zip(output_gradients, outputs, strict=True)
+        ]
+        differentiable_args = [
+            argument for argument, need in zip(args, needed, strict=True) if need
+        ]
+        return list(torch.autograd.grad(outputs, differentiable_args, ends, allow_unused=True))
 
 
-def _leaves(program: CapturedProgram, kept: list[Any]) -> list[Any]:
+def _leaves(program: CapturedProgram, kept_args: list[Any]) -> list[Any]:
     """The arguments of a call, of which some get a gradient."""
     return [
-        one.detach().requires_grad_() if _requires_grad(first) else one
-        for one, first in zip(kept, program.kept, strict=True)
+        argument.detach().requires_grad_() if _requires_grad(first) else argument
+        for argument, first in zip(kept_args, program.kept, strict=True)
     ]
 
 

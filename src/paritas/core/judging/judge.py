@@ -52,8 +52,8 @@ def judge(
     for item, left, right in matching.pairs:
         evidence, noted = _find_arbiter(item, left, wide)
         notes += noted
-        found, noted = judge_pair(Pair(item, left, right, evidence), checks)
-        findings += found
+        item_findings, noted = judge_pair(Pair(item, left, right, evidence), checks)
+        findings += item_findings
         notes += noted
     coverage = Coverage(compared=len(matching.pairs), unmatched=tuple(matching.unmatched))
     return Verdict(findings=tuple(findings), coverage=coverage, notes=tuple(notes))
@@ -92,7 +92,7 @@ def _find_arbiter(item: Item, leaf: Any, wide: Flat | None) -> tuple[JudgeEviden
         return NO_EVIDENCE, [note]
     value = value.detach().to(leaf.device)
     error = (leaf.detach().to(value.dtype) - value).abs()
-    error, size = (one[torch.isfinite(one)] for one in (error, value.abs()))
+    error, size = (tensor[torch.isfinite(tensor)] for tensor in (error, value.abs()))
     if float(error.norm()) > _FAR_FROM_ARBITER * float(size.norm()):
         distance = float(error.norm()) / float(size.norm()) if bool(size.any()) else math.inf
         far = f"the reference is far from fp64_ref (relative L2 {distance:.2g})"

@@ -85,13 +85,15 @@ def _find_unlike_kinds(
         if left is not None and right is not None:
             is_grave = left.family != right.family
         else:
-            known, other = (reference, candidate) if right is None else (candidate, reference)
+            present_side, other = (
+                (reference, candidate) if right is None else (candidate, reference)
+            )
             if path not in other.leaves:
-                if not checks.size or any(_is_below(leaf, [path]) for leaf in known.leaves):
+                if not checks.size or any(_is_below(leaf, [path]) for leaf in present_side.leaves):
                     continue  # its leaves, or their number, are reported by their names
                 words = f"{path} is {'missing' if right is None else 'new'}"
             stands_for = isinstance(other.leaves.get(path), torch.Tensor)
-            is_grave = not (known.kinds[path].is_tensor and stands_for)
+            is_grave = not (present_side.kinds[path].is_tensor and stands_for)
         if is_grave:
             grave.append(path)
         yield path, words, is_grave
@@ -108,8 +110,8 @@ def _find_unlike_names(
     if len(left) != len(right):
         reason = f"the reference returns {len(left)} values, the candidate {len(right)}"
         return [mismatch(like, Aspect.STRUCTURE, reason)] if checks.size else []
-    theirs, ours = (enumerated(paths, _MOST_NAMED) for paths in (gone, new))
-    reason = f"the reference returns {theirs}, the candidate {ours}"
+    reference_paths, ours = (enumerated(paths, _MOST_NAMED) for paths in (gone, new))
+    reason = f"the reference returns {reference_paths}, the candidate {ours}"
     return [mismatch(like, Aspect.STRUCTURE, reason)]
 
 

@@ -62,16 +62,16 @@ def _name_steps(came_from: dict[Node, Node | None], end: Node) -> list[str]:
 def describe_arguments(node: Node) -> tuple[str, ...]:
     """The arguments of a node: `input: float32 [4, 8]`, `eps=1e-05`."""
     names = [*parameter_names(node), *[""] * len(node.args)]
-    given = [*zip(names, node.args, strict=False), *node.kwargs.items()]
-    return tuple(_describe_argument(name, value) for name, value in given)
+    named_arguments = [*zip(names, node.args, strict=False), *node.kwargs.items()]
+    return tuple(_describe_argument(name, value) for name, value in named_arguments)
 
 
 def _describe_argument(name: str, value: Any) -> str:
     nodes = list(nodes_in(value))
-    examples = [one.meta.get("example_value", one.meta.get("val")) for one in nodes]
-    tensors = [one for _, one in leaves(examples) if isinstance(one, torch.Tensor)]
+    examples = [node.meta.get("example_value", node.meta.get("val")) for node in nodes]
+    tensors = [leaf for _, leaf in leaves(examples) if isinstance(leaf, torch.Tensor)]
     if tensors:
-        named = name or ", ".join(one.name for one in nodes)
+        named = name or ", ".join(node.name for node in nodes)
         return f"{named}: {', '.join(map(_describe_tensor, tensors))}"
     text = repr(value).removeprefix("torch.")
     text = text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}{_LEFT_OUT}"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def describe_settings(reference: Operation, candidate: Operation) -> str:
     """The candidate's call, with what is another argument than in the reference's."""
     texts = [
-        f"{name}={shown_setting(mine)} instead of {shown_setting(ours)}"
-        for name, (ours, mine) in changed_settings(reference, candidate).items()
+        f"{name}={shown_setting(candidate_setting)} instead of {shown_setting(ours)}"
+        for name, (ours, candidate_setting) in changed_settings(reference, candidate).items()
     ]
     return f"{call_name(candidate)} with {', '.join(texts) or 'other arguments'}"
 
@@ -31,13 +31,13 @@ def changed_settings(
     reference: Operation | TracedCall, candidate: Operation | TracedCall
 ) -> dict[str, tuple[Any, Any]]:
     """The arguments that are other ones, tensors left out: the reference's, the candidate's."""
-    ours, mine = (_settings_of(one) for one in (reference, candidate))
+    ours, candidate_settings = (_settings_of(called) for called in (reference, candidate))
     return {
-        name: (ours.get(name), mine.get(name))
-        for name in dict.fromkeys((*ours, *mine))
+        name: (ours.get(name), candidate_settings.get(name))
+        for name in dict.fromkeys((*ours, *candidate_settings))
         if not _is_tensor(ours.get(name))
-        and not _is_tensor(mine.get(name))
-        and ours.get(name) != mine.get(name)
+        and not _is_tensor(candidate_settings.get(name))
+        and ours.get(name) != candidate_settings.get(name)
     }
 
 
@@ -46,13 +46,18 @@ def _settings_of(called: Operation | TracedCall) -> dict[str, Any]:
     if isinstance(called, Operation):
         schema = called.func._schema  # noqa: SLF001
         defaults = {
-            one.name: one.default_value for one in schema.arguments if one.has_default_value()
+            argument.name: argument.default_value
+            for argument in schema.arguments
+            if argument.has_default_value()
         }
         return {**defaults, **dict(_named_arguments(called))}
     try:
         bound = inspect.signature(called.target).bind(*called.args, **called.kwargs)
     except (TypeError, ValueError):  # a function that is built in has no signature
-        places = {f"argument {place}": one for place, one in enumerate(called.args, start=1)}
+        places = {
+            f"argument {position}": argument
+            for position, argument in enumerate(called.args, start=1)
+        }
         return {**places, **called.kwargs}
     bound.apply_defaults()
     return dict(bound.arguments)
@@ -87,7 +92,7 @@ _MOST_NAMED = 3
 
 def call_names(operations: Sequence[Operation]) -> str:
     """Several operators, as sentences name them: the first few, and how many more."""
-    times = Counter(call_name(one) for one in operations)
+    times = Counter(call_name(operation) for operation in operations)
     names = [name if count == 1 else f"{name} ({count} times)" for name, count in times.items()]
     if len(names) > _MOST_NAMED:
         more = counted(len(names) - _MOST_NAMED, "other operator")

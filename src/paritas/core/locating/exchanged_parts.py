@@ -67,15 +67,19 @@ def exchanged_parts(parting: Parting, *, alike: bool = False) -> Iterator[Exchan
         alike: those whose parts are read by operators of the same names on both sides instead, with
             two parts exchanged.
     """
-    theirs, mine = parting.theirs.trace, parting.mine.trace
-    right, wrong = _readers(theirs), _readers(mine)
-    known: dict[tuple[int | None, ...], Operation] = {
-        tuple(parting.known.classes[index] for index in one.outputs): one
-        for one in theirs.operations
-        if len(one.outputs) > 1 and not one.is_backward
+    reference_trace, candidate_trace = parting.theirs.trace, parting.mine.trace
+    right, wrong = _readers(reference_trace), _readers(candidate_trace)
+    operations_by_outputs: dict[tuple[int | None, ...], Operation] = {
+        tuple(
+            parting.known.classes[index] for index in reference_operation.outputs
+        ): reference_operation
+        for reference_operation in reference_trace.operations
+        if len(reference_operation.outputs) > 1 and not reference_operation.is_backward
     }
-    for operation in mine.operations:
-        twin = known.get(tuple(parting.classes[index] for index in operation.outputs))
+    for operation in candidate_trace.operations:
+        twin = operations_by_outputs.get(
+            tuple(parting.classes[index] for index in operation.outputs)
+        )
         if twin is None or operation.is_backward or plain_name(twin) != plain_name(operation):
             continue
         expected = [right.get(index, []) for index in twin.outputs]
@@ -86,8 +90,8 @@ def exchanged_parts(parting: Parting, *, alike: bool = False) -> Iterator[Exchan
         orders = (
             order
             for order in itertools.permutations(places)
-            if all(actual[place] == expected[order[place]] for place in places)
-            and (not alike or sum(place != part for place, part in enumerate(order)) == 2)  # noqa: PLR2004
+            if all(actual[position] == expected[order[position]] for position in places)
+            and (not alike or sum(slot != part for slot, part in enumerate(order)) == 2)  # noqa: PLR2004
         )
         for order in itertools.islice(orders, _MOST_ORDERS):
             yield ExchangedParts(twin, operation, order)

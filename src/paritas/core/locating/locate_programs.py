@@ -145,29 +145,29 @@ class _Search:
     def locate(self) -> Place:
         """The first places, or why there are none."""
         self.call.tell("recording the operators of both sides")
-        mine = self.sides.run(self.call.candidate)
-        error = mine.seen.error or mine.seen.gradient_error
+        candidate_run = self.sides.run(self.call.candidate)
+        error = candidate_run.seen.error or candidate_run.seen.gradient_error
         if error is not None:
-            return _raising_place(mine, error)
-        theirs = self.sides.run(self.call.reference)
-        error = theirs.seen.error or theirs.seen.gradient_error
+            return _raising_place(candidate_run, error)
+        reference_run = self.sides.run(self.call.reference)
+        error = reference_run.seen.error or reference_run.seen.gradient_error
         if error is not None:
             reason = f"the reference raises {in_one_line(error, 120)}, so there is nothing to match"
             return Place(reason=reason, command=_BY_HAND)
-        self._natives = [theirs, mine]
+        self._natives = [reference_run, candidate_run]
         aspects = {finding.aspect for finding in self.call.failures} - {Aspect.VALUE}
         draw = self._find_property(aspects & {Aspect.RNG})
         drawn = [] if draw is None else [draw]
-        for theirs, mine, near, rounding in self._pairs():
-            wrong = self.sides.wrong_items(theirs, mine)
+        for reference_run, candidate_run, near, rounding in self._pairs():
+            wrong = self.sides.wrong_items(reference_run, candidate_run)
             wrong = _first_to_explain(wrong, rounding)
             if not wrong:
                 continue
-            largest = max((one.distance for one in wrong), default=0.0)
+            largest = max((wrong_item.distance for wrong_item in wrong), default=0.0)
             tolerance = max(rounding, min(near, _SHARE_OF_DIFFERENCE * largest))
             for ordered in (True, False):
-                known = KnownValues(theirs.trace, tolerance, ordered=ordered)
-                spots = self._find_spots(theirs, mine, known, rounding)
+                known_values = KnownValues(reference_run.trace, tolerance, ordered=ordered)
+                spots = self._find_spots(reference_run, candidate_run, known_values, rounding)
                 if drawn:
                     spots = [spot for spot in spots if not spot.is_random]
                 if spots:
@@ -185,7 +185,7 @@ class _Search:
     def _pairs(self) -> Iterator[tuple[TracedRun, TracedRun, float, float]]:
         """The pairs of runs that may show it, each with what is near and what is rounding."""
         call, sides = self.call, self.sides
-        unit, (theirs, mine) = sides.unit, self._natives
+        unit, (reference_run, candidate_run) = sides.unit, self._natives
         native = max(_NEAR_WIDE, _NEAR_NATIVE * unit), _ROUNDING_NATIVE * unit
         strict = None
         if sides.has_wide():
@@ -194,37 +194,49 @@ class _Search:
             if not any(run.seen.error or run.seen.gradient_error for run in runs):
                 strict = runs[0], runs[1], _NEAR_WIDE, SAME_IN_FLOAT64
                 # A kernel that torch does not see may round to the native dtype there as well.
-                is_rounding = _has_unseen_kernels(mine.trace)
+                is_rounding = _has_unseen_kernels(candidate_run.trace)
                 yield (runs[0], runs[1], *native) if is_rounding else strict
-        yield theirs, mine, *native
-        if strict is not None and _has_unseen_kernels(mine.trace):
+        yield reference_run, candidate_run, *native
+        if strict is not None and _has_unseen_kernels(candidate_run.trace):
             yield strict
 
     def _find_property(self, aspects: set[Aspect]) -> Spot | None:
         """The place of a difference that is not in values."""
         if not aspects:
             return None
-        theirs, mine = self._natives
-        known = KnownValues(theirs.trace, max(_NEAR_WIDE, _NEAR_NATIVE * self.sides.unit))
-        wrong = self.sides.wrong_items(theirs, mine)
-        return find_property(_make_parting(theirs, mine, known, wrong), aspects)
+        reference_run, candidate_run = self._natives
+        known_values = KnownValues(
+            reference_run.trace, max(_NEAR_WIDE, _NEAR_NATIVE * self.sides.unit)
+        )
+        wrong = self.sides.wrong_items(reference_run, candidate_run)
+        return find_property(
+            _make_parting(reference_run, candidate_run, known_values, wrong), aspects
+        )
 
     def _part(
-        self, theirs: TracedRun, mine: TracedRun, known: KnownValues, rounding: float
+        self,
+        traced_run: TracedRun,
+        candidate_run: TracedRun,
+        known_values: KnownValues,
+        rounding: float,
     ) -> Parting | None:
         """Match two runs; None if no result differs any more."""
-        wrong = _first_to_explain(self.sides.wrong_items(theirs, mine), rounding)
+        wrong = _first_to_explain(self.sides.wrong_items(traced_run, candidate_run), rounding)
         if not wrong:
             return None
-        return _make_parting(theirs, mine, known, wrong)
+        return _make_parting(traced_run, candidate_run, known_values, wrong)
 
     def _find_spots(
-        self, theirs: TracedRun, mine: TracedRun, known: KnownValues, rounding: float
+        self,
+        traced_run: TracedRun,
+        candidate_run: TracedRun,
+        known_values: KnownValues,
+        rounding: float,
     ) -> list[Spot]:
         """The places of independent faults, each found with the ones before it removed."""
         spots: list[Spot] = []
         instead: Instead = {}
-        parting = whole = self._part(theirs, mine, known, rounding)
+        parting = first_parting = self._part(traced_run, candidate_run, known_values, rounding)
         for _ in range(_MOST_ROUNDS):
             if parting is None or len(spots) == _MOST_PLACES:
                 break
@@ -234,58 +246,68 @@ class _Search:
             # A value that several operators read may have to be replaced for each of them.
             if not any(spot.is_same_as(other) for other in spots):
                 spots.append(spot)
-        if whole is None or len(spots) == 1:
+        if first_parting is None or len(spots) == 1:
             return spots
-        exchanged = self._find_exchanged(whole, {}, rounding, alike=True)
+        exchanged = self._find_exchanged(first_parting, {}, rounding, alike=True)
         return [exchanged[0]] if exchanged is not None and exchanged[1] is None else spots
 
     def _find_spot(
         self, parting: Parting, instead: Instead, rounding: float
     ) -> tuple[Spot | None, Parting | None]:
         """One place, and what is left without it; `instead` gets the value that removes it."""
-        ours, theirs = parting.candidate, parting.reference
-        cut = spot_of_cut(parting, theirs)
+        ours, reference_part = parting.candidate, parting.reference
+        cut = spot_of_cut(parting, reference_part)
         if cut is not None:
             return cut, None
         exchanged = self._find_exchanged(parting, instead, rounding)
         if exchanged is not None:
             return exchanged
         joints = [
-            one
-            for one in find_joints(ours, theirs, parting.classes, parting.known)
-            if not _hides_write(parting.mine.trace, one)
+            joint
+            for joint in find_joints(ours, reference_part, parting.classes, parting.known)
+            if not _hides_write(parting.mine.trace, joint)
         ]
-        calls, found = self._find_called(parting, joints, instead, rounding)
-        if found is None:
-            return spot_without_joint(parting, ours, theirs), None
-        instead.update(found.instead)
-        spot = name_spot(parting, ours, theirs, found.joint, calls)
+        calls, joined = self._find_called(parting, joints, instead, rounding)
+        if joined is None:
+            return spot_without_joint(parting, ours, reference_part), None
+        instead.update(joined.instead)
+        spot = name_spot(parting, ours, reference_part, joined.joint, calls)
         # What is written through a view does not reach the value that stands for it.
-        is_lost = _is_written_later(parting.mine.trace, found.joint)
-        return spot, None if is_lost else found.left
+        is_lost = _is_written_later(parting.mine.trace, joined.joint)
+        return spot, None if is_lost else joined.left
 
     def _find_exchanged(
         self, parting: Parting, instead: Instead, rounding: float, *, alike: bool = False
     ) -> tuple[Spot, Parting | None] | None:
         """The operator whose parts the candidate reads in another order, and what is left."""
-        if all(_is_of_backward(one.item) for one in parting.wrong):
+        if all(_is_of_backward(wrong_item.item) for wrong_item in parting.wrong):
             return None
         for parts in itertools.islice(exchanged_parts(parting, alike=alike), _MOST_TRIES):
             outputs = parts.reference.outputs
-            kept = kept_tensors(self.sides, self.call.reference, parting.theirs, set(outputs))
-            if len(kept) < len(outputs):
+            reference_tensors = kept_tensors(
+                self.sides, self.call.reference, parting.theirs, set(outputs)
+            )
+            if len(reference_tensors) < len(outputs):
                 continue
-            values = {slot: kept[outputs[part]] for slot, part in enumerate(parts.order)}
+            values = {
+                slot: reference_tensors[outputs[part]] for slot, part in enumerate(parts.order)
+            }
             changed = {**instead, parts.candidate.index: values}
             run = self._continue_with(parting, parts.candidate, changed)
-            left = None if run is None else self._part(parting.theirs, run, parting.known, rounding)
-            if run is None or (left is not None and len(left.wrong) >= len(parting.wrong)):
+            remaining_parting = (
+                None if run is None else self._part(parting.theirs, run, parting.known, rounding)
+            )
+            if run is None or (
+                remaining_parting is not None and len(remaining_parting.wrong) >= len(parting.wrong)
+            ):
                 continue
-            if left is not None and all(_is_of_backward(one.item) for one in left.wrong):
-                left = None  # gradients still flow back to the parts that were read
+            if remaining_parting is not None and all(
+                _is_of_backward(wrong_item.item) for wrong_item in remaining_parting.wrong
+            ):
+                remaining_parting = None  # gradients still flow back to the parts that were read
             else:
                 instead.update(changed)
-            return parts.spot(parting), left
+            return parts.spot(parting), remaining_parting
         return None
 
     def _find_called(
@@ -293,15 +315,23 @@ class _Search:
     ) -> tuple[tuple[TracedCall, TracedCall] | None, _Joined | None]:
         """The calls that should give the same, if these are known, and the values that should."""
         called = wrong_lines(parting)
-        whole = self._first_call(wrong_modules(parting), parting, instead, rounding)
-        if whole is not None:
-            (its, mine), found = whole
+        joined_module = self._first_call(wrong_modules(parting), parting, instead, rounding)
+        if joined_module is not None:
+            (its, candidate_call), joined_in_module = joined_module
             trace = parting.theirs.trace
-            operations = operations_of(trace, its, found.joint.reference)
+            operations = operations_of(trace, its, joined_in_module.joint.reference)
             if len(functions_of(trace, operations)) == 1:
-                return whole
-            joints = [one for one in joints if one.candidate in mine and one.reference in its]
-            called = (one for one in called if one[2].candidate in mine and one[2].reference in its)
+                return joined_module
+            joints = [
+                joint
+                for joint in joints
+                if joint.candidate in candidate_call and joint.reference in its
+            ]
+            called = (
+                wrong_line
+                for wrong_line in called
+                if wrong_line[2].candidate in candidate_call and wrong_line[2].reference in its
+            )
         lines = self._first_call(called, parting, instead, rounding)
         if lines is not None:
             read = list(_joints_before(parting, *lines[0]))
@@ -309,7 +339,7 @@ class _Search:
             return lines if joined is None else (None, joined)
         joined = self._find_joined(parting, joints, instead, rounding)
         if joined is None:
-            return whole or (None, None)
+            return joined_module or (None, None)
         return None, joined
 
     def _first_call(
@@ -320,41 +350,41 @@ class _Search:
         rounding: float,
     ) -> tuple[tuple[TracedCall, TracedCall], _Joined] | None:
         """The first of some calls whose right result removes a difference."""
-        for its, mine, joint in itertools.islice(calls, _MOST_CALLS):
-            found = self._first_that_joins(parting, [joint], instead, rounding)
-            if found is not None:
-                return (its, mine), found
+        for its, candidate_call, joint in itertools.islice(calls, _MOST_CALLS):
+            joined = self._first_that_joins(parting, [joint], instead, rounding)
+            if joined is not None:
+                return (its, candidate_call), joined
         return None
 
     def _find_joined(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
     ) -> _Joined | None:
         """The likeliest of some pairs of values, or one inside of what it computes."""
-        ours, theirs = parting.candidate, parting.reference
-        found = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
-        if found is None or found.joint.size <= _SMALL:
-            return found
-        joint = found.joint
+        ours, reference_part = parting.candidate, parting.reference
+        joined = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        if joined is None or joined.joint.size <= _SMALL:
+            return joined
+        joint = joined.joint
         # Its last value equals no earlier one of the reference as well: it may stand for several
         # operators, as that of a fused kernel does.
         inside = [
-            one
-            for one in joints
-            if one.size < joint.size
-            and _have_one_shape(parting, one)
-            and one.candidate is not joint.candidate
-            and one.candidate.index in ours.before[joint.candidate.index]
-            and one.reference.index in theirs.before[joint.reference.index]
+            smaller_joint
+            for smaller_joint in joints
+            if smaller_joint.size < joint.size
+            and _have_one_shape(parting, smaller_joint)
+            and smaller_joint.candidate is not joint.candidate
+            and smaller_joint.candidate.index in ours.before[joint.candidate.index]
+            and smaller_joint.reference.index in reference_part.before[joint.reference.index]
         ]
-        inside.sort(key=lambda one: one.size)
-        for one in inside[:_MOST_INSIDE]:
-            nearer = self._first_that_joins(parting, [one], instead, rounding)
+        inside.sort(key=lambda smaller_joint: smaller_joint.size)
+        for inner_joint in inside[:_MOST_INSIDE]:
+            nearer = self._first_that_joins(parting, [inner_joint], instead, rounding)
             # Of the values that could be one of the reference, none removes less than the last.
-            is_alike = one.reference is joint.reference or one.candidate.function
-            is_less = found.left is None and is_alike
+            is_alike = inner_joint.reference is joint.reference or inner_joint.candidate.function
+            is_less = joined.left is None and is_alike
             if nearer is not None and not (is_less and nearer.left is not None):
                 return nearer
-        return found
+        return joined
 
     def _first_that_joins(
         self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
@@ -370,12 +400,20 @@ class _Search:
             run = self._continue_with(parting, joint.candidate, changed)
             if run is None:
                 continue
-            left = self._part(parting.theirs, run, parting.known, rounding)
-            if left is not None and not _results_change(parting, left, rounding):
+            remaining_parting = self._part(parting.theirs, run, parting.known, rounding)
+            if remaining_parting is not None and not _results_change(
+                parting, remaining_parting, rounding
+            ):
                 continue  # it is different, but it does not matter
-            fewer = left is not None and len(left.wrong) < len(parting.wrong)
-            if left is None or fewer or _has_moved_on(parting, left, joint):
-                return _Joined(joint, changed, left)
+            fewer = remaining_parting is not None and len(remaining_parting.wrong) < len(
+                parting.wrong
+            )
+            if (
+                remaining_parting is None
+                or fewer
+                or _has_moved_on(parting, remaining_parting, joint)
+            ):
+                return _Joined(joint, changed, remaining_parting)
         return None
 
     def _continue_with(
@@ -392,16 +430,24 @@ class _Search:
 
     def _values_at(self, parting: Parting, joint: Joint) -> dict[int, Tensor]:
         """The reference's values for the results of an operator."""
-        one, other = joint.candidate, joint.reference
-        wanted = {joint.slots[0]: other.outputs[joint.slots[1]]}
-        if plain_name(one) == plain_name(other) and len(one.outputs) == len(other.outputs):
-            wanted |= {
+        candidate_operation, other = joint.candidate, joint.reference
+        index_by_slot = {joint.slots[0]: other.outputs[joint.slots[1]]}
+        if plain_name(candidate_operation) == plain_name(other) and len(
+            candidate_operation.outputs
+        ) == len(other.outputs):
+            index_by_slot |= {
                 slot: other.outputs[slot]
-                for slot, index in enumerate(one.outputs)
+                for slot, index in enumerate(candidate_operation.outputs)
                 if parting.classes[index] is None
             }
-        kept = kept_tensors(self.sides, self.call.reference, parting.theirs, set(wanted.values()))
-        return {slot: kept[index] for slot, index in wanted.items() if index in kept}
+        reference_tensors = kept_tensors(
+            self.sides, self.call.reference, parting.theirs, set(index_by_slot.values())
+        )
+        return {
+            slot: reference_tensors[index]
+            for slot, index in index_by_slot.items()
+            if index in reference_tensors
+        }
 
     # --- From places to findings ------------------------------------------------------------------
 
@@ -416,7 +462,7 @@ class _Search:
 
     def _describe(self, spot: Spot) -> tuple[Finding, FailedPair | None]:
         about = next(
-            (one for one in self.call.failures if one.aspect is Aspect.VALUE),
+            (failure for failure in self.call.failures if failure.aspect is Aspect.VALUE),
             self.call.failures[0],
         )
         origin = origin_of(spot, self._natives)
@@ -449,15 +495,23 @@ class _Search:
         """A value from outside that the reference lacks: a parameter, a buffer, a constant."""
         figures = spot.parting.mine.trace.values[spot.leaf or 0].figures
         for name, tensor in self.call.candidate.state.tensors.items():
-            own = figures_of(tensor) if figures and tensor.shape == figures.shape else None
-            if own is not None and figures is not None and own.distance(figures) <= 0:
+            tensor_figures = (
+                figures_of(tensor) if figures and tensor.shape == figures.shape else None
+            )
+            if (
+                tensor_figures is not None
+                and figures is not None
+                and tensor_figures.distance(figures) <= 0
+            ):
                 return f"{name} is not the reference's"
         return "the reference has no such constant"
 
     def _judge(self, spot: Spot, item: Item) -> tuple[Finding | None, FailedPair | None]:
         """Judge the operators alone on the reference's inputs, natively if they are known there."""
         tried = ((native, self._regions(spot, native=native)) for native in (True, False))
-        native, regions = next((one for one in tried if one[1] is not None), (False, None))
+        native, regions = next(
+            (attempt for attempt in tried if attempt[1] is not None), (False, None)
+        )
         if regions is None:
             return None, None
         reference, candidate, tensors = regions
@@ -484,7 +538,7 @@ class _Search:
             return None
         tensors: list[Tensor] = []
         places: dict[int, int] = {}
-        made: list[Region] = []
+        regions: list[Region] = []
         computed: dict[int | None, int] = {}
         sides: list[tuple[TracedRun, Operation, int, Sequence[int | None]]] = [
             (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
@@ -492,34 +546,46 @@ class _Search:
         ]
         for side, (run, end, slot, classes) in enumerate(sides):
             operations = _with_memory(run.trace, spot.regions[side])
-            twins = {one.index: one for one in operations}
+            twins = {operation.index: operation for operation in operations}
             if native:
                 twins = self._twins(operations, run, side)
             if len(twins) < len(operations):
                 return None
             border = _border(operations, twins, classes)
             subject = (self.call.reference, self.call.candidate)[side]
-            kept = kept_tensors(self.sides, subject, self._natives[side] if native else run, border)
-            if len(kept) < len(border):
+            border_tensors = kept_tensors(
+                self.sides, subject, self._natives[side] if native else run, border
+            )
+            if len(border_tensors) < len(border):
                 return None
             for index, number in border.items():
                 if number is not None and number not in places:
                     places[number] = len(tensors)
-                    tensors.append(kept[index])
-            given = {index: places[one] for index, one in border.items() if one is not None}
-            fixed = {index: kept[index] for index, one in border.items() if one is None}
+                    tensors.append(border_tensors[index])
+            argument_places = {
+                index: places[class_number]
+                for index, class_number in border.items()
+                if class_number is not None
+            }
+            fixed = {
+                index: border_tensors[index]
+                for index, class_number in border.items()
+                if class_number is None
+            }
             result = twins[end.index].outputs[slot]
-            strides = {index: kept[index].stride() for index in given}
-            made.append(Region(list(twins.values()), result, given, fixed, strides=strides))
+            strides = {index: border_tensors[index].stride() for index in argument_places}
+            regions.append(
+                Region(list(twins.values()), result, argument_places, fixed, strides=strides)
+            )
             if side == 0:
                 computed = _computed_values(operations, twins, classes)
         shared = {
             index: places[number]
             for number, index in computed.items()
-            if number in places and places[number] not in made[0].given.values()
+            if number in places and places[number] not in regions[0].given.values()
         }
         before = self._region_before(parting, places, native=native)
-        return dataclasses.replace(made[0], shared=shared, before=before), made[1], tensors
+        return dataclasses.replace(regions[0], shared=shared, before=before), regions[1], tensors
 
     def _region_before(
         self, parting: Parting, places: Mapping[int, int], *, native: bool
@@ -533,18 +599,20 @@ class _Search:
         operations = _operations_between(
             run.trace, {index for index, number in enumerate(classes) if number in places}
         )
-        own = self._natives[0] if native else run
+        source_run = self._natives[0] if native else run
         twins = (
-            self._twins(operations, run, 0) if native else {one.index: one for one in operations}
+            self._twins(operations, run, 0)
+            if native
+            else {operation.index: operation for operation in operations}
         )
         if not operations or len(twins) < len(operations):
             return None
         border = _border(operations, twins, classes)
         computed = _computed_values(operations, twins, classes)
-        kept = kept_tensors(self.sides, self.call.reference, own, border)
-        if len(kept) < len(border):
+        border_tensors = kept_tensors(self.sides, self.call.reference, source_run, border)
+        if len(border_tensors) < len(border):
             return None
-        given = {
+        argument_places = {
             index: places[number]
             for index, number in border.items()
             if number is not None and number in places and number not in computed
@@ -552,9 +620,11 @@ class _Search:
         return Region(
             list(twins.values()),
             result=-1,
-            given=given,
-            fixed={index: kept[index] for index in border if index not in given},
-            strides={index: kept[index].stride() for index in given},
+            given=argument_places,
+            fixed={
+                index: border_tensors[index] for index in border if index not in argument_places
+            },
+            strides={index: border_tensors[index].stride() for index in argument_places},
             shared={
                 index: places[number]
                 for number, index in computed.items()
@@ -571,10 +641,10 @@ class _Search:
         twin = twin_call(call, trace, run.trace)
         if twin is None:
             return None
-        kept = kept_tensors(self.sides, self.call.reference, run, set(twin.inputs))
-        if len(kept) < len(set(twin.inputs)):
+        input_tensors = kept_tensors(self.sides, self.call.reference, run, set(twin.inputs))
+        if len(input_tensors) < len(set(twin.inputs)):
             return None
-        return call_of(twin.target, *fill_arguments(twin, kept))
+        return call_of(twin.target, *fill_arguments(twin, input_tensors))
 
     def _twins(
         self, operations: Sequence[Operation], run: TracedRun, side: int
@@ -582,8 +652,11 @@ class _Search:
         """The same calls in the native run, as far as they are found there."""
         native = self._natives[side]
         if native is run:
-            return {one.index: one for one in operations}
-        twins = ((one.index, find_twin(one, run.trace, native.trace)) for one in operations)
+            return {operation.index: operation for operation in operations}
+        twins = (
+            (operation.index, find_twin(operation, run.trace, native.trace))
+            for operation in operations
+        )
         return {index: twin for index, twin in twins if twin is not None}
 
 
@@ -592,54 +665,65 @@ def _with_kind_of_calls(spot: Spot, finding: Finding) -> Finding:
 
     Experiments do not know which calls the candidate made to no effect.
     """
-    kind, known = spot.seen or spot.guess, finding.diagnosis or Diagnosis()
+    kind, diagnosis = spot.seen or spot.guess, finding.diagnosis or Diagnosis()
     if spot.has_no_kind:
         return msgspec.structs.replace(
-            finding, diagnosis=msgspec.structs.replace(known, patterns=())
+            finding, diagnosis=msgspec.structs.replace(diagnosis, patterns=())
         )
-    if kind is None or known.patterns:
+    if kind is None or diagnosis.patterns:
         return finding
     return msgspec.structs.replace(
-        finding, diagnosis=msgspec.structs.replace(known, patterns=(kind,))
+        finding, diagnosis=msgspec.structs.replace(diagnosis, patterns=(kind,))
     )
 
 
 def _have_one_shape(parting: Parting, joint: Joint) -> bool:
     """Whether both values have the same shape, as far as it is known."""
     ends = (parting.mine.trace, joint.candidate), (parting.theirs.trace, joint.reference)
-    mine, its = (
-        trace.values[one.outputs[slot]].figures
-        for (trace, one), slot in zip(ends, joint.slots, strict=True)
+    candidate_figures, its = (
+        trace.values[operation.outputs[slot]].figures
+        for (trace, operation), slot in zip(ends, joint.slots, strict=True)
     )
-    return mine is None or its is None or mine.shape == its.shape
+    return candidate_figures is None or its is None or candidate_figures.shape == its.shape
 
 
 def _has_unseen_kernels(trace: Trace) -> bool:
     """Whether kernels ran that torch does not see."""
-    return any(traits(one.func).namespace == unseen_kernels.NAMESPACE for one in trace.operations)
+    return any(
+        traits(operation.func).namespace == unseen_kernels.NAMESPACE
+        for operation in trace.operations
+    )
 
 
-def _joints_before(parting: Parting, its: TracedCall, mine: TracedCall) -> Iterator[Joint]:
+def _joints_before(parting: Parting, its: TracedCall, traced_call: TracedCall) -> Iterator[Joint]:
     """The integers that the operators of two calls read in the same place and that should be equal.
 
     A call counts as the first wrong one even if it reads other integers, such as an index or a
     mask: these may be made in another way. They are at fault if the right ones make it right.
     """
-    theirs, ours = parting.theirs.trace, parting.mine.trace
-    calls = theirs.operations[its.start : its.stop], ours.operations[mine.start : mine.stop]
+    reference_trace, ours = parting.theirs.trace, parting.mine.trace
+    calls = (
+        reference_trace.operations[its.start : its.stop],
+        ours.operations[traced_call.start : traced_call.stop],
+    )
     for right, wrong in zip(*calls, strict=False):
         if plain_name(right) != plain_name(wrong):
             return
-        for value, other in zip(theirs.inputs_of(right), ours.inputs_of(wrong), strict=False):
+        for value, other in zip(
+            reference_trace.inputs_of(right), ours.inputs_of(wrong), strict=False
+        ):
             if parting.classes[other.index] is not None or not value.makers or not other.makers:
                 continue
             left, figures = value.figures, other.figures
             if left is None or figures is None or left.shape != figures.shape:
                 continue
             if left.is_exact and figures.is_exact:
-                one, two = ours.operations[other.makers[-1]], theirs.operations[value.makers[-1]]
-                slots = one.outputs.index(other.index), two.outputs.index(value.index)
-                yield Joint(one, two, slots, 2.0, 0.0)
+                candidate_maker, two = (
+                    ours.operations[other.makers[-1]],
+                    reference_trace.operations[value.makers[-1]],
+                )
+                slots = candidate_maker.outputs.index(other.index), two.outputs.index(value.index)
+                yield Joint(candidate_maker, two, slots, 2.0, 0.0)
 
 
 def _hides_write(trace: Trace, joint: Joint) -> bool:
@@ -668,29 +752,42 @@ def _is_written_later(trace: Trace, joint: Joint) -> bool:
 
 
 def _make_parting(
-    theirs: TracedRun, mine: TracedRun, known: KnownValues, wrong: list[WrongItem]
+    traced_run: TracedRun,
+    candidate_run: TracedRun,
+    known_values: KnownValues,
+    wrong: list[WrongItem],
 ) -> Parting:
     """Match two runs, and find some of their results in them."""
     ends: tuple[list[int], list[int]] = ([], [])
-    for one in wrong:
-        pairs = (one.reference, theirs.trace), (one.candidate, mine.trace)
+    for wrong_item in wrong:
+        pairs = (
+            (wrong_item.reference, traced_run.trace),
+            (wrong_item.candidate, candidate_run.trace),
+        )
         for (figures, trace), indices in zip(pairs, ends, strict=True):
-            value = None if figures is None else trace.last_like(figures, known.tolerance)
+            value = None if figures is None else trace.last_like(figures, known_values.tolerance)
             if value is not None:
                 indices.append(value.index)
-    return Parting(theirs, mine, known, known.match(mine.trace), wrong, ends)
+    return Parting(
+        traced_run,
+        candidate_run,
+        known_values,
+        known_values.match(candidate_run.trace),
+        wrong,
+        ends,
+    )
 
 
 def _with_memory(trace: Trace, operations: Sequence[Operation]) -> list[Operation]:
     """Some operators, with those that make the memory that they write to."""
-    whole = {one.index: one for one in operations}
-    inner = {index for one in operations for index in one.outputs}
-    for one in operations:
-        for index in one.inputs:
+    operations_by_index = {inner_operation.index: inner_operation for inner_operation in operations}
+    inner = {index for inner_operation in operations for index in inner_operation.outputs}
+    for operation in operations:
+        for index in operation.inputs:
             value = trace.values[index]
             if index not in inner and value.figures is None and len(value.makers) == 1:
-                whole[value.makers[0]] = trace.operations[value.makers[0]]
-    return [whole[index] for index in sorted(whole)]
+                operations_by_index[value.makers[0]] = trace.operations[value.makers[0]]
+    return [operations_by_index[index] for index in sorted(operations_by_index)]
 
 
 # More operators than these take too long to run again for each set of operands.
@@ -727,12 +824,12 @@ def _operations_between(trace: Trace, values: set[int]) -> list[Operation]:
 
 def _is_free(trace: Trace, value: int, behind: Collection[Operation], others: set[int]) -> bool:
     """Whether a value may be anything, whatever some others are: as much goes into it besides."""
-    made = {index for one in behind for index in one.outputs}
-    besides = {index for one in behind for index in one.inputs} - made - others
-    own = trace.values[value].figures
+    indexes = {index for operation in behind for index in operation.outputs}
+    besides = {index for operation in behind for index in operation.inputs} - indexes - others
+    figures = trace.values[value].figures
     sizes = (trace.values[index].figures for index in besides)
-    return own is not None and any(
-        one is not None and math.prod(one.shape) >= math.prod(own.shape) for one in sizes
+    return figures is not None and any(
+        size is not None and math.prod(size.shape) >= math.prod(figures.shape) for size in sizes
     )
 
 
@@ -740,10 +837,10 @@ def _border(
     operations: Sequence[Operation], twins: Mapping[int, Operation], classes: Sequence[int | None]
 ) -> dict[int, int | None]:
     """The values that some operators read from outside, in another run, with their classes."""
-    inner = {index for one in twins.values() for index in one.outputs}
+    inner = {index for twin in twins.values() for index in twin.outputs}
     border: dict[int, int | None] = {}
-    for one in operations:
-        for index, other in zip(one.inputs, twins[one.index].inputs, strict=False):
+    for operation in operations:
+        for index, other in zip(operation.inputs, twins[operation.index].inputs, strict=False):
             if other not in inner:
                 border.setdefault(other, classes[index])
     return border
@@ -755,15 +852,15 @@ def _computed_values(
     """The values that some operators compute in another run, by their classes."""
     return {
         classes[index]: other
-        for one in operations
-        for index, other in zip(one.outputs, twins[one.index].outputs, strict=False)
+        for operation in operations
+        for index, other in zip(operation.outputs, twins[operation.index].outputs, strict=False)
     }
 
 
 def _first_to_explain(wrong: list[WrongItem], rounding: float) -> list[WrongItem]:
     """The results that differ; gradients only if nothing before them does."""
-    wrong = [one for one in wrong if one.distance > rounding]
-    forward = [one for one in wrong if not _is_of_backward(one.item)]
+    wrong = [wrong_item for wrong_item in wrong if wrong_item.distance > rounding]
+    forward = [wrong_item for wrong_item in wrong if not _is_of_backward(wrong_item.item)]
     return forward or wrong
 
 
@@ -773,10 +870,11 @@ def _is_of_backward(item: Item) -> bool:
 
 def _results_change(before: Parting, after: Parting, rounding: float) -> bool:
     """Whether the wrong results are now other ones."""
-    earlier = {one.item: one.candidate for one in before.wrong}
+    earlier = {wrong_item.item: wrong_item.candidate for wrong_item in before.wrong}
     return any(
-        WrongItem(one.item, earlier.get(one.item), one.candidate).distance > rounding
-        for one in after.wrong
+        WrongItem(wrong_item.item, earlier.get(wrong_item.item), wrong_item.candidate).distance
+        > rounding
+        for wrong_item in after.wrong
     ) or len(before.wrong) != len(after.wrong)
 
 

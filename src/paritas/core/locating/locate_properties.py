@@ -38,7 +38,9 @@ def find_property(parting: Parting, aspects: Collection[Aspect]) -> Spot | None:
 def _spot(
     parting: Parting, words: str, reference: Operation | None, candidate: Operation | None
 ) -> Spot:
-    regions = tuple([] if one is None else [one] for one in (reference, candidate))
+    regions = tuple(
+        [] if operation is None else [operation] for operation in (reference, candidate)
+    )
     is_missing = candidate is None
     return Spot(
         words, reference, candidate, (regions[0], regions[1]), None, parting, is_missing=is_missing
@@ -48,7 +50,7 @@ def _spot(
 def _find_draw(parting: Parting) -> Spot | None:
     """The first draw of random numbers that only one side makes."""
     draws = [
-        [one for one in run.trace.operations if traits(one.func).random]
+        [operation for operation in run.trace.operations if traits(operation.func).random]
         for run in (parting.theirs, parting.mine)
     ]
     for left, right in itertools.zip_longest(*draws):
@@ -81,16 +83,27 @@ def _find_dtype(parting: Parting) -> Spot | None:
         if operation.index not in before:
             continue
         for value in parting.mine.trace.outputs_of(operation):
-            known = members.get(parting.classes[value.index], [])
-            right = [one for one in known if one.makers and one.figures is not None]
+            reference_values = members.get(parting.classes[value.index], [])
+            right = [
+                reference_value
+                for reference_value in reference_values
+                if reference_value.makers and reference_value.figures is not None
+            ]
             if value.figures is None or not right:
                 continue
-            dtypes = {one.figures.dtype for one in known if one.figures is not None}
+            dtypes = {
+                reference_value.figures.dtype
+                for reference_value in reference_values
+                if reference_value.figures is not None
+            }
             if value.figures.dtype in dtypes:
                 continue
             figures = right[-1].figures
-            wanted = "" if figures is None else dtype_name(figures.dtype)
-            words = f"{call_name(operation)} gives {dtype_name(value.figures.dtype)}, not {wanted}"
+            expected_dtype = "" if figures is None else dtype_name(figures.dtype)
+            words = (
+                f"{call_name(operation)} gives {dtype_name(value.figures.dtype)}, not "
+                f"{expected_dtype}"
+            )
             reference = parting.theirs.trace.operations[right[-1].makers[-1]]
             same = plain_name(reference) == plain_name(operation)
             return _spot(parting, words, reference if same else None, operation)
@@ -111,8 +124,8 @@ def _find_returned(parting: Parting) -> Spot | None:
     makers: list[Operation | None] = []
     for run, ends in zip((parting.theirs, parting.mine), parting.ends, strict=True):
         values = [run.trace.values[index] for index in ends]
-        found = [run.trace.operations[value.makers[-1]] for value in values if value.makers]
-        makers.append(found[0] if found else None)
+        result_makers = [run.trace.operations[value.makers[-1]] for value in values if value.makers]
+        makers.append(result_makers[0] if result_makers else None)
     reference, candidate = makers
     if candidate is None:
         return None

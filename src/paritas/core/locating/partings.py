@@ -69,12 +69,12 @@ class Parting:
     @property
     def candidate(self) -> OwnPart:
         """What only the candidate computes."""
-        own = {
+        indexes = {
             value.index
             for value, number in zip(self.mine.trace.values, self.classes, strict=True)
             if number is None and value.figures is not None
         }
-        return OwnPart.behind("candidate", self.mine.trace, self.ends[1], own)
+        return OwnPart.behind("candidate", self.mine.trace, self.ends[1], indexes)
 
     @property
     def reference(self) -> OwnPart:
@@ -82,17 +82,17 @@ class Parting:
         present = {self.classes[index] for index in self._needed()}
         computed = {
             self.known.classes[index]
-            for one in self.theirs.trace.operations
-            for index in (one.outputs if one.computes else ())
+            for operation in self.theirs.trace.operations
+            for index in (operation.outputs if operation.computes else ())
         }
         if present.isdisjoint(computed - {None}):  # as of zeros in the place of a result
             present = set(self.classes) - {self.known.classes[index] for index in self.ends[0]}
-        own = {
+        indexes = {
             value.index
             for value, number in zip(self.theirs.trace.values, self.known.classes, strict=True)
             if number not in present and value.figures is not None
         }
-        return OwnPart.behind("reference", self.theirs.trace, self.ends[0], own)
+        return OwnPart.behind("reference", self.theirs.trace, self.ends[0], indexes)
 
     def _needed(self) -> set[int]:
         """The values of the candidate that lead to the wrong results."""
@@ -107,8 +107,12 @@ class Parting:
                 more.update(operation.inputs, operation.outputs)
             if not more and self.classes[index] is not None:
                 # Autograd may hand out a result as another tensor.
-                own = self.classes[index]
-                more = {place for place, number in enumerate(self.classes) if number == own}
+                class_number = self.classes[index]
+                more = {
+                    value_index
+                    for value_index, number in enumerate(self.classes)
+                    if number == class_number
+                }
             todo += more - needed
             needed |= more
         return needed
@@ -152,31 +156,31 @@ class Spot:
     def is_random(self) -> bool:
         """Whether the operator draws random numbers."""
         ends = (self.reference, self.candidate)
-        return any(one is not None and traits(one.func).random for one in ends)
+        return any(end is not None and traits(end.func).random for end in ends)
 
     def is_same_as(self, other: Spot) -> bool:
         """Whether both are about the same operator."""
         if self.is_missing or other.is_missing:
             return self.reference is not None and self.reference is other.reference
-        mine, its = self.candidate, other.candidate
-        if mine is not None and its is not None and mine.function:
-            return (mine.function, mine.module) == (its.function, its.module)
-        return mine is not None and its is not None and mine.index == its.index
+        this_candidate, its = self.candidate, other.candidate
+        if this_candidate is not None and its is not None and this_candidate.function:
+            return (this_candidate.function, this_candidate.module) == (its.function, its.module)
+        return this_candidate is not None and its is not None and this_candidate.index == its.index
 
 
-def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot | None:
+def spot_without_joint(parting: Parting, ours: OwnPart, own_part: OwnPart) -> Spot | None:
     """A place that the values show by themselves: a step too many or too few before a result."""
     right = {parting.known.classes[index] for index in parting.ends[0]}
-    if ours.operations and not theirs.operations:
+    if ours.operations and not own_part.operations:
         first = ours.first[0] if ours.first else ours.operations[0]
         reads = {parting.classes[index] for index in first.inputs}
         if reads & right:
             words = f"the candidate applies {call_name(first)} to the right value"
-            found = _with_twin(parting, _Difference(words, None, first, is_extra=True))
+            with_twin = _with_twin(parting, _Difference(words, None, first, is_extra=True))
             joint, regions = _join_results(parting, ours) or (None, ((), [first]))
-            return Spot(found.words, found.reference, first, regions, joint, parting)
-    if theirs.operations and not ours.operations:
-        first = theirs.first[0] if theirs.first else theirs.operations[0]
+            return Spot(with_twin.words, with_twin.reference, first, regions, joint, parting)
+    if own_part.operations and not ours.operations:
+        first = own_part.first[0] if own_part.first else own_part.operations[0]
         words = f"the candidate leaves out {call_name(first)}"
         makers = [
             parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
@@ -184,24 +188,27 @@ def spot_without_joint(parting: Parting, ours: OwnPart, theirs: OwnPart) -> Spot
         ]
         last = makers[-1] if makers else None
         return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
-    if not theirs.operations and not ours.operations:
-        for one, index in zip(parting.wrong, parting.ends[1], strict=False):
+    if not own_part.operations and not ours.operations:
+        for wrong_item, index in zip(parting.wrong, parting.ends[1], strict=False):
             maker = parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
-            if one.item.kind.is_afterwards and traits(maker.func).mutates:
-                words = f"the candidate writes to {one.item.name} by {call_name(maker)}"
+            if wrong_item.item.kind.is_afterwards and traits(maker.func).mutates:
+                words = f"the candidate writes to {wrong_item.item.name} by {call_name(maker)}"
                 return Spot(words, None, maker, ((), [maker]), None, parting)
-        its, mine = (
+        its, candidate_makers = (
             [trace.operations[trace.values[index].makers[-1]] for index in ends]
             for trace, ends in zip(
                 (parting.theirs.trace, parting.mine.trace), parting.ends, strict=True
             )
         )
-        if its and mine:
+        if its and candidate_makers:
             words = (
-                f"the candidate returns the result of {call_name(mine[0])} where the reference "
+                f"the candidate returns the result of {call_name(candidate_makers[0])} "
+                "where the reference "
                 f"returns that of {call_name(its[0])}"
             )
-            return Spot(words, its[0], mine[0], ([its[0]], [mine[0]]), None, parting)
+            return Spot(
+                words, its[0], candidate_makers[0], ([its[0]], [candidate_makers[0]]), None, parting
+            )
     return None
 
 
@@ -209,12 +216,15 @@ def _join_results(
     parting: Parting, ours: OwnPart
 ) -> tuple[Joint, tuple[Sequence[Operation], Sequence[Operation]]] | None:
     """A wrong result and the right one, with the operators that give them from known values."""
-    theirs, mine = parting.theirs.trace, parting.mine.trace
+    reference_trace, candidate_trace = parting.theirs.trace, parting.mine.trace
     for right, wrong in zip(*parting.ends, strict=False):
-        makers = theirs.values[right].makers, mine.values[wrong].makers
+        makers = reference_trace.values[right].makers, candidate_trace.values[wrong].makers
         if not makers[0] or not makers[1] or makers[1][-1] not in ours.before:
             continue
-        its, last = theirs.operations[makers[0][-1]], mine.operations[makers[1][-1]]
+        its, last = (
+            reference_trace.operations[makers[0][-1]],
+            candidate_trace.operations[makers[1][-1]],
+        )
         if right not in its.outputs or wrong not in last.outputs:
             continue
         slots = last.outputs.index(wrong), its.outputs.index(right)
@@ -242,28 +252,30 @@ def find_cut(parting: Parting) -> Cut | None:
     """
     followed: dict[Any, list[bool]] = {}
     readers: dict[Any, set[int]] = {}
-    theirs, mine = parting.theirs.trace, parting.mine.trace
+    reference_trace, candidate_trace = parting.theirs.trace, parting.mine.trace
     key: Any
-    for operation in theirs.operations:
+    for operation in reference_trace.operations:
         key = (
             operation.func,
             operation.is_backward,
             tuple(parting.known.classes[index] for index in operation.inputs),
         )
-        flags = [value.requires_grad for value in theirs.inputs_of(operation)]
+        flags = [value.requires_grad for value in reference_trace.inputs_of(operation)]
         followed[key] = [a and b for a, b in zip(flags, followed.get(key, flags), strict=True)]
         readers.setdefault(key, set()).add(operation.index)
-    inside = _inside_of_functions(mine)
-    for operation in mine.operations:
+    inside = _inside_of_functions(candidate_trace)
+    for operation in candidate_trace.operations:
         key = (
             operation.func,
             operation.is_backward,
             tuple(parting.classes[index] for index in operation.inputs),
         )
-        for value, wanted in zip(mine.inputs_of(operation), followed.get(key, ()), strict=False):
-            is_cut = wanted and not value.requires_grad and value.makers
+        for value, is_followed in zip(
+            candidate_trace.inputs_of(operation), followed.get(key, ()), strict=False
+        ):
+            is_cut = is_followed and not value.requires_grad and value.makers
             if is_cut and value.makers[-1] not in inside:
-                return Cut(mine.operations[value.makers[-1]], frozenset(readers[key]))
+                return Cut(candidate_trace.operations[value.makers[-1]], frozenset(readers[key]))
     return None
 
 
@@ -273,7 +285,11 @@ def _inside_of_functions(trace: Trace) -> set[int]:
     Autograd does not follow what these compute, up to their result.
     """
     inside: set[int] = set()
-    starts = {one.forward for one in trace.operations if one.function and one.forward is not None}
+    starts = {
+        forward_operation.forward
+        for forward_operation in trace.operations
+        if forward_operation.function and forward_operation.forward is not None
+    }
     for start in starts:
         for operation in trace.operations[start:]:
             inside.add(operation.index)
@@ -287,12 +303,15 @@ def _inside_of_functions(trace: Trace) -> set[int]:
     return inside
 
 
-def spot_of_cut(parting: Parting, theirs: OwnPart) -> Spot | None:
+def spot_of_cut(parting: Parting, own_part: OwnPart) -> Spot | None:
     """The place where a gradient is cut off, if what the reference computes from it is missing."""
     cut = find_cut(parting)
     if cut is None:
         return None
-    if not any(one.is_backward and one.forward in cut.readers for one in theirs.operations):
+    if not any(
+        operation.is_backward and operation.forward in cut.readers
+        for operation in own_part.operations
+    ):
         return None
     words = f"no gradient flows back through {call_name(cut.candidate)}"
     return Spot(words, None, cut.candidate, ((), [cut.candidate]), None, parting)
@@ -304,7 +323,7 @@ def spot_of_cut(parting: Parting, theirs: OwnPart) -> Spot | None:
 def name_spot(
     parting: Parting,
     ours: OwnPart,
-    theirs: OwnPart,
+    own_part: OwnPart,
     joint: Joint,
     calls: tuple[TracedCall, TracedCall] | None = None,
 ) -> Spot:
@@ -315,44 +334,50 @@ def name_spot(
     """
     trace = parting.theirs.trace
     if calls is None:
-        mine, its = ours.region(joint.candidate), [joint.reference]
-        if joint.reference.index in theirs.before:  # or else the candidate has its result as well
-            its = theirs.region(joint.reference)
+        operations, its = ours.region(joint.candidate), [joint.reference]
+        if joint.reference.index in own_part.before:  # or else the candidate has its result as well
+            its = own_part.region(joint.reference)
     else:
         its = operations_of(trace, calls[0], joint.reference)
         reads = {parting.known.classes[index] for index in calls[0].inputs}
-        given = [place for place, number in enumerate(parting.classes) if number in reads]
-        mine = operations_of(parting.mine.trace, calls[1], joint.candidate, given)
+        known_indices = [
+            value_index for value_index, number in enumerate(parting.classes) if number in reads
+        ]
+        operations = operations_of(parting.mine.trace, calls[1], joint.candidate, known_indices)
     functions = functions_of(trace, its)
     call = functions[0] if len(functions) == 1 else None
     if call is not None and calls is None:  # all of it: what it reads is known on both sides
         its = _with_whole_call(trace, call, its, joint.reference)
-    found = _compare_regions(parting, its, mine, call)
-    if found.before:  # all of these together are no single call
-        its, call = [*found.before, *its], None
-    seen = (
-        other_settings(parting, its, mine, found.twins)
+    regions = _compare_regions(parting, its, operations, call)
+    if regions.before:  # all of these together are no single call
+        its, call = [*regions.before, *its], None
+    seen_pattern = (
+        other_settings(parting, its, operations, regions.twins)
         or other_arguments(parting, its)
-        or swapped_inputs(parting, its, mine)
+        or swapped_inputs(parting, its, operations)
     )
     guess = None
-    if seen is None and found.leaf is None:
+    if seen_pattern is None and regions.leaf is None:
         title = call_names(its) if call is None else title_of(call, joint.reference)
-        guess = other_call(parting, its, mine, title) or left_out(parting, its, mine)
-    to_no_effect = [one for one in its if found.is_missing and _changes_nothing(parting, one)]
+        guess = other_call(parting, its, operations, title) or left_out(parting, its, operations)
+    to_no_effect = [
+        skipped_operation
+        for skipped_operation in its
+        if regions.is_missing and _changes_nothing(parting, skipped_operation)
+    ]
     return Spot(
         f"the candidate's {call_name(to_no_effect[0])} changes nothing"
         if to_no_effect
-        else found.words,
-        found.reference,
-        found.candidate,
-        (its, mine),
+        else regions.words,
+        regions.reference,
+        regions.candidate,
+        (its, operations),
         joint,
         parting,
-        found.is_missing,
-        found.leaf,
+        regions.is_missing,
+        regions.leaf,
         call,
-        seen,
+        seen_pattern,
         guess,
         has_no_kind=bool(to_no_effect),
     )
@@ -365,12 +390,12 @@ def _changes_nothing(parting: Parting, skipped: Operation) -> bool:
     """Whether the candidate has a call of the operator that gives what it reads."""
     if plain_name(skipped).partition(".")[2] not in _WITH_UNITS:
         return False
-    known = {parting.known.classes[index] for index in skipped.inputs} - {None}
-    for own in parting.mine.trace.operations:
-        if plain_name(own) == plain_name(skipped):
-            read = {parting.classes[index] for index in own.inputs}
-            given = {parting.classes[index] for index in own.outputs}
-            if read & given & known:
+    skipped_classes = {parting.known.classes[index] for index in skipped.inputs} - {None}
+    for operation in parting.mine.trace.operations:
+        if plain_name(operation) == plain_name(skipped):
+            read = {parting.classes[index] for index in operation.inputs}
+            result_classes = {parting.classes[index] for index in operation.outputs}
+            if read & result_classes & skipped_classes:
                 return True
     return False
 
@@ -381,14 +406,16 @@ def _with_whole_call(
     """The operators of a region, and all of a call that gives its result."""
     if end not in call:
         return region
-    whole = {one.index: one for one in (*operations_of(trace, call, end), *region)}
-    return [whole[index] for index in sorted(whole)]
+    operations_by_index = {
+        operation.index: operation for operation in (*operations_of(trace, call, end), *region)
+    }
+    return [operations_by_index[index] for index in sorted(operations_by_index)]
 
 
 def _compare_regions(
     parting: Parting,
-    theirs: Sequence[Operation],
-    mine: Sequence[Operation],
+    operations: Sequence[Operation],
+    candidate_operations: Sequence[Operation],
     call: TracedCall | None,
 ) -> _Difference:
     """What differs in two regions: what computes, or else views and copies.
@@ -396,39 +423,62 @@ def _compare_regions(
     Args:
         call: the reference's only call of a function there.
     """
-    if _only_continues(parting, theirs, mine):
-        words = f"the candidate also calls {call_names(mine)} after it"
-        return _Difference(words, theirs[-1], mine[0], is_extra=True)
-    left, right = ([one for one in side if one.computes] for side in (theirs, mine))
-    pairs = [(theirs, mine)]
+    if _only_continues(parting, operations, candidate_operations):
+        words = f"the candidate also calls {call_names(candidate_operations)} after it"
+        return _Difference(words, operations[-1], candidate_operations[0], is_extra=True)
+    left, right = (
+        [computing_operation for computing_operation in side if computing_operation.computes]
+        for side in (operations, candidate_operations)
+    )
+    pairs = [(operations, candidate_operations)]
     if left or right:
         pairs.insert(0, (left, right))
-    for its, own in pairs:
-        difference = _compare_names(its, own, mine[-1], call) or _compare_calls(parting, its, own)
+    for its, candidate_group in pairs:
+        difference = _compare_names(
+            its, candidate_group, candidate_operations[-1], call
+        ) or _compare_calls(parting, its, candidate_group)
         if difference is not None:
             return _with_twin(parting, difference)
-    for operation in mine:
+    for operation in candidate_operations:
         for value in parting.mine.trace.inputs_of(operation):
             if parting.classes[value.index] is None and not value.makers:
-                later = mine[mine.index(operation) :]
-                reader = next((one for one in later if not one.only_moves), operation)
+                later = candidate_operations[candidate_operations.index(operation) :]
+                reader = next(
+                    (
+                        later_operation
+                        for later_operation in later
+                        if not later_operation.only_moves
+                    ),
+                    operation,
+                )
                 words = f"{call_name(reader)} reads another value"
-                twin = next((one for one in theirs if one.func is reader.func), theirs[-1])
+                twin = next(
+                    (
+                        reference_operation
+                        for reference_operation in operations
+                        if reference_operation.func is reader.func
+                    ),
+                    operations[-1],
+                )
                 return _Difference(words, twin, reader, leaf=value.index)
-    if traits(mine[-1].func).random:
-        words = f"{call_name(mine[-1])} draws other random numbers"
+    if traits(candidate_operations[-1].func).random:
+        words = f"{call_name(candidate_operations[-1])} draws other random numbers"
     else:
-        words = f"{call_name(mine[-1])} gives another result for the same inputs"
-    return _Difference(words, theirs[-1], mine[-1])
+        words = f"{call_name(candidate_operations[-1])} gives another result for the same inputs"
+    return _Difference(words, operations[-1], candidate_operations[-1])
 
 
 def _only_continues(
-    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+    parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
 ) -> bool:
     """Whether the candidate's operators start with the result of the reference's."""
-    results = {parting.known.classes[index] for index in theirs[-1].outputs}
-    reads = {parting.classes[index] for one in mine for index in one.inputs}
-    names, others = ({plain_name(one) for one in side} for side in (theirs, mine))
+    results = {parting.known.classes[index] for index in operations[-1].outputs}
+    reads = {
+        parting.classes[index] for operation in candidate_operations for index in operation.inputs
+    }
+    names, others = (
+        {plain_name(operation) for operation in side} for side in (operations, candidate_operations)
+    )
     return names.isdisjoint(others) and not results.isdisjoint(reads)
 
 
@@ -480,7 +530,9 @@ def _compare_names(
     `last` is the candidate's operator that needs the result, if it calls none of these; `call` is
     the reference's only call of a function.
     """
-    blocks = _unequal_blocks(*([plain_name(one) for one in side] for side in (left, right)))
+    blocks = _unequal_blocks(
+        *([plain_name(operation) for operation in side] for side in (left, right))
+    )
     if not blocks:
         return None
     kinds = {block[0] for block in blocks}
@@ -523,28 +575,28 @@ def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, i
 
 
 def _compare_calls(
-    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+    parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
 ) -> _Difference | None:
     """What differs in the same operators: their arguments, or what they read."""
-    for one, other in zip(theirs, mine, strict=True):
-        if not same_settings(one, other):
-            words = f"the candidate calls {describe_settings(one, other)}"
-            return _Difference(words, one, other)
-    for one, other in zip(theirs, mine, strict=True):
+    for its, other in zip(operations, candidate_operations, strict=True):
+        if not same_settings(its, other):
+            words = f"the candidate calls {describe_settings(its, other)}"
+            return _Difference(words, its, other)
+    for its, other in zip(operations, candidate_operations, strict=True):
         shared = set(parting.classes) - {None}
-        reads = list(_sources(one, parting.theirs.trace, parting.known.classes, shared))
+        reads = list(_sources(its, parting.theirs.trace, parting.known.classes, shared))
         others = list(_sources(other, parting.mine.trace, parting.classes, shared))
-        known = {number for number in others if number is not None}
+        candidate_classes = {number for number in others if number is not None}
         if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
             words = f"the candidate calls {call_name(other)} with swapped inputs"
-            return _Difference(words, one, other)
-        if reads != others and known and not known <= set(reads):
-            skipped = _skipped_operator(parting, one, other)
+            return _Difference(words, its, other)
+        if reads != others and candidate_classes and not candidate_classes <= set(reads):
+            skipped = _skipped_operator(parting, its, other)
             if skipped:
                 words = f"the candidate leaves out {call_name(skipped[0])}"
                 return _Difference(words, skipped[0], other, is_missing=True, before=skipped)
             words = f"the candidate calls {call_name(other)} with another input"
-            return _Difference(words, one, other)
+            return _Difference(words, its, other)
     return None
 
 
@@ -558,18 +610,22 @@ def _skipped_operator(
     """
     trace, classes = parting.theirs.trace, parting.known.classes
     present = set(parting.classes) - {None}
-    for index, place in zip(reader.inputs, other.inputs, strict=False):
-        right, wrong = classes[index], parting.classes[place]
+    for index, candidate_index in zip(reader.inputs, other.inputs, strict=False):
+        right, wrong = classes[index], parting.classes[candidate_index]
         if right == wrong or wrong is None:
             continue
-        makers = (one for one in trace.operations if right in {classes[i] for i in one.outputs})
+        makers = (
+            operation
+            for operation in trace.operations
+            if right in {classes[i] for i in operation.outputs}
+        )
         maker = next(makers, reader)
         if maker.index >= reader.index or maker.only_moves:
             continue
         if wrong not in _sources(maker, trace, classes, present):
             continue
         between = _operators_between(trace, maker, index)
-        handed_on = list(_ways_back(parting, place, wrong))
+        handed_on = list(_ways_back(parting, candidate_index, wrong))
         if right not in present or len(handed_on) > len(between) - 1:
             return tuple(between)
     return ()
@@ -624,14 +680,14 @@ def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
     sites = [named, spot.candidate] if spot.is_missing else [spot.candidate, named]
     if spot.reference is None and _line_of(named) is None:
         sites.append(_reference_before(spot.parting, named))
-    module = next((one.module for one in (named, *sites) if one is not None and one.module), "")
+    module = next((site.module for site in (named, *sites) if site is not None and site.module), "")
     line = next(filter(None, map(_line_of, sites)), NOWHERE)
     function = spot.candidate.function if spot.candidate is not None else ""
     # What is called with other arguments on both sides has the same name on both.
     is_same = spot.candidate is not None and spot.candidate.func is named.func
-    own = function_of(run.trace, named) if side == 0 and not is_same else None
-    operator = function or title_of(own, forward)
-    called = forward if own is None or operator == forward.name else own
+    called_function = function_of(run.trace, named) if side == 0 and not is_same else None
+    operator = function or title_of(called_function, forward)
+    called = forward if called_function is None or operator == forward.name else called_function
     native = _find_native(called, run.trace, natives[side].trace)
     shown = (called, run.trace) if native is None else (native, natives[side].trace)
     return Origin(
@@ -641,7 +697,7 @@ def origin_of(spot: Spot, natives: Sequence[TracedRun]) -> Origin:
         module=module,
         source=line.line,
         code=line.code,
-        nodes=tuple(one.name for one in spot.regions[1]) if len(spot.regions[1]) > 1 else (),
+        nodes=tuple(region.name for region in spot.regions[1]) if len(spot.regions[1]) > 1 else (),
         arguments=tuple(describe_arguments(*shown)),
         chain=tuple(_chain(spot)),
     )
@@ -680,7 +736,7 @@ def _chain(spot: Spot) -> Iterator[str]:
         if operation.index > start:
             names.setdefault(operation.module or operation.name)
     yield from names
-    if wrong := [one.item.text for one in spot.parting.wrong]:
+    if wrong := [wrong_item.item.text for wrong_item in spot.parting.wrong]:
         yield wrong[0] if len(wrong) == 1 else f"{wrong[0]} and {len(wrong) - 1} more"
 
 
@@ -689,14 +745,14 @@ def find_twin(operation: Operation, trace: Trace, other: Trace) -> Operation | N
 
     def like(operations: Iterable[Operation]) -> list[Operation]:
         return [
-            one
-            for one in operations
-            if one.func is operation.func
-            and one.module == operation.module
-            and one.is_backward is operation.is_backward
+            other_operation
+            for other_operation in operations
+            if other_operation.func is operation.func
+            and other_operation.module == operation.module
+            and other_operation.is_backward is operation.is_backward
         ]
 
-    ours, theirs = like(trace.operations), like(other.operations)
-    if len(ours) != len(theirs):
+    ours, other_operations = like(trace.operations), like(other.operations)
+    if len(ours) != len(other_operations):
         return None
-    return theirs[ours.index(operation)]
+    return other_operations[ours.index(operation)]

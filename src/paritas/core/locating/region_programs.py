@@ -70,8 +70,8 @@ class Region:
     ) -> dict[int, Any]:
         """The values after some of the operators."""
         values: dict[int, Any] = {
-            index: _lay_out(tensors[place], self.strides.get(index))
-            for index, place in self.given.items()
+            index: _lay_out(tensors[argument_index], self.strides.get(index))
+            for index, argument_index in self.given.items()
         }
         values |= self.fixed
         for operation in operations:
@@ -86,13 +86,13 @@ class Region:
         """The arguments with the values that it computes where the other side reads these."""
         filled = list(tensors)
         values = self._compute(tensors, self.operations) if self.shared else {}
-        for index, place in self.shared.items():
-            filled[place] = values[index]
+        for index, argument_index in self.shared.items():
+            filled[argument_index] = values[index]
         return filled
 
     def places_before_shared(self) -> set[int]:
         """The arguments that the shared values depend on."""
-        places = {index: {place} for index, place in self.given.items()}
+        places = {index: {argument_index} for index, argument_index in self.given.items()}
         for operation in self.operations:
             before = set().union(*(places.get(index, set()) for index in operation.inputs))
             places.update(dict.fromkeys(operation.outputs, before))
@@ -111,21 +111,23 @@ class Region:
     @property
     def _name(self) -> str:
         """Its operators; no name that an operator may have."""
-        names = [traits(one.func).name for one in self.operations if one.computes]
+        names = [traits(operation.func).name for operation in self.operations if operation.computes]
         return f"region of {', '.join(names)}"
 
     def inner_values(self, tensors: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """What its operators compute and read, except its result."""
         copier = Copier(widen=wide)
         copies = [copy_argument(copier, tensor) for tensor in tensors]
-        fixed = {key: copy_argument(copier, one) for key, one in self.fixed.items()}
+        fixed = {
+            key: copy_argument(copier, fixed_tensor) for key, fixed_tensor in self.fixed.items()
+        }
         program = dataclasses.replace(self, fixed=fixed)
         default = own_default()
         lift = LiftMode(default, default) if wide else contextlib.nullcontext()
         with torch.no_grad(), lift:
             values = program._compute(copies, self.operations)  # noqa: SLF001  (its own)
-        inside = (one for index, one in values.items() if index != self.result)
-        return [one for one in inside if isinstance(one, torch.Tensor)]
+        inside = (inner_value for index, inner_value in values.items() if index != self.result)
+        return [inner_value for inner_value in inside if isinstance(inner_value, torch.Tensor)]
 
     def evidence(self, tensors: Sequence[Tensor], seed: int) -> Evidence[ValueProgram]:
         """Evidence about it on some arguments."""
@@ -133,7 +135,9 @@ class Region:
         def prepare(options: RunOptions) -> Callable[[], Any]:
             copier = Copier(widen=options.wide)
             copies = [copy_argument(copier, tensor) for tensor in tensors]
-            fixed = {key: copy_argument(copier, one) for key, one in self.fixed.items()}
+            fixed = {
+                key: copy_argument(copier, fixed_tensor) for key, fixed_tensor in self.fixed.items()
+            }
             program = dataclasses.replace(self, fixed=fixed)
             return lambda: program(*copies)
 
@@ -191,13 +195,18 @@ def judge_regions(
     """
     if reference.given and not candidate.given:
         return []
-    known = reference.evidence(tensors, seed)
-    mine = candidate.evidence(tensors, seed)
-    right, wrong = (one.native[0].outputs.get(VALUE) for one in (known, mine))
+    reference_evidence = reference.evidence(tensors, seed)
+    candidate_evidence = candidate.evidence(tensors, seed)
+    right, wrong = (
+        side_evidence.native[0].outputs.get(VALUE)
+        for side_evidence in (reference_evidence, candidate_evidence)
+    )
     if not isinstance(right, torch.Tensor) or not isinstance(wrong, torch.Tensor):
         return []
     rounded = () if _computes_in_float64(reference, candidate, tensors, seed) else (torch.float32,)
-    evidence = ItemEvidence(known, VALUE, lifted=GivenLift(mine.arbiter, rounded))
+    evidence = ItemEvidence(
+        reference_evidence, VALUE, lifted=GivenLift(candidate_evidence.arbiter, rounded)
+    )
     values = right.detach(), wrong.detach()
 
     @functools.cache
@@ -224,7 +233,14 @@ def judge_regions(
     # What comes later casts it back: how wrong the values are then says more than the dtype.
     pair = dataclasses.replace(pair, candidate=values[1].to(right.dtype))
     widened, _ = judge_pair(pair, explainer=Explainer())
-    diagnosis = next((one.diagnosis for one in widened if one.diagnosis is not None), None)
+    diagnosis = next(
+        (
+            widened_finding.diagnosis
+            for widened_finding in widened
+            if widened_finding.diagnosis is not None
+        ),
+        None,
+    )
     return [
         finding
         if finding.status.passes() or finding.diagnosis is not None
@@ -242,7 +258,7 @@ def _computes_in_float64(
         return True
 
     def value(side: Region, direction: int) -> Any:
-        nudged = [nudge_tensor(one, seed, direction) for one in tensors]
+        nudged = [nudge_tensor(tensor, seed, direction) for tensor in tensors]
         return side.evidence(nudged, seed).native[0].outputs.get(VALUE)
 
     before, middle, after = (value(candidate, direction) for direction in (-1, 0, 1))
@@ -266,19 +282,21 @@ def _runs_of(
     from paritas.core.diagnosis.place_runs import PlaceRuns
 
     shared = {*reference.shared.values()}
-    places = [place for place in range(len(tensors)) if place not in shared]
+    places = [
+        argument_index for argument_index in range(len(tensors)) if argument_index not in shared
+    ]
     read = {*candidate.given.values()} | reference.places_before_shared()
 
     def fill(operands: Sequence[Tensor]) -> list[Tensor]:
         values = list(tensors)
-        for place, operand in zip(places, operands, strict=True):
-            values[place] = operand
+        for position, operand in zip(places, operands, strict=True):
+            values[position] = operand
         return values
 
     def settle(operands: Sequence[Tensor]) -> list[Tensor]:
         values = fill(operands)
         values = values if reference.before is None else reference.before.fill_shared(values)
-        return [values[place] for place in places]
+        return [values[position] for position in places]
 
     def run_reference(operands: Sequence[Tensor]) -> Any:
         return reference(*fill(operands))
@@ -294,7 +312,7 @@ def _runs_of(
         return functools.partial(candidate.inner_values, reference.fill_shared(fill(operands)))
 
     return PlaceRuns(
-        tuple(tensors[place] for place in places),
+        tuple(tensors[position] for position in places),
         run_reference,
         lambda: run_candidate,
         *pair,

@@ -35,31 +35,37 @@ _OF_STORAGE = frozenset({"dtype", "layout", "device", "pin_memory", "memory_form
 
 def other_settings(
     parting: Parting,
-    theirs: Sequence[Operation],
-    mine: Sequence[Operation],
+    operations: Sequence[Operation],
+    candidate_operations: Sequence[Operation],
     twins: tuple[Operation, Operation] | None = None,
 ) -> Pattern | None:
     """The arguments that are other ones in the only call that differs; None if more differs.
 
     Args:
         twins: the reference's call of the first operator of the candidate, if it changes nothing
-            and is not among `theirs`.
+            and is not among `operations`.
     """
-    if twins is not None and twins[0] not in theirs:
-        theirs = [twins[0], *theirs]
-    if len(theirs) != len(mine) or not _are_wired_alike(parting, theirs, mine):
+    if twins is not None and twins[0] not in operations:
+        operations = [twins[0], *operations]
+    if len(operations) != len(candidate_operations) or not _are_wired_alike(
+        parting, operations, candidate_operations
+    ):
         return None
-    calls = [pair for pair in zip(theirs, mine, strict=True) if not same_settings(*pair)]
+    calls = [
+        pair
+        for pair in zip(operations, candidate_operations, strict=True)
+        if not same_settings(*pair)
+    ]
     if len(calls) != 1 or calls[0][0].only_moves:
         return None
     right, wrong = calls[0]
-    return _of_settings(right, wrong, _bare(right), call_name(wrong) if len(theirs) > 1 else "")
+    return _of_settings(right, wrong, _bare(right), call_name(wrong) if len(operations) > 1 else "")
 
 
-def other_arguments(parting: Parting, theirs: Sequence[Operation]) -> Pattern | None:
+def other_arguments(parting: Parting, operations: Sequence[Operation]) -> Pattern | None:
     """The same for a function of torch that both call on the same values."""
     changed = []
-    for call in filter(None, functions_of(parting.theirs.trace, theirs)):
+    for call in filter(None, functions_of(parting.theirs.trace, operations)):
         reads = [parting.known.classes[index] for index in call.inputs]
         gives = [parting.known.classes[index] for index in call.outputs]
         for other in parting.mine.trace.calls if None not in reads else ():
@@ -80,42 +86,46 @@ def _of_settings(
     if not changed or _OF_STORAGE.intersection(changed):
         return None
     words = ", ".join(
-        f"{name} is {shown_setting(its)} instead of {shown_setting(own)}"
-        for name, (own, its) in changed.items()
+        f"{name} is {shown_setting(its)} instead of {shown_setting(reference_setting)}"
+        for name, (reference_setting, its) in changed.items()
     )
     kind = PatternKind.ARGUMENT
     if len(changed) == 1:
         name, pair = next(iter(changed.items()))
         kind = kind_of_argument(operator, name, *pair)
-        if all(isinstance(one, torch.dtype) for one in pair):
+        if all(isinstance(setting, torch.dtype) for setting in pair):
             kind = PatternKind.PRECISION
     return _seen(kind, f"in {inside}: {words}" if inside else words, bit_for_bit=True)
 
 
 def swapped_inputs(
-    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+    parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
 ) -> Pattern | None:
     """Two values that several operators read in the place of each other."""
-    if len(theirs) < 2 or len(theirs) != len(mine):  # noqa: PLR2004  (one operator says which)
+    if len(operations) < 2 or len(operations) != len(candidate_operations):  # noqa: PLR2004  (one operator says which)
         return None
     read: dict[int, int] = {}
     readers: dict[str, None] = {}
     twins: dict[int, int] = {}
-    for right, wrong in zip(theirs, mine, strict=True):
+    for right, wrong in zip(operations, candidate_operations, strict=True):
         if not _are_twins(right, wrong) or not same_settings(right, wrong):
             return None
-        for its, own in zip(right.inputs, wrong.inputs, strict=True):
-            if own in twins or its in twins.values():
-                if twins.get(own) != its:
+        for its, candidate_index in zip(right.inputs, wrong.inputs, strict=True):
+            if candidate_index in twins or its in twins.values():
+                if twins.get(candidate_index) != its:
                     return None
                 continue
-            expected, given = parting.known.classes[its], parting.classes[own]
-            if expected is None or given is None or read.setdefault(expected, given) != given:
+            expected, actual_class = parting.known.classes[its], parting.classes[candidate_index]
+            if (
+                expected is None
+                or actual_class is None
+                or read.setdefault(expected, actual_class) != actual_class
+            ):
                 return None
-            if expected != given:
+            if expected != actual_class:
                 readers.setdefault(call_name(wrong))
         twins.update(zip(wrong.outputs, right.outputs, strict=True))
-    moved = {expected: given for expected, given in read.items() if expected != given}
+    moved = {expected: actual for expected, actual in read.items() if expected != actual}
     if len(moved) != 2 or set(moved) != set(moved.values()):  # noqa: PLR2004  (a pair)
         return None
     words = f"the values that {' and '.join(readers)} read are swapped"
@@ -124,8 +134,8 @@ def swapped_inputs(
 
 def other_call(
     parting: Parting,
-    theirs: Sequence[Operation],
-    mine: Sequence[Operation],
+    operations: Sequence[Operation],
+    candidate_operations: Sequence[Operation],
     title: str,
 ) -> Pattern | None:
     """The operator that is called instead of one call of the reference on the same values.
@@ -133,33 +143,53 @@ def other_call(
     Args:
         title: the reference's call.
     """
-    own = [one for one in mine if not one.only_moves]
-    its = [one for one in theirs if not one.only_moves]
-    if len(own) != 1 or not its or own[0].function or _bare(own[0]) in map(_bare, its):
+    candidate_calls = [
+        candidate_operation
+        for candidate_operation in candidate_operations
+        if not candidate_operation.only_moves
+    ]
+    its = [operation for operation in operations if not operation.only_moves]
+    if (
+        len(candidate_calls) != 1
+        or not its
+        or candidate_calls[0].function
+        or _bare(candidate_calls[0]) in map(_bare, its)
+    ):
         return None
     border = _read(its, parting.known.classes)
-    if None in border or border != _read(own, parting.classes):
+    if None in border or border != _read(candidate_calls, parting.classes):
         return None
-    words = f"{call_name(own[0])} instead of {title}"
+    words = f"{call_name(candidate_calls[0])} instead of {title}"
     return _seen(PatternKind.OTHER_FUNCTION, words, bit_for_bit=True)
 
 
 def left_out(
-    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+    parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
 ) -> Pattern | None:
     """The operators that are left out, where all others are called in the same order."""
-    own = [one for one in mine if not one.only_moves]
-    its = [one for one in theirs if not one.only_moves]
+    candidate_calls = [
+        candidate_operation
+        for candidate_operation in candidate_operations
+        if not candidate_operation.only_moves
+    ]
+    its = [operation for operation in operations if not operation.only_moves]
     rest = iter(its)
-    names = [plain_name(one) for one in own]
-    if not mine or not all(any(name == plain_name(one) for one in rest) for name in names):
+    names = [plain_name(candidate_operation) for candidate_operation in candidate_calls]
+    if not candidate_operations or not all(
+        any(name == plain_name(reference_operation) for reference_operation in rest)
+        for name in names
+    ):
         return None
     # What only hands a value on reads what is left out is given.
-    if not _read(own or mine, parting.classes) <= _read(its, parting.known.classes):
+    if not _read(candidate_calls or candidate_operations, parting.classes) <= _read(
+        its, parting.known.classes
+    ):
         return None
     lost = [*its]
     for name in names:
-        lost.remove(next(one for one in lost if plain_name(one) == name))
+        lost.remove(
+            next(lost_operation for lost_operation in lost if plain_name(lost_operation) == name)
+        )
     if not lost:
         return None
     words = f"{call_names(lost)} {'is' if len(lost) == 1 else 'are'} left out"
@@ -167,17 +197,17 @@ def left_out(
 
 
 def _are_wired_alike(
-    parting: Parting, theirs: Sequence[Operation], mine: Sequence[Operation]
+    parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
 ) -> bool:
     """Whether both call the same operators with the same values, and with what these give."""
     twins: dict[int, int] = {}
-    for right, wrong in zip(theirs, mine, strict=True):
+    for right, wrong in zip(operations, candidate_operations, strict=True):
         if not _are_twins(right, wrong):
             return False
-        for its, own in zip(right.inputs, wrong.inputs, strict=True):
-            number = parting.classes[own]
+        for its, candidate_index in zip(right.inputs, wrong.inputs, strict=True):
+            number = parting.classes[candidate_index]
             is_known = number is not None and number == parting.known.classes[its]
-            if not is_known and twins.get(own) != its:
+            if not is_known and twins.get(candidate_index) != its:
                 return False
         twins.update(zip(wrong.outputs, right.outputs, strict=True))
     return True
@@ -192,8 +222,13 @@ def _are_twins(right: Operation, wrong: Operation) -> bool:
 
 def _read(operations: Sequence[Operation], classes: Sequence[int | None]) -> set[int | None]:
     """The classes of what some operators read and do not compute themselves."""
-    made = {index for one in operations for index in one.outputs}
-    return {classes[index] for one in operations for index in one.inputs if index not in made}
+    indexes = {index for operation in operations for index in operation.outputs}
+    return {
+        classes[index]
+        for operation in operations
+        for index in operation.inputs
+        if index not in indexes
+    }
 
 
 def _bare(operation: Operation) -> str:

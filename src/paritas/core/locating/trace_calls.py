@@ -31,12 +31,12 @@ def wrong_modules(parting: Parting) -> Iterator[tuple[TracedCall, TracedCall, Jo
 
     Each with the candidate's call of the same module, and the results that should be equal.
     """
-    mine = dict(_module_calls(parting.mine.trace))
+    candidate_calls = dict(_module_calls(parting.mine.trace))
     calls = [(key, call) for key, call in _module_calls(parting.theirs.trace) if key[0]]
     # A module returns before the one that calls it, perhaps after the same operator.
     calls.reverse()
-    for key, call in sorted(calls, key=lambda one: one[1].stop):
-        other = mine.get(key)
+    for key, call in sorted(calls, key=lambda keyed_call: keyed_call[1].stop):
+        other = candidate_calls.get(key)
         if other is None or not call.inputs or len(call.outputs) != len(other.outputs):
             continue
         if not _reads_the_same(parting, call, other):
@@ -66,12 +66,12 @@ def _wrong_result(parting: Parting, call: TracedCall, other: TracedCall) -> Join
         if parting.known.classes[right] == parting.classes[wrong]:
             continue
         its = _maker_in(parting.theirs.trace, call, right)
-        mine = _maker_in(parting.mine.trace, other, wrong)
-        if its is None or mine is None or its.is_backward:
+        maker = _maker_in(parting.mine.trace, other, wrong)
+        if its is None or maker is None or its.is_backward:
             return None
-        slots = mine.outputs.index(wrong), its.outputs.index(right)
+        slots = maker.outputs.index(wrong), its.outputs.index(right)
         size = float(call.stop - call.start + other.stop - other.start)
-        return Joint(mine, its, slots, size, 0.0)
+        return Joint(maker, its, slots, size, 0.0)
     return None
 
 
@@ -83,19 +83,23 @@ def _maker_in(trace: Trace, call: TracedCall, value: int) -> Operation | None:
 
 
 def operations_of(
-    trace: Trace, call: TracedCall, end: Operation, given: Collection[int] = ()
+    trace: Trace, call: TracedCall, end: Operation, known_values: Collection[int] = ()
 ) -> list[Operation]:
     """The operators of a call up to one, without those that do not lead to it.
 
     Args:
-        given: values that are known; what computes them is left out.
+        known_values: values that are known; what computes them is left out.
     """
     needed = {end.index}
     for operation in reversed(trace.operations[call.start : end.index + 1]):
         if operation.index in needed:
-            for index in set(operation.inputs).difference(given):
-                needed |= {one for one in trace.values[index].makers if one < operation.index}
-    return [one for one in trace.operations[call.start : end.index + 1] if one.index in needed]
+            for index in set(operation.inputs).difference(known_values):
+                needed |= {maker for maker in trace.values[index].makers if maker < operation.index}
+    return [
+        inner_operation
+        for inner_operation in trace.operations[call.start : end.index + 1]
+        if inner_operation.index in needed
+    ]
 
 
 # --- Functions of torch ---------------------------------------------------------------------------
@@ -114,8 +118,8 @@ def functions_of(trace: Trace, operations: Sequence[Operation]) -> list[TracedCa
 
     None stands for operators that no function called.
     """
-    computing = [one for one in operations if not one.only_moves] or operations
-    calls = [function_of(trace, one) for one in computing]
+    computing = [operation for operation in operations if not operation.only_moves] or operations
+    calls = [function_of(trace, operation) for operation in computing]
     return list({id(call): call for call in calls}.values())
 
 
@@ -136,11 +140,14 @@ def function_name(call: TracedCall | None) -> str:
 def twin_call(call: TracedCall, trace: Trace, other: Trace) -> TracedCall | None:
     """The same call in another run of the same side."""
     alike, others = (
-        [one for one in run.calls if one.target is call.target] for run in (trace, other)
+        [traced_call for traced_call in run.calls if traced_call.target is call.target]
+        for run in (trace, other)
     )
     if len(alike) != len(others):
         return None
-    return next(twin for one, twin in zip(alike, others, strict=True) if one is call)
+    return next(
+        twin for traced_call, twin in zip(alike, others, strict=True) if traced_call is call
+    )
 
 
 # --- Lines of the candidate -----------------------------------------------------------------------
@@ -165,14 +172,14 @@ def wrong_lines(parting: Parting) -> Iterator[tuple[TracedCall, TracedCall, Join
         _Readers(parting.theirs.trace, parting.ends[0]),
         _Readers(parting.mine.trace, parting.ends[1]),
     )
-    own, met = parting.reference.own, set[tuple[int, int]]()
+    reference_only, met = parting.reference.own, set[tuple[int, int]]()
     for first in _first_wrong(parting):
         for depth in range(len(first.frames), 0, -1):
             lines = _operators_on(parting.mine.trace, first, depth)
             result = _only_result(parting, lines)
             if result is None:
                 continue
-            for call, joint in _calls_like(parting, lines, result, own, readers):
+            for call, joint in _calls_like(parting, lines, result, reference_only, readers):
                 pair = joint.candidate.index, joint.reference.index
                 if pair not in met:
                     met.add(pair)
@@ -190,14 +197,14 @@ def _first_wrong(parting: Parting) -> list[Operation]:
         figures = values[index].figures
         return index in part.own and figures is not None and not figures.is_exact
 
-    found = [
-        one
-        for one in part.operations
-        if not one.is_backward
-        and any(map(is_own, one.outputs))
-        and not any(map(is_own, one.inputs))
+    operations = [
+        operation
+        for operation in part.operations
+        if not operation.is_backward
+        and any(map(is_own, operation.outputs))
+        and not any(map(is_own, operation.inputs))
     ]
-    return found[:_MOST_FIRST]
+    return operations[:_MOST_FIRST]
 
 
 def _operators_on(trace: Trace, first: Operation, depth: int) -> TracedCall:
@@ -214,15 +221,15 @@ def _operators_on(trace: Trace, first: Operation, depth: int) -> TracedCall:
 def _only_result(parting: Parting, lines: TracedCall) -> tuple[Operation, int] | None:
     """The only value that the reference lacks among those that lines of the candidate give."""
     trace = parting.mine.trace
-    read = {index for one in trace.operations[lines.stop :] for index in one.inputs}
+    read = {index for operation in trace.operations[lines.stop :] for index in operation.inputs}
     read.update(parting.ends[1])
-    own = {index for one in parting.candidate.operations for index in one.outputs
+    indexes = {index for operation in parting.candidate.operations for index in operation.outputs
            if parting.classes[index] is None}  # fmt: skip
     results = [
-        (one, slot)
-        for one in trace.operations[lines.start : lines.stop]
-        for slot, index in enumerate(one.outputs)
-        if index in read and index in own
+        (operation, slot)
+        for operation in trace.operations[lines.start : lines.stop]
+        for slot, index in enumerate(operation.outputs)
+        if index in read and index in indexes
     ]
     return results[0] if len(results) == 1 else None
 
@@ -231,46 +238,57 @@ def _calls_like(
     parting: Parting,
     lines: TracedCall,
     result: tuple[Operation, int],
-    own: Collection[int],
+    reference_only: Collection[int],
     readers: tuple[_Readers, _Readers],
 ) -> list[tuple[TracedCall, Joint]]:
     """The reference's calls that lines of the candidate may stand for, the likeliest first."""
-    theirs, mine = parting.theirs.trace, parting.mine.trace
+    reference_trace, candidate_trace = parting.theirs.trace, parting.mine.trace
     maker, slot = result
     wrong = maker.outputs[slot]
-    figures = mine.values[wrong].figures
-    operations = mine.operations[lines.start : lines.stop]
-    reads = {parting.classes[index] for one in operations for index in one.inputs}
-    leading = operations_of(mine, lines, maker)
-    made = {parting.classes[index] for one in leading for index in one.outputs}
+    figures = candidate_trace.values[wrong].figures
+    operations = candidate_trace.operations[lines.start : lines.stop]
+    reads = {parting.classes[index] for operation in operations for index in operation.inputs}
+    leading = operations_of(candidate_trace, lines, maker)
+    computed_classes = {
+        parting.classes[index]
+        for leading_operation in leading
+        for index in leading_operation.outputs
+    }
     leads_to = readers[1].names(wrong, lines)
     still_read = {parting.classes[index] for index in readers[1].read_outside(lines)}
     present = set(parting.classes)
-    if sum(one.computes for one in leading) > 1:  # or else one operator reads another value
+    if (
+        sum(leading_operation.computes for leading_operation in leading) > 1
+    ):  # or else one operator reads another value
         present = {parting.classes[index] for index in readers[1].leading}
-    found = []
-    for call in theirs.calls:
+    ranked_calls = []
+    for call in reference_trace.calls:
         if call.path is not None or call.stop <= call.start or not call.inputs:
             continue
         if not {parting.known.classes[index] for index in call.inputs} <= present:
             continue
         overlap = len(reads & {parting.known.classes[index] for index in call.inputs})
         for right in call.outputs:
-            known = theirs.values[right].figures
-            its = _maker_in(theirs, call, right)
-            if its is None or known is None or figures is None or not overlap:
+            reference_figures = reference_trace.values[right].figures
+            its = _maker_in(reference_trace, call, right)
+            if its is None or reference_figures is None or figures is None or not overlap:
                 continue
-            if known.shape != figures.shape or known.is_exact is not figures.is_exact:
+            if (
+                reference_figures.shape != figures.shape
+                or reference_figures.is_exact is not figures.is_exact
+            ):
                 continue
-            if right not in own and parting.known.classes[right] not in made:
+            if right not in reference_only and parting.known.classes[right] not in computed_classes:
                 continue
             if readers[0].names(right, call) == leads_to:
                 joint = Joint(maker, its, (slot, its.outputs.index(right)), 0.0, 0.0)
                 # Of several results of a call, those that are read are not what is missing.
-                is_missing = right in own or parting.known.classes[right] not in still_read
-                found.append((is_missing, overlap / len(set(call.inputs)), call, joint))
-    found.sort(key=lambda one: one[:2], reverse=True)
-    return [(call, joint) for *_, call, joint in found]
+                is_missing = (
+                    right in reference_only or parting.known.classes[right] not in still_read
+                )
+                ranked_calls.append((is_missing, overlap / len(set(call.inputs)), call, joint))
+    ranked_calls.sort(key=lambda ranked_call: ranked_call[:2], reverse=True)
+    return [(call, joint) for *_, call, joint in ranked_calls]
 
 
 class _Readers:
@@ -295,7 +313,11 @@ class _Readers:
 
     def read_outside(self, call: TracedCall) -> frozenset[int]:
         """The values that operators outside of a call read, and results of the program."""
-        read = (index for index, by in self._by_value.items() if any(one not in call for one in by))
+        read = (
+            index
+            for index, by in self._by_value.items()
+            if any(reader not in call for reader in by)
+        )
         return self._ends.union(read)
 
     def names(self, value: int, call: TracedCall) -> frozenset[str]:

@@ -66,14 +66,14 @@ class KnownValues:
         members = self._by_shape.get(self._shape_key(figures), [])
         first, width = self._first_sum(figures), 2.0 * tolerance * figures.norm
         best, nearest = None, math.inf
-        for place in range(bisect.bisect_left(members, (first - width, -1)), len(members)):
-            other, number = members[place]
+        for member_index in range(bisect.bisect_left(members, (first - width, -1)), len(members)):
+            other, number = members[member_index]
             if other > first + width:
                 break
-            known = self._members[number].figures
+            member_figures = self._members[number].figures
             distance = math.inf
-            if known is not None:
-                distance = known.distance(figures, ordered=self.ordered)
+            if member_figures is not None:
+                distance = member_figures.distance(figures, ordered=self.ordered)
             if distance <= tolerance and distance < nearest:
                 best, nearest = number, distance
         return best
@@ -81,22 +81,22 @@ class KnownValues:
     def match(self, trace: Trace) -> list[int | None]:
         """The class of each value of the candidate; None for a value that the reference lacks."""
         classes: list[int | None] = [None] * len(trace.values)
-        made: set[int] = set()
+        visited_values: set[int] = set()
         for operation in trace.operations:
             for index in operation.inputs:
-                if index not in made:
-                    made.add(index)
+                if index not in visited_values:
+                    visited_values.add(index)
                     classes[index] = self.find(trace.values[index].figures)
-            given = [classes[index] for index in operation.inputs]
+            input_classes = [classes[index] for index in operation.inputs]
             outputs: tuple[int, ...] | None = None
-            if None not in given and self.ordered:
-                key = _call_key(operation, given)
+            if None not in input_classes and self.ordered:
+                key = _call_key(operation, input_classes)
                 outputs = None if key is None else self._by_call.get(key)
-            for place, index in enumerate(operation.outputs):
-                made.add(index)
-                known = None if outputs is None else outputs[place]
-                own = self.find(trace.values[index].figures)
-                classes[index] = own if own is not None else known
+            for slot, index in enumerate(operation.outputs):
+                visited_values.add(index)
+                class_by_call = None if outputs is None else outputs[slot]
+                class_by_figures = self.find(trace.values[index].figures)
+                classes[index] = class_by_figures if class_by_figures is not None else class_by_call
         return classes
 
     def _add(self, value: TracedValue) -> int:
@@ -180,27 +180,29 @@ class OwnPart:
     leaves: tuple[int, ...]
 
     @classmethod
-    def behind(cls, role: str, trace: Trace, ends: Iterable[int], own: Collection[int]) -> OwnPart:
+    def behind(
+        cls, role: str, trace: Trace, ends: Iterable[int], own_values: Collection[int]
+    ) -> OwnPart:
         """Go back from some results through values that the other side lacks."""
-        own = frozenset(own)
-        found: set[int] = set()
+        own_values = frozenset(own_values)
+        maker_indices: set[int] = set()
         leaves: set[int] = set()
-        todo = [index for index in ends if index in own]
+        todo = [index for index in ends if index in own_values]
         met = set(todo)
         while todo:
             value = trace.values[todo.pop()]
-            makers = [index for index in value.makers if _gives_any(trace, index, own)]
+            makers = [index for index in value.makers if _gives_any(trace, index, own_values)]
             if not makers:
                 leaves.add(value.index)
             for index in makers:
-                found.add(index)
+                maker_indices.add(index)
                 for read in trace.operations[index].inputs:
-                    if read in own and read not in met:
+                    if read in own_values and read not in met:
                         met.add(read)
                         todo.append(read)
-        operations = [trace.operations[index] for index in sorted(found)]
-        part = cls(role, trace, operations, own, {}, tuple(sorted(leaves)))
-        part._note_what_is_before(found)
+        operations = [trace.operations[index] for index in sorted(maker_indices)]
+        part = cls(role, trace, operations, own_values, {}, tuple(sorted(leaves)))
+        part._note_what_is_before(maker_indices)
         return part
 
     def _note_what_is_before(self, inside: set[int]) -> None:
@@ -217,7 +219,11 @@ class OwnPart:
     @property
     def first(self) -> list[Operation]:
         """The operators that read only what the other side has, too."""
-        return [one for one in self.operations if len(self.before.get(one.index, "two")) == 1]
+        return [
+            operation
+            for operation in self.operations
+            if len(self.before.get(operation.index, "two")) == 1
+        ]
 
     def region(self, operation: Operation) -> list[Operation]:
         """The operators between what both sides have and the result of an operator."""
@@ -227,8 +233,8 @@ class OwnPart:
         """The values that such a region reads from outside."""
         region = self.region(operation)
         inner = {index for one in region for index in one.outputs}
-        for one in region:
-            yield from (index for index in one.inputs if index not in inner)
+        for region_operation in region:
+            yield from (index for index in region_operation.inputs if index not in inner)
 
 
 def _gives_any(trace: Trace, operation: int, values: frozenset[int]) -> bool:
@@ -258,24 +264,30 @@ class Joint:
 
 
 def find_joints(
-    ours: OwnPart, theirs: OwnPart, classes: list[int | None], known: KnownValues
+    ours: OwnPart, own_part: OwnPart, classes: list[int | None], known_values: KnownValues
 ) -> list[Joint]:
     """The pairs of a wrong value and the right one, the likeliest first.
 
     Args:
         ours: what only the candidate computes.
-        theirs: what only the reference computes.
+        own_part: what only the reference computes.
         classes: of the candidate's values.
-        known: the reference's values.
+        known_values: the reference's values.
     """
     left = _list_ends(ours, classes)
-    right = _list_ends(theirs, known.classes)
+    right = _list_ends(own_part, known_values.classes)
     joints = [
-        Joint(one.operation, other.operation, slots, one.size + other.size, one.cost(other, slots))
-        for one in left
+        Joint(
+            candidate_end.operation,
+            other.operation,
+            slots,
+            candidate_end.size + other.size,
+            candidate_end.cost(other, slots),
+        )
+        for candidate_end in left
         for other in right
-        if one.may_join(other)
-        for slots in one.pair_slots(other)
+        if candidate_end.may_join(other)
+        for slots in candidate_end.pair_slots(other)
     ]
     return sorted(joints, key=lambda joint: (joint.cost, joint.candidate.index))
 
@@ -321,7 +333,7 @@ class _End:
         return not self._both_move(other) or self.reads == other.reads
 
     def _both_move(self, other: _End) -> bool:
-        return all(one.only_moves for one in (*self.region, *other.region))
+        return all(operation.only_moves for operation in (*self.region, *other.region))
 
     def cost(self, other: _End, slots: tuple[int, int]) -> float:
         """How unlikely it is that these results of both are the same one."""
@@ -330,20 +342,22 @@ class _End:
         cost += _LEAD_TO_OTHERS * _unlike(self.leads_to, other.leads_to)
         cost += _ONLY_MOVE * self._both_move(other)
         cost += _INSIDE_OF_FUNCTION * self.is_inside
-        mine, its = self.results[slots[0]], other.results[slots[1]]
-        if mine.shape != its.shape and not (self._is_alike(other) and self._is_alone(other)):
+        candidate_figures, its = self.results[slots[0]], other.results[slots[1]]
+        if candidate_figures.shape != its.shape and not (
+            self._is_alike(other) and self._is_alone(other)
+        ):
             cost += _HAVE_OTHER_SHAPE
         return cost + _CALL_OTHERS * (not self._is_alike(other))
 
     def pair_slots(self, other: _End) -> Iterator[tuple[int, int]]:
         """The results of both that may be the same one."""
         may_differ = self._is_alike(other) or self._is_alone(other)
-        for slot, mine in self.results.items():
-            for place, its in other.results.items():
-                if mine.is_exact is not its.is_exact:
+        for slot, candidate_figures in self.results.items():
+            for other_slot, its in other.results.items():
+                if candidate_figures.is_exact is not its.is_exact:
                     continue
-                if mine.shape == its.shape or (slot == place and may_differ):
-                    yield slot, place
+                if candidate_figures.shape == its.shape or (slot == other_slot and may_differ):
+                    yield slot, other_slot
 
     def _is_alike(self, other: _End) -> bool:
         """Whether both end with the same operator."""
@@ -364,12 +378,14 @@ def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:
         if operation.index not in part.before:
             continue
         results = {
-            place: figures
-            for place, index in enumerate(operation.outputs)
+            slot: figures
+            for slot, index in enumerate(operation.outputs)
             if index in part.own and (figures := part.trace.values[index].figures) is not None
         }
         region = part.region(operation)
-        size = sum(_WEIGHT_OF_VIEW if one.only_moves else 1.0 for one in region)
+        size = sum(
+            _WEIGHT_OF_VIEW if region_operation.only_moves else 1.0 for region_operation in region
+        )
         # A parameter that the other side lacks equals nothing.
         border = part.border(operation)
         reads = frozenset(
@@ -382,9 +398,11 @@ def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:
 
 
 def _is_read_inside(operation: Operation, readers: dict[int, list[Operation]]) -> bool:
-    behind = [one for index in operation.outputs for one in readers.get(index, ())]
+    behind = [reader for index in operation.outputs for reader in readers.get(index, ())]
     its = operation.function, operation.forward
-    return bool(its[0] and behind) and all((one.function, one.forward) == its for one in behind)
+    return bool(its[0] and behind) and all(
+        (reader.function, reader.forward) == its for reader in behind
+    )
 
 
 def _names_behind(operation: Operation, readers: dict[int, list[Operation]]) -> Iterator[str]:

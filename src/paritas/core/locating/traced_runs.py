@@ -147,12 +147,12 @@ class TracedSides:
             used = frozenset(evidence.dtypes)
             lifts = None if side.role == "reference" else functools.partial(is_rounding, used=used)
             mode = evidence.lift_mode(lifts=lifts)
-        seen = run_quietly(traced, RunOptions(wide=wide, mode=mode), WideDefault())
-        if any(isinstance(error, OutOfTimeError) for error in _errors(seen)):
+        quietly = run_quietly(traced, RunOptions(wide=wide, mode=mode), WideDefault())
+        if any(isinstance(error, OutOfTimeError) for error in _errors(quietly)):
             raise OutOfTimeError
         recorder = traced.recorder
         trace = Trace() if recorder is None else recorder.trace
-        return TracedRun(trace, seen[-1], wide)
+        return TracedRun(trace, quietly[-1], wide)
 
     def has_wide(self) -> bool:
         """Whether the sides can run in float64 and compute something else there."""
@@ -177,8 +177,8 @@ class TracedSides:
         wrong = []
         for item in self.items:
             ours = completed(left, item, self._program(self.call.reference))
-            mine = completed(right, item, self._program(self.call.candidate))
-            pair = (ours, mine)
+            candidate_value = completed(right, item, self._program(self.call.candidate))
+            pair = (ours, candidate_value)
             if any(isinstance(value, torch.Tensor) for value in pair):
                 figures = [
                     figures_of(value) if isinstance(value, torch.Tensor) else None for value in pair
@@ -204,22 +204,26 @@ class TracedSides:
         return self._evidence
 
 
-def _errors(seen: list[Observation]) -> list[Exception | None]:
-    return [error for one in seen for error in (one.error, one.gradient_error)]
+def _errors(observations: list[Observation]) -> list[Exception | None]:
+    return [
+        error
+        for observation in observations
+        for error in (observation.error, observation.gradient_error)
+    ]
 
 
 def kept_tensors(
-    sides: TracedSides, side: Subject, run: TracedRun, wanted: Mapping[int, Any] | set[int]
+    sides: TracedSides, side: Subject, run: TracedRun, value_indices: Mapping[int, Any] | set[int]
 ) -> dict[int, Tensor]:
     """Whole values of a run; the side runs again if they were not kept."""
     values = run.trace.values
-    missing = {index for index in wanted if values[index].tensor is None}
+    missing = {index for index in value_indices if values[index].tensor is None}
     again = values
     if missing:
         everything = run.trace, len(run.trace.operations)
         again = sides.run(side, wide=run.wide, keep=missing, like=everything).trace.values
     tensors: dict[int, Tensor] = {}
-    for index in wanted:
+    for index in value_indices:
         tensor = values[index].tensor
         if tensor is None and index < len(again):
             tensor = again[index].tensor

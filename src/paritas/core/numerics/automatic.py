@@ -137,8 +137,8 @@ def judge_floats(
         return Judgement(status=Status.IDENTICAL)
     metrics = None if same else pair_metrics(reference, candidate)
     arbiter, lifted = evidence.arbiter(), evidence.lifted()
-    own = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
-    case = _FloatCase(reference, candidate, arbiter, own, evidence, gates)
+    own_error = NO_NOISE if arbiter is None else criterion.own_noise(reference, arbiter)
+    case = _FloatCase(reference, candidate, arbiter, own_error, evidence, gates)
     above: _RunOutcome | None = None
     if arbiter is not None and lifted is not None:
         above = _judge_lifted(case, arbiter, lifted)
@@ -215,12 +215,12 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
     evidence = case.evidence
     unit = evidence.lift_unit
     exact_inside = unit == UNIT_F64
-    own = NO_NOISE if evidence.unit is None else case.own.times(unit / evidence.unit)
+    own_error = NO_NOISE if evidence.unit is None else case.own.times(unit / evidence.unit)
     mismatch = nonfinite_mismatch(arbiter, lifted)
     scaled = Noise(
         unit=unit,
         inner=unit,
-        own=own,
+        own=own_error,
         factor=LIFTED_SLACK_SCALED if exact_inside else 1.0,
         source="the reference's own error, scaled to float64",
     )
@@ -254,8 +254,8 @@ def _score_vanished(
     truth = real_view(arbiter)
     if arbiter.is_complex():
         spread = spread.unsqueeze(-1).expand_as(truth)
-    own = pool(spread, truth, criterion.rms(spread)).times(scaled.unit / evidence.unit)
-    noise = dataclasses.replace(scaled, own=own, source="a perturbed run, scaled to float64")
+    own_error = pool(spread, truth, criterion.rms(spread)).times(scaled.unit / evidence.unit)
+    noise = dataclasses.replace(scaled, own=own_error, source="a perturbed run, scaled to float64")
     return criterion.score(lifted, arbiter, noise)
 
 
@@ -295,10 +295,10 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         reason = _overflow_reason(reference, candidate, arbiter) if forgiven else ""
         return _RunOutcome(scored, passed=True, shaky=forgiven, reason=reason)
     least = evidence.least_spread() if arbiter is not None else None
-    known = _with_least_spread(noise, least)
+    with_least_spread = _with_least_spread(noise, least)
     passable = least is not None and mismatch is None and Gate.LEAST_SPREAD in case.gates
     if arbiter is not None and passable:
-        outcome = _pass_by_least_spread(candidate, arbiter, known)
+        outcome = _pass_by_least_spread(candidate, arbiter, with_least_spread)
         if outcome is not None:
             return outcome
     if evidence.unit is None or not _has_spread(evidence):
@@ -306,7 +306,7 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
             return _RunOutcome(scored, passed=False, reason=_nonfinite_reason(mismatch))
         return _judge_blindly(case, truth, noise, unit)
     where = "float64" if arbiter is not None else dtype_name(reference.dtype)
-    noise = dataclasses.replace(known, source=f"perturbed {where} runs")
+    noise = dataclasses.replace(with_least_spread, source=f"perturbed {where} runs")
     outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
     if outcome.passed and forgiven:
         reason = _overflow_reason(reference, candidate, arbiter)
@@ -430,9 +430,11 @@ def _judge_with_spread(  # noqa: PLR0913
             spread = torch.maximum(spread, noise.spread)
         scored = criterion.score(candidate, truth, dataclasses.replace(noise, spread=spread))
         # An infinite spread marks places where rounding decides whether a value is finite.
-        left = None if mismatch is None else mismatch & torch.isfinite(spread).to(mismatch.device)
-        if left is not None and bool(left.any()):
-            outcome = _RunOutcome(scored, passed=False, reason=_nonfinite_reason(left))
+        mismatch_in_run = (
+            None if mismatch is None else mismatch & torch.isfinite(spread).to(mismatch.device)
+        )
+        if mismatch_in_run is not None and bool(mismatch_in_run.any()):
+            outcome = _RunOutcome(scored, passed=False, reason=_nonfinite_reason(mismatch_in_run))
         else:
             decided = mismatch is not None or scored.knife_edges > 0
             is_last_word = runs in {1, FEW_RUNS, MOST_RUNS} or outcome.scored is before
@@ -516,32 +518,35 @@ def _judge_whole(case: _FloatCase, outcome: _RunOutcome, above: _RunOutcome | No
     is_shaky = outcome.shaky or (above is not None and above.shaky)
     if arbiter is None or evidence.unit is None or is_shaky:
         return outcome
-    found, noise = whole_error(case.candidate, arbiter), _whole_noise(case, arbiter, above)
+    candidate_error, noise = (
+        whole_error(case.candidate, arbiter),
+        _whole_noise(case, arbiter, above),
+    )
     # No factor is larger than the error itself.
-    if found is None or noise is None or found.size <= OWN_RMS * noise.own.size:
+    if candidate_error is None or noise is None or candidate_error.size <= OWN_RMS * noise.own.size:
         return outcome
-    runs, excess = 0, noise.excess(found, last=False)
+    runs, excess = 0, noise.excess(candidate_error, last=False)
     least = evidence.least_spread() if excess.worst > 1 else None
     if least is not None:
         noise = dataclasses.replace(noise, least=criterion.relative_rms(least, arbiter))
-        excess = noise.excess(found, last=False)
+        excess = noise.excess(candidate_error, last=False)
     while excess.worst > 1 and runs < MOST_RUNS:
         spread = evidence.spread(evidence.unit, runs + 1)
         runs = max(runs + 1, evidence.runs_made(evidence.unit))
-        whole = evidence.whole_errors(evidence.unit)
-        if spread is None or not whole:
+        run_errors = evidence.whole_errors(evidence.unit)
+        if spread is None or not run_errors:
             return outcome
-        noise = dataclasses.replace(noise, runs=whole)
-        excess = noise.excess(found, last=runs >= MOST_RUNS)
+        noise = dataclasses.replace(noise, runs=run_errors)
+        excess = noise.excess(candidate_error, last=runs >= MOST_RUNS)
     if excess.worst > 1 and not evidence.is_smooth:
         jumps = evidence.jumps(evidence.unit, MOST_PAIRS)
         if jumps is None:
             return outcome
         noise = dataclasses.replace(noise, jumps=whole_jumps(jumps, arbiter))
-        excess = noise.excess(found, last=True)
+        excess = noise.excess(candidate_error, last=True)
     if excess.worst <= 1:
         return outcome
-    return dataclasses.replace(outcome, passed=False, reason=noise.reason(found, excess))
+    return dataclasses.replace(outcome, passed=False, reason=noise.reason(candidate_error, excess))
 
 
 def _judge_by_repeats(case: _FloatCase, outcome: _RunOutcome) -> _RunOutcome:
@@ -568,30 +573,34 @@ def _judge_by_repeats(case: _FloatCase, outcome: _RunOutcome) -> _RunOutcome:
         if len(repeats) < runs or repeats[-1].shape != reference.shape:
             break  # it always gives the same bits
         worst = list(map(max, worst, _distances(repeats[-1], truth, noise)[1]))
-        if all(mine <= REPEATED * most for mine, most in zip(figures, worst, strict=True)):
+        if all(figure <= REPEATED * most for figure, most in zip(figures, worst, strict=True)):
             return _RunOutcome(scored, passed=True, spread=outcome.spread)
     return outcome
 
 
 def _distances(value: Tensor, truth: Tensor, noise: Noise) -> tuple[Scored, list[float]]:
     """How far a value is from the truth: at worst, typically, in one slice, and as a whole."""
-    scored, whole = criterion.score(value, truth, noise), whole_error(value, truth)
+    scored, error_as_whole = criterion.score(value, truth, noise), whole_error(value, truth)
     score = scored.score
     share = (score.slice_z or 0.0) / (score.slice_limit or 1.0)
-    sizes = [math.inf, math.inf] if whole is None else [whole.size, abs(whole.factor)]
+    sizes = (
+        [math.inf, math.inf]
+        if error_as_whole is None
+        else [error_as_whole.size, abs(error_as_whole.factor)]
+    )
     return scored, [score.max_z, score.rms_z, share, *sizes]
 
 
 def _whole_noise(case: _FloatCase, arbiter: Tensor, above: _RunOutcome | None) -> WholeNoise | None:
     """What is known about the error of a whole before any run is made."""
-    own = whole_error(case.reference, arbiter)
-    if own is None:
+    reference_error = whole_error(case.reference, arbiter)
+    if reference_error is None:
         return None
     dtypes = {case.reference.dtype, case.candidate.dtype}
     rounding = max(case.evidence.unit or 0.0, *map(criterion.unit_roundoff, dtypes))
     step, least = max(map(criterion.smallest_step, dtypes)), populations(real_view(arbiter)).least
     return WholeNoise(
-        own=own,
+        own=reference_error,
         rounding=rounding + (step / least if least else 0.0),
         numel=arbiter.numel(),
         cuts=not (case.reference.is_cpu and case.candidate.is_cpu),
@@ -604,11 +613,11 @@ def _is_far_from_own(candidate: Tensor, truth: Tensor, noise: Noise) -> bool:
     if noise.reference is None:
         return False
     wide = truth.to(torch.complex128 if truth.is_complex() else torch.float64)
-    own, error = (
+    reference_error, error = (
         criterion.relative_rms(side.to(wide.device) - wide, truth)
         for side in (noise.reference, candidate)
     )
-    return error > FAR_FROM_OWN * max(own, noise.unit)
+    return error > FAR_FROM_OWN * max(reference_error, noise.unit)
 
 
 def _unexplained_reason(
@@ -624,10 +633,10 @@ def _unexplained_reason(
     rest = criterion.unexplained(candidate, truth, jumps.pairs)
     if rest is None:
         return ""
-    own = 0.0
+    reference_error = 0.0
     if noise.reference is not None:
-        own = criterion.relative_rms(noise.reference.double() - truth, truth)
-    limit = criterion.RMS_Z * max(own, noise.unit, rest.most if last else rest.usual)
+        reference_error = criterion.relative_rms(noise.reference.double() - truth, truth)
+    limit = criterion.RMS_Z * max(reference_error, noise.unit, rest.most if last else rest.usual)
     if rest.error <= limit:
         return ""
     return (
@@ -643,8 +652,8 @@ def nonfinite_mismatch(left: Tensor, right: Tensor) -> Tensor | None:
             nonfinite_mismatch(left.real, right.real),
             nonfinite_mismatch(left.imag, right.imag),
         )
-        found = [part for part in parts if part is not None]
-        return torch.stack(found).any(dim=0) if found else None
+        part_mismatches = [part for part in parts if part is not None]
+        return torch.stack(part_mismatches).any(dim=0) if part_mismatches else None
     right = right.to(left.device)
     if left.dtype.itemsize == 1 or right.dtype.itemsize == 1:  # float8 lacks the operators
         left, right = left.float(), right.float()

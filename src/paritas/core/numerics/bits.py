@@ -89,12 +89,12 @@ def _arrays_equal(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> bool:
 def _find_memcmp() -> Callable[[int, int, int], int] | None:
     """The C library's memcmp, which is much faster than numpy: it writes nothing."""
     try:
-        found = ctypes.CDLL(None).memcmp
+        memcmp = ctypes.CDLL(None).memcmp
     except (AttributeError, OSError, TypeError):
         return None  # Windows has no such handle: use numpy
-    found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    found.restype = ctypes.c_int
-    return cast("Callable[[int, int, int], int]", found)
+    memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    memcmp.restype = ctypes.c_int
+    return cast("Callable[[int, int, int], int]", memcmp)
 
 
 _memcmp = _find_memcmp()
@@ -134,8 +134,10 @@ def ulp_distance(a: Tensor, b: Tensor) -> Tensor:
         UsageError: (a `ValueError`) shapes or dtypes differ, or the dtype is not a real float.
     """
     if a.shape != b.shape or not has_ulps(a.dtype, b.dtype):
-        given = f"{tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype}"
-        raise UsageError(f"ulps need two real float tensors of one shape and dtype, got {given}")
+        operand_words = f"{tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype}"
+        raise UsageError(
+            f"ulps need two real float tensors of one shape and dtype, got {operand_words}"
+        )
     a, b = a.detach().resolve_neg(), b.detach().resolve_neg()
     distance = grid_distance(a, b)
     a, b = a.double(), b.double()  # float8 lacks the comparisons
@@ -192,8 +194,8 @@ def _as_components(chunk: Tensor) -> Tensor:
 
 def _fills_words(bits: Tensor) -> bool:
     width = bits.dtype.itemsize
-    whole = bits.numel() * width % _WORD == bits.storage_offset() * width % _WORD == 0
-    return whole and bits.is_contiguous()
+    is_word_aligned = bits.numel() * width % _WORD == bits.storage_offset() * width % _WORD == 0
+    return is_word_aligned and bits.is_contiguous()
 
 
 def halves(integers: Tensor) -> tuple[Tensor, Tensor]:

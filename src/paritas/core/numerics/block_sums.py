@@ -35,11 +35,11 @@ class _Room(threading.local):
 
     def of(self, name: str, dtype: type, size: int) -> Array:
         """A buffer of this size and dtype."""
-        found = self._arrays.get((name, dtype))
-        if found is None or found.size < size:
+        buffer = self._arrays.get((name, dtype))
+        if buffer is None or buffer.size < size:
             # At least a block: after a small tensor the buffer would have to grow again.
-            found = self._arrays[name, dtype] = np.empty(max(size, BLOCK), dtype)
-        return found[:size]
+            buffer = self._arrays[name, dtype] = np.empty(max(size, BLOCK), dtype)
+        return buffer[:size]
 
 
 ROOM = _Room()
@@ -51,9 +51,13 @@ def dot(x: Array, y: Array) -> float:
     size = x.size
     if size <= _STRETCH:
         return float(x.dot(y))
-    whole = size - size % _STRETCH
-    found = _sum_by_stretch(x[:whole], y[:whole].reshape(-1, _STRETCH, 1))
-    return found if whole == size else found + float(x[whole:].dot(y[whole:]))
+    stretched_size = size - size % _STRETCH
+    stretch_sum = _sum_by_stretch(x[:stretched_size], y[:stretched_size].reshape(-1, _STRETCH, 1))
+    return (
+        stretch_sum
+        if stretched_size == size
+        else stretch_sum + float(x[stretched_size:].dot(y[stretched_size:]))
+    )
 
 
 def total(x: Array) -> float:
@@ -61,9 +65,13 @@ def total(x: Array) -> float:
     size, ones = x.size, _ONES[x.dtype.type]
     if size <= _STRETCH:
         return float(x.dot(ones[:size]))
-    whole = size - size % _STRETCH
-    found = _sum_by_stretch(x[:whole], ones.reshape(_STRETCH, 1))
-    return found if whole == size else found + float(x[whole:].dot(ones[: size - whole]))
+    stretched_size = size - size % _STRETCH
+    stretch_sum = _sum_by_stretch(x[:stretched_size], ones.reshape(_STRETCH, 1))
+    return (
+        stretch_sum
+        if stretched_size == size
+        else stretch_sum + float(x[stretched_size:].dot(ones[: size - stretched_size]))
+    )
 
 
 def _sum_by_stretch(x: Array, columns: Array) -> float:
@@ -277,12 +285,12 @@ class SoftmaxDivergence:
             return 0.0
         mean = self._first / self._weights
         if self._is_far:
-            found = math.log(self._exponentials) + self._summit - self._top
-            found -= math.log(self._weights) + mean
+            divergence = math.log(self._exponentials) + self._summit - self._top
+            divergence -= math.log(self._weights) + mean
         else:
             rest = self._rest / self._weights
-            found = rest - _log_remainder(mean + rest)
-        return found if math.isnan(found) else max(found, 0.0)
+            divergence = rest - _log_remainder(mean + rest)
+        return divergence if math.isnan(divergence) else max(divergence, 0.0)
 
     @property
     def _is_far(self) -> bool:
@@ -324,20 +332,23 @@ class SoftmaxDivergence:
             self._weights += weights
             self._first += first + shift * weights
             return
-        kept, moved = (weights, first, rest), (self._weights, self._first, self._rest)
+        kept_sums, moved = (weights, first, rest), (self._weights, self._first, self._rest)
         delta = self._shift - shift
         if leads:
             self._shift = shift
         else:
-            kept, moved, delta = moved, kept, -delta
+            kept_sums, moved, delta = moved, kept_sums, -delta
         if not moved[0]:
-            self._weights, self._first, self._rest = kept
+            self._weights, self._first, self._rest = kept_sums
             return
         growth, weights = math.expm1(delta), moved[0]
-        self._weights = kept[0] + weights
-        self._first = kept[1] + moved[1] + delta * weights
+        self._weights = kept_sums[0] + weights
+        self._first = kept_sums[1] + moved[1] + delta * weights
         self._rest = (
-            kept[2] + weights * _exp_remainder(delta) + growth * moved[1] + (1 + growth) * moved[2]
+            kept_sums[2]
+            + weights * _exp_remainder(delta)
+            + growth * moved[1]
+            + (1 + growth) * moved[2]
         )
 
     def _add_exponentials(self, c: Array) -> None:
@@ -367,11 +378,11 @@ def _log_remainder(x: float) -> float:
 def _sum_exp_remainders(w: Array, d: Array, largest: float) -> float:
     """Sum of w (e^d - 1 - d), with as many terms as float32 needs; overwrites w."""
     powers = np.multiply(d, d, out=ROOM.get("t", d))
-    found = _TAYLOR[0] * dot(w, powers)
+    remainder_sum = _TAYLOR[0] * dot(w, powers)
     weighted = w
     for coefficient, reach in zip(_TAYLOR[1:], _REACH, strict=False):
         if largest <= reach:
             break
         weighted = np.multiply(weighted, d, out=w)
-        found += coefficient * dot(weighted, powers)
-    return found
+        remainder_sum += coefficient * dot(weighted, powers)
+    return remainder_sum

@@ -142,8 +142,12 @@ def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def parts(value: Any) -> Parts | None:
     """The parts of a container or an object, one level deep; None for a leaf."""
-    known = _parts_beside_attributes(value)
-    return None if known is None else _with_attributes(value, known)
+    parts_beside_attributes = _parts_beside_attributes(value)
+    return (
+        None
+        if parts_beside_attributes is None
+        else _with_attributes(value, parts_beside_attributes)
+    )
 
 
 def _parts_beside_attributes(value: Any) -> Parts | None:
@@ -151,9 +155,9 @@ def _parts_beside_attributes(value: Any) -> Parts | None:
     if _is_leaf(value):
         return None
     for read in (_read_mapping, _read_sequence, _read_special):
-        known = read(value)
-        if known is not None:
-            return known
+        content_parts = read(value)
+        if content_parts is not None:
+            return content_parts
     if any(_is_native(base) for base in cls.__mro__ if base not in _READABLE):
         return None
     is_record = dataclasses.is_dataclass(cls) or issubclass(cls, types.SimpleNamespace)
@@ -196,23 +200,23 @@ def _equal_by_own_class(left: Any, right: Any) -> bool | None:
 def walk(value: Any, path: str) -> Iterator[tuple[str, Any, Parts | None]]:
     """Every value with its path and its parts, a container before its contents."""
     stack: list[tuple[str, Any, tuple[tuple[int, str], ...]]] = [(path, value, ())]
-    seen = 0
+    visited_count = 0
     while stack:
-        where, one, above = stack.pop()
-        cycle = next((p for address, p in above if address == id(one)), None)
+        where, node, above = stack.pop()
+        cycle = next((p for address, p in above if address == id(node)), None)
         if cycle is not None:
             yield where, f"<the object at {cycle or 'the root'}>", None
             continue
-        below = parts(one)
-        seen += 1
+        below = parts(node)
+        visited_count += 1
         if below is None:
-            yield where, as_leaf(one), None
-        elif len(above) >= _MOST_LEVELS or seen > _MOST_LEAVES:
+            yield where, as_leaf(node), None
+        elif len(above) >= _MOST_LEVELS or visited_count > _MOST_LEAVES:
             too = "deep" if len(above) >= _MOST_LEVELS else "large"
-            yield where, Opaque(one, f"too {too} to be compared"), None
+            yield where, Opaque(node, f"too {too} to be compared"), None
         else:
-            yield where, one, below
-            inside = (*above, (id(one), where))
+            yield where, node, below
+            inside = (*above, (id(node), where))
             stack += [(where + suffix, child, inside) for suffix, child in reversed(below.items)]
 
 
@@ -332,23 +336,23 @@ def _read_array(value: Any) -> Parts | None:
     return Parts(_own_kind(cls), items)
 
 
-def _with_attributes(value: Any, known: Parts) -> Parts:
+def _with_attributes(value: Any, content_parts: Parts) -> Parts:
     """Add the attributes to the parts, each once."""
-    by_suffix = dict(known.items)
-    items = list(known.items)
+    by_suffix = dict(content_parts.items)
+    items = list(content_parts.items)
     hidden: list[tuple[str, Any]] = []
     if type(value) is np.ma.MaskedArray:
-        return known
+        return content_parts
     for name, attribute in attributes(value):
         suffix = f".{name}"
         part = by_suffix.get(suffix, by_suffix.get(f"[{name!r}]", _MISSING))
         # A ModelOutput's fields are also its items, except those that are None.
-        if part is attribute or (known.kind.family == MAPPING and attribute is None):
+        if part is attribute or (content_parts.kind.family == MAPPING and attribute is None):
             continue
         # A private lock or weak reference is not part of the result.
         private = name.startswith("_") and _is_hidden(attribute)
         (hidden if private else items).append((suffix, attribute))
-    return dataclasses.replace(known, items=items or hidden)
+    return dataclasses.replace(content_parts, items=items or hidden)
 
 
 _MISSING = object()
@@ -356,19 +360,19 @@ _MISSING = object()
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """The contents of an object's `__dict__` and slots, except cached properties."""
-    found: dict[str, Any] = {}
+    attribute_values: dict[str, Any] = {}
     cls = type(value)
     stored, cached = _stored_in(cls)
-    for place, name in stored:
-        descriptor = vars(cls.__mro__[place])[name]
+    for base_index, name in stored:
+        descriptor = vars(cls.__mro__[base_index])[name]
         if name == "__dict__":
-            found |= dict.items(descriptor.__get__(value))
+            attribute_values |= dict.items(descriptor.__get__(value))
         else:
             with contextlib.suppress(AttributeError):  # an empty slot
-                found[name] = descriptor.__get__(value)
+                attribute_values[name] = descriptor.__get__(value)
     return [
         (name, attribute)
-        for name, attribute in found.items()
+        for name, attribute in attribute_values.items()
         if type(name) is str and name not in cached and not _is_special(name)
     ]
 
@@ -386,10 +390,10 @@ def given_to_tensor(tensor: torch.Tensor) -> dict[str, Any]:
 
     Those of other classes are their contents.
     """
-    given = vars(tensor) if type(tensor) in _OWN_TENSORS else {}
+    own_attributes = vars(tensor) if type(tensor) in _OWN_TENSORS else {}
     return {
         name: value
-        for name, value in given.items()
+        for name, value in own_attributes.items()
         if name not in _OF_TORCH and _DYNAMOS not in name and not _is_special(name)
     }
 
@@ -401,17 +405,17 @@ def _stored_in(cls: type) -> tuple[list[tuple[int, str]], frozenset[str]]:
     refuse to be hashed.
     """
     key = id(cls)
-    known = _STORED_IN.get(key)
-    if known is not None and known[0]() is cls:
-        return known[1], known[2]
+    cached_entry = _STORED_IN.get(key)
+    if cached_entry is not None and cached_entry[0]() is cls:
+        return cached_entry[1], cached_entry[2]
     stored: list[tuple[int, str]] = []
     cached: set[str] = set()
-    for place, base in reversed(list(enumerate(cls.__mro__))):
+    for base_index, base in reversed(list(enumerate(cls.__mro__))):
         for name, descriptor in list(vars(base).items()):
             if isinstance(descriptor, functools.cached_property):
                 cached.add(name)
             elif isinstance(descriptor, _STORED) and (name == "__dict__" or not _is_native(base)):
-                stored.append((place, name))
+                stored.append((base_index, name))
     forget = weakref.ref(cls, lambda _: _STORED_IN.pop(key, None))
     _STORED_IN[key] = forget, stored, frozenset(cached)
     return stored, frozenset(cached)
@@ -434,7 +438,8 @@ def _is_hidden(value: Any) -> bool:
 def _is_native(cls: type) -> bool:
     """Whether a class is written in C: its objects may hold more than attributes."""
     return any(
-        isinstance(one, _NATIVE_METHODS) and one.__objclass__ is cls for one in vars(cls).values()
+        isinstance(member, _NATIVE_METHODS) and member.__objclass__ is cls
+        for member in vars(cls).values()
     )
 
 

@@ -77,11 +77,11 @@ def root_mean_square(parts: Iterable[Tensor]) -> float:
         count += finite
         if top == 0:
             continue
-        mine = float((values / top).square().sum())
+        part_squares = float((values / top).square().sum())
         if top > largest:
-            squares, largest = squares * (largest / top) ** 2 + mine, top
+            squares, largest = squares * (largest / top) ** 2 + part_squares, top
         else:
-            squares += mine * (top / largest) ** 2
+            squares += part_squares * (top / largest) ** 2
     return largest * math.sqrt(squares / count) if count else 0.0
 
 
@@ -132,7 +132,7 @@ class Jumps:
     def or_larger(self, other: Jumps) -> Jumps:
         """The elementwise maximum of two."""
         size = torch.maximum(self.size, other.size)
-        both = [one.pairs for one in (self, other) if one.pairs is not None]
+        both = [jumps.pairs for jumps in (self, other) if jumps.pairs is not None]
         pairs = torch.cat(both) if len(both) == 2 else None  # noqa: PLR2004
         return Jumps(size, self.decides | other.decides, pairs)
 
@@ -176,8 +176,8 @@ def unexplained(candidate: Tensor, truth: Tensor, pairs: Tensor) -> Unexplained 
     runs = pairs.flatten(0, 1)
     # The other run of a pair has the opposite noise and would explain it.
     rests = [
-        _rest(moved, torch.cat([pairs[:place], pairs[place + 1 :]]).flatten(0, 1))
-        for place, pair in enumerate(pairs)
+        _rest(moved, torch.cat([pairs[:pair_index], pairs[pair_index + 1 :]]).flatten(0, 1))
+        for pair_index, pair in enumerate(pairs)
         for moved in pair
     ]
     rests.sort()
@@ -254,11 +254,16 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
     candidate, arbiter, noise = as_reals(candidate, arbiter, noise)
     floors = NoiseFloors.of(arbiter, noise)
     total = ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex)
-    own = arbiter if noise.reference is None else noise.reference
-    tensors = [arbiter, candidate, own, *([] if noise.spread is None else [noise.spread])]
+    native_reference = arbiter if noise.reference is None else noise.reference
+    tensors = [
+        arbiter,
+        candidate,
+        native_reference,
+        *([] if noise.spread is None else [noise.spread]),
+    ]
     if noise.jumps is not None:
         tensors += [noise.jumps.size, noise.jumps.decides]
-    for place, parts in chunks(*tensors):
+    for chunk_position, parts in chunks(*tensors):
         r, c = parts[0].double(), parts[1].double()
         spread = None if noise.spread is None else parts[3]
         jumps = None if noise.jumps is None else Jumps(*parts[-2:])
@@ -279,8 +284,8 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             least = torch.maximum(floor, once)
             local = noise.factor * (rounding + torch.maximum(spread, least))
         if noise.reference is not None:
-            mine = ((parts[2].double() - r).abs() / 2).nan_to_num(0.0, 0.0, 0.0)
-            local = torch.maximum(local, noise.factor * (rounding + mine))
+            reference_error = ((parts[2].double() - r).abs() / 2).nan_to_num(0.0, 0.0, 0.0)
+            local = torch.maximum(local, noise.factor * (rounding + reference_error))
         if leaves is not None:
             local = torch.where(leaves, math.inf, local)
         error = (c - r).abs_()
@@ -290,7 +295,7 @@ def score(candidate: Tensor, arbiter: Tensor, noise: Noise) -> Scored:
             z = torch.where(error == 0, 0.0, z)
             z = torch.where(torch.isfinite(c) & torch.isfinite(r), z, 0.0)
             sums = SumsOfSquares.of(z)
-        total.add(place, z, sums)
+        total.add(chunk_position, z, sums)
         if spread is not None:
             wavers = (spread if jumps is None else jumps.size) > KNIFE_EDGE_SHARE * (size + scale)
             wavers = wavers if jumps is None else wavers & jumps.decides
@@ -335,10 +340,10 @@ class NoiseFloors:
         spread = NO_NOISE
         if noise.spread is not None:
             spread = pool(noise.spread, truth, rms(noise.spread)).times(0.5)
-        own = noise.own.times(noise.own_share)
+        scaled_own = noise.own.times(noise.own_share)
         return cls(
-            pooled=torch.maximum(spread.by_class, own.by_class),
-            whole=max(spread.whole, own.whole),
+            pooled=torch.maximum(spread.by_class, scaled_own.by_class),
+            whole=max(spread.whole, scaled_own.whole),
             share=borrowed_share(noise.unit),
             populations=populations(truth),
             median=0.0 if noise.spread is None else _median(noise.spread),
@@ -355,9 +360,9 @@ class NoiseFloors:
     def usual(self, values: Tensor) -> Tensor:
         """The usual noise of some elements; 0 if rounding decides most of them."""
         classes = self.populations.magnitudes.classes(values)
-        own = self.own.by_class.to(values.device)[classes] / 2
+        own_floor = self.own.by_class.to(values.device)[classes] / 2
         is_steady = self.median <= KNIFE_EDGE_SHARE * self.populations.scale(values)
-        return torch.maximum(own, own.new_full((), self.median) * is_steady)
+        return torch.maximum(own_floor, own_floor.new_full((), self.median) * is_steady)
 
 
 def _median(spread: Tensor) -> float:
@@ -471,14 +476,14 @@ class ScoreTotals:
             for size in self.shape[:axes]
         ]
 
-    def add(self, place: tuple[int, int, int], z: Tensor, sums: SumsOfSquares) -> None:
+    def add(self, chunk_position: tuple[int, int, int], z: Tensor, sums: SumsOfSquares) -> None:
         """Add the z of one piece from `chunks`, and their sums."""
-        axis, start, length = place
+        axis, start, length = chunk_position
         if not sums.worst <= MAX_Z:
             self.over += int((z > MAX_Z).sum())
         if not math.isnan(self.worst) and not sums.worst <= self.worst:  # a NaN is kept
             self.worst = sums.worst
-            self.index = self._locate_worst(place, z) if self._locates else None
+            self.index = self._locate_worst(chunk_position, z) if self._locates else None
         self.squares += sums.total
         for dim, slices in enumerate(self.slices):
             if slices is None:
@@ -491,8 +496,8 @@ class ScoreTotals:
             here = slice(start, start + length) if dim == axis else slice(None)
             slices[here] += part
 
-    def _locate_worst(self, place: tuple[int, int, int], z: Tensor) -> tuple[int, ...]:
-        axis, start, _ = place
+    def _locate_worst(self, chunk_position: tuple[int, int, int], z: Tensor) -> tuple[int, ...]:
+        axis, start, _ = chunk_position
         where = _unravelled(int(z.argmax()), z.shape)
         where[axis] += start
         where = where[:-1] if self.is_complex else where
@@ -500,10 +505,10 @@ class ScoreTotals:
 
     def slices_on_host(self) -> list[Tensor | None]:
         """The sums per slice, by axis; a device is waited for only once."""
-        known = [sums for sums in self.slices if sums is not None]
-        if not known or known[0].is_cpu:
+        stored_sums = [sums for sums in self.slices if sums is not None]
+        if not stored_sums or stored_sums[0].is_cpu:
             return self.slices
-        copies = iter(torch.cat(known).cpu().split([len(sums) for sums in known]))
+        copies = iter(torch.cat(stored_sums).cpu().split([len(sums) for sums in stored_sums]))
         return [None if sums is None else next(copies) for sums in self.slices]
 
     def scored(self, source: str) -> Scored:
@@ -618,7 +623,7 @@ def as_reals(candidate: Tensor, arbiter: Tensor, noise: Noise) -> tuple[Tensor, 
 
     spread = None if noise.spread is None else for_both(noise.spread)
     jumps = None if noise.jumps is None else noise.jumps.map(for_both)
-    own = noise.reference
-    if own is not None:
-        own = real_view(own.to(wide))
-    return *pair, dataclasses.replace(noise, spread=spread, jumps=jumps, reference=own)
+    native_reference = noise.reference
+    if native_reference is not None:
+        native_reference = real_view(native_reference.to(wide))
+    return *pair, dataclasses.replace(noise, spread=spread, jumps=jumps, reference=native_reference)

@@ -57,11 +57,11 @@ def flattened(value: Any, root: str = "") -> Flat:
 
 
 def _flatten(value: Any, root: str, flat: Flat) -> None:
-    for path, found, below in walk(value, root):
+    for path, node, below in walk(value, root):
         if below is not None:
             flat.kinds[path] = below.kind
             continue
-        leaf = _wait_for(found)
+        leaf = _wait_for(node)
         parts = _leaf_parts(leaf)
         if parts is None:
             flat.leaves[path] = leaf
@@ -87,11 +87,11 @@ def as_plain(leaf: Any) -> Any:
     parts = _leaf_parts(leaf)
     if parts is None:
         return _resolve(leaf) if isinstance(leaf, torch.Tensor) else leaf
-    known = dict(parts.items)
-    if "" in known:
-        return _resolve(known[""]) if isinstance(known[""], torch.Tensor) else known[""]
+    by_suffix = dict(parts.items)
+    if "" in by_suffix:
+        return _resolve(by_suffix[""]) if isinstance(by_suffix[""], torch.Tensor) else by_suffix[""]
     if isinstance(leaf, torch.Tensor) and leaf.is_nested:
-        return _resolve(known[".values"])
+        return _resolve(by_suffix[".values"])
     if leaf.is_quantized:
         return leaf.detach().dequantize()
     if leaf.layout is not torch.strided:
@@ -117,12 +117,12 @@ def same_parts(a: Tensor, b: Tensor, same: Callable[[Tensor, Tensor], bool]) -> 
     left, right = flattened(a), flattened(b)
     if left.kinds != right.kinds or left.leaves.keys() != right.leaves.keys():
         return False
-    for path, one in left.leaves.items():
+    for path, left_leaf in left.leaves.items():
         other = right.leaves[path]
-        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-            if not same(one, other):
+        if isinstance(left_leaf, torch.Tensor) and isinstance(other, torch.Tensor):
+            if not same(left_leaf, other):
                 return False
-        elif not same_leaf(one, other):
+        elif not same_leaf(left_leaf, other):
             return False
     return True
 
@@ -206,18 +206,18 @@ _CODE_DTYPES = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32
 def _read_sparse(tensor: Tensor) -> Parts:
     layout, shape = tensor.layout, list(tensor.shape)
     if layout is torch.sparse_coo:
-        whole = tensor.coalesce()
+        sparse_tensor = tensor.coalesce()
         state = "" if tensor.is_coalesced() else "uncoalesced "
         names = ["indices", "values"]
     else:
-        whole, state = tensor, ""
+        sparse_tensor, state = tensor, ""
         rows = layout in {torch.sparse_csr, torch.sparse_bsr}
         names = ["crow_indices", "col_indices"] if rows else ["ccol_indices", "row_indices"]
         names.append("values")
     kind = _make_kind(f"{state}{_short_name(layout)} tensor of shape {shape}")
     if layout not in _SPARSE:  # mkldnn
         return Parts(kind, [(".to_dense()", tensor.to_dense())])
-    return Parts(kind, [(f".{name}()", getattr(whole, name)()) for name in names])
+    return Parts(kind, [(f".{name}()", getattr(sparse_tensor, name)()) for name in names])
 
 
 _SPARSE = {
@@ -237,20 +237,22 @@ def _read_subclass(tensor: Any) -> Parts:
             data = torch.where(mask, data, torch.zeros_like(data))
         return Parts(_make_kind(cls.__name__), [(".get_mask()", mask), (".get_data()", data)])
     if hasattr(tensor, "full_tensor"):  # a distributed tensor: assemble it
-        name = f"{cls.__name__} {[str(one) for one in tensor.placements]}"
+        name = f"{cls.__name__} {[str(placement) for placement in tensor.placements]}"
         return Parts(_make_kind(name, is_tensor=True), [("", tensor.full_tensor())])
     if hasattr(tensor, "__tensor_flatten__") and callable(tensor.__tensor_flatten__):
         names, context = tensor.__tensor_flatten__()
         items = [(f".{name}", getattr(tensor, name)) for name in names]
         kind = _make_kind(f"{cls.__name__} of shape {list(tensor.shape)}")
-        own = [(".context", context), (".requires_grad", tensor.requires_grad)]
-        return Parts(kind, [*items, *own])
+        attribute_items = [(".context", context), (".requires_grad", tensor.requires_grad)]
+        return Parts(kind, [*items, *attribute_items])
     if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return _opaque_parts(tensor, "cannot be read: it has no __tensor_flatten__")
     with torch.DisableTorchFunctionSubclass():
         plain = tensor.as_subclass(torch.Tensor)
-    own = [(f".{name}", value) for name, value in attributes(tensor) if name != "grad"]
-    return Parts(ContainerKind(cls.__name__, "tensor", is_tensor=True), [("", plain), *own])
+    attribute_items = [(f".{name}", value) for name, value in attributes(tensor) if name != "grad"]
+    return Parts(
+        ContainerKind(cls.__name__, "tensor", is_tensor=True), [("", plain), *attribute_items]
+    )
 
 
 def _wait_for(leaf: Any) -> Any:

@@ -101,12 +101,12 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
         ScoreTotals(arbiter.shape, arbiter.device, is_complex=is_complex, locates=is_candidate)
         for is_candidate in (True, False)
     ]
-    for place, (r, c, e) in chunks(arbiter, candidate, reference):
+    for chunk_position, (r, c, e) in chunks(arbiter, candidate, reference):
         true = r.double()
         usual = floors.at(true, true.abs())
         errors = [(side.double() - true).abs_() / usual for side in (c, e)]
         sums = [SumsOfSquares.of(error) for error in errors]
-        if not all(math.isfinite(one.total) for one in sums):
+        if not all(math.isfinite(side_sums.total) for side_sums in sums):
             finite = torch.isfinite(c) & torch.isfinite(e) & torch.isfinite(r)
             # An error where the reference has none is infinitely larger; equal values have none.
             errors = [
@@ -114,37 +114,42 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
                 for side, error in zip((c, e), errors, strict=True)
             ]
             sums = [SumsOfSquares.of(error) for error in errors]
-        for total, error, one in zip(totals, errors, sums, strict=True):
-            total.add(place, error, one)
-    mine, own = totals
+        for total, error, error_sums in zip(totals, errors, sums, strict=True):
+            total.add(chunk_position, error, error_sums)
+    candidate_totals, reference_totals = totals
     figures: dict[str, Any] = {}
-    slices = zip(mine.slices_on_host(), own.slices_on_host(), strict=True)
+    slices = zip(candidate_totals.slices_on_host(), reference_totals.slices_on_host(), strict=True)
     for axis, (left, right) in enumerate(slices):
-        if left is None or right is None or mine.count == 0:
+        if left is None or right is None or candidate_totals.count == 0:
             continue
-        typical = own.squares / mine.shape[axis] / 4  # half the typical slice, squared
+        typical = (
+            reference_totals.squares / candidate_totals.shape[axis] / 4
+        )  # half the typical slice, squared
         ratios = (left / right.clamp(min=typical)).sqrt().nan_to_num(nan=0.0)
         top = int(ratios.argmax())
         if float(ratios[top]) > figures.get("slice_z", 0.0):
             figures = {"slice_axis": axis, "slice_index": top, "slice_z": float(ratios[top])}
             figures["slice_limit"] = OWN_SLICE
     # Few errors that are far larger than usual raise the mean square: up to this much.
-    squares = min(own.squares, own.count * (RMS_Z * OWN_SHARE_SETTLED / OWN_RMS) ** 2)
+    squares = min(
+        reference_totals.squares,
+        reference_totals.count * (RMS_Z * OWN_SHARE_SETTLED / OWN_RMS) ** 2,
+    )
     return Score(
-        max_z=_error_ratio(mine.worst, own.worst),
+        max_z=_error_ratio(candidate_totals.worst, reference_totals.worst),
         max_limit=OWN_MAX,
-        rms_z=math.sqrt(_error_ratio(mine.squares, squares)),
+        rms_z=math.sqrt(_error_ratio(candidate_totals.squares, squares)),
         rms_limit=OWN_RMS,
-        index=mine.index,
+        index=candidate_totals.index,
         noise="the reference's own error, like for like",
         **figures,
     )
 
 
-def _error_ratio(mine: float, own: float) -> float:
-    if mine == 0:
+def _error_ratio(candidate_error: float, reference_error: float) -> float:
+    if candidate_error == 0:
         return 0.0
-    return mine / own if own else math.inf
+    return candidate_error / reference_error if reference_error else math.inf
 
 
 # --- Few roundings, or far too many ---------------------------------------------------------------
@@ -160,22 +165,22 @@ GROSS_SHARE = 1e-3
 GROSS_SHAKES = 1e6
 
 
-def near_in_float64(whole: Any, split: Any) -> bool:
+def near_in_float64(unsplit: Any, split: Any) -> bool:
     """The gate of a split's lifted run: both sides differ by a few roundings at most.
 
     Not sound: if float64 rounds less than that, as in a plain copy, the full rule is stricter. The
     gate gives up differences of 4e-15 of a value and of the typical value.
     """
-    if not isinstance(whole, torch.Tensor) or not isinstance(split, torch.Tensor):
-        return whole is None and split is None
-    if whole.shape != split.shape or whole.dtype != split.dtype:
+    if not isinstance(unsplit, torch.Tensor) or not isinstance(split, torch.Tensor):
+        return unsplit is None and split is None
+    if unsplit.shape != split.shape or unsplit.dtype != split.dtype:
         return False
-    if torch.equal(whole, split):
+    if torch.equal(unsplit, split):
         return True
-    if whole.dtype not in (torch.float64, torch.complex128) or not whole.numel():
+    if unsplit.dtype not in (torch.float64, torch.complex128) or not unsplit.numel():
         return False
-    allowed = _roundings(whole, PLAIN_ROUNDINGS * UNIT_F64)
-    return bool(((split - whole).abs() <= allowed).all())
+    allowed = _roundings(unsplit, PLAIN_ROUNDINGS * UNIT_F64)
+    return bool(((split - unsplit).abs() <= allowed).all())
 
 
 def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None:
@@ -194,9 +199,9 @@ def near_natively(reference: Any, candidate: Any, arbiter: Any) -> Status | None
         return Status.IDENTICAL
     if not is_inexact(reference) or arbiter.shape != reference.shape:
         return None
-    mine = (candidate - arbiter).abs()
+    candidate_error = (candidate - arbiter).abs()
     allowed = _roundings(arbiter, NATIVE_ROUNDINGS * unit_roundoff(reference.dtype))
-    if bool((mine <= allowed).all()):
+    if bool((candidate_error <= allowed).all()):
         return Status.EQUIVALENT
     passes = own_error_score(candidate, reference, arbiter).passed
     return Status.EQUIVALENT if passes else None
@@ -209,7 +214,9 @@ def _roundings(truth: Tensor, share: float) -> Tensor:
     return (size + typical).mul_(share)
 
 
-def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | None]) -> str | None:
+def gross_difference(
+    unsplit: Tensor, split: Tensor, limit: Callable[[], float | None]
+) -> str | None:
     """The gate that refuses: why a difference in float64 cannot be rounding, or None.
 
     Sound if `limit` is a million times the rms spread of the lifted run: some element is off by
@@ -217,12 +224,12 @@ def gross_difference(whole: Tensor, split: Tensor, limit: Callable[[], float | N
     with a noise of a million times the effect of the perturbation that estimates it.
 
     Args:
-        whole: the reference in float64, all of it finite.
+        unsplit: the reference in float64, all of it finite.
         split: the candidate in float64.
         limit: returns the largest possible rounding, or None if unknown; called only if the
             difference is large enough.
     """
-    difference, typical = rms_difference(split, whole), rms(whole)
+    difference, typical = rms_difference(split, unsplit), rms(unsplit)
     if not difference > GROSS_SHARE * typical:
         return None
     rounding = limit()
@@ -279,15 +286,15 @@ class LearntNoise:
 
 def _grow_sizes(table: dict[Item, Sizes], item: Item, sizes: Sizes | None) -> None:
     if sizes is not None:
-        known = table.get(item, (0.0, 0.0, 0.0))
-        worst, rms, share = map(max, known, sizes)
+        earlier_sizes = table.get(item, (0.0, 0.0, 0.0))
+        worst, rms, share = map(max, earlier_sizes, sizes)
         table[item] = (worst, rms, share)
 
 
-def _is_within_margin(sizes: Sizes | None, known: Sizes | None) -> bool:
-    if sizes is None or known is None:
+def _is_within_margin(sizes: Sizes | None, earlier_sizes: Sizes | None) -> bool:
+    if sizes is None or earlier_sizes is None:
         return False
-    return all(size <= MARGIN * most for size, most in zip(sizes, known, strict=True))
+    return all(size <= MARGIN * most for size, most in zip(sizes, earlier_sizes, strict=True))
 
 
 def relative_difference(candidate: Tensor, reference: Tensor) -> Sizes | None:
@@ -300,8 +307,8 @@ def relative_difference(candidate: Tensor, reference: Tensor) -> Sizes | None:
         return None
     # In pieces, to save the memory of a whole difference; not on a device, which would have to
     # synchronize for each piece.
-    whole = candidate, reference
-    pieces = (pair for _, pair in chunks(*whole)) if reference.is_cpu else (whole,)
+    full_pair = candidate, reference
+    pieces = (pair for _, pair in chunks(*full_pair)) if reference.is_cpu else (full_pair,)
     parts = [difference_figures(c, r) for c, r in pieces]
     sizes, totals, shares, least, most = zip(*(map(float, part) for part in parts), strict=True)
     norms = math.hypot(*sizes), math.hypot(*totals)
@@ -346,8 +353,8 @@ def error_ratios(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sizes
     shares: list[float] = []
     for side in (candidate, reference):
         largest, squares, share = 0.0, 0.0, 0.0
-        for _, (mine, true) in chunks(real_view(side), real_view(arbiter)):
-            error = mine.to(torch.float64) - true
+        for _, (side_piece, true) in chunks(real_view(side), real_view(arbiter)):
+            error = side_piece.to(torch.float64) - true
             largest = max(largest, float(torch.linalg.vector_norm(error, math.inf)))
             squares += float(torch.linalg.vector_norm(error)) ** 2
             share += float(shares_of_values(error, true).sum())
@@ -417,28 +424,28 @@ CLOSE_F64 = 1e-9
 CLOSE_UNITS = 64
 
 
-def agree(found: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
+def agree(trial_result: Tensor, truth: Tensor, floor: float = 0.0) -> bool:
     """Whether two tensors are equal up to rounding, with NaN and infinities at equal positions.
 
     For trials of how an operator can be split. Not a gate: the full rule is stricter for values
     much smaller than the largest, and checks every split that is reported.
 
     Args:
-        found: the result of a trial.
+        trial_result: the result of a trial.
         truth: the expected result.
         floor: an absolute difference that always counts as rounding.
     """
-    if found.shape != truth.shape or found.dtype != truth.dtype:
+    if trial_result.shape != truth.shape or trial_result.dtype != truth.dtype:
         return False
     if not is_inexact(truth):
-        return torch.equal(found, truth)
+        return torch.equal(trial_result, truth)
     size = truth.abs().max().item() if truth.numel() else 0.0
     if not size < float("inf"):  # NaN, too
         finite = truth[truth.isfinite()]
         size = finite.abs().max().item() if finite.numel() else 0.0
     wide = truth.dtype in (torch.float64, torch.complex128)
     near = (CLOSE_F64 if wide else CLOSE_UNITS * torch.finfo(truth.dtype).eps) * size + floor
-    return torch.allclose(found, truth, rtol=0.0, atol=near, equal_nan=True)
+    return torch.allclose(trial_result, truth, rtol=0.0, atol=near, equal_nan=True)
 
 
 class Near:

@@ -121,11 +121,11 @@ class _MismatchWalk:
     def _count_places(self, block: _PairBlock, apart: Tensor) -> None:
         rows = (apart != 0).view(-1, block.width)
         per_row = rows.sum(1)
-        found = per_row.nonzero().squeeze(1)
-        if not found.numel():
+        mismatched_rows = per_row.nonzero().squeeze(1)
+        if not mismatched_rows.numel():
             return
-        index = _outer_index(block, found, self._shape)
-        weights = per_row[found]
+        index = _outer_index(block, mismatched_rows, self._shape)
+        weights = per_row[mismatched_rows]
         for marginal, positions in zip(self.marginals, index, strict=False):
             marginal.add(positions, weights)
         if len(index) < len(self.marginals):
@@ -151,7 +151,7 @@ class _MismatchWalk:
             _moduli(sides[1][chosen]),
             strict=True,
         )
-        self.kept.sort(key=lambda one: (-one[0], one[2]))
+        self.kept.sort(key=lambda entry: (-entry[0], entry[2]))
         del self.kept[_MOST_WORST:]
 
     def histogram(self) -> tuple[tuple[int, int], ...]:
@@ -278,10 +278,10 @@ def _unravel(flat: Tensor, shape: Sequence[int]) -> list[Tensor]:
 
 
 def _moduli(values: Tensor) -> list[float]:
-    found: list[float] = (
+    moduli: list[float] = (
         values if values.ndim == 1 else torch.hypot(values[:, 0], values[:, 1])
     ).tolist()
-    return found
+    return moduli
 
 
 # --- Axes along which mismatches are unevenly distributed -----------------------------------------
@@ -330,10 +330,10 @@ def telling_axes(marginals: Sequence[Marginal]) -> tuple[int, ...]:
 
     Axes of length 1 are skipped. A single axis is returned if there is only one.
     """
-    found = [axis for axis, one in enumerate(marginals) if one.extent > 1]
-    found = found or list(range(len(marginals)))[:1]
-    bits = {axis: round(marginals[axis].information(), 3) for axis in found}
-    best = sorted(found, key=lambda axis: (-bits[axis], -marginals[axis].extent, -axis))
+    axes = [axis for axis, marginal in enumerate(marginals) if marginal.extent > 1]
+    axes = axes or list(range(len(marginals)))[:1]
+    bits = {axis: round(marginals[axis].information(), 3) for axis in axes}
+    best = sorted(axes, key=lambda axis: (-bits[axis], -marginals[axis].extent, -axis))
     return tuple(sorted(best[:2]))
 
 

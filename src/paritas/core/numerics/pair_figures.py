@@ -231,9 +231,11 @@ def _quick_block(r: Array, c: Array) -> tuple[float, float, float]:
     """Largest difference, and sums of squares of the difference and of the reference."""
     d = np.subtract(c, r, out=ROOM.get("d", r))
     largest = max(float(np.maximum.reduce(d)), -float(np.minimum.reduce(d)))
-    squares, own = dot(d, d), dot(r, r)
+    squares, reference_squares = dot(d, d), dot(r, r)
     low, high = FLOAT32_RANGE
-    fits = (largest == 0.0 or low <= largest <= high) and low * low <= own <= high * high
+    fits = (
+        largest == 0.0 or low <= largest <= high
+    ) and low * low <= reference_squares <= high * high
     if r.dtype == np.float64 or fits or math.isnan(largest):
-        return largest, squares, own
+        return largest, squares, reference_squares
     return _quick_block(widened(r, "wide r"), widened(c, "wide c"))

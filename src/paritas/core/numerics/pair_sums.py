@@ -131,8 +131,8 @@ def _cosine(rr: float, cc: float, dd: float, rc: float) -> float:
     if not (rr > 0.0 and cc > 0.0):
         return math.nan
     r, c = math.sqrt(rr), math.sqrt(cc)
-    found = 1.0 - (dd - (r - c) ** 2) / (2.0 * r * c) if alike(rr, cc) else rc / (r * c)
-    return found if math.isnan(found) else max(-1.0, min(1.0, found))
+    cosine = 1.0 - (dd - (r - c) ** 2) / (2.0 * r * c) if alike(rr, cc) else rc / (r * c)
+    return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
 def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -184,10 +184,10 @@ class Comoments(NamedTuple):
         n = self.n + other.n
         share = other.n / n
         weight = self.n * share
-        rest, theirs = self.beyond, other.beyond
-        r = (other.mean_r - self.mean_r) + (theirs[0] - rest[0])
-        c = (other.mean_c - self.mean_c) + (theirs[1] - rest[1])
-        d = (other.mean_d - self.mean_d) + (theirs[2] - rest[2])
+        rest, other_rest = self.beyond, other.beyond
+        r = (other.mean_r - self.mean_r) + (other_rest[0] - rest[0])
+        c = (other.mean_c - self.mean_c) + (other_rest[1] - rest[1])
+        d = (other.mean_d - self.mean_d) + (other_rest[2] - rest[2])
         return Comoments(
             n,
             self.mean_r,

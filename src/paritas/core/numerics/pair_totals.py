@@ -120,10 +120,10 @@ class PairTotals:
         for span, x in zip(self.spans, (r, c), strict=True):
             span.take(x)
         unlike = ~((r == c) | (np.isnan(r) & np.isnan(c)))
-        kept = np.isfinite(r) & np.isfinite(c)
-        unlike &= ~kept
+        both_finite = np.isfinite(r) & np.isfinite(c)
+        unlike &= ~both_finite
         self._count_unlike(offset, r, c, unlike)
-        places = np.flatnonzero(kept)
+        places = np.flatnonzero(both_finite)
         if places.size:
             r, c = r[places], c[places]
             self._take_finite(offset, places, r, c, (SideBlock.of(r), SideBlock.of(c)))
@@ -135,12 +135,12 @@ class PairTotals:
             self._max_ulp = max(self._max_ulp, steps)
 
     def _count_unlike(self, offset: int, r: Array, c: Array, unlike: Array) -> None:
-        found = int(np.count_nonzero(unlike))
-        self._counts["unlike"] += found
-        if found and self._first_unlike is None:
-            place = int(unlike.argmax())
+        unlike_count = int(np.count_nonzero(unlike))
+        self._counts["unlike"] += unlike_count
+        if unlike_count and self._first_unlike is None:
+            first_index = int(unlike.argmax())
             self._first_unlike = WorstDifference(
-                math.inf, offset + place, float(r[place]), float(c[place])
+                math.inf, offset + first_index, float(r[first_index]), float(c[first_index])
             )
 
     def _take_finite(
@@ -201,13 +201,13 @@ class PairTotals:
         np.divide(moduli, ratios, out=ratios)
         if equal is not None:
             np.copyto(ratios, 0.0, where=equal)  # 0 / 0
-        largest, found = float(np.maximum.reduce(ratios)), total(ratios)
-        if not found < math.inf and moduli.dtype == np.float32:  # float32 may just overflow
+        largest, ratio_sum = float(np.maximum.reduce(ratios)), total(ratios)
+        if not ratio_sum < math.inf and moduli.dtype == np.float32:  # float32 may just overflow
             wide = widened(pair[0], "wide r"), widened(pair[1], "wide c")
             difference = np.subtract(wide[1], wide[0], out=ROOM.get("wide d", wide[0]))
             self._take_ratios(offset, places, wide, np.abs(difference, out=difference), equal)
             return
-        self._relative += found
+        self._relative += ratio_sum
         if largest > self._steepest.size:
             self._steepest = _find_worst(largest, ratios, offset, places, pair)
 
@@ -252,8 +252,8 @@ def _find_worst(
     size: float, sizes: Array, offset: int, places: Array | None, pair: tuple[Array, Array]
 ) -> WorstDifference:
     at = int(sizes.argmax())
-    place = at if places is None else int(places[at])
-    return WorstDifference(size, offset + place, float(pair[0][at]), float(pair[1][at]))
+    worst_index = at if places is None else int(places[at])
+    return WorstDifference(size, offset + worst_index, float(pair[0][at]), float(pair[1][at]))
 
 
 # --- Means, squares and products of a block -------------------------------------------------------

@@ -98,30 +98,30 @@ _NOTHING = torch.zeros(CLASSES, dtype=torch.float64)
 NO_NOISE = Pooled(0.0, _NOTHING, _NOTHING)
 
 
-def pool(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
+def pool(noise: Tensor, truth: Tensor, noise_rms: float) -> Pooled:
     """Pool the noise of elements with like truth; what is not finite is left out.
 
     Args:
         noise: one number for each element; its sign does not matter.
         truth: the values, of the same shape, real.
-        whole: the root mean square of `noise`.
+        noise_rms: the root mean square of `noise`.
     """
-    return _pool_samples(sample(noise), sample(truth), whole)
+    return _pool_samples(sample(noise), sample(truth), noise_rms)
 
 
-def pool_difference(value: Tensor, truth: Tensor, whole: float) -> Pooled:
-    """Pool the error of a value; both are real, and `whole` is its root mean square."""
+def pool_difference(value: Tensor, truth: Tensor, error_rms: float) -> Pooled:
+    """Pool the error of a value; both are real, and `error_rms` is its root mean square."""
     true = sample(truth)
-    return _pool_samples(sample(value) - true, true, whole)
+    return _pool_samples(sample(value) - true, true, error_rms)
 
 
-def _pool_samples(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
+def _pool_samples(noise: Tensor, truth: Tensor, noise_rms: float) -> Pooled:
     magnitudes = Magnitudes.of(truth)
     finite = torch.isfinite(noise) & torch.isfinite(truth)
     if not bool(finite.all()):
         noise, truth = noise[finite], truth[finite]
-    if not truth.numel() or not whole:
-        return Pooled(whole, _NOTHING, _NOTHING)
+    if not truth.numel() or not noise_rms:
+        return Pooled(noise_rms, _NOTHING, _NOTHING)
     classes = magnitudes.classes(truth)
     counts = torch.bincount(classes, minlength=CLASSES)
     # Divided first: a sum of the largest numbers would overflow.
@@ -133,7 +133,7 @@ def _pool_samples(noise: Tensor, truth: Tensor, whole: float) -> Pooled:
         few = below[~is_known[below]]
         means[few] = means[few].clamp(min=mean)
     by_population = _rms_by_population(noise.abs(), classes, groups)[1]
-    return Pooled(whole, means * _MEAN_TO_RMS, by_population)
+    return Pooled(noise_rms, means * _MEAN_TO_RMS, by_population)
 
 
 def _group_noise(
@@ -221,16 +221,16 @@ def _rms_by_population(
 ) -> tuple[tuple[float, ...], Tensor]:
     """The root mean square of the values of each population, the largest first, and by class."""
     by_class = torch.zeros(CLASSES, dtype=torch.float64)
-    found = []
+    population_means = []
     for group in groups:
         low, high = group[-1], group[0]
         members = values[(classes >= low) & (classes <= high)]
         top = float(members.max())
         mean = top * float((members / top).square().mean().sqrt()) if top else 0.0
         by_class[low : high + 1] = mean
-        found.append(mean)
-    by_class[0] = found[-1] if found else 0.0
-    return tuple(found), by_class
+        population_means.append(mean)
+    by_class[0] = population_means[-1] if population_means else 0.0
+    return tuple(population_means), by_class
 
 
 def _group_octaves(counts: Tensor) -> Iterator[list[int]]:

@@ -87,8 +87,8 @@ def indices(low: int, high: int) -> Domain:
     def draw(shape: Shape, generator: torch.Generator) -> torch.Tensor:
         drawn = torch.randint(low, max(high, low + 1), shape, generator=generator)
         middle = (low + high) // 2
-        wanted = [high - 1, low, middle, middle - 1]
-        required = list(dict.fromkeys(n for n in wanted if low <= n < high))
+        edge_integers = [high - 1, low, middle, middle - 1]
+        required = list(dict.fromkeys(n for n in edge_integers if low <= n < high))
         flat = drawn.reshape(-1)
         count = min(len(required), flat.numel())
         places = torch.randperm(flat.numel(), generator=generator)[:count]

@@ -107,16 +107,17 @@ class Requirement:
 
     def shown(self, figures: PairFigures) -> str:
         """The values of its figures: `rel_l2 = 0.02, max_ulp = unknown`."""
-        found = ((name, _figure_value(name, figures)) for name in self.names)
+        named_figures = ((name, _figure_value(name, figures)) for name in self.names)
         return ", ".join(
-            f"{name} = {'unknown' if value is None else f'{value:.4g}'}" for name, value in found
+            f"{name} = {'unknown' if value is None else f'{value:.4g}'}"
+            for name, value in named_figures
         )
 
 
 def _figure_names(condition: _Compared | _Joined) -> Iterator[str]:
     if isinstance(condition, _Joined):
-        for one in condition.of:
-            yield from _figure_names(one)
+        for operand in condition.of:
+            yield from _figure_names(operand)
         return
     for side in (condition.left, condition.right):
         if isinstance(side, str):
@@ -131,7 +132,7 @@ def _evaluate(condition: _Compared | _Joined, figures: PairFigures) -> bool | No
         if left is None or right is None or math.isnan(left) or math.isnan(right):
             return None
         return _OPERATORS[condition.sign](left, right)
-    parts = [_evaluate(one, figures) for one in condition.of]
+    parts = [_evaluate(operand, figures) for operand in condition.of]
     if condition.word == "not":
         return None if parts[0] is None else not parts[0]
     # One part that is false decides an `and`; one that is true decides an `or`.
@@ -144,14 +145,14 @@ def _evaluate(condition: _Compared | _Joined, figures: PairFigures) -> bool | No
 def _figure_value(name: str | float, figures: PairFigures) -> float | None:
     if not isinstance(name, str):
         return name
-    found: float | None = None
+    figure: float | None = None
     if name in _OF_PAIR:
-        found = getattr(figures, name)
+        figure = getattr(figures, name)
     elif figures.metrics is not None:
-        found = getattr(figures.metrics, name)
-    if found is None and figures.identical:
+        figure = getattr(figures.metrics, name)
+    if figure is None and figures.identical:
         return _OF_EQUALS.get(name)
-    return found
+    return figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +175,10 @@ class _RuleParser:
 
     def whole(self) -> _Compared | _Joined:
         """Parse the whole text as one condition."""
-        found = self._any()
+        condition = self._any()
         if self._next.kind != "end":
             self._refuse("expected `and` or `or` here")
-        return found
+        return condition
 
     def _read(self) -> Iterator[_RuleToken]:
         at = 0
@@ -200,9 +201,9 @@ class _RuleParser:
         return self._tokens[self._at]
 
     def _take(self, *kinds: str) -> bool:
-        found = self._next.kind in kinds
-        self._at += found
-        return found
+        is_match = self._next.kind in kinds
+        self._at += is_match
+        return is_match
 
     def _any(self) -> _Compared | _Joined:
         parts = [self._all()]
@@ -220,29 +221,29 @@ class _RuleParser:
         self._depth += 1
         if self._depth > _DEEPEST:
             self._refuse(f"more than {_DEEPEST} nested `not` and `(`")
-        found: _Compared | _Joined
+        joined: _Compared | _Joined
         if self._take("not"):
-            found = _Joined("not", (self._one(),))
+            joined = _Joined("not", (self._one(),))
         elif self._take("("):
-            found = self._any()
+            joined = self._any()
             if not self._take(")"):
                 self._refuse("expected `)` here")
         else:
-            found = self._compared()
+            joined = self._compared()
         self._depth -= 1
-        return found
+        return joined
 
     def _compared(self) -> _Compared:
         left = self._value()
         sign = self._next.kind
         if not self._take(*_OPERATORS):
             self._refuse(f"expected one of {' '.join(_OPERATORS)} here")
-        found = _Compared(left, sign, self._value())
-        if isinstance(found.left, float) and isinstance(found.right, float):
+        compared = _Compared(left, sign, self._value())
+        if isinstance(compared.left, float) and isinstance(compared.right, float):
             self._refuse("this compares two numbers; use a figure, such as rel_l2")
         if self._next.kind in _OPERATORS:
             self._refuse("comparisons cannot be chained; join them with `and`")
-        return found
+        return compared
 
     def _value(self) -> str | float:
         token = self._next

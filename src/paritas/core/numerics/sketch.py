@@ -87,19 +87,21 @@ class ShardIndices:
         run: number of consecutive elements that are also consecutive in the whole.
     """
 
-    def __init__(self, shape: Sequence[int], whole: Sequence[int], origin: Sequence[int]) -> None:
+    def __init__(
+        self, shape: Sequence[int], full_shape: Sequence[int], origin: Sequence[int]
+    ) -> None:
         """Place a shard.
 
         Raises:
             UsageError: it is not inside the whole.
         """
-        _check_shard(tuple(shape), tuple(whole), tuple(origin))
+        _check_shard(tuple(shape), tuple(full_shape), tuple(origin))
         self.run = 1
         self._start = 0
         # The axes outside the run, last first: extent in the shard, stride in the whole.
         self._axes: list[tuple[int, int]] = []
         stride, joined = 1, True
-        for extent, full, begin in zip(shape[::-1], whole[::-1], origin[::-1], strict=True):
+        for extent, full, begin in zip(shape[::-1], full_shape[::-1], origin[::-1], strict=True):
             self._start += begin * stride
             if joined:
                 self.run *= extent
@@ -130,11 +132,13 @@ class ShardIndices:
         return start
 
 
-def _check_shard(shape: tuple[int, ...], whole: tuple[int, ...], origin: tuple[int, ...]) -> None:
-    axes = zip(shape, whole, origin, strict=False)
+def _check_shard(
+    shape: tuple[int, ...], full_shape: tuple[int, ...], origin: tuple[int, ...]
+) -> None:
+    axes = zip(shape, full_shape, origin, strict=False)
     inside = all(0 <= begin <= begin + extent <= full for extent, full, begin in axes)
-    if not (len(shape) == len(whole) == len(origin) and inside):
-        text = f"a shard of shape {shape} at {origin} is not inside a tensor of shape {whole}"
+    if not (len(shape) == len(full_shape) == len(origin) and inside):
+        text = f"a shard of shape {shape} at {origin} is not inside a tensor of shape {full_shape}"
         raise UsageError(f"{text}: give global_shape and global_offset as in the placement")
 
 
@@ -230,14 +234,14 @@ def begin_sketch(
             torch.from_numpy(_plain_sums(tensor.view(-1).numpy(), sums_of)), narrow
         )
     shape = tuple(tensor.shape)
-    whole = shape if global_shape is None else tuple(global_shape)
-    origin = (0,) * len(whole) if global_offset is None else tuple(global_offset)
+    full_shape = shape if global_shape is None else tuple(global_shape)
+    origin = (0,) * len(full_shape) if global_offset is None else tuple(global_offset)
     if tensor.is_complex():
-        shape, whole, origin = (*shape, 2), (*whole, 2), (*origin, 0)
+        shape, full_shape, origin = (*shape, 2), (*full_shape, 2), (*origin, 0)
     home = tensor.device if tensor.is_cuda else torch.device("cpu")
-    sums = torch.zeros(buckets(math.prod(whole)), dtype=torch.float64, device=home)
+    sums = torch.zeros(buckets(math.prod(full_shape)), dtype=torch.float64, device=home)
     as_doubles = torch.Tensor.double if keeps_nonfinite else _finite_doubles
-    _add_values(sums, tensor, ShardIndices(shape, whole, origin), as_doubles)
+    _add_values(sums, tensor, ShardIndices(shape, full_shape, origin), as_doubles)
     if sums.is_cpu:
         return PendingSketch(sums, narrow)
     host = sums.to("cpu", non_blocking=True)
@@ -289,20 +293,23 @@ def add_sketches(sketches: Iterable[Tensor]) -> Tensor:
 
 
 def _add_values(
-    sums: Tensor, tensor: Tensor, place: ShardIndices, as_doubles: Callable[[Tensor], Tensor]
+    sums: Tensor,
+    tensor: Tensor,
+    shard_indices: ShardIndices,
+    as_doubles: Callable[[Tensor], Tensor],
 ) -> None:
     """Add a tensor's values to the sums, all on the device of the sums."""
     long_run, add = (
         (_LONG_RUN, _add_run) if sums.is_cpu else (_LONG_RUN_ON_DEVICE, _add_run_on_device)
     )
-    by_runs = place.run >= min(long_run, tensor.numel())
+    by_runs = shard_indices.run >= min(long_run, tensor.numel())
     for offset, values in _real_chunks(tensor):
         end = offset + values.numel()
         if by_runs:
-            for begin, stop, index in place.runs(offset, end):
+            for begin, stop, index in shard_indices.runs(offset, end):
                 add(sums, values[begin - offset : stop - offset], index, as_doubles)
         else:
-            indices = place.indices(offset, end, values.device)
+            indices = shard_indices.indices(offset, end, values.device)
             signed = as_doubles(values) * signs(indices)
             sums.index_add_(0, indices & (sums.numel() - 1), signed)
 
@@ -320,8 +327,12 @@ def _real_chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 def _finite_doubles(values: Tensor) -> Tensor:
     """Float64 values without NaN and infinities, clamped to keep sums finite."""
-    known = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    return known.clamp(-_LARGEST, _LARGEST) if known.dtype == torch.float64 else known.double()
+    finite_values = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return (
+        finite_values.clamp(-_LARGEST, _LARGEST)
+        if finite_values.dtype == torch.float64
+        else finite_values.double()
+    )
 
 
 def _add_run_on_device(
@@ -411,7 +422,7 @@ def _narrow_if_held(sums: Tensor) -> Tensor:
 def _check_lengths(sketches: Sequence[Tensor]) -> None:
     lengths = sorted({part.numel() for part in sketches})
     if len(lengths) != 1:
-        found = " and ".join(map(str, lengths)) or "none"
+        lengths_shown = " and ".join(map(str, lengths)) or "none"
         raise UsageError(
-            f"sketches must have one length, got {found}: the tensors have different sizes"
+            f"sketches must have one length, got {lengths_shown}: the tensors have different sizes"
         )

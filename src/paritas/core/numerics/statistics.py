@@ -90,10 +90,10 @@ class StatisticsTally:
 
     def add(self, exponents: Iterable[tuple[int, int]]) -> None:
         """Add counts by exponent."""
-        found = self.exponents
+        counts = self.exponents
         for exponent, count in exponents:
             if count:
-                found[exponent] = found.get(exponent, 0) + count
+                counts[exponent] = counts.get(exponent, 0) + count
 
     def statistics(self) -> Statistics:
         """The statistics of all blocks; scaled sums keep squares from overflowing."""
@@ -168,18 +168,20 @@ def summarize_rows(tensors: Sequence[Tensor], *, sketches: bool) -> list[Sketche
     Returns:
         None for those with NaN, infinities or subnormals, which need `summarize_on_cpu`.
     """
-    found: list[SketchedStatistics | None] = [None] * len(tensors)
+    sketched_statisticss: list[SketchedStatistics | None] = [None] * len(tensors)
     groups: defaultdict[tuple[torch.dtype, int], list[int]] = defaultdict(list)
-    for place, tensor in enumerate(tensors):
-        groups[tensor.dtype, tensor.numel()].append(place)
+    for tensor_index, tensor in enumerate(tensors):
+        groups[tensor.dtype, tensor.numel()].append(tensor_index)
     for (_, size), places in groups.items():
         many = _MATRIX_SIZE // size
         for start in range(0, len(places), many):
             chunk = places[start : start + many]
-            rows = _stack_rows([tensors[place] for place in chunk], size)
-            for place, row in zip(chunk, _summarize_matrix(rows, sketches=sketches), strict=True):
-                found[place] = row
-    return found
+            rows = _stack_rows([tensors[tensor_number] for tensor_number in chunk], size)
+            for tensor_index, row in zip(
+                chunk, _summarize_matrix(rows, sketches=sketches), strict=True
+            ):
+                sketched_statisticss[tensor_index] = row
+    return sketched_statisticss
 
 
 def _stack_rows(tensors: list[Tensor], size: int) -> Array:
@@ -235,11 +237,11 @@ def _summarize_matrix(values: Array, *, sketches: bool) -> Iterator[SketchedStat
 
 
 def _row_squares(wide: Array) -> Array:
-    found = np.zeros(len(wide))
+    row_squares = np.zeros(len(wide))
     for start in range(0, wide.shape[1], DOT):
         piece = wide[:, start : start + DOT]
-        found += np.matmul(piece[:, None, :], piece[:, :, None]).reshape(-1)
-    return found
+        row_squares += np.matmul(piece[:, None, :], piece[:, :, None]).reshape(-1)
+    return row_squares
 
 
 def _count_row_exponents(values: Array) -> tuple[list[tuple[tuple[int, int], ...]], Array]:
@@ -268,10 +270,10 @@ def _sketch_rows(wide: Array) -> Sequence[Tensor]:
     first = first_sign(0)
     signs = sign_table(wide.dtype)[first : first + size]
     turns = size // width
-    whole = turns * width
-    values = wide[:, :whole].reshape(rows, turns, width)
-    sums = np.einsum("rtj,tj->rj", values, signs[:whole].reshape(turns, width))
-    sums[:, : size - whole] += wide[:, whole:] * signs[whole:]
+    full_width = turns * width
+    values = wide[:, :full_width].reshape(rows, turns, width)
+    sums = np.einsum("rtj,tj->rj", values, signs[:full_width].reshape(turns, width))
+    sums[:, : size - full_width] += wide[:, full_width:] * signs[full_width:]
     narrow = sums.astype(np.float32)
     if np.isfinite(narrow).all():
         return torch.from_numpy(narrow).unbind()
@@ -383,11 +385,11 @@ def _sum_block(values: Array, largest: float, room: Array) -> BlockSums:
 
 def _sum_squares(wide: Array) -> float:
     """Sum in the same order as `_row_squares`, so both give the same bits."""
-    found = 0.0
+    total_squares = 0.0
     for start in range(0, wide.size, DOT):  # not `sum`: its rounding depends on the Python version
         piece = wide[start : start + DOT]
-        found += float(piece.dot(piece))
-    return found
+        total_squares += float(piece.dot(piece))
+    return total_squares
 
 
 def _count_exponents(tally: StatisticsTally, values: Array, largest: float, room: Array) -> None:
@@ -476,13 +478,13 @@ def begin_on_device(tensor: Tensor) -> PendingDeviceStatistics:
     rows: list[Tensor] = []
     for _, (chunk,) in blocks(in_order_of_memory(tensor), block_size=_DEVICE_BLOCK):
         values = as_floats(chunk)
-        known = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double()
+        finite_values = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).double()
         rows += (
             _count_nonfinite(values),
             _finite_extremes(values),
-            _sum_on_device(known, wide=values.dtype == known.dtype),
+            _sum_on_device(finite_values, wide=values.dtype == finite_values.dtype),
         )
-        counts += _count_device_exponents(known, wide=values.dtype == known.dtype)
+        counts += _count_device_exponents(finite_values, wide=values.dtype == finite_values.dtype)
     host = torch.cat([*rows, counts]).to("cpu", non_blocking=True)
     ready = torch.Event(device=tensor.device)
     ready.record(torch.accelerator.current_stream(tensor.device))
@@ -502,15 +504,19 @@ def _finite_extremes(values: Tensor) -> Tensor:
     return torch.stack([above, below]).double()
 
 
-def _sum_on_device(known: Tensor, *, wide: bool) -> Tensor:
+def _sum_on_device(finite_values: Tensor, *, wide: bool) -> Tensor:
     """Sum, norm and the exponent of their scale, which only squares of float64 need."""
-    exponent = known.new_zeros(())
+    exponent = finite_values.new_zeros(())
     if wide:
-        power = known.abs().amax().frexp().exponent.clamp(-LARGEST_SCALE, LARGEST_SCALE).long()
+        power = (
+            finite_values.abs().amax().frexp().exponent.clamp(-LARGEST_SCALE, LARGEST_SCALE).long()
+        )
         # A power of two from its bits, which is exact.
-        known = known * ((_FLOAT64_BIAS - power) << _FLOAT64_FRACTION).view(torch.float64)
+        finite_values = finite_values * ((_FLOAT64_BIAS - power) << _FLOAT64_FRACTION).view(
+            torch.float64
+        )
         exponent = power.double()
-    return torch.stack([known.sum(), torch.linalg.vector_norm(known), exponent])
+    return torch.stack([finite_values.sum(), torch.linalg.vector_norm(finite_values), exponent])
 
 
 def _add_figures(tally: StatisticsTally, row: list[float]) -> None:
@@ -524,20 +530,20 @@ def _add_figures(tally: StatisticsTally, row: list[float]) -> None:
     tally.sums.append(BlockSums(total, norm * norm, int(exponent)))
 
 
-def _count_device_exponents(known: Tensor, *, wide: bool) -> Tensor:
+def _count_device_exponents(finite_values: Tensor, *, wide: bool) -> Tensor:
     """Number of nonzero values per exponent, from that of the smallest subnormal."""
-    places = (known.view(torch.int32)[1::2] >> 20 & _FLOAT64_FIELD) + _ZERO_PLACE
+    places = (finite_values.view(torch.int32)[1::2] >> 20 & _FLOAT64_FIELD) + _ZERO_PLACE
     if wide:
-        bits = known.view(torch.int64) & _FLOAT64_MAGNITUDE
+        bits = finite_values.view(torch.int64) & _FLOAT64_MAGNITUDE
         # A subnormal's fraction, converted as an integer, has a float64 exponent of its own; zero
         # ends up below all bins and is not counted.
         subnormal = (bits.double().view(torch.int64) >> _FLOAT64_FRACTION) - _FLOAT64_BIAS
         places = places.where(bits >> _FLOAT64_FRACTION != 0, subnormal.int())
     # On integers: torch refuses a histogram of floats in deterministic mode.
-    found = torch.histc(places, bins=_EXPONENT_PLACES, min=0, max=_EXPONENT_PLACES)
+    exponent_counts = torch.histc(places, bins=_EXPONENT_PLACES, min=0, max=_EXPONENT_PLACES)
     if not wide:
-        found.narrow(0, _ZERO_PLACE, 1).zero_()
-    return found
+        exponent_counts.narrow(0, _ZERO_PLACE, 1).zero_()
+    return exponent_counts
 
 
 # --- Summarizing any tensor -----------------------------------------------------------------------
@@ -579,14 +585,14 @@ def summarize_all(tensors: Sequence[Tensor], *, sketches: bool) -> list[Sketched
 
     Small tensors of one size are processed together, in a fraction of the time.
     """
-    small = [place for place, tensor in enumerate(tensors) if fits_row(tensor)]
+    small = [tensor_index for tensor_index, tensor in enumerate(tensors) if fits_row(tensor)]
     if len(small) < _MANY_ROWS:
         small = []
-    rows = summarize_rows([tensors[place] for place in small], sketches=sketches)
-    found = dict(zip(small, rows, strict=True))
+    rows = summarize_rows([tensors[tensor_index] for tensor_index in small], sketches=sketches)
+    row_by_index = dict(zip(small, rows, strict=True))
     return [
-        found.get(place) or _summarize_one(tensor, sketches=sketches)
-        for place, tensor in enumerate(tensors)
+        row_by_index.get(tensor_index) or _summarize_one(tensor, sketches=sketches)
+        for tensor_index, tensor in enumerate(tensors)
     ]
 
 

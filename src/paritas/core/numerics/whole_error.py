@@ -77,11 +77,11 @@ def whole_error(value: Tensor, truth: Tensor) -> WholeError | None:
     value, truth = real_view(value), real_view(truth)
     typical = populations(truth)
     squares = shared = sizes = 0.0
-    for _, (true, mine) in chunks(truth, value):
+    for _, (true, value_piece) in chunks(truth, value):
         wide = true.double()
         scale = nonzero(typical.scale(wide))
         scaled = (wide / scale).flatten()
-        error = (mine.double() / scale).flatten().sub_(scaled)
+        error = (value_piece.double() / scale).flatten().sub_(scaled)
         pairs = (error, error), (error, scaled), (scaled, scaled)
         sums = torch.stack([torch.dot(left, right) for left, right in pairs]).tolist()
         squares, shared, sizes = squares + sums[0], shared + sums[1], sizes + sums[2]
@@ -125,7 +125,7 @@ class WholeNoise:
     cuts: bool = False
     slack: float = 1.0
 
-    def excess(self, found: WholeError, *, last: bool) -> WholeError:
+    def excess(self, candidate_error: WholeError, *, last: bool) -> WholeError:
         """Both figures of a candidate as multiples of their limits.
 
         Before the last run, only what passes for certain is within them.
@@ -133,8 +133,8 @@ class WholeNoise:
         most_size = math.hypot(self._most_size(last=last), RMS_Z * self.jumps.size)
         most_factor = math.hypot(self._most_factor(last=last), RMS_Z * self.jumps.factor)
         return WholeError(
-            _over(found.size, self.slack * most_size),
-            _over(abs(found.factor), self.slack * most_factor),
+            _over(candidate_error.size, self.slack * most_size),
+            _over(abs(candidate_error.factor), self.slack * most_factor),
         )
 
     def _usual(self) -> float:
@@ -159,7 +159,7 @@ class WholeNoise:
         mean = sum(squares) / max(1, len(squares))
         if len(squares) < 2 or not mean:  # noqa: PLR2004
             return 1.0
-        varies = sum((one / mean - 1) ** 2 for one in squares) / (len(squares) - 1)
+        varies = sum((square / mean - 1) ** 2 for square in squares) / (len(squares) - 1)
         return min(self.numel, max(1.0, 1 / varies)) if varies else self.numel
 
     def _most_factor(self, *, last: bool) -> float:
@@ -170,11 +170,11 @@ class WholeNoise:
         most = max(most, OWN_RMS * self._usual())
         return most + ROUNDED_CONSTANTS * self.rounding + self._cut_off
 
-    def reason(self, found: WholeError, excess: WholeError) -> str:
+    def reason(self, candidate_error: WholeError, excess: WholeError) -> str:
         """Why a value fails that passes element by element."""
         allowed = f"times what {len(self.runs)} perturbed runs of the reference allow"
         if excess.factor > 1:
-            factor = f"{found.factor:+.2g}: {excess.factor:.3g}"
+            factor = f"{candidate_error.factor:+.2g}: {excess.factor:.3g}"
             return f"all of it is off by one factor, {factor} {allowed}"
         return f"its error as a whole is {excess.size:.3g} {allowed}"
 

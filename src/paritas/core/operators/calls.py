@@ -32,11 +32,13 @@ def bind(parameters: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bou
     values = dict(zip(positions, args, strict=False))
     starred: frozenset[str] = frozenset()
     if rest is not None and len(args) > len(names):
-        left = tuple(args[len(names) :])
-        one_sequence = len(left) == 1 and isinstance(left[0], list | tuple | torch.Size)
-        values[rest] = tuple(left[0]) if one_sequence else left
+        starred_args = tuple(args[len(names) :])
+        one_sequence = len(starred_args) == 1 and isinstance(
+            starred_args[0], list | tuple | torch.Size
+        )
+        values[rest] = tuple(starred_args[0]) if one_sequence else starred_args
         starred = frozenset() if one_sequence else frozenset([rest])
-        positions += [rest] * len(left)
+        positions += [rest] * len(starred_args)
     keywords = {}
     for keyword, value in kwargs.items():
         name = names[0] if keyword in _FIRST and keyword not in names else keyword
@@ -109,18 +111,18 @@ def positive_dims(dim: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | 
     """Dimensions counted from the front; None and an empty list mean all of them."""
     if not shape:
         return None
-    given = (dim,) if isinstance(dim, int) else tuple(dim or range(len(shape)))
-    if any(not isinstance(d, int) or not -len(shape) <= d < len(shape) for d in given):
+    dims = (dim,) if isinstance(dim, int) else tuple(dim or range(len(shape)))
+    if any(not isinstance(d, int) or not -len(shape) <= d < len(shape) for d in dims):
         return None
-    return tuple(d % len(shape) for d in given)
+    return tuple(d % len(shape) for d in dims)
 
 
 def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[list[list[str]], list[str]] | None:
     """The dimensions of tensors that broadcast with each other, and those of the result."""
     shapes = list(shapes)
     try:
-        whole = torch.broadcast_shapes(*shapes)
+        broadcast_shape = torch.broadcast_shapes(*shapes)
     except RuntimeError:
         return None
-    names = letters(len(whole))
-    return [named(shape, names) for shape in shapes], named(whole, names)
+    names = letters(len(broadcast_shape))
+    return [named(shape, names) for shape in shapes], named(broadcast_shape, names)

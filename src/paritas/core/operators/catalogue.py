@@ -69,11 +69,11 @@ def _torch_names() -> dict[int, str]:
     """The names of operators, by the id of the function with that name."""
     names: dict[int, str] = {}
     for name in OPERATORS:
-        place: Any = torch
+        torch_object: Any = torch
         for part in name.split(".")[1:] if name.startswith("torch.") else ():
-            place = getattr(place, part, None)
-        if place is not torch and place is not None:
-            names.setdefault(id(place), name)
+            torch_object = getattr(torch_object, part, None)
+        if torch_object is not torch and torch_object is not None:
+            names.setdefault(id(torch_object), name)
     return names
 
 
@@ -194,19 +194,19 @@ def run_quietly(call: OperatorCall) -> tuple[list[torch.Tensor], set[str]]:
         torch.default_generator.manual_seed(call.seed)
         results = flat(call.function(*copied.args, **copied.kwargs))
     tensors = tensors_by_name(copied)
-    return results, {name for name, one in tensors.items() if one._version}  # noqa: SLF001
+    return results, {name for name, tensor in tensors.items() if tensor._version}  # noqa: SLF001
 
 
 def tensors_by_name(call: OperatorCall) -> dict[str, torch.Tensor]:
     """The tensor arguments by the names that terms have for them: `0`, `bias`, `0[1]`."""
-    found: dict[str, torch.Tensor] = {}
-    for place, value in (*enumerate(call.args), *call.kwargs.items()):
+    named_tensors: dict[str, torch.Tensor] = {}
+    for argument_key, value in (*enumerate(call.args), *call.kwargs.items()):
         if isinstance(value, torch.Tensor):
-            found[str(place)] = value
+            named_tensors[str(argument_key)] = value
         elif isinstance(value, list | tuple):
-            found |= {
-                f"{place}[{at}]": item
+            named_tensors |= {
+                f"{argument_key}[{at}]": item
                 for at, item in enumerate(value)
                 if isinstance(item, torch.Tensor)
             }
-    return found
+    return named_tensors

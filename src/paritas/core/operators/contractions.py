@@ -49,9 +49,9 @@ def _product(call: SymbolicCall, *factors: str) -> Array:
         row, column = at[count : count + len(rows)], at[count + len(rows) :]
 
         def term(k: Poly) -> Term:
-            one = first[(*_broadcast(at[:count], left), *row, k)]
+            first_element = first[(*_broadcast(at[:count], left), *row, k)]
             other = second[(*_broadcast(at[:count], right), k, *column)]
-            return times(one, other)
+            return times(first_element, other)
 
         return call.reduce("sum", first.shape[-1], term)
 
@@ -64,8 +64,8 @@ def _nothing(*_: Poly) -> Term:
 
 
 def _broadcast(places: Sequence[Poly], array: Array) -> list[Poly]:
-    own = places[len(places) - array.dim :]
-    return [ZERO if size == ONE else at for size, at in zip(array.shape, own, strict=True)]
+    own_places = places[len(places) - array.dim :]
+    return [ZERO if size == ONE else at for size, at in zip(array.shape, own_places, strict=True)]
 
 
 @operator("x other", everywhere("matmul"), "torch.linalg.matmul torch.Tensor.__matmul__")
@@ -83,9 +83,9 @@ def _added(call: SymbolicCall, result: Array) -> Array:
     added = call.given("x")
     call.names["x"] = result.names[result.dim - added.dim :]
     beta, alpha = number_term(call.get("beta", 1)), number_term(call.get("alpha", 1))
-    for size, whole in zip(reversed(added.shape), reversed(result.shape), strict=False):
+    for size, result_size in zip(reversed(added.shape), reversed(result.shape), strict=False):
         if size != ONE:
-            call.same(size, whole)
+            call.same(size, result_size)
     return Array(
         result.shape, lambda *at: plus(times(beta, added.at(at)), times(alpha, result[at]))
     )
@@ -175,8 +175,8 @@ def _bilinear(call: SymbolicCall) -> Array:
     weight, bias = call.given("weight"), call.tensor("bias")
     call.same(first.shape[-1], weight.shape[1])
     call.same(second.shape[-1], weight.shape[2])
-    for one, other in zip(first.shape[:-1], second.shape[:-1], strict=True):
-        call.same(one, other)
+    for first_size, other in zip(first.shape[:-1], second.shape[:-1], strict=True):
+        call.same(first_size, other)
     rows = _numbered("m", first.dim - 1)
     call.names |= {"input1": [*rows, "i"], "input2": [*rows, "j"]}
     call.names |= {"weight": ["n", "i", "j"], "bias": ["n"]}
@@ -293,9 +293,9 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
         return by_slices(call, layouts, [[*stack, "m", "n"]])
     call.names |= {"x1": [*stack, "m", "k"], "x2": [*stack, "n", "k"]}
     call.same(first.shape[-1], second.shape[-1])
-    for one, other in zip(first.shape[:-2], second.shape[:-2], strict=True):
-        if ONE not in (one, other):
-            call.same(one, other)
+    for first_size, other in zip(first.shape[:-2], second.shape[:-2], strict=True):
+        if ONE not in (first_size, other):
+            call.same(first_size, other)
     distance = call.known_function("distance", lambda pair: (pair[0] - pair[1]).abs())
     shape = (
         broadcast_sizes(call, Array(first.shape[:-2], _nothing), Array(second.shape[:-2], _nothing))
@@ -305,8 +305,8 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
 
     def element(*at: Poly) -> Term:
         def term(k: Poly) -> Term:
-            one, other = ((*at[:-2], at[-2], k), (*at[:-2], at[-1], k))
-            return ("fn", distance, (first.at(one), second.at(other)))
+            first_place, other = ((*at[:-2], at[-2], k), (*at[:-2], at[-1], k))
+            return ("fn", distance, (first.at(first_place), second.at(other)))
 
         return call.reduce("sum", first.shape[-1], term)
 
@@ -327,7 +327,7 @@ def _attention(call: SymbolicCall) -> list[Array]:
         raise OutsideTheoryError("attention with dropout")
     mask = call.tensor("attn_mask")
     if call.get("enable_gqa"):
-        key, value = (_shared_heads(query, one) for one in (key, value))
+        key, value = (_shared_heads(query, array) for array in (key, value))
     count = max(query.dim, key.dim, value.dim)
     names = letters(count)
     rows = "q^" if call.get("is_causal") else "q"
@@ -337,21 +337,21 @@ def _attention(call: SymbolicCall) -> list[Array]:
         "value": (value, [*aligned(value, count)[:-2], "s^", "v"]),
     }
     if mask is not None:
-        own: list[str | None] = [*aligned(mask, count)[:-2], rows, "s^"]
-        layouts["attn_mask"] = (mask, own[-mask.dim :])
+        mask_layout: list[str | None] = [*aligned(mask, count)[:-2], rows, "s^"]
+        layouts["attn_mask"] = (mask, mask_layout[-mask.dim :])
     return by_slices(call, layouts, [[*names[:-2], rows, "v"]])
 
 
-def _shared_heads(query: Array, own: Array) -> Array:
+def _shared_heads(query: Array, shared_array: Array) -> Array:
     """Heads of keys that several heads of queries share, repeated."""
-    heads, mine = query.shape[-3], own.shape[-3]
-    share = floor_divide(heads, mine, {})
+    heads, shared_heads = query.shape[-3], shared_array.shape[-3]
+    share = floor_divide(heads, shared_heads, {})
 
     def element(*at: Poly) -> Term:
-        head = ZERO if mine == ONE else floor_divide(at[-3], share, {})
-        return own[(*at[:-3], head, *at[-2:])]
+        head = ZERO if shared_heads == ONE else floor_divide(at[-3], share, {})
+        return shared_array[(*at[:-3], head, *at[-2:])]
 
-    return Array((*own.shape[:-3], heads, *own.shape[-2:]), element)
+    return Array((*shared_array.shape[:-3], heads, *shared_array.shape[-2:]), element)
 
 
 # --- Convolutions: a sum over channels of convolutions of planes ----------------------------------
@@ -384,30 +384,30 @@ def _convolution(call: SymbolicCall) -> Array:
     call.same(
         channels, weight.shape[0] if transposed else indices.multiply(groups, weight.shape[1])
     )
-    made = weight.shape[1] if transposed else floor_divide(weight.shape[0], groups, {})
-    outside = indices.multiply(made, groups) if transposed else weight.shape[0]
+    group_outputs = weight.shape[1] if transposed else floor_divide(weight.shape[0], groups, {})
+    outside = indices.multiply(group_outputs, groups) if transposed else weight.shape[0]
     if not transposed:
-        call.same(indices.multiply(made, groups), outside)
+        call.same(indices.multiply(group_outputs, groups), outside)
     planes = (*x.shape[samples + 1 :], *weight.shape[2:])
     single = {"groups": 1, "bias": None}
-    given = {name: value for name, value in single.items() if name in call.bound.values}
+    overrides = {name: value for name, value in single.items() if name in call.bound.values}
     function = call.function(
-        "convolve", lambda arrays: _convolve_planes(call, arrays, space, given), given
+        "convolve", lambda arrays: _convolve_planes(call, arrays, space, overrides), overrides
     )
     sizes = [symbol(("size", f"{function}.{at}", planes)) for at in range(space)]
 
     def element(*at: Poly) -> Term:
         channel = at[samples]
-        group = floor_divide(channel, made, {}) if made != ONE else channel
-        within = indices.remainder(channel, made, {})
+        group = floor_divide(channel, group_outputs, {}) if group_outputs != ONE else channel
+        within = indices.remainder(channel, group_outputs, {})
 
         def term(c: Poly) -> Term:
             inside = indices.add(indices.multiply(group, each), c)
             if groups == ONE:
-                inside, own = c, channel
+                inside, output_channel = c, channel
             else:
-                own = within
-            kernel = (inside, own) if transposed else (channel, c)
+                output_channel = within
+            kernel = (inside, output_channel) if transposed else (channel, c)
             return ("fun", function, (
                 _plane(call, x, (*at[:samples], inside)),
                 _plane(call, weight, kernel),
@@ -433,13 +433,13 @@ def _plane(call: SymbolicCall, array: Array, front: Sequence[Poly]) -> tuple[Any
 
 
 def _convolve_planes(
-    call: SymbolicCall, arrays: list[torch.Tensor], space: int, given: Mapping[str, Any]
+    call: SymbolicCall, arrays: list[torch.Tensor], space: int, overrides: Mapping[str, Any]
 ) -> torch.Tensor:
     """The operator itself with one channel."""
-    whole, kernel = call.get("x"), call.get("weight")
-    plane = arrays[0].reshape(1, 1, *whole.shape[whole.dim() - space :])
+    input_tensor, kernel = call.get("x"), call.get("weight")
+    plane = arrays[0].reshape(1, 1, *input_tensor.shape[input_tensor.dim() - space :])
     weight = arrays[1].reshape(1, 1, *kernel.shape[2:])
-    return call.run({"x": plane, "weight": weight, **given})[0][0, 0]
+    return call.run({"x": plane, "weight": weight, **overrides})[0][0, 0]
 
 
 # --- Pooling and resampling -----------------------------------------------------------------------
@@ -491,9 +491,9 @@ def _windows_apart(call: SymbolicCall, kernel: tuple[int, ...]) -> Array:
 
     def element(*at: Poly) -> Term:
         binders, places = [], []
-        for place, width in zip(at[front:], kernel, strict=True):
+        for window_index, width in zip(at[front:], kernel, strict=True):
             name = call.fresh()
-            begin = indices.multiply(place, constant(width))
+            begin = indices.multiply(window_index, constant(width))
             if width != 1:
                 binders.append((name, constant(width)))
                 begin = indices.add(begin, symbol(name))

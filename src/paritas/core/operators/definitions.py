@@ -55,8 +55,8 @@ class Array:
 
     def at(self, places: Sequence[Poly]) -> Term:
         """Its element under broadcasting: the last dimensions count, and those of length 1."""
-        own = places[len(places) - self.dim :]
-        pairs = zip(self.shape, own, strict=True)
+        own_places = places[len(places) - self.dim :]
+        pairs = zip(self.shape, own_places, strict=True)
         return self.element(*(ZERO if size == ONE else at for size, at in pairs))
 
 
@@ -118,12 +118,16 @@ class SymbolicCall:
 
     def _is_length(self, name: str) -> bool:
         """Whether a rule ties an argument, or an item of it, to a length."""
-        return any(place in self.places(name) for place, _ in self.symbolic)
+        return any(argument_place in self.places(name) for argument_place, _ in self.symbolic)
 
     def places(self, name: str) -> list[Place]:
         """Where an argument is; several places if its items were passed one by one."""
-        found: list[Place] = [i for i, own in enumerate(self.bound.positions) if own == name]
-        return found or [key for key, own in self.bound.keywords.items() if own == name]
+        places: list[Place] = [
+            i for i, position in enumerate(self.bound.positions) if position == name
+        ]
+        return places or [
+            key for key, bound_name in self.bound.keywords.items() if bound_name == name
+        ]
 
     def tensor(self, name: str) -> Array | None:
         """A tensor argument."""
@@ -135,53 +139,53 @@ class SymbolicCall:
     def tensors(self, name: str) -> list[Array | None]:
         """The tensors of an argument that is a list, or of arguments passed one by one."""
         values, places = self.get(name), self.places(name)
-        names = [str(place) for place in places]
+        names = [str(position) for position in places]
         if not self.bound.spread(name):
             names = [f"{places[0]}[{at}]" for at in range(len(values))]
         return [
-            _argument(own, value) if isinstance(value, torch.Tensor) else None
-            for own, value in zip(names, values, strict=True)
+            _argument(argument_name, value) if isinstance(value, torch.Tensor) else None
+            for argument_name, value in zip(names, values, strict=True)
         ]
 
     def given(self, name: str) -> Array:
         """A tensor argument that the definition needs."""
-        found = self.tensor(name)
-        if found is None:
+        array = self.tensor(name)
+        if array is None:
             raise OutsideTheoryError(f"a call in which {name} is not a tensor")
-        return found
+        return array
 
     def number(self, name: str, default: int | None = None) -> Poly:
         """A number that may be a length."""
         value = self.bound.get(name, default)
-        place = self.places(name)
-        if place and (place[0], None) in self.symbolic:
-            return self._length(place[0], None)
+        argument_places = self.places(name)
+        if argument_places and (argument_places[0], None) in self.symbolic:
+            return self._length(argument_places[0], None)
         if isinstance(value, bool) or not isinstance(value, int):
             raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
         return indices.constant(value)
 
     def numbers(self, name: str) -> list[Poly]:
         """The items of a sequence of numbers that may be lengths."""
-        values, places, found = self.bound.get(name), self.places(name), []
+        values, places, polies = self.bound.get(name), self.places(name), []
         for at, value in enumerate(values):
             spread = self.bound.spread(name)
-            place, item = (places[at], None) if spread else (places[0], at)
-            if (place, item) in self.symbolic and value != -1:
-                found.append(self._length(place, item))
+            argument_place, item = (places[at], None) if spread else (places[0], at)
+            if (argument_place, item) in self.symbolic and value != -1:
+                polies.append(self._length(argument_place, item))
             elif isinstance(value, int):
-                found.append(indices.constant(value))
+                polies.append(indices.constant(value))
             else:
                 raise OutsideTheoryError(f"a call in which {name} is {value!r:.40}")
-        return found
+        return polies
 
-    def _length(self, place: Place, item: int | None) -> Poly:
-        self._as_lengths.add((place, item))
-        return symbol(number_name(place, item))
+    def _length(self, argument_place: Place, item: int | None) -> Poly:
+        self._as_lengths.add((argument_place, item))
+        return symbol(number_name(argument_place, item))
 
     def keep_unused_lengths(self) -> None:
         """A number that the definition does not use as a length must be the same on a rank."""
-        for place, item in sorted(self.symbolic - self._as_lengths, key=repr):
-            self.keep(symbol(number_name(place, item)))
+        for argument_place, item in sorted(self.symbolic - self._as_lengths, key=repr):
+            self.keep(symbol(number_name(argument_place, item)))
 
     def all_tensors(self) -> dict[str, Array]:
         """All tensor arguments by parameter, without those in lists."""
@@ -246,25 +250,27 @@ class SymbolicCall:
         name = self.fresh()
         return (kind, name, size, body(symbol(name)))
 
-    def function(self, name: str, evaluate: Evaluator, given: Mapping[str, Any]) -> str:
+    def function(
+        self, name: str, evaluate: Evaluator, replaced_arguments: Mapping[str, Any]
+    ) -> str:
         """Name the operator as an unknown function, by all of its arguments that are not tensors.
 
         A number that is a length cannot be in the name, so it must be the same on all ranks.
 
         Args:
-            given: the arguments that `evaluate` replaces, other than tensors.
+            replaced_arguments: the arguments that `evaluate` replaces, other than tensors.
         """
-        settings = {**self.bound.values, **given}
+        settings = {**self.bound.values, **replaced_arguments}
         words = []
         for key, value in settings.items():
             if isinstance(value, torch.Tensor) or _holds_tensors(value):
                 continue
-            if key in given or not self._is_length(key):
+            if key in replaced_arguments or not self._is_length(key):
                 words.append(f"{key}={value!r}")
                 continue
-            for place, item in sorted(self.symbolic, key=repr):
-                if place in self.places(key):
-                    self.keep(symbol(number_name(place, item)))
+            for argument_place, item in sorted(self.symbolic, key=repr):
+                if argument_place in self.places(key):
+                    self.keep(symbol(number_name(argument_place, item)))
         return self.known_function(f"{name}({', '.join(words)})", evaluate)
 
     def known_function(self, name: str, evaluate: Evaluator) -> str:
@@ -276,8 +282,8 @@ class SymbolicCall:
         """Call the operator with other values of parameters; items of lists as `name[0]`."""
         args, kwargs = list(self.call.args), dict(self.call.kwargs)
         self.written = {}
-        for name, given in values.items():
-            value = given
+        for name, new_value in values.items():
+            value = new_value
             if name.startswith("running_") and isinstance(value, torch.Tensor):
                 value = self.written[name] = value.detach().clone()
             base, bracket, at = name.partition("[")
@@ -291,20 +297,24 @@ class SymbolicCall:
         return flat(self.call.function(*args, **kwargs))
 
 
-def number_name(place: Place, item: int | None) -> str:
+def number_name(argument_place: Place, item: int | None) -> str:
     """The name of a number that is a length."""
-    return f"#{place}" if item is None else f"#{place}[{item}]"
+    return f"#{argument_place}" if item is None else f"#{argument_place}[{item}]"
 
 
 def _set(
-    args: list[Any], kwargs: dict[str, Any], place: Place, value: Any, item: int | None = None
+    args: list[Any],
+    kwargs: dict[str, Any],
+    argument_place: Place,
+    value: Any,
+    item: int | None = None,
 ) -> None:
-    holder: Any = kwargs if isinstance(place, str) else args
+    holder: Any = kwargs if isinstance(argument_place, str) else args
     if item is not None:
-        items = list(holder[place])
+        items = list(holder[argument_place])
         items[item] = value
         value = items
-    holder[place] = value
+    holder[argument_place] = value
 
 
 def flat(result: Any) -> list[torch.Tensor]:
@@ -312,7 +322,7 @@ def flat(result: Any) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, list | tuple):
-        return [tensor for one in result for tensor in flat(one)]
+        return [tensor for part in result for tensor in flat(part)]
     raise OutsideTheoryError(f"a result of type {type(result).__name__}")
 
 
@@ -359,21 +369,23 @@ def by_slices(
         if is_whole(dim)
     )
     call.names |= {name: layout for name, (_, layout) in layouts.items()}
-    made = []
+    arrays = []
     for at, layout in enumerate(outputs):
         evaluate = functools.partial(
-            _run_on_slices, call, {n: own for n, (_, own) in layouts.items()}, at, layout,
+            _run_on_slices, call, {n: inner for n, (_, inner) in layouts.items()}, at, layout,
             dict(settings or {}), pick,
         )  # fmt: skip
         word = f"{name or operator_word(call.call)}{f'#{at}' if at else ''}"
-        own = call.function(word, evaluate, settings or {})
+        function_name = call.function(word, evaluate, settings or {})
         shape = tuple(
-            symbol(("size", f"{own}.{place}", inner)) if is_whole(dim) else lengths.get(dim, ONE)
-            for place, dim in enumerate(layout)
+            symbol(("size", f"{function_name}.{axis}", inner))
+            if is_whole(dim)
+            else lengths.get(dim, ONE)
+            for axis, dim in enumerate(layout)
         )
-        element = functools.partial(_slice_element, call, layouts, layout, own)
-        made.append(Array(shape, element, layout))
-    return made
+        element = functools.partial(_slice_element, call, layouts, layout, function_name)
+        arrays.append(Array(shape, element, layout))
+    return arrays
 
 
 def _slice_element(
@@ -383,19 +395,19 @@ def _slice_element(
     function: str,
     *places: Poly,
 ) -> Term:
-    at = {dim: place for dim, place in zip(outside, places, strict=True) if not is_whole(dim)}
+    at = {dim: position for dim, position in zip(outside, places, strict=True) if not is_whole(dim)}
     arrays = []
     for array, layout in layouts.values():
-        binders, own = [], []
+        binders, array_places = [], []
         for size, dim in zip(array.shape, layout, strict=True):
             if is_whole(dim) and size != ONE:
                 name = call.fresh()
                 binders.append((name, size))
-                own.append(symbol(name))
+                array_places.append(symbol(name))
             else:
-                own.append(ZERO if size == ONE or is_whole(dim) else at[dim])
-        arrays.append((tuple(binders), array[tuple(own)]))
-    inside = tuple(place for dim, place in zip(outside, places, strict=True) if is_whole(dim))
+                array_places.append(ZERO if size == ONE or is_whole(dim) else at[dim])
+        arrays.append((tuple(binders), array[tuple(array_places)]))
+    inside = tuple(position for dim, position in zip(outside, places, strict=True) if is_whole(dim))
     if not inside and not any(binders for binders, _ in arrays):
         return ("fn", function, tuple(body for _, body in arrays))
     return ("fun", function, tuple(arrays), inside)
@@ -413,12 +425,12 @@ def _run_on_slices(
     values: dict[str, Any] = dict(settings)
     for (name, layout), array in zip(layouts.items(), arrays, strict=True):
         sizes = iter(array.shape)
-        whole = _value(call, name)
+        whole_tensor = _value(call, name)
         shape = [
-            1 if not is_whole(dim) or whole.shape[place] == 1 else next(sizes)
-            for place, dim in enumerate(layout)
+            1 if not is_whole(dim) or whole_tensor.shape[axis] == 1 else next(sizes)
+            for axis, dim in enumerate(layout)
         ]
-        values[name] = array.reshape(shape).to(whole.dtype)
+        values[name] = array.reshape(shape).to(whole_tensor.dtype)
     result = pick(call.run(values))[output]
     return result[tuple(slice(None) if is_whole(dim) else 0 for dim in outside)]
 
@@ -426,8 +438,8 @@ def _run_on_slices(
 def _value(call: SymbolicCall, name: str) -> torch.Tensor:
     base, bracket, at = name.partition("[")
     value = call.get(base)
-    found: torch.Tensor = value[int(at[:-1])] if bracket else value
-    return found
+    tensor: torch.Tensor = value[int(at[:-1])] if bracket else value
+    return tensor
 
 
 def operator_word(call: OperatorCall) -> str:

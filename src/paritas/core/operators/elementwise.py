@@ -202,7 +202,7 @@ def _dropout(call: SymbolicCall) -> Array | list[Array]:
         outputs = [layout, layout] if word == "native_dropout" else [layout]
         return by_slices(call, {"x": (x, layout)}, outputs)
     channels = {"dropout1d": 1, "dropout2d": 2, "dropout3d": 3}.get(word, 0)
-    kept = x.dim - channels
+    kept_count = x.dim - channels
 
     @functools.cache
     def draw() -> list[torch.Tensor]:
@@ -215,8 +215,8 @@ def _dropout(call: SymbolicCall) -> Array | list[Array]:
 
     call.draws["factor"] = lambda: draw()[0]
     call.assume("each rank draws its part of the random numbers of the whole")
-    shape = x.shape[:kept]
-    result = Array(x.shape, lambda *at: times(x[at], ("draw", "factor", shape, at[:kept])))
+    shape = x.shape[:kept_count]
+    result = Array(x.shape, lambda *at: times(x[at], ("draw", "factor", shape, at[:kept_count])))
     if word != "native_dropout":
         return result
     call.draws["mask"] = lambda: draw()[1]
@@ -270,10 +270,10 @@ def reduced_dims(call: SymbolicCall, default: int | None = None) -> tuple[int, .
     value = call.get("x")
     if value.dim() == 0:
         return ()
-    found = positive_dims(call.get("dim", default), tuple(value.shape))
-    if found is None:
+    dims = positive_dims(call.get("dim", default), tuple(value.shape))
+    if dims is None:
         raise OutsideTheoryError(f"a call in which dim is {call.get('dim')!r:.40}")
-    return found
+    return dims
 
 
 def reduce_array(
@@ -286,8 +286,8 @@ def reduce_array(
     keepdim: bool = False,
 ) -> Array:
     """The sum, maximum, minimum or product of elements over dimensions."""
-    kept = [at for at in range(x.dim) if at not in dims]
-    outside = [at for at in range(x.dim) if keepdim or at in kept]
+    kept_dims = [at for at in range(x.dim) if at not in dims]
+    outside = [at for at in range(x.dim) if keepdim or at in kept_dims]
 
     def element(*places: Poly) -> Term:
         at = dict(zip(outside, places, strict=True))
@@ -310,8 +310,8 @@ def _own_scalar(call: SymbolicCall) -> Callable[[Term], Term]:
 
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
         shape = (1,) if "dim" in settings else ()
-        one = arrays[0].reshape(shape).to(call.get("x").dtype)
-        return call.run({"x": one, **settings})[0]
+        operand = arrays[0].reshape(shape).to(call.get("x").dtype)
+        return call.run({"x": operand, **settings})[0]
 
     name = call.function(operator_word(call.call), evaluate, settings)
     return lambda term: ("fn", name, (term,))
@@ -321,11 +321,11 @@ def _reduction(kind: str, *, own: bool = False, mean: bool = False) -> Define:
     def definition(call: SymbolicCall) -> Array:
         x, dims = call.given("x"), reduced_dims(call)
         body = _own_scalar(call) if own else _identity
-        found = reduce_array(call, kind, x, dims, body, keepdim=bool(call.get("keepdim")))
+        reduced_array = reduce_array(call, kind, x, dims, body, keepdim=bool(call.get("keepdim")))
         if not mean:
-            return found
+            return reduced_array
         count = ("inv", size_term(*(x.shape[dim] for dim in dims)))
-        return Array(found.shape, lambda *at: times(count, found[at]))
+        return Array(reduced_array.shape, lambda *at: times(count, reduced_array[at]))
 
     return definition
 
@@ -350,8 +350,10 @@ def whole_along(call: SymbolicCall, outputs: int = 1, default: int | None = None
     x, dims = call.given("x"), reduced_dims(call, default)
     names = [f"{name}^" if at in dims else name for at, name in enumerate(letters(x.dim))]
     ones = ["1"] if call.get("keepdim") else []
-    left = [each for at, name in enumerate(names) for each in (ones if at in dims else [name])]
-    return by_slices(call, {"x": (x, names)}, [left] * outputs)
+    remaining_names = [
+        each for at, name in enumerate(names) for each in (ones if at in dims else [name])
+    ]
+    return by_slices(call, {"x": (x, names)}, [remaining_names] * outputs)
 
 
 @operator("x dim keepdim", everywhere("logsumexp argmax argmin"))

@@ -54,8 +54,10 @@ def _collect(terms: Iterable[tuple[tuple[Atom, ...], int]]) -> Poly:
     total: dict[tuple[Atom, ...], int] = {}
     for monomial, coefficient in terms:
         total[monomial] = total.get(monomial, 0) + coefficient
-    kept = [(monomial, value) for monomial, value in total.items() if value]
-    return tuple(sorted(kept, key=order)) if len(kept) > 1 else tuple(kept)
+    nonzero_terms = [(monomial, value) for monomial, value in total.items() if value]
+    return (
+        tuple(sorted(nonzero_terms, key=order)) if len(nonzero_terms) > 1 else tuple(nonzero_terms)
+    )
 
 
 def add(*polys: Poly) -> Poly:
@@ -94,8 +96,8 @@ def as_number(poly: Poly) -> int | None:
 
 def quotient(poly: Poly, by: Poly) -> Poly | None:
     """The exact quotient by a product of symbols; None if it leaves a rest."""
-    whole, rest = _divide(poly, by)
-    return whole if not rest else None
+    whole_terms, rest = _divide(poly, by)
+    return whole_terms if not rest else None
 
 
 def _divide(poly: Poly, by: Poly) -> tuple[Poly, Poly]:
@@ -103,20 +105,20 @@ def _divide(poly: Poly, by: Poly) -> tuple[Poly, Poly]:
     if len(by) != 1:
         return (ONE, ZERO) if poly == by and poly else (ZERO, poly)
     (divisor, value) = by[0]
-    whole, rest = [], []
+    whole_terms, rest = [], []
     for monomial, coefficient in poly:
-        left = list(monomial)
+        remaining_atoms = list(monomial)
         fits = coefficient % value == 0
-        for one in divisor:
-            if one in left:
-                left.remove(one)
+        for atom in divisor:
+            if atom in remaining_atoms:
+                remaining_atoms.remove(atom)
             else:
                 fits = False
         if fits:
-            whole.append((tuple(left), coefficient // value))
+            whole_terms.append((tuple(remaining_atoms), coefficient // value))
         else:
             rest.append((monomial, coefficient))
-    return _collect(whole), _collect(rest)
+    return _collect(whole_terms), _collect(rest)
 
 
 Ranges = Mapping[Atom, Poly]
@@ -129,10 +131,10 @@ def floor_divide(poly: Poly, by: Poly, ranges: Ranges) -> Poly:
     numbers = as_number(poly), as_number(by)
     if numbers[0] is not None and numbers[1]:
         return constant(numbers[0] // numbers[1])
-    whole, rest = _divide(poly, by)
+    whole_terms, rest = _divide(poly, by)
     if not rest or is_within(rest, by, ranges):
-        return whole
-    return add(whole, symbol(("//", rest, by)))
+        return whole_terms
+    return add(whole_terms, symbol(("//", rest, by)))
 
 
 def remainder(poly: Poly, by: Poly, ranges: Ranges) -> Poly:
@@ -161,8 +163,8 @@ def _highest(poly: Poly, ranges: Ranges) -> Poly | None:
     total = ZERO
     for monomial, value in poly:
         term = constant(value)
-        for one in monomial:
-            bound = _highest_of(one, ranges)
+        for atom in monomial:
+            bound = _highest_of(atom, ranges)
             if bound is None:
                 return None
             term = multiply(term, bound)
@@ -179,12 +181,12 @@ def _highest_of(atom: Atom, ranges: Ranges) -> Poly | None:
         return subtract(atom[2], ONE)
     if isinstance(atom, tuple) and atom[0] == "//":
         inner = _highest(atom[1], ranges)
-        whole, rest = _divide(inner or ZERO, atom[2])
+        whole_terms, rest = _divide(inner or ZERO, atom[2])
         if inner is None or any(value < 0 for _, value in atom[1]):
             return None
         if as_number(rest) == -1:  # the largest one below a multiple
-            return subtract(whole, ONE)
-        return whole if not rest or is_within(rest, atom[2], ranges) else None
+            return subtract(whole_terms, ONE)
+        return whole_terms if not rest or is_within(rest, atom[2], ranges) else None
     if isinstance(atom, tuple) and atom[0] == OFFSET:
         # A part ends within the whole.
         return subtract(symbol(LENGTH), symbol((PART, atom[1])))
@@ -196,10 +198,10 @@ def is_positive(poly: Poly) -> bool:
     shifted = ZERO
     for monomial, value in poly:
         term = constant(value)
-        for one in monomial:
-            zero = is_index(one) or (isinstance(one, tuple) and one[0] != PART)
+        for atom in monomial:
+            zero = is_index(atom) or (isinstance(atom, tuple) and atom[0] != PART)
             least = ZERO if zero else ONE
-            term = multiply(term, add(symbol(one), least))
+            term = multiply(term, add(symbol(atom), least))
         shifted = add(shifted, term)
     return all(value >= 0 for _, value in shifted) and any(not m for m, _ in shifted)
 
@@ -209,8 +211,8 @@ def replace(poly: Poly, by: Mapping[Atom, Poly], ranges: Ranges) -> Poly:
     total = ZERO
     for monomial, value in poly:
         term = constant(value)
-        for one in monomial:
-            term = multiply(term, _replace_atom(one, by, ranges))
+        for atom in monomial:
+            term = multiply(term, _replace_atom(atom, by, ranges))
         total = add(total, term)
     return total
 
@@ -241,14 +243,14 @@ def _at_rank(what: str, rank: Poly) -> Poly:
 def atoms(poly: Poly) -> Iterable[Atom]:
     """All symbols in it, including those inside others."""
     for monomial, _ in poly:
-        for one in monomial:
-            yield one
-            if isinstance(one, tuple):
-                if one[0] in ("//", "%"):
-                    yield from atoms(one[1])
-                    yield from atoms(one[2])
-                elif one[0] == "size":
-                    for part in one[2]:
+        for atom in monomial:
+            yield atom
+            if isinstance(atom, tuple):
+                if atom[0] in ("//", "%"):
+                    yield from atoms(atom[1])
+                    yield from atoms(atom[2])
+                elif atom[0] == "size":
+                    for part in atom[2]:
                         yield from atoms(part)
                 else:
-                    yield one[1]
+                    yield atom[1]

@@ -85,13 +85,13 @@ def _group_norm(call: SymbolicCall) -> Array:
     call.same(indices.multiply(width, call.number("num_groups", 1)), x.shape[1])
     shape = call.get("x").shape
     plain = {name: None for name in ("weight", "bias") if name in call.bound.values}
-    given = {"num_groups": 1, **plain}
+    overrides = {"num_groups": 1, **plain}
 
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
-        own = arrays[0].reshape(1, -1, *shape[2:])
-        return call.run({"x": own, **given})[0][0]
+        group_values = arrays[0].reshape(1, -1, *shape[2:])
+        return call.run({"x": group_values, **overrides})[0][0]
 
-    function = call.function("group_norm", evaluate, given)
+    function = call.function("group_norm", evaluate, overrides)
 
     def element(*at: Poly) -> Term:
         group = floor_divide(at[1], width, {})
@@ -104,8 +104,8 @@ def _group_norm(call: SymbolicCall) -> Array:
             places.append(ZERO if size == ONE else symbol(name))
         sample = ZERO if x.shape[0] == ONE else at[0]
         inside = (remainder(at[1], width, {}), *at[2:])
-        kept = tuple(p for p, size in zip(inside, (width, *x.shape[2:]), strict=True))
-        result: Term = ("fun", function, ((tuple(binders), x[(sample, *places)]),), kept)
+        inside_places = tuple(p for p, size in zip(inside, (width, *x.shape[2:]), strict=True))
+        result: Term = ("fun", function, ((tuple(binders), x[(sample, *places)]),), inside_places)
         if weight is not None:
             result = times(result, weight[(at[1],)])
         return result if bias is None else plus(result, bias[(at[1],)])
@@ -133,16 +133,16 @@ def _native_group_norm(call: SymbolicCall) -> list[Array]:
 _VECTORS = ("running_mean", "running_var", "weight", "bias")
 
 
-def _channels(call: SymbolicCall, whole: tuple[int, ...], *, writes: bool) -> list[Array]:
-    """Each channel alone; `whole` are the dimensions that are needed as a whole."""
+def _channels(call: SymbolicCall, whole_dims: tuple[int, ...], *, writes: bool) -> list[Array]:
+    """Each channel alone; `whole_dims` are the dimensions that are needed as a whole."""
     x = call.given("x")
-    names = [f"{name}^" if at in whole else name for at, name in enumerate(letters(x.dim))]
+    names = [f"{name}^" if at in whole_dims else name for at, name in enumerate(letters(x.dim))]
     layouts: dict[str, tuple[Array, Layout]] = {"x": (x, names)}
     for name in _VECTORS:
         array = call.tensor(name)
         if array is not None:
             layouts[name] = (array, [names[1]])
-    made = by_slices(call, layouts, [names])
+    channel_arrays = by_slices(call, layouts, [names])
     for at, name in enumerate(("running_mean", "running_var")):
         if writes and name in layouts:
             call.writes[str(call.places(name)[0])] = by_slices(
@@ -152,7 +152,7 @@ def _channels(call: SymbolicCall, whole: tuple[int, ...], *, writes: bool) -> li
                 name=f"{name} after",
                 pick=_Written(call, at).pick,
             )[0]
-    return made
+    return channel_arrays
 
 
 class _Written:
@@ -212,8 +212,8 @@ def _wrapped_batch_norm(call: SymbolicCall) -> list[Array]:
     if call.get("training", True):
         raise OutsideTheoryError("an operator whose ranks exchange data")
     call.without_values |= set(map(str, call.places("num_batches_tracked")))
-    given = call.bound.has("running_mean")
-    return _channels(call, () if given else (0, 2, 3), writes=False)
+    has_statistics = call.bound.has("running_mean")
+    return _channels(call, () if has_statistics else (0, 2, 3), writes=False)
 
 
 @operator(
@@ -247,12 +247,12 @@ _OLD = ("size_average", "reduce")
 
 
 def _reduction(call: SymbolicCall) -> str:
-    given = call.get("reduction", "mean")
+    reduction = call.get("reduction", "mean")
     if any(call.get(name) is not None for name in _OLD):
         raise OutsideTheoryError("size_average or reduce")
-    if isinstance(given, int) and not isinstance(given, bool):
-        given = ("none", "mean", "sum")[given]
-    return str(given)
+    if isinstance(reduction, int) and not isinstance(reduction, bool):
+        reduction = ("none", "mean", "sum")[reduction]
+    return str(reduction)
 
 
 def _none_like(call: SymbolicCall) -> dict[str, Any]:
@@ -337,8 +337,8 @@ def _by_sample(call: SymbolicCall) -> Array:
     """One loss for each vector; class weights apply within a sample."""
     layouts: dict[str, tuple[Array, Layout]] = {}
     for name, array in call.all_tensors().items():
-        own: Layout = ["c^"] if name == "weight" else ["b", "c^"][: array.dim]
-        layouts[name] = (array, own)
+        layout: Layout = ["c^"] if name == "weight" else ["b", "c^"][: array.dim]
+        layouts[name] = (array, layout)
     return _losses(call, layouts, ["b"])
 
 
@@ -409,15 +409,15 @@ def _sequences(call: SymbolicCall) -> Array:
     """Each sequence alone; the mean divides each loss by the length of its target."""
     names = ("log_probs", "targets", "input_lengths", "target_lengths")
     arrays = [call.given(name) for name in names]
-    own: list[Layout] = [[None, "b", None], ["b", None], ["b"], ["b"]]
+    sequence_layouts: list[Layout] = [[None, "b", None], ["b", None], ["b"], ["b"]]
     if arrays[0].dim != 3 or arrays[1].dim != 2:  # noqa: PLR2004 - a batch of sequences
         raise OutsideTheoryError("concatenated targets")
     reduction = _reduction(call)
-    layouts = dict(zip(names, zip(arrays, own, strict=True), strict=True))
+    layouts = dict(zip(names, zip(arrays, sequence_layouts, strict=True), strict=True))
     if reduction == "mean":
-        one = by_slices(
+        sequence_means = by_slices(
             call, layouts, [["b"]], name="mean of one sequence", pick=lambda r: [r[0].reshape(1)]
         )[0]
-        return _reduce_loss(call, one, "mean")
+        return _reduce_loss(call, sequence_means, "mean")
     each = by_slices(call, layouts, [["b"]], settings=_none_like(call))[0]
     return _reduce_loss(call, each, reduction)

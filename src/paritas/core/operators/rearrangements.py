@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 def _view(call: SymbolicCall, x: Array, sizes: Sequence[Poly]) -> Array:
     """The same elements in the same order; a size of -1 is what is left."""
-    known = [size for size in sizes if size != constant(-1)]
-    left = floor_divide(multiply(*x.shape), multiply(*known), {})
-    shape = tuple(left if size == constant(-1) else size for size in sizes)
+    known_sizes = [size for size in sizes if size != constant(-1)]
+    inferred_size = floor_divide(multiply(*x.shape), multiply(*known_sizes), {})
+    shape = tuple(inferred_size if size == constant(-1) else size for size in sizes)
     call.same(multiply(*shape), multiply(*x.shape))
 
     def element(*at: Poly) -> Term:
-        place = ZERO
-        for size, one in zip(shape, at, strict=True):
-            place = indices.add(multiply(place, size), one)
-        found: list[Poly] = []
+        flat_index = ZERO
+        for size, axis_index in zip(shape, at, strict=True):
+            flat_index = indices.add(multiply(flat_index, size), axis_index)
+        polies: list[Poly] = []
         for size in reversed(x.shape[1:]):
-            found.append(ZERO if size == ONE else remainder(place, size, {}))
-            place = floor_divide(place, size, {})
+            polies.append(ZERO if size == ONE else remainder(flat_index, size, {}))
+            flat_index = floor_divide(flat_index, size, {})
         if x.shape:
-            found.append(ZERO if x.shape[0] == ONE else place)
-        return x[tuple(reversed(found))]
+            polies.append(ZERO if x.shape[0] == ONE else flat_index)
+        return x[tuple(reversed(polies))]
 
     return Array(shape, element)
 
@@ -80,8 +80,8 @@ def _unflatten(call: SymbolicCall) -> Array:
     x = call.given("x")
     at = call.get("dim") % x.dim
     sizes = call.numbers("sizes")
-    known = multiply(*(size for size in sizes if size != constant(-1)))
-    full = [floor_divide(x.shape[at], known, {}) if s == constant(-1) else s for s in sizes]
+    known_product = multiply(*(size for size in sizes if size != constant(-1)))
+    full = [floor_divide(x.shape[at], known_product, {}) if s == constant(-1) else s for s in sizes]
     call.same(multiply(*full), x.shape[at])
     return _view(call, x, (*x.shape[:at], *full, *x.shape[at + 1 :]))
 
@@ -89,8 +89,8 @@ def _unflatten(call: SymbolicCall) -> Array:
 def _permuted(x: Array, order: Sequence[int]) -> Array:
     def element(*at: Poly) -> Term:
         places: list[Poly] = [ZERO] * x.dim
-        for own, dim in enumerate(order):
-            places[dim] = at[own]
+        for new_dim, dim in enumerate(order):
+            places[dim] = at[new_dim]
         return x[tuple(places)]
 
     return Array(tuple(x.shape[dim] for dim in order), element)
@@ -98,10 +98,10 @@ def _permuted(x: Array, order: Sequence[int]) -> Array:
 
 def _dims(call: SymbolicCall, value: Any, name: str = "x") -> tuple[int, ...]:
     shape = tuple(call.get(name).shape)
-    found = positive_dims(value, shape)
-    if found is None:
+    dims = positive_dims(value, shape)
+    if dims is None:
         raise OutsideTheoryError(f"dimensions {value!r:.40}")
-    return found
+    return dims
 
 
 @operator("x *dims", everywhere("permute"))
@@ -134,9 +134,11 @@ def _matrix_transpose(call: SymbolicCall) -> Array:
 def _move(call: SymbolicCall) -> Array:
     x = call.given("x")
     source, target = _dims(call, call.get("source")), _dims(call, call.get("destination"))
-    place = dict(zip(target, source, strict=True))
+    source_by_target = dict(zip(target, source, strict=True))
     others = iter([at for at in range(x.dim) if at not in source])
-    return _permuted(x, [place[at] if at in place else next(others) for at in range(x.dim)])
+    return _permuted(
+        x, [source_by_target[at] if at in source_by_target else next(others) for at in range(x.dim)]
+    )
 
 
 @operator("x dim", everywhere("unsqueeze"))
@@ -150,18 +152,18 @@ def _unsqueeze(call: SymbolicCall) -> Array:
 def _squeeze(call: SymbolicCall) -> Array:
     """A part of length 1 would be removed too, so lengths that are asked for must stay."""
     x = call.given("x")
-    asked = _dims(call, call.get("dim"))
-    removed = [at for at in asked if x.shape[at] == ONE]
-    for at in asked:
+    dims = _dims(call, call.get("dim"))
+    removed = [at for at in dims if x.shape[at] == ONE]
+    for at in dims:
         if x.shape[at] != ONE:
             call.keep(x.shape[at])
-    kept = [at for at in range(x.dim) if at not in removed]
+    kept_dims = [at for at in range(x.dim) if at not in removed]
 
     def element(*at: Poly) -> Term:
-        places = dict(zip(kept, at, strict=True))
+        places = dict(zip(kept_dims, at, strict=True))
         return x[tuple(places.get(dim, ZERO) for dim in range(x.dim))]
 
-    return Array(tuple(x.shape[at] for at in kept), element)
+    return Array(tuple(x.shape[at] for at in kept_dims), element)
 
 
 @operator("x *size", "torch.Tensor.expand aten.expand torch.broadcast_to torch.Tensor.broadcast_to")
@@ -170,10 +172,10 @@ def _expand(call: SymbolicCall) -> Array:
     new = len(sizes) - x.dim
     shape = []
     for at, size in enumerate(sizes):
-        own = ONE if at < new else x.shape[at - new]
-        if own != ONE and size != constant(-1):
-            call.same(size, own)
-        shape.append(size if own == ONE and size != constant(-1) else own)
+        own_size = ONE if at < new else x.shape[at - new]
+        if own_size != ONE and size != constant(-1):
+            call.same(size, own_size)
+        shape.append(size if own_size == ONE and size != constant(-1) else own_size)
     return Array(tuple(shape), lambda *at: x.at(at))
 
 
@@ -186,8 +188,10 @@ def _repeat(call: SymbolicCall) -> Array:
     new = len(counts) - x.dim
 
     def element(*at: Poly) -> Term:
-        own = zip(at[new:], x.shape, counts[new:], strict=True)
-        return x[tuple(p if count == 1 else remainder(p, size, {}) for p, size, count in own)]
+        repeated_axes = zip(at[new:], x.shape, counts[new:], strict=True)
+        return x[
+            tuple(p if count == 1 else remainder(p, size, {}) for p, size, count in repeated_axes)
+        ]
 
     shape = [constant(count) for count in counts[:new]]
     shape += [multiply(constant(c), size) for c, size in zip(counts[new:], x.shape, strict=True)]
@@ -200,8 +204,8 @@ def _interleave(call: SymbolicCall) -> Array:
     (dim,) = _dims(call, call.get("dim"))
 
     def element(*at: Poly) -> Term:
-        own = ZERO if x.shape[dim] == ONE else floor_divide(at[dim], count, {})
-        return x[(*at[:dim], own, *at[dim + 1 :])]
+        source_index = ZERO if x.shape[dim] == ONE else floor_divide(at[dim], count, {})
+        return x[(*at[:dim], source_index, *at[dim + 1 :])]
 
     return Array((*x.shape[:dim], multiply(x.shape[dim], count), *x.shape[dim + 1 :]), element)
 
@@ -244,8 +248,8 @@ def _pixel_unshuffle(call: SymbolicCall) -> Array:
 
     channels, rows, columns = x.shape[-3:]
     sizes = [floor_divide(size, factor, {}) for size in (rows, columns)]
-    for size, whole in zip(sizes, (rows, columns), strict=True):
-        call.same(multiply(size, factor), whole)
+    for size, whole_size in zip(sizes, (rows, columns), strict=True):
+        call.same(multiply(size, factor), whole_size)
     return Array((*x.shape[:-3], multiply(channels, square), *sizes), element)
 
 
@@ -307,8 +311,8 @@ def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
     x = call.given("x")
     names: list[str | None] = list(letters(x.dim))
     names[dim] = None
-    left = [name for name in names if name is not None]
-    return by_slices(call, {"x": (x, names)}, [left] * outputs)
+    remaining_names = [name for name in names if name is not None]
+    return by_slices(call, {"x": (x, names)}, [remaining_names] * outputs)
 
 
 @operator("x dim", everywhere("unbind"))
@@ -414,11 +418,11 @@ def _fullslice(call: SymbolicCall) -> list[Array]:
             outside.append(None)
             continue
         name = next(rest)
-        whole = isinstance(slicer, slice) and slicer == slice(None)
-        inside.append(name if whole else None)
+        is_full = isinstance(slicer, slice) and slicer == slice(None)
+        inside.append(name if is_full else None)
         outside += inside[-1:] if isinstance(slicer, slice) else []
-    left = list(rest)
-    return by_slices(call, {"x": (x, [*inside, *left])}, [[*outside, *left]])
+    remaining_names = list(rest)
+    return by_slices(call, {"x": (x, [*inside, *remaining_names])}, [[*outside, *remaining_names]])
 
 
 # --- Look-ups -------------------------------------------------------------------------------------
@@ -454,7 +458,7 @@ def _table(call: SymbolicCall, ids: Array, weight: Array, start: Poly = ZERO) ->
     row_of_padding = constant(padding or 0)
     if padding is not None and padding < 0 and start == ZERO:
         row_of_padding = indices.add(weight.shape[0], row_of_padding)
-    stopped = call.known_function("constant", lambda one: one[0].detach())
+    stopped = call.known_function("constant", lambda arrays: arrays[0].detach())
     equal = _is(call)
 
     def element(*at: Poly) -> Term:
@@ -464,10 +468,10 @@ def _table(call: SymbolicCall, ids: Array, weight: Array, start: Poly = ZERO) ->
             entry = weight.at((k, column))
             if padding is None:
                 return entry
-            place: Term = ("int", indices.add(start, k))
-            is_padding: Term = ("fn", equal, (("int", row_of_padding), place))
-            kept = plus(("num", "1"), times(("num", "-1"), is_padding))
-            return plus(times(kept, entry), times(is_padding, ("fn", stopped, (entry,))))
+            term: Term = ("int", indices.add(start, k))
+            is_padding: Term = ("fn", equal, (("int", row_of_padding), term))
+            keep_factor = plus(("num", "1"), times(("num", "-1"), is_padding))
+            return plus(times(keep_factor, entry), times(is_padding, ("fn", stopped, (entry,))))
 
         return _looked_up(call, index, weight.shape[0], row, start)
 
@@ -513,17 +517,17 @@ def _bags(call: SymbolicCall) -> Array | list[Array]:
 
     def element(bag: Poly, column: Poly) -> Term:
         def item(i: Poly) -> Term:
-            found = _looked_up(
+            looked_up = _looked_up(
                 call, ids.at((bag, i)), weight.shape[0], lambda k: weight.at((k, column))
             )
-            return found if scale is None else times(scale.at((bag, i)), found)
+            return looked_up if scale is None else times(scale.at((bag, i)), looked_up)
 
         total = call.reduce("sum", ids.shape[1], item)
         return total if mode == "sum" else times(("inv", ("int", ids.shape[1])), total)
 
     if scale is not None:
-        for own, size in zip(scale.shape, ids.shape, strict=True):
-            call.same(own, size)
+        for scale_size, size in zip(scale.shape, ids.shape, strict=True):
+            call.same(scale_size, size)
     return Array((ids.shape[0], weight.shape[1]), element)
 
 
@@ -590,9 +594,9 @@ def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
 
     def element(*at: Poly) -> Term:
         def term(k: Poly) -> Term:
-            place = (*at[:dim], k, *at[dim + 1 :])
-            chosen: Term = ("fn", equal, (index.at(place), ("int", at[dim])))
-            return times(chosen, source.at(place))
+            source_place = (*at[:dim], k, *at[dim + 1 :])
+            chosen: Term = ("fn", equal, (index.at(source_place), ("int", at[dim])))
+            return times(chosen, source.at(source_place))
 
         return plus(x.at(at), call.reduce("sum", index.shape[dim], term))
 
@@ -623,8 +627,8 @@ def _index_add(call: SymbolicCall) -> Array:
     names = [None if at == dim else name for at, name in enumerate(letters(x.dim))]
     call.names |= {"x": names, "index": ["i"], "source": [name or "i" for name in names]}
     alpha, equal = number_term(call.get("alpha", 1)), _is(call)
-    for at, (own, size) in enumerate(zip(source.shape, x.shape, strict=True)):
-        call.same(own, index.shape[0] if at == dim else size)
+    for at, (source_size, size) in enumerate(zip(source.shape, x.shape, strict=True)):
+        call.same(source_size, index.shape[0] if at == dim else size)
 
     def element(*at: Poly) -> Term:
         def term(k: Poly) -> Term:
@@ -655,12 +659,12 @@ def _index_copy(call: SymbolicCall) -> list[Array]:
 def _in_all(call: SymbolicCall) -> list[Array]:
     """Each element of one tensor with the whole other tensor."""
     arrays = call.all_tensors()
-    asked = {"take": "index", "bucketize": "x", "isin": "elements"}[operator_word(call.call)]
+    sliced_name = {"take": "index", "bucketize": "x", "isin": "elements"}[operator_word(call.call)]
     layouts: dict[str, tuple[Array, Layout]] = {
-        name: (array, letters(array.dim) if name == asked else [None] * array.dim)
+        name: (array, letters(array.dim) if name == sliced_name else [None] * array.dim)
         for name, array in arrays.items()
     }
-    return by_slices(call, layouts, [layouts[asked][1]])
+    return by_slices(call, layouts, [layouts[sliced_name][1]])
 
 
 @operator("sorted_sequence x out_int32 right", "torch.searchsorted aten.searchsorted")
@@ -686,12 +690,12 @@ def _index(call: SymbolicCall) -> list[Array]:
         raise OutsideTheoryError("an index of truth values")
     names = letters(x.dim)
     inside: list[str | None] = [None if at in picked else n for at, n in enumerate(names)]
-    made: list[str | None] = [None] * max(array.dim for array in arrays)
+    index_layout: list[str | None] = [None] * max(array.dim for array in arrays)
     first = picked[0] if picked[-1] - picked[0] + 1 == len(picked) else 0
-    kept: list[str | None] = [n for at, n in enumerate(names) if at not in picked]
+    kept_names: list[str | None] = [n for at, n in enumerate(names) if at not in picked]
     layouts: dict[str, tuple[Array, Layout]] = {"x": (x, inside)}
     for at in picked:
         array = items[at]
         if array is not None:
             layouts[f"indices[{at}]"] = (array, [None] * array.dim)
-    return by_slices(call, layouts, [[*kept[:first], *made, *kept[first:]]])
+    return by_slices(call, layouts, [[*kept_names[:first], *index_layout, *kept_names[first:]]])

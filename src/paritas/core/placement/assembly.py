@@ -75,13 +75,13 @@ def share(segments: Sequence[Segment], role: Shard, rank: int, ranks: int) -> tu
     turns = [(rank, ranks)]
     if role.order == "zigzag":
         turns = [(rank, 2 * ranks), (2 * ranks - 1 - rank, 2 * ranks)]
-    kept: list[Segment] = []
+    rank_segments: list[Segment] = []
     for begin in range(0, total, piece) if total else ():
         size = min(piece, total - begin)
         for at, count in turns:
             first, last = rank_bounds(size, at, count, unit=role.unit, cut=role.cut)
-            kept += _cut_segments(segments, begin + first, begin + last)
-    return _from_zero(kept)
+            rank_segments += _cut_segments(segments, begin + first, begin + last)
+    return _from_zero(rank_segments)
 
 
 def box(offset: Sequence[int], shape: Sequence[int]) -> Where:
@@ -104,16 +104,20 @@ def take(tensor: Tensor, where: Where) -> Tensor:
     return tensor
 
 
-def put(whole: Tensor, where: Where, part: Tensor) -> None:
+def put(target_tensor: Tensor, where: Where, part: Tensor) -> None:
     """Write a part into the whole."""
     if math.prod(map(len, where)) > _MOST_COPIES:
         places = [_targets(segments) for segments in where]
-        whole[torch.meshgrid(*places, indexing="ij")] = part
+        target_tensor[torch.meshgrid(*places, indexing="ij")] = part
         return
     for combination in itertools.product(*where):
-        target = tuple(slice(one.target, one.target + one.length) for one in combination)
-        source = tuple(slice(one.source, one.source + one.length) for one in combination)
-        whole[target].copy_(part[source])
+        target = tuple(
+            slice(segment.target, segment.target + segment.length) for segment in combination
+        )
+        source = tuple(
+            slice(segment.source, segment.source + segment.length) for segment in combination
+        )
+        target_tensor[target].copy_(part[source])
 
 
 # More segments than this are written by index, which needs more memory than the part itself.
@@ -122,32 +126,32 @@ _MOST_COPIES = 1 << 10
 
 def _targets(segments: Sequence[Segment]) -> Tensor:
     """The position in the whole of each element of a dimension."""
-    places = [torch.arange(one.target, one.target + one.length) for one in segments]
+    places = [torch.arange(segment.target, segment.target + segment.length) for segment in segments]
     return torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
 
 
 def _cut_segments(segments: Sequence[Segment], begin: int, end: int) -> list[Segment]:
     """The segments of a part between two positions in the part."""
-    found = []
+    cut_segments = []
     for segment in segments:
         first, last = max(begin, segment.source), min(end, segment.source + segment.length)
         if first < last:
             target = segment.target + first - segment.source
-            found.append(Segment(first, target, last - first))
-    return found
+            cut_segments.append(Segment(first, target, last - first))
+    return cut_segments
 
 
 def _from_zero(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """The same segments as a part that starts at 0, with adjacent segments merged."""
     joined: list[Segment] = []
-    place = 0
+    source_start = 0
     for segment in segments:
         last = joined[-1] if joined else None
         if last is not None and last.target + last.length == segment.target:
             joined[-1] = last._replace(length=last.length + segment.length)
         else:
-            joined.append(Segment(place, segment.target, segment.length))
-        place += segment.length
+            joined.append(Segment(source_start, segment.target, segment.length))
+        source_start += segment.length
     return tuple(joined)
 
 
@@ -172,8 +176,8 @@ def lay_out(
     ranks = sorted({coordinates[0] for coordinates in extents})
     inner = {}
     for rank in ranks:
-        own = {key[1:]: extent for key, extent in extents.items() if key[0] == rank}
-        inner[rank] = lay_out(own, orders[1:])
+        rank_extents = {key[1:]: extent for key, extent in extents.items() if key[0] == rank}
+        inner[rank] = lay_out(rank_extents, orders[1:])
     sizes = [size for _, size in inner.values()]
     if orders[0] == "zigzag" and (len(set(sizes)) > 1 or sizes[0] % 2):
         lengths = ", ".join(map(str, sizes))
@@ -185,9 +189,11 @@ def lay_out(
         if orders[0] == "zigzag":
             outer = share(whole(total), Shard(0, order="zigzag"), at, len(ranks))
         for key, segments in parts.items():
-            held = [(one.target, one.target + one.length) for one in segments]
+            target_bounds = [
+                (segment.target, segment.target + segment.length) for segment in segments
+            ]
             placed[rank, *key] = _from_zero(
-                piece for begin, end in held for piece in _cut_segments(outer, begin, end)
+                piece for begin, end in target_bounds for piece in _cut_segments(outer, begin, end)
             )
     return placed, total
 
@@ -197,11 +203,11 @@ def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
 
     The parts must form a grid, as the parts of a distributed tensor do.
     """
-    found = set(places)
+    distinct_parts = set(places)
     if not math.prod(shape):
         return True
-    per_axis = [{where[axis] for where in found} for axis in range(len(shape))]
-    if len(found) != math.prod(map(len, per_axis)):
+    per_axis = [{where[axis] for where in distinct_parts} for axis in range(len(shape))]
+    if len(distinct_parts) != math.prod(map(len, per_axis)):
         return False
     return all(
         _covers_extent(itertools.chain.from_iterable(segments), extent)
@@ -211,7 +217,7 @@ def fills(places: Iterable[Where], shape: Sequence[int]) -> bool:
 
 def _covers_extent(segments: Iterable[Segment], extent: int) -> bool:
     at = 0
-    for segment in sorted(segments, key=lambda one: one.target):
+    for segment in sorted(segments, key=lambda part_segment: part_segment.target):
         if segment.target != at:
             return False
         at += segment.length
@@ -362,12 +368,12 @@ class Assembly:
         self._check_copies(parts)
         cells = self.cells
         if len(cells) == 1 and all(len(segments) == 1 for segments in cells[0].where):
-            whole = self._reduce_cell(cells[0], parts)  # nothing is rearranged: no copy needed
+            assembled = self._reduce_cell(cells[0], parts)  # nothing is rearranged: no copy needed
         else:
-            whole = torch.empty(self.shape, dtype=parts[0].dtype)
+            assembled = torch.empty(self.shape, dtype=parts[0].dtype)
             for cell in cells:
-                put(whole, cell.where, self._reduce_cell(cell, parts))
-        return whole.reshape(self.result_shape) if self.squeezed else whole
+                put(assembled, cell.where, self._reduce_cell(cell, parts))
+        return assembled.reshape(self.result_shape) if self.squeezed else assembled
 
     def _reduce_cell(self, cell: Cell, parts: Sequence[Tensor]) -> Tensor:
         terms = [parts[copies[0]] for copies in cell.terms]
@@ -379,8 +385,8 @@ class Assembly:
         used = {at for cell in self.cells for copies in cell.terms for at in copies}
         dtypes = {parts[at].dtype: self.ranks[at] for at in sorted(used, reverse=True)}
         if len(dtypes) > 1:
-            found = sorted(dtypes, key=dtypes.__getitem__)
-            shown = ", ".join(f"rank {dtypes[dtype]} {dtype}" for dtype in found)
+            sorted_dtypes = sorted(dtypes, key=dtypes.__getitem__)
+            shown = ", ".join(f"rank {dtypes[dtype]} {dtype}" for dtype in sorted_dtypes)
             raise UsageError(f"the ranks hold different dtypes: {shown}")
         for cell in self.cells:
             for at in itertools.chain.from_iterable(cell.terms):
@@ -391,12 +397,12 @@ class Assembly:
                     )
 
     def _check_copies(self, parts: Sequence[Tensor]) -> None:
-        found = []
+        disagreements = []
         for first, other in self.copies:
             if bitwise_equal(parts[first], parts[other]):
                 continue
             metrics = pair_metrics(parts[first], parts[other])
-            found.append(
+            disagreements.append(
                 ReplicaDisagreement(
                     self.ranks[other],
                     self.ranks[first],
@@ -405,8 +411,8 @@ class Assembly:
                     metrics.max_abs,
                 )
             )
-        if found:
-            raise ReplicasDisagreeError(found)
+        if disagreements:
+            raise ReplicasDisagreeError(disagreements)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -557,11 +563,11 @@ def join(
             return torch.cat(parts, dim)
         case Shard(dim=dim, unit=unit, halo=(before, _)):
             cuts = [rank_bounds(shape[dim], at, len(parts), unit=unit) for at in range(len(parts))]
-            own = [
+            without_halo = [
                 part.narrow(dim, min(begin, before), end - begin)
                 for part, (begin, end) in zip(parts, cuts, strict=True)
             ]
-            return torch.cat(own, dim)
+            return torch.cat(without_halo, dim)
         case Partial(reduction=reduction):
             return reduce_terms(parts, reduction, accumulate="own")
         case Once():
@@ -578,5 +584,5 @@ def join(
 
 def named_ranks(ranks: Sequence[int]) -> str:
     """Describe ranks: `rank 2`, `ranks 0-3`, `ranks 0, 2-3`."""
-    found = sorted(set(ranks))
-    return f"{'rank' if len(found) == 1 else 'ranks'} {ranges(found)}"
+    rank_numbers = sorted(set(ranks))
+    return f"{'rank' if len(rank_numbers) == 1 else 'ranks'} {ranges(rank_numbers)}"

@@ -93,14 +93,18 @@ class RankPart(NamedTuple):
 def plan_by_placement(parts: Sequence[RankPart]) -> Assembly:
     """Plan by the placements that the ranks of a distributed tensor recorded."""
     placements: list[Placement] = []
-    held: list[HeldPart] = []
-    for rank, shape, _, place in parts:
-        if place is None:
+    held_parts: list[HeldPart] = []
+    for rank, shape, _, local_placement in parts:
+        if local_placement is None:
             raise UsageError(f"rank {rank} did not record its placement")
-        placements.append(Placement.read(rank, place, shape))
-        where = placements[-1].locate(rank, place, shape) if place.coordinate else ()
-        held.append(HeldPart(rank, place.coordinate or None, where))
-    return dataclasses.replace(placements[0].assembly(held), placed=True)
+        placements.append(Placement.read(rank, local_placement, shape))
+        where = (
+            placements[-1].locate(rank, local_placement, shape)
+            if local_placement.coordinate
+            else ()
+        )
+        held_parts.append(HeldPart(rank, local_placement.coordinate or None, where))
+    return dataclasses.replace(placements[0].assembly(held_parts), placed=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,28 +136,41 @@ class Placement:
         return cls(tuple(axes), tuple(shape))
 
     @classmethod
-    def read(cls, rank: int, place: LocalPlacement, shape: Sequence[int]) -> Placement:
+    def read(cls, rank: int, local_placement: LocalPlacement, shape: Sequence[int]) -> Placement:
         """The placement that a rank recorded for its part, which has this shape.
 
         Raises:
             UsageError: the record contradicts itself or has an unknown word.
         """
-        extents = {len(place.mesh), len(place.placements), len(place.coordinate or place.mesh)}
-        names = len(place.mesh_names) in (0, len(place.mesh))
-        pairs = zip(place.coordinate, place.mesh, strict=False)
+        extents = {
+            len(local_placement.mesh),
+            len(local_placement.placements),
+            len(local_placement.coordinate or local_placement.mesh),
+        }
+        names = len(local_placement.mesh_names) in (0, len(local_placement.mesh))
+        pairs = zip(local_placement.coordinate, local_placement.mesh, strict=False)
         on_mesh = all(0 <= at < size for at, size in pairs)
-        dimensions = len(place.global_shape) == len(place.global_offset) == len(shape)
-        if len(extents) != 1 or not names or not on_mesh or (place.coordinate and not dimensions):
-            raise UsageError(f"rank {rank} recorded an inconsistent placement: {place}")
-        axes = place.mesh_names or [f"mesh {at}" for at in range(len(place.mesh))]
-        mesh = list(zip(axes, place.mesh, strict=True))
-        found = cls.parse(place.placements, mesh, place.global_shape)
-        for word, axis in zip(place.placements, found.axes, strict=True):
+        dimensions = (
+            len(local_placement.global_shape) == len(local_placement.global_offset) == len(shape)
+        )
+        if (
+            len(extents) != 1
+            or not names
+            or not on_mesh
+            or (local_placement.coordinate and not dimensions)
+        ):
+            raise UsageError(f"rank {rank} recorded an inconsistent placement: {local_placement}")
+        axes = local_placement.mesh_names or [
+            f"mesh {at}" for at in range(len(local_placement.mesh))
+        ]
+        mesh = list(zip(axes, local_placement.mesh, strict=True))
+        parsed = cls.parse(local_placement.placements, mesh, local_placement.global_shape)
+        for word, axis in zip(local_placement.placements, parsed.axes, strict=True):
             if isinstance(axis.role, Shard) and axis.role.dim >= len(shape):
                 raise UsageError(
                     f"rank {rank}: {word} does not fit a tensor of {len(shape)} dimensions"
                 )
-        return found
+        return parsed
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -174,36 +191,39 @@ class Placement:
 
     def where(self, coordinate: Sequence[int]) -> Where:
         """The part of the whole that the rank at a coordinate holds, without any halo."""
-        found = [whole(extent) for extent in self.shape]
+        dim_segments = [whole(extent) for extent in self.shape]
         for axis, at in zip(self.axes, coordinate, strict=True):
             if isinstance(axis.role, Shard):
                 dim = axis.role.dim % len(self.shape)
-                found[dim] = share(found[dim], axis.role, at, axis.size)
-        return tuple(found)
+                dim_segments[dim] = share(dim_segments[dim], axis.role, at, axis.size)
+        return tuple(dim_segments)
 
-    def locate(self, rank: int, place: LocalPlacement, shape: Sequence[int]) -> Where:
+    def locate(self, rank: int, local_placement: LocalPlacement, shape: Sequence[int]) -> Where:
         """The position of a recorded part: from its placements, or else from its offset.
 
         Raises:
             UsageError: the part is outside of the whole.
         """
-        where = self.where(place.coordinate)
+        where = self.where(local_placement.coordinate)
         begins = [segments[0].target if length(segments) else None for segments in where]
         if tuple(map(length, where)) == tuple(shape) and all(
             begin in (None, offset)
-            for begin, offset in zip(begins, place.global_offset, strict=True)
+            for begin, offset in zip(begins, local_placement.global_offset, strict=True)
         ):
             return where
         # A tensor may be split in another way than torch splits it by default.
-        extents = zip(place.global_offset, shape, place.global_shape, strict=True)
+        extents = zip(
+            local_placement.global_offset, shape, local_placement.global_shape, strict=True
+        )
         if any(begin < 0 or begin + extent > full for begin, extent, full in extents):
             raise UsageError(
-                f"rank {rank} holds a part of shape {tuple(shape)} at {place.global_offset}, which "
-                f"is outside of {place.global_shape}"
+                f"rank {rank} holds a part of shape {tuple(shape)} at "
+                f"{local_placement.global_offset}, which "
+                f"is outside of {local_placement.global_shape}"
             )
-        return box(place.global_offset, shape)
+        return box(local_placement.global_offset, shape)
 
-    def assembly(self, held: Sequence[HeldPart]) -> Assembly:
+    def assembly(self, held_parts: Sequence[HeldPart]) -> Assembly:
         """Sort parts into cells, terms and copies, and check that nothing is missing.
 
         Raises:
@@ -211,31 +231,33 @@ class Placement:
         """
         reduction = self.reduction
         partial = [at for at, axis in enumerate(self.axes) if isinstance(axis.role, Partial)]
-        found: dict[Where, defaultdict[tuple[int, ...], list[int]]] = {}
-        for at, part in enumerate(held):
+        terms_by_where: dict[Where, defaultdict[tuple[int, ...], list[int]]] = {}
+        for at, part in enumerate(held_parts):
             if part.coordinate is None or not all(map(length, part.where)):
                 continue
             term = tuple(part.coordinate[axis] for axis in partial)
-            found.setdefault(part.where, defaultdict(list))[term].append(at)
+            terms_by_where.setdefault(part.where, defaultdict(list))[term].append(at)
         expected = math.prod(self.axes[at].size for at in partial)
-        ranks = tuple(part.rank for part in held)
-        if not fills(found, self.shape) or any(len(one) != expected for one in found.values()):
-            self.refuse_missing(held)
+        ranks = tuple(part.rank for part in held_parts)
+        if not fills(terms_by_where, self.shape) or any(
+            len(part_terms) != expected for part_terms in terms_by_where.values()
+        ):
+            self.refuse_missing(held_parts)
             raise UsageError(
                 f"the parts of {named_ranks(ranks)} overlap or leave gaps in a tensor of shape "
                 f"{self.shape}"
             )
         cells = tuple(
             Cell(where, tuple(tuple(copies) for _, copies in sorted(terms.items())))
-            for where, terms in found.items()
+            for where, terms in terms_by_where.items()
         )
         return Assembly(self._describe(ranks), self.shape, ranks, cells, reduction)
 
     def lay_out(
-        self, held: Sequence[HeldPart], shapes: Sequence[tuple[int, ...]]
+        self, held_parts: Sequence[HeldPart], shapes: Sequence[tuple[int, ...]]
     ) -> tuple[list[Where], tuple[int, ...]]:
         """Where parts of any lengths lie that ranks hold, and the shape of the whole."""
-        places: list[list[tuple[Segment, ...]]] = [[] for _ in held]
+        places: list[list[tuple[Segment, ...]]] = [[] for _ in held_parts]
         whole_shape: list[int] = []
         for dim in range(len(shapes[0])):
             roles = {
@@ -245,10 +267,10 @@ class Placement:
             }
             keys = [
                 None if part.coordinate is None else tuple(part.coordinate[at] for at in roles)
-                for part in held
+                for part in held_parts
             ]
             extents: dict[tuple[int, ...], int] = {}
-            for part, shape, key in zip(held, shapes, keys, strict=True):
+            for part, shape, key in zip(held_parts, shapes, keys, strict=True):
                 if key is not None and extents.setdefault(key, shape[dim]) != shape[dim]:
                     raise UsageError(
                         f"rank {part.rank} has length {shape[dim]} in dimension {dim}, but another "
@@ -261,7 +283,7 @@ class Placement:
                     where.append(segments[key])
         return [tuple(where) for where in places], tuple(whole_shape)
 
-    def refuse_missing(self, held: Sequence[HeldPart]) -> None:
+    def refuse_missing(self, held_parts: Sequence[HeldPart]) -> None:
         """Raise a `UsageError` if parts are missing, with the rank numbers where they are known."""
         same = [axis for axis in self.axes if not isinstance(axis.role, Shard | Partial)]
         axes = [
@@ -271,21 +293,23 @@ class Placement:
         count = math.prod(self.axes[at].size for at in axes)
         if count > _MOST_RANKS:
             raise UsageError(f"cannot assemble {count} ranks; the limit is {_MOST_RANKS}")
-        there = {part.rank: part.coordinate for part in held if part.coordinate is not None}
+        there = {part.rank: part.coordinate for part in held_parts if part.coordinate is not None}
         present = {tuple(coordinate[at] for at in axes) for coordinate in there.values()}
         every = itertools.product(*(range(self.axes[at].size) for at in axes))
-        missing = [one for one in every if one not in present]
+        missing = [part_key for part_key in every if part_key not in present]
         if not missing:
             return
         by_number = not any(axis.size > 1 for axis in same) and all(
             rank == self._number(coordinate) for rank, coordinate in there.items()
         )
         named = []
-        for one in missing:
-            known = dict(zip(axes, one, strict=True))
-            place = ", ".join(f"{self.axes[at].name} {here}" for at, here in known.items())
-            number = self._number([known.get(at, 0) for at in range(len(self.axes))])
-            named.append(f"rank {number} ({place})" if by_number else place)
+        for missing_key in missing:
+            coordinate_by_axis = dict(zip(axes, missing_key, strict=True))
+            coordinate_words = ", ".join(
+                f"{self.axes[at].name} {here}" for at, here in coordinate_by_axis.items()
+            )
+            number = self._number([coordinate_by_axis.get(at, 0) for at in range(len(self.axes))])
+            named.append(f"rank {number} ({coordinate_words})" if by_number else coordinate_words)
         shown = enumerated(named, _MOST_LISTED, between="; ")
         raise UsageError(
             f"{len(missing)} of {count} parts are missing: {shown}. "
@@ -388,9 +412,11 @@ class Terms:
         if reduction == "product":
             # One rank has the value, the others powers of two, which the owner divides out.
             signs = [-2.0 if rank % 2 else 0.5 for rank in range(ranks)]
-            whole = torch.tensor(signs, dtype=torch.float64).prod().item()
+            signs_product = torch.tensor(signs, dtype=torch.float64).prod().item()
             return [
-                torch.where(owner == rank, tensor * (sign / whole), torch.full_like(tensor, sign))
+                torch.where(
+                    owner == rank, tensor * (sign / signs_product), torch.full_like(tensor, sign)
+                )
                 for rank, sign in enumerate(signs)
             ]
         away = torch.rand(tensor.shape, generator=self.generator(), dtype=torch.float64) + 0.5
@@ -435,8 +461,8 @@ def split_tensor(tensor: Tensor, role: Role, ranks: int, terms: Terms, what: str
             reach = [(max(0, begin - before), min(size, end + after)) for begin, end in cuts]
             return [tensor.narrow(dim, begin, end - begin) for begin, end in reach]
         case Shard():
-            place = Placement((MeshAxis("", ranks, role),), tuple(tensor.shape))
-            return [take(tensor, place.where((rank,))) for rank in range(ranks)]
+            placement = Placement((MeshAxis("", ranks, role),), tuple(tensor.shape))
+            return [take(tensor, placement.where((rank,))) for rank in range(ranks)]
         case Replicate(summed=True):
             return [tensor] * ranks
         case Replicate():
@@ -567,9 +593,9 @@ class Recipe:
         """`split by c`, or the description if there is no identifier."""
         return f"split by {self.identifier}" if self.identifier else (self.words or "split")
 
-    def placement(self, place: Place) -> Role:
+    def placement(self, argument: Place) -> Role:
         """The role of an argument."""
-        return dict(self.inputs).get(place, Replicate())
+        return dict(self.inputs).get(argument, Replicate())
 
     def splits(self, idx: int, dim: int, arguments: int) -> bool:
         """Whether it splits a dimension of tensor `idx`; results are counted after arguments."""
@@ -608,14 +634,18 @@ class OperatorCall:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The same call with other tensors, also those in lists."""
-        return self.map(lambda one: map_tensors(one, change) if tensors_in(one) else one)
+        return self.map(
+            lambda argument: map_tensors(argument, change) if tensors_in(argument) else argument
+        )
 
 
 def first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
     """The first tensor that a recipe splits, and the dimension; results count after arguments."""
     places = [*range(len(call.args)), *call.kwargs]
     roles = [*map(recipe.placement, places), *recipe.outputs]
-    return next(((at, one.dim) for at, one in enumerate(roles) if isinstance(one, Shard)), (0, 0))
+    return next(
+        ((at, role.dim) for at, role in enumerate(roles) if isinstance(role, Shard)), (0, 0)
+    )
 
 
 # --- The arguments of a call, and the part that each rank receives --------------------------------
@@ -624,20 +654,22 @@ def first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
 Values = dict["Place", Any]
 
 
-def name_of(place: Place) -> str:
+def name_of(argument: Place) -> str:
     """An argument as a user writes it: `args[0]`, `kwargs['dim']`."""
-    return f"args[{place}]" if isinstance(place, int) else f"kwargs[{place!r}]"
+    return f"args[{argument}]" if isinstance(argument, int) else f"kwargs[{argument!r}]"
 
 
-def argument_words(call: OperatorCall, place: Place) -> str:
+def argument_words(call: OperatorCall, argument: Place) -> str:
     """An argument with the name of its parameter, if it is known: `args[3] (mean)`."""
-    if isinstance(place, str):
-        return name_of(place)
+    if isinstance(argument, str):
+        return name_of(argument)
     try:
         names = list(inspect.signature(call.function).parameters)
     except (TypeError, ValueError):  # some built-in functions have no signature
-        return name_of(place)
-    return f"{name_of(place)} ({names[place]})" if place < len(names) else name_of(place)
+        return name_of(argument)
+    return (
+        f"{name_of(argument)} ({names[argument]})" if argument < len(names) else name_of(argument)
+    )
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -680,10 +712,10 @@ def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -
         message = f"{what} is {value!r:.60}, which is not a tensor and cannot be {placement}"
         raise UsageError(f"{message}; remove it from the recipe's inputs")
     items = [
-        parts_of(item, placement, ranks, terms, f"{what}[{place}]")
+        parts_of(item, placement, ranks, terms, f"{what}[{item_index}]")
         if tensors_in(item)
         else [item] * ranks
-        for place, item in enumerate(value)
+        for item_index, item in enumerate(value)
     ]
     return [type(value)(item[rank] for item in items) for rank in range(ranks)]
 
@@ -691,31 +723,33 @@ def parts_of(value: Any, placement: Role, ranks: int, terms: Terms, what: str) -
 def split_values(values: Values, recipe: Recipe, ranks: int, terms: Terms) -> list[Values]:
     """The arguments of each rank; the rank itself replaces a `Group` by its process group."""
     placements = dict(recipe.inputs)
-    rules = {place: rule for place, rule in recipe.numbers if not isinstance(rule, Group)}
+    rules = {
+        argument_key: rule for argument_key, rule in recipe.numbers if not isinstance(rule, Group)
+    }
     each: list[Values] = [{} for _ in range(ranks)]
-    for place, value in values.items():
-        if place in rules:
+    for argument, value in values.items():
+        if argument in rules:
             parts: list[Any] = [
-                _number_for_rank(place, rules[place], values, recipe, (rank, ranks))
+                _number_for_rank(argument, rules[argument], values, recipe, (rank, ranks))
                 for rank in range(ranks)
             ]
-        elif place in placements:
-            parts = parts_of(value, placements[place], ranks, terms, name_of(place))
+        elif argument in placements:
+            parts = parts_of(value, placements[argument], ranks, terms, name_of(argument))
         else:
             parts = [value] * ranks
-        for mine, part in zip(each, parts, strict=True):
-            mine[place] = part
-    for place, rule in recipe.numbers:
+        for rank_values, part in zip(each, parts, strict=True):
+            rank_values[argument] = part
+    for argument, rule in recipe.numbers:
         if isinstance(rule, Group):  # the call may lack this argument
-            for mine in each:
-                mine[place] = rule if rule.joined else None
+            for rank_values in each:
+                rank_values[argument] = rule if rule.joined else None
     return each
 
 
 def _number_for_rank(
-    place: Place, rule: Divided | Range, values: Values, recipe: Recipe, where: tuple[int, int]
+    argument: Place, rule: Divided | Range, values: Values, recipe: Recipe, where: tuple[int, int]
 ) -> Any:
-    value, what = values[place], name_of(place)
+    value, what = values[argument], name_of(argument)
     if isinstance(rule, Range):
         return _end_of_range(value, rule, values, recipe, where)
     if rule.item is None:
@@ -765,6 +799,6 @@ def agreed_object(path: str, values: list[Any]) -> Any:
     """A result that is not a tensor; a `RankError` if the ranks return different ones."""
     for rank, value in enumerate(values):
         if value != values[0]:
-            found = f"{value!r:.60}, rank 0 returns {values[0]!r:.60}"
-            raise RankError(f"{path}: rank {rank} of {len(values)} returns {found}")
+            values_shown = f"{value!r:.60}, rank 0 returns {values[0]!r:.60}"
+            raise RankError(f"{path}: rank {rank} of {len(values)} returns {values_shown}")
     return values[0]

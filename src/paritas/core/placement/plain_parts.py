@@ -58,46 +58,46 @@ class PlainPart:
 
 
 def find_plain_part(
-    whole: Tensor, local: Tensor, expected: ExpectedChunk, match: Match
+    full_tensor: Tensor, local: Tensor, expected: ExpectedChunk, match: Match
 ) -> PlainPart | None:
     """Where `local` lies; None if it is the whole, or cannot be a part of it.
 
     A tensor whose values are nowhere in the whole is taken for the part that is expected, if it has
     its shape.
     """
-    dims = split_dims(whole.shape, local.shape)
+    dims = split_dims(full_tensor.shape, local.shape)
     if not dims:
         return None
     if len(dims) > 1:
-        return _find_block(whole, local, dims, match)
+        return _find_block(full_tensor, local, dims, match)
     return (
-        _find_chunk(whole, local, dims[0], expected, match)
-        or _find_rows(whole, local, dims[0], match)
-        or expected_part(whole.shape, local.shape, expected)
+        _find_chunk(full_tensor, local, dims[0], expected, match)
+        or _find_rows(full_tensor, local, dims[0], match)
+        or expected_part(full_tensor.shape, local.shape, expected)
     )
 
 
 def expected_part(
-    whole: Sequence[int], local: Sequence[int], expected: ExpectedChunk
+    full_shape: Sequence[int], local: Sequence[int], expected: ExpectedChunk
 ) -> PlainPart | None:
     """The part that is expected on a rank, by shapes alone; None unless one dim has equal parts."""
-    dims = split_dims(whole, local)
+    dims = split_dims(full_shape, local)
     if not dims or len(dims) > 1:
         return None
-    parts, rest = divmod(whole[dims[0]], local[dims[0]])
+    parts, rest = divmod(full_shape[dims[0]], local[dims[0]])
     if rest:
         return None
     chunk = expected(parts)
     return PlainPart(_locate_chunk(local, dims[0], chunk), dims[0], chunk, chunk)
 
 
-def split_dims(whole: Sequence[int], local: Sequence[int]) -> list[int] | None:
+def split_dims(full_shape: Sequence[int], local: Sequence[int]) -> list[int] | None:
     """The dims along which a tensor is shorter than the whole; None if it cannot be a part."""
-    if len(whole) != len(local) or 0 in local:
+    if len(full_shape) != len(local) or 0 in local:
         return None
-    if any(part > full for part, full in zip(local, whole, strict=True)):
+    if any(part > full for part, full in zip(local, full_shape, strict=True)):
         return None
-    return [dim for dim, part in enumerate(local) if part < whole[dim]]
+    return [dim for dim, part in enumerate(local) if part < full_shape[dim]]
 
 
 def _locate_chunk(local: Sequence[int], dim: int, chunk: int) -> Where:
@@ -106,14 +106,16 @@ def _locate_chunk(local: Sequence[int], dim: int, chunk: int) -> Where:
 
 
 def _find_chunk(
-    whole: Tensor, local: Tensor, dim: int, expected: ExpectedChunk, match: Match
+    full_tensor: Tensor, local: Tensor, dim: int, expected: ExpectedChunk, match: Match
 ) -> PlainPart | None:
     """The place of one of the equal parts."""
-    parts, rest = divmod(whole.shape[dim], local.shape[dim])
+    parts, rest = divmod(full_tensor.shape[dim], local.shape[dim])
     if rest:
         return None
     places = [_locate_chunk(local.shape, dim, chunk) for chunk in range(parts)]
-    fitting = [n for n, place in enumerate(places) if match.is_part(local, take(whole, place))]
+    fitting = [
+        n for n, position in enumerate(places) if match.is_part(local, take(full_tensor, position))
+    ]
     if not fitting:
         return None
     natural = expected(parts)
@@ -122,27 +124,29 @@ def _find_chunk(
     return PlainPart(places[chunk], dim, chunk, natural, proven=True, ambiguous=several)
 
 
-def _find_rows(whole: Tensor, local: Tensor, dim: int, match: Match) -> PlainPart | None:
+def _find_rows(full_tensor: Tensor, local: Tensor, dim: int, match: Match) -> PlainPart | None:
     """The place of rows from anywhere, such as a part of each of queries, keys and values."""
-    rows = match.find_rows(local, whole, dim)
+    rows = match.find_rows(local, full_tensor, dim)
     if rows is None:
         return None
-    where = [*map(all_of, whole.shape)]
+    where = [*map(all_of, full_tensor.shape)]
     where[dim] = positions(rows)
     return PlainPart(tuple(where), dim, proven=True)
 
 
-def _find_block(whole: Tensor, local: Tensor, dims: list[int], match: Match) -> PlainPart | None:
+def _find_block(
+    full_tensor: Tensor, local: Tensor, dims: list[int], match: Match
+) -> PlainPart | None:
     """The place of a block that is split along several dims."""
-    counts = [divmod(whole.shape[dim], local.shape[dim]) for dim in dims]
+    counts = [divmod(full_tensor.shape[dim], local.shape[dim]) for dim in dims]
     if any(rest for _, rest in counts):
         return None
     for chunks in itertools.product(*(range(parts) for parts, _ in counts)):
-        offset = [0] * whole.dim()
+        offset = [0] * full_tensor.dim()
         for dim, chunk in zip(dims, chunks, strict=True):
             offset[dim] = chunk * local.shape[dim]
         where = box(offset, local.shape)
-        if match.is_part(local, take(whole, where)):
+        if match.is_part(local, take(full_tensor, where)):
             return PlainPart(where, proven=True)
     return None
 
@@ -156,7 +160,7 @@ class Match(Protocol):
     def is_part(self, local: Tensor, part: Tensor) -> bool:
         """Whether it is this part, which has its shape."""
 
-    def find_rows(self, local: Tensor, whole: Tensor, dim: int) -> list[int] | None:
+    def find_rows(self, local: Tensor, full_tensor: Tensor, dim: int) -> list[int] | None:
         """The positions of its rows along a dim of the whole; None if that is not clear."""
 
 
@@ -167,27 +171,29 @@ class ExactMatch:
         """Whether it has the values of this part."""
         return torch.equal(part, local)
 
-    def find_rows(self, local: Tensor, whole: Tensor, dim: int) -> list[int] | None:
+    def find_rows(self, local: Tensor, full_tensor: Tensor, dim: int) -> list[int] | None:
         """A slice from anywhere, as uneven parts are, or single rows."""
-        if whole.shape[dim] > _MOST_ROWS:
+        if full_tensor.shape[dim] > _MOST_ROWS:
             return None
-        return self._find_slice(local, whole, dim) or self._find_single_rows(local, whole, dim)
+        return self._find_slice(local, full_tensor, dim) or self._find_single_rows(
+            local, full_tensor, dim
+        )
 
-    def _find_slice(self, local: Tensor, whole: Tensor, dim: int) -> list[int] | None:
+    def _find_slice(self, local: Tensor, full_tensor: Tensor, dim: int) -> list[int] | None:
         size = local.shape[dim]
-        starts = (whole == local.narrow(dim, 0, 1)).movedim(dim, 0)
+        starts = (full_tensor == local.narrow(dim, 0, 1)).movedim(dim, 0)
         starts = starts.reshape(len(starts), -1).all(1)
         fitting = [
             start
             for start in starts.nonzero().flatten().tolist()
-            if start + size <= whole.shape[dim]
-            and torch.equal(whole.narrow(dim, start, size), local)
+            if start + size <= full_tensor.shape[dim]
+            and torch.equal(full_tensor.narrow(dim, start, size), local)
         ]
         return [*range(fitting[0], fitting[0] + size)] if len(fitting) == 1 else None
 
-    def _find_single_rows(self, local: Tensor, whole: Tensor, dim: int) -> list[int] | None:
+    def _find_single_rows(self, local: Tensor, full_tensor: Tensor, dim: int) -> list[int] | None:
         numbers: dict[bytes, int] = {}
-        for number, row in enumerate(_flat_rows(whole, dim)):
+        for number, row in enumerate(_flat_rows(full_tensor, dim)):
             if numbers.setdefault(_row_bytes(row), number) != number:
                 return None  # two rows are equal, so the numbers do not show which it is
         rows = [numbers.get(_row_bytes(row), -1) for row in _flat_rows(local, dim)]
@@ -204,14 +210,16 @@ class NearMatch:
         """Whether it has the values of this part."""
         return self.near(local, part)
 
-    def find_rows(self, local: Tensor, whole: Tensor, dim: int) -> list[int] | None:
+    def find_rows(self, local: Tensor, full_tensor: Tensor, dim: int) -> list[int] | None:
         """The nearest row of the whole for each row; None if there are too many."""
-        rows, own = _flat_rows(whole, dim).double(), _flat_rows(local, dim).double()
-        if len(rows) * len(own) * rows.shape[1] > _MOST_PRODUCTS:
+        rows, local_rows = _flat_rows(full_tensor, dim).double(), _flat_rows(local, dim).double()
+        if len(rows) * len(local_rows) * rows.shape[1] > _MOST_PRODUCTS:
             return None
-        distances = torch.cdist(own, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(local_rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = distances.argmin(dim=1)
-        return nearest.tolist() if self.near(local, whole.index_select(dim, nearest)) else None
+        return (
+            nearest.tolist() if self.near(local, full_tensor.index_select(dim, nearest)) else None
+        )
 
 
 def _flat_rows(tensor: Tensor, dim: int) -> Tensor:

@@ -95,17 +95,21 @@ def assemble(
         slots: rank -> where in the whole a plain piece lies; otherwise it should be the whole.
     """
     without = tuple(rank for rank, piece in pieces.items() if piece is None)
-    held = {rank: piece for rank, piece in pieces.items() if piece is not None and _holds(piece)}
-    by_rank = {rank: piece.local for rank, piece in held.items()}
+    present_pieces = {
+        rank: piece for rank, piece in pieces.items() if piece is not None and _holds(piece)
+    }
+    by_rank = {rank: piece.local for rank, piece in present_pieces.items()}
     about = Assembled(by_rank=by_rank, without=without)
-    if not held:
+    if not present_pieces:
         return dataclasses.replace(about, fault="no rank holds it")
     places: dict[int, Where] = {}
     try:
-        values = _reduce_pieces(held)
-        for rank in sorted(held):
+        values = _reduce_pieces(present_pieces)
+        for rank in sorted(present_pieces):
             slot = (slots or {}).get(rank)
-            places[rank] = _locate_piece(rank, held[rank], values[rank], tuple(shape), slot)
+            places[rank] = _locate_piece(
+                rank, present_pieces[rank], values[rank], tuple(shape), slot
+            )
     except UsageError as error:
         return dataclasses.replace(about, fault=str(error))
     return _write_pieces(dataclasses.replace(about, where=places), values, tuple(shape))
@@ -123,24 +127,26 @@ def is_partial(piece: RankPiece) -> bool:
     )
 
 
-def _reduce_pieces(held: dict[int, RankPiece]) -> dict[int, Tensor]:
+def _reduce_pieces(piece_by_rank: dict[int, RankPiece]) -> dict[int, Tensor]:
     """Rank -> what it holds, with partial values reduced over their axes."""
-    values = {rank: piece.local for rank, piece in held.items()}
+    values = {rank: piece.local for rank, piece in piece_by_rank.items()}
     terms = {
         rank: piece.placement
-        for rank, piece in held.items()
+        for rank, piece in piece_by_rank.items()
         if piece.placement is not None and is_partial(piece)
     }
     groups: dict[tuple[object, ...], list[int]] = {}
-    numbers = number_meshes(place.coordinate for place in terms.values())
-    for (rank, place), number in zip(terms.items(), numbers, strict=True):
-        axes = zip(place.coordinate, place.roles, strict=True)
+    numbers = number_meshes(term.coordinate for term in terms.values())
+    for (rank, term_placement), number in zip(terms.items(), numbers, strict=True):
+        axes = zip(term_placement.coordinate, term_placement.roles, strict=True)
         others = tuple(at for at, role in axes if not isinstance(role, Partial))
         groups.setdefault((number, others), []).append(rank)
     for ranks in groups.values():
         roles = terms[ranks[0]].roles
         operator = next(role.reduction for role in roles if isinstance(role, Partial))
-        value = reduce_terms([held[rank].local for rank in ranks], operator, accumulate="wide")
+        value = reduce_terms(
+            [piece_by_rank[rank].local for rank in ranks], operator, accumulate="wide"
+        )
         values |= dict.fromkeys(ranks, value)
     return values
 
@@ -151,10 +157,10 @@ def locate(rank: int, piece: RankPiece) -> Where:
     Raises:
         UsageError: the placement is unknown.
     """
-    place, shape = piece.placement, piece.local.shape
-    if place is None:
+    local_placement, shape = piece.placement, piece.local.shape
+    if local_placement is None:
         return tuple(map(all_of, shape))
-    return Placement.read(rank, place, shape).locate(rank, place, shape)
+    return Placement.read(rank, local_placement, shape).locate(rank, local_placement, shape)
 
 
 def _locate_piece(
@@ -184,30 +190,30 @@ def _locate_piece(
 
 def _write_pieces(about: Assembled, values: dict[int, Tensor], shape: tuple[int, ...]) -> Assembled:
     ranks = list(about.where)
-    whole = torch.zeros(shape, dtype=values[ranks[0]].dtype)
+    assembled = torch.zeros(shape, dtype=values[ranks[0]].dtype)
     owner = torch.full(shape, -1, dtype=torch.int32)
     disagreement: ReplicaDisagreement | None = None
     for rank in ranks:
         where = about.where[rank]
-        owners, before = take(owner, where), take(whole, where)
-        value = values[rank].to(whole.dtype)
+        owners, before = take(owner, where), take(assembled, where)
+        value = values[rank].to(assembled.dtype)
         if disagreement is None and bool((owners >= 0).any()):
             disagreement = _find_disagreement(before, value, owners, rank)
         fresh = owners < 0
-        put(whole, where, torch.where(fresh, value, before))
+        put(assembled, where, torch.where(fresh, value, before))
         put(owner, where, torch.where(fresh, rank, owners))
     missing = int((owner < 0).sum())
     if missing:
         fault = f"{missing} of {owner.numel()} elements are on no rank"
         return dataclasses.replace(about, fault=fault, disagreement=disagreement)
-    return dataclasses.replace(about, value=whole, disagreement=disagreement)
+    return dataclasses.replace(about, value=assembled, disagreement=disagreement)
 
 
 def _find_disagreement(
-    known: Tensor, value: Tensor, owner: Tensor, rank: int
+    earlier_value: Tensor, value: Tensor, owner: Tensor, rank: int
 ) -> ReplicaDisagreement | None:
     """How a rank's replica differs from the same elements of earlier ranks."""
-    differ = ~same_bits(known, value) & (owner >= 0)
+    differ = ~same_bits(earlier_value, value) & (owner >= 0)
     elements = int(differ.sum())
     if not elements:
         return None
@@ -215,8 +221,8 @@ def _find_disagreement(
     shared = owner == other
     differ &= shared
     wide = torch.complex128 if value.is_complex() else torch.float64
-    gap, size = (value.to(wide) - known.to(wide)).abs(), known.to(wide).abs()
-    typical = torch.as_tensor(populations(real_view(known)).scale(size)).expand_as(size)
+    gap, size = (value.to(wide) - earlier_value.to(wide)).abs(), earlier_value.to(wide).abs()
+    typical = torch.as_tensor(populations(real_view(earlier_value)).scale(size)).expand_as(size)
     worst = int(torch.where(gap == 0, 0.0, gap / typical)[differ].argmax())
     counts = int(differ.sum()), int(shared.sum())
     largest, usual = float(gap[differ][worst]), float(typical[differ][worst])

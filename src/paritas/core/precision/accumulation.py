@@ -75,7 +75,7 @@ def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
 
     None for complex numbers, and if a value is not finite or too large to scale.
     """
-    found = []
+    narrow_squares = []
     for tensor in tensors:
         if tensor.is_complex() or not tensor.numel():
             return None
@@ -89,8 +89,8 @@ def _narrow_squares(*tensors: Tensor) -> list[_Squares] | None:
         else:
             top = math.ldexp(1.0, math.frexp(top)[1])  # a power of two, which is exact
             narrow.mul_(1 / top)
-        found.append(_Squares(narrow.square_(), top))
-    return found
+        narrow_squares.append(_Squares(narrow.square_(), top))
+    return narrow_squares
 
 
 # Values in this range need no scaling: their squares, and products of two squares, stay normal.
@@ -146,8 +146,8 @@ def _sum(call: UnperturbedCall) -> Amplitudes:
 
 def _summed(call: UnperturbedCall) -> Any:
     """The dimensions that a sum or mean is over; None for all."""
-    given = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
-    return given if isinstance(given, int | list | tuple) else None
+    dim_argument = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
+    return dim_argument if isinstance(dim_argument, int | list | tuple) else None
 
 
 def _mean(call: UnperturbedCall) -> Amplitudes:
@@ -219,10 +219,10 @@ def _attention(call: UnperturbedCall) -> Amplitudes:
     keys = key.shape[-2]
     shared = output.abs() * math.sqrt(keys / 3)
     of_sums = torch.full_like(sums, math.sqrt(keys / 3))
-    known = _attention_weights(call, query, key, value)
-    if known is None:
+    weights_and_scale = _attention_weights(call, query, key, value)
+    if weights_and_scale is None:
         return [shared, of_sums]
-    weights, _ = known
+    weights, _ = weights_and_scale
     amplitude = amplitude_from(output, weights.square() @ value.square(), keys)
     amplitude = amplitude_in_order(amplitude, keys, path_of_product(weights, value))
     rows = SharedError(shared, _shape_of_sums(output, -1))
@@ -232,14 +232,14 @@ def _attention(call: UnperturbedCall) -> Amplitudes:
 def _attention_backward(call: UnperturbedCall) -> Amplitudes:
     """Scores and the gradients of weights are sums over a head; three more products use them."""
     grad, query, key, value = call.args[:4]
-    known = _attention_weights(call, query, key, value)
+    weights_and_scale = _attention_weights(call, query, key, value)
     lengths = key.shape[-2], query.shape[-2], query.shape[-2]
-    if known is None:
+    if weights_and_scale is None:
         return [
             None if r is None else r.abs() * math.sqrt(n / 3)
             for r, n in zip(call.result[:3], lengths, strict=True)
         ]
-    weights, scale = known
+    weights, scale = weights_and_scale
     head = query.shape[-1]
     of_scores = _variance_of_product(query, key.mT, head).mul_(scale**2)
     of_gradients = _variance_of_product(grad, value.mT, head)
@@ -279,13 +279,13 @@ def errors_of_inner_sums(
     """
     if _RULES.get(name) is not _attention_backward:
         return []
-    place = place_of_argument(func, "out")
-    grad, output = args[0], args[place]
+    output_position = place_of_argument(func, "out")
+    grad, output = args[0], args[output_position]
     terms = grad * output
     total, squares = terms.sum(-1, keepdim=True), terms.square().sum(-1, keepdim=True)
     error = amplitude_from(total, squares, terms.shape[-1])
     along = (grad / grad.square().sum(-1, keepdim=True)).nan_to_num_(0.0, 0.0, 0.0)
-    return [(place, SharedError(error * along, error.shape))]
+    return [(output_position, SharedError(error * along, error.shape))]
 
 
 # More weights than this are not computed again.
@@ -376,7 +376,9 @@ _RESULTS_WITH_STATISTICS = 5
 
 def _errors_of_statistics(call: UnperturbedCall, mean: Tensor, rstd: Tensor) -> list[Tensor]:
     """The errors of running statistics, from those of the mean and the reciprocal deviation."""
-    numbers = [given for given in call.args if isinstance(given, float | int)]
+    numbers = [
+        number_argument for number_argument in call.args if isinstance(number_argument, float | int)
+    ]
     momentum = next(number for number in numbers if not isinstance(number, bool))
     return [momentum * mean, momentum * 2 * rstd / call.result[2].abs().pow(3)]
 
@@ -415,14 +417,14 @@ def _parameter_sums(
 ) -> Amplitudes:
     """Weight and bias gradients of a normalisation are sums over everything else."""
     dims = list(over)
-    found: Amplitudes = [None]
+    amplitudes: Amplitudes = [None]
     for total, terms in zip(result[1:], (grad * normal, grad), strict=True):
         if total is None:
-            found.append(None)
+            amplitudes.append(None)
             continue
         amplitude = amplitude_from(total, square(terms).sum(dim=dims).view_as(total), n)
-        found.append(with_error_of_equal_terms(amplitude, rows_of(terms, dims)))
-    return found
+        amplitudes.append(with_error_of_equal_terms(amplitude, rows_of(terms, dims)))
+    return amplitudes
 
 
 def _errors_of_subtracted_means(
@@ -545,13 +547,13 @@ def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
     sums = list(partial_sums(*few))
     squares = call.func(square(few[0]), square(few[1]), None, *rest, **call.kwargs)
     expected = amplitude_from(sums[-1], squares, length).mul_(FAR_FROM_RANDOM)
-    path = sum(square(one).mean() for one in sums) / len(sums)
+    path = sum(square(running_sum).mean() for running_sum in sums) / len(sums)
     if not path * length > expected.square_().mean():
         return None
-    whole: Any = 0
-    for one in partial_sums(x, weight):
-        whole = whole + square(one)
-    return whole / len(sums)  # type: ignore[no-any-return]
+    total_of_squares: Any = 0
+    for partial_sum in partial_sums(x, weight):
+        total_of_squares = total_of_squares + square(partial_sum)
+    return total_of_squares / len(sums)  # type: ignore[no-any-return]
 
 
 def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
@@ -596,7 +598,7 @@ def _average_of_windows(call: UnperturbedCall) -> Amplitudes:
     axes = 3 if call.name.endswith("3d") else 2
     if call.name.startswith("_adaptive"):
         sizes = zip(x.shape[-axes:], call.result.shape[-axes:], strict=True)
-        length = math.prod(-(-size // max(1, kept)) for size, kept in sizes)
+        length = math.prod(-(-size // max(1, output_size)) for size, output_size in sizes)
     else:
         window = list(rest[0])
         length = math.prod(window) if len(window) > 1 else window[0] ** axes

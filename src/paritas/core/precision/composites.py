@@ -77,26 +77,26 @@ class ListeningMode(DispatchMode):
         self.__dict__["_functions"].pop().__exit__(*error)
 
     @contextlib.contextmanager
-    def inside(self, place: Inside) -> Iterator[None]:
+    def inside(self, inside: Inside) -> Iterator[None]:
         """Operators in this block are inside of a function."""
-        before, self.within = self.within, place
+        before, self.within = self.within, inside
         try:
             yield
         finally:
             self.within = before
 
-    def mark_backward(self, result: Any, ends: Iterable[Any], place: Inside) -> None:
+    def mark_backward(self, result: Any, ends: Iterable[Any], inside: Inside) -> None:
         """So are those of the backward pass from a result to the nodes `ends`, without these."""
         for node in _nodes_between(result, ends):
-            self.mark_node(node, place)
+            self.mark_node(node, inside)
 
-    def mark_node(self, node: Any, place: Inside) -> None:
+    def mark_node(self, node: Any, inside: Inside) -> None:
         """So are those of one node of the backward pass."""
-        node.register_prehook(functools.partial(self._enter_node, place))
+        node.register_prehook(functools.partial(self._enter_node, inside))
         node.register_hook(self._leave_node)
 
-    def _enter_node(self, place: Inside, _gradients: Any) -> None:
-        self.within = place
+    def _enter_node(self, inside: Inside, _gradients: Any) -> None:
+        self.within = inside
 
     def _leave_node(self, _after: Any, _before: Any) -> None:
         self.within = None
@@ -119,27 +119,27 @@ class _CompositeMode(TorchFunctionMode):
         names = _COMPOSITES.get(func)
         if names is None or is_symbolic():
             return func(*args, **(kwargs or {}))
-        given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
-        tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
+        named_arguments = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+        tensors = [value for value in named_arguments.values() if isinstance(value, torch.Tensor)]
         if len(args) > len(names) or not all(type(value) in _PLAIN for value in tensors):
             return func(*args, **(kwargs or {}))  # a class of tensors has its own way
         floats = {
             name: value
-            for name, value in given.items()
+            for name, value in named_arguments.items()
             if isinstance(value, torch.Tensor) and value.is_floating_point()
         }
-        options = {name: value for name, value in given.items() if name not in floats}
+        options = {name: value for name, value in named_arguments.items() if name not in floats}
         return self._listener.call_composite(func, floats, options)
 
 
 def _nodes_between(result: Any, ends: Iterable[Any]) -> list[Any]:
     last = set(ends)
     waiting = [result.grad_fn] if isinstance(result, torch.Tensor) else []
-    found: dict[Any, None] = {}
+    inner_nodes: dict[Any, None] = {}
     while waiting:
         node = waiting.pop()
-        if node is None or node in last or node in found or not node.next_functions:
+        if node is None or node in last or node in inner_nodes or not node.next_functions:
             continue  # a node without a next one accumulates the gradient of a leaf
-        found[node] = None
+        inner_nodes[node] = None
         waiting += [following for following, _ in node.next_functions]
-    return list(found)
+    return list(inner_nodes)

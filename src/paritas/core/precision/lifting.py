@@ -79,17 +79,17 @@ class Decision:
         if bool(((candidate < 0) | (candidate >= scores.shape[dim])).any()):
             return None
         reduced = reference.dim() < scores.dim()
-        ours, theirs = (i.unsqueeze(dim) if reduced else i for i in (reference, candidate))
-        gap = scores.gather(dim, ours) - scores.gather(dim, theirs)
+        ours, candidate_index = (i.unsqueeze(dim) if reduced else i for i in (reference, candidate))
+        gap = scores.gather(dim, ours) - scores.gather(dim, candidate_index)
         return gap.squeeze(dim) if reduced else gap
 
     def _distance_to_the_edge(self, reference: Tensor, candidate: Tensor) -> Tensor | None:
         if self.left.shape != reference.shape:
             return None
-        ours, theirs = reference.double(), candidate.double()
-        if bool(((ours - theirs).abs() > 1).any()):
+        ours, candidate_values = reference.double(), candidate.double()
+        if bool(((ours - candidate_values).abs() > 1).any()):
             return None
-        lower, upper = torch.minimum(ours, theirs), torch.maximum(ours, theirs)
+        lower, upper = torch.minimum(ours, candidate_values), torch.maximum(ours, candidate_values)
         if self.kind == "round":
             edge = (lower + upper) / 2
         elif self.kind == "ceil":
@@ -282,7 +282,7 @@ class LiftMode(DispatchMode):
         written: list[tuple[Tensor, Tensor]] = []
         has_floats = False
 
-        def widen(value: Any, place: int | str) -> Any:
+        def widen(value: Any, argument_key: int | str) -> Any:
             nonlocal has_floats
             if isinstance(value, torch.Tensor):
                 dtype = value.dtype
@@ -290,7 +290,7 @@ class LiftMode(DispatchMode):
                 if dtype not in self.widths:
                     return value
                 wide = value.to(self.widths[dtype])
-                if place in kind.mutates:
+                if argument_key in kind.mutates:
                     written.append((value, wide))
                 elif dtype not in self._kept:  # it is not the result of a cast
                     self.narrow.add(dtype)
@@ -298,10 +298,10 @@ class LiftMode(DispatchMode):
             if isinstance(value, torch.dtype) and value in self.widths:
                 return self._cast_to(value)
             if isinstance(value, list | tuple):
-                return [widen(item, place) for item in value]
+                return [widen(item, argument_key) for item in value]
             return value
 
-        wide_args = tuple(widen(value, place) for place, value in enumerate(args))
+        wide_args = tuple(widen(value, position) for position, value in enumerate(args))
         wide_kwargs = {name: widen(value, name) for name, value in kwargs.items()}
         if self.widths:
             wide_args = _without_half_to_float(kind, wide_args)
@@ -339,9 +339,9 @@ class LiftMode(DispatchMode):
         """Draw in the program's own dtype, then widen."""
         args = tuple(
             value.to(self._native_of(value.dtype))
-            if place and _starts_with_float((value,))
+            if position and _starts_with_float((value,))
             else value
-            for place, value in enumerate(args)
+            for position, value in enumerate(args)
         )
         if kind.mutates:  # uniform_ and the like fill a tensor that may already be wide
             target = args[0]
@@ -350,12 +350,14 @@ class LiftMode(DispatchMode):
             return target.copy_(narrow)
         if kind.name == "bernoulli":
             return _widen_tensor(func(args[0].to(self._native_of(args[0].dtype)), **kwargs))
-        asked = kwargs.get("dtype")
-        if asked is None:
-            asked = self._native_of(args[0].dtype) if _starts_with_float(args[:1]) else self.default
-        elif asked in WIDE:
-            self.casts.add(asked)
-        kwargs = {**kwargs, "dtype": asked} if takes_dtype(func) else kwargs
+        requested_dtype = kwargs.get("dtype")
+        if requested_dtype is None:
+            requested_dtype = (
+                self._native_of(args[0].dtype) if _starts_with_float(args[:1]) else self.default
+            )
+        elif requested_dtype in WIDE:
+            self.casts.add(requested_dtype)
+        kwargs = {**kwargs, "dtype": requested_dtype} if takes_dtype(func) else kwargs
         return map_tensors(func(*args, **kwargs), _widen_tensor)
 
     def _dropout(self, func: Operator, x: Tensor, p: float, train: bool | None) -> Any:  # noqa: FBT001
@@ -381,9 +383,9 @@ def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
     It is if the reference itself uses a dtype that is as coarse and has as small a range. A cast
     narrower than anything the reference uses is part of what the candidate computes.
     """
-    asked = torch.finfo(dtype)
-    infos = [torch.finfo(known) for known in used]
-    return any(info.eps >= asked.eps and info.max <= asked.max for info in infos)
+    cast_info = torch.finfo(dtype)
+    infos = [torch.finfo(used_dtype) for used_dtype in used]
+    return any(info.eps >= cast_info.eps and info.max <= cast_info.max for info in infos)
 
 
 # They are one operator natively and in float64 alike, if there is such a kernel for float64.
@@ -422,10 +424,10 @@ class DtypeLog(ListeningMode):
 
     def call_composite(self, func: Any, floats: dict[str, Tensor], options: dict[str, Any]) -> Any:
         """Run the function unchanged and record the dtype of its result."""
-        place = Inside(0.0, 0.0)
-        with self.inside(place):
+        inside = Inside(0.0, 0.0)
+        with self.inside(inside):
             result = func(**floats, **options)
-        self.mark_backward(result, [value.grad_fn for value in floats.values()], place)
+        self.mark_backward(result, [value.grad_fn for value in floats.values()], inside)
         self._record(func, result)
         return result
 
@@ -445,8 +447,8 @@ def _widen_tensor(tensor: Tensor) -> Tensor:
 
 def _narrow_back(result: Any, written: list[tuple[Tensor, Tensor]]) -> Any:
     """Return the program's own narrow tensors, as an in-place operator returns its argument."""
-    known = {id(wide): narrow for narrow, wide in written}
-    return map_tensors(result, lambda tensor: known.get(id(tensor), tensor))
+    narrow_by_id = {id(wide): narrow for narrow, wide in written}
+    return map_tensors(result, lambda tensor: narrow_by_id.get(id(tensor), tensor))
 
 
 def _without_half_to_float(kind: Traits, args: tuple[Any, ...]) -> tuple[Any, ...]:

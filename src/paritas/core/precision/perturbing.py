@@ -101,12 +101,12 @@ class CancelledSums:
         """The size of the terms that cancelled in the operands, if any."""
         if not self._lost or not _is_sum_of_two(call):
             return None
-        found: Tensor | None = None
+        largest_loss: Tensor | None = None
         for term in call.args[:2]:
             lost = self._lost.get(term.untyped_storage().data_ptr())
             if lost is not None and lost.shape == term.shape:
-                found = lost if found is None else torch.maximum(found, lost)
-        return found
+                largest_loss = lost if largest_loss is None else torch.maximum(largest_loss, lost)
+        return largest_loss
 
 
 def _size(terms: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def may_decide(kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], resu
     if not smooth:
         return True
     results = result if isinstance(result, list | tuple) else (result,)
-    return not all(one is None or has_inexact(one) for one in results)
+    return not all(call_result is None or has_inexact(call_result) for call_result in results)
 
 
 class DecisionLog:
@@ -227,11 +227,16 @@ class DecisionLog:
     def count_changes(self, other: DecisionLog) -> dict[str, tuple[int, int]]:
         """Operator -> how many of its decisions differ in the other run, of how many."""
         counts: dict[str, tuple[int, int]] = {}
-        for (name, mine), (theirs_name, theirs) in zip(self.entries, other.entries, strict=False):
-            if name != theirs_name or mine.shape != theirs.shape:
+        for (name, own_decisions), (theirs_name, other_decisions) in zip(
+            self.entries, other.entries, strict=False
+        ):
+            if name != theirs_name or own_decisions.shape != other_decisions.shape:
                 break  # the runs took different branches: the other entries have no counterpart
             changed, total = counts.get(name, (0, 0))
-            counts[name] = (changed + int((mine != theirs).sum()), total + mine.numel())
+            counts[name] = (
+                changed + int((own_decisions != other_decisions).sum()),
+                total + own_decisions.numel(),
+            )
         return counts
 
 
@@ -425,19 +430,19 @@ class PerturbMode(ListeningMode, LiftMode):
         coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
             # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
-            given = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
+            input_unit = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
             fixed = set(kind.mutates)
             if kind.name in _TAKES_SUMS:  # they were perturbed as results, and are in float32
                 fixed.add(place_of_argument(func, "logsumexp"))
-            reaches = dict.fromkeys(range(len(args)), self._reach_of_inputs(given, coarse))
+            reaches = dict.fromkeys(range(len(args)), self._reach_of_inputs(input_unit, coarse))
             if kind.name in _MEETS_ROUNDED:
-                place = _MEETS_ROUNDED[kind.name]
-                reaches[place] = self._reach_of_inputs(max(given, unit), coarse)
+                rounded_position = _MEETS_ROUNDED[kind.name]
+                reaches[rounded_position] = self._reach_of_inputs(max(input_unit, unit), coarse)
             shaken = tuple(
                 value
-                if place in fixed
-                else map_tensors(value, functools.partial(self._shaken, reach=reaches[place]))
-                for place, value in enumerate(args)
+                if position in fixed
+                else map_tensors(value, functools.partial(self._shaken, reach=reaches[position]))
+                for position, value in enumerate(args)
             )
             if kind.name in _SORTING_INTO_BINS:
                 shaken = tuple(
@@ -446,11 +451,11 @@ class PerturbMode(ListeningMode, LiftMode):
                 )
         if coarse > unit:
             shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
-        for place, error in errors_of_inner_sums(kind.name, func, args):
+        for rounded_position, error in errors_of_inner_sums(kind.name, func, args):
             uniform = self._draw_shared(error.amplitude, error)
             off = self.gain * min(unit, UNIT_F32) / 2 * error.amplitude * uniform
-            moved = shaken[place] + off.to(shaken[place].dtype)
-            shaken = (*shaken[:place], moved, *shaken[place + 1 :])
+            moved = shaken[rounded_position] + off.to(shaken[rounded_position].dtype)
+            shaken = (*shaken[:rounded_position], moved, *shaken[rounded_position + 1 :])
         result = self.kernel(func, kind, args)(*shaken, **kwargs)
         if exact:
             return result
@@ -575,14 +580,14 @@ class PerturbMode(ListeningMode, LiftMode):
         unit = self._unit_of(func)
         if func is ATTENTION and attends_in_one_kernel(floats, options):
             return func(**floats, **options)
-        given = {
+        bordered_operands = {
             name: self._pass_border(value, unit if name == "value" else 0.0, unit)
             for name, value in floats.items()
         }
-        place = Inside(min(unit, UNIT_F32), unit)
-        with self.inside(place):
-            result = func(**given, **options)
-        self.mark_backward(result, [value.grad_fn for value in given.values()], place)
+        inside = Inside(min(unit, UNIT_F32), unit)
+        with self.inside(inside):
+            result = func(**bordered_operands, **options)
+        self.mark_backward(result, [value.grad_fn for value in bordered_operands.values()], inside)
         return self._pass_border(result, unit, unit if func is ATTENTION else 0.0)
 
     def _pass_border(self, value: Tensor, unit: float, back: float) -> Tensor:
@@ -614,13 +619,13 @@ class PerturbMode(ListeningMode, LiftMode):
         fits = _needs_no_rounding(tensor, unit) if isinstance(tensor, torch.Tensor) else None
         return noisy if fits is None else torch.where(fits, tensor, noisy)
 
-    def _times_noise(self, place: _NoiseSource, reach: float) -> Tensor:
+    def _times_noise(self, noise_source: _NoiseSource, reach: float) -> Tensor:
         """A tensor times its noise; a factor keeps an infinity infinite instead of NaN."""
-        tensor = place.tensor
-        if place.start is None:
-            factor = self._uniform(place).mul_(reach).add_(1)
+        tensor = noise_source.tensor
+        if noise_source.start is None:
+            factor = self._uniform(noise_source).mul_(reach).add_(1)
         else:
-            factor = self._pool.factors(tensor, place.start, reach)
+            factor = self._pool.factors(tensor, noise_source.start, reach)
         if tensor.dtype in _WIDEST:
             return tensor * factor
         return (tensor.to(torch.float64) * factor).to(tensor.dtype)
@@ -643,13 +648,13 @@ class PerturbMode(ListeningMode, LiftMode):
         pool = self._pool.uniform(tensor.device, count)
         return _NoiseSource(tensor, self._draws.randrange(pool.numel() - count + 1))
 
-    def _uniform(self, place: _NoiseSource) -> Tensor:
+    def _uniform(self, noise_source: _NoiseSource) -> Tensor:
         """Uniform noise in [-1, 1]; a new tensor if it depends on the values."""
-        tensor = place.tensor
-        if place.start is None:
+        tensor = noise_source.tensor
+        if noise_source.start is None:
             return _noise_by_value(tensor, self._draws.getrandbits(62))
         pool = self._pool.uniform(tensor.device, tensor.numel())
-        return _cut_from_pool(pool, place.start, tensor)
+        return _cut_from_pool(pool, noise_source.start, tensor)
 
 
 def _error_of_rounded_output(

@@ -107,8 +107,8 @@ def path_of_rows(rows: Tensor) -> Tensor | None:
     if length < SHORTEST_PATH:
         return None
     width = -(-length // PATH_BLOCKS)
-    whole = rows[..., : length // width * width].unflatten(-1, (-1, width))
-    return square(whole.sum(-1).cumsum(-1)).mean(-1)
+    whole_blocks = rows[..., : length // width * width].unflatten(-1, (-1, width))
+    return square(whole_blocks.sum(-1).cumsum(-1)).mean(-1)
 
 
 def with_error_of_equal_terms(amplitude: Tensor, rows: Tensor) -> Tensor:
@@ -153,9 +153,9 @@ def rows_of(x: Tensor, dims: Any) -> Tensor:
         return x.reshape(1)
     over = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
     over = [dim % x.dim() for dim in over]
-    kept = [dim for dim in range(x.dim()) if dim not in over]
-    moved = x.permute(*kept, *sorted(over))
-    return moved.reshape(*(x.shape[dim] for dim in kept), -1)
+    kept_dims = [dim for dim in range(x.dim()) if dim not in over]
+    moved = x.permute(*kept_dims, *sorted(over))
+    return moved.reshape(*(x.shape[dim] for dim in kept_dims), -1)
 
 
 def path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
@@ -177,7 +177,7 @@ def path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
 def _whole_path(left: Tensor, right: Tensor) -> Tensor:
     """The mean square of the partial products, one block after the other, to save memory."""
     parts = zip(
-        *(one.chunk(PATH_BLOCKS, dim) for one, dim in ((left, -1), (right, -2))), strict=True
+        *(matrix.chunk(PATH_BLOCKS, dim) for matrix, dim in ((left, -1), (right, -2))), strict=True
     )
     first = next(parts)
     total = torch.matmul(*first)
@@ -191,10 +191,10 @@ def _whole_path(left: Tensor, right: Tensor) -> Tensor:
 
 def _sampled(matrices: Tensor, dim: int) -> Tensor:
     """A few rows or columns, of a few matrices."""
-    for one in (dim, *range(matrices.dim() - 2)):
-        step = max(1, matrices.shape[one] // FEW)
+    for sampled_dim in (dim, *range(matrices.dim() - 2)):
+        step = max(1, matrices.shape[sampled_dim] // FEW)
         where = [slice(None)] * matrices.dim()
-        where[one] = slice(0, step * FEW, step)
+        where[sampled_dim] = slice(0, step * FEW, step)
         matrices = matrices[tuple(where)]
     return matrices
 
@@ -261,8 +261,8 @@ class LastSums:
         """Forget sums that an operator writes to."""
         if not (self._known and kind.mutates):
             return
-        for place, value in (*enumerate(args), *kwargs.items()):
-            if place in kind.mutates:
+        for argument_key, value in (*enumerate(args), *kwargs.items()):
+            if argument_key in kind.mutates:
                 for tensor in value if isinstance(value, list | tuple) else [value]:
                     if _is_plain_float64(tensor):
                         self._forget(tensor.untyped_storage().data_ptr())
@@ -271,10 +271,10 @@ class LastSums:
         """The rms rounding per element of the sum in float32; None if no sum gave this result."""
         if not (self._known and _is_plain_float64(result)):
             return None
-        found = self._known.get(result.untyped_storage().data_ptr())
-        if found is None:
+        noted_sum = self._known.get(result.untyped_storage().data_ptr())
+        if noted_sum is None:
             return None
-        added, amplitude = found
+        added, amplitude = noted_sum
         same = added.numel() == result.numel() and added.storage_offset() == result.storage_offset()
         if not (same and added.is_contiguous() and result.is_contiguous()):
             return None
@@ -283,9 +283,9 @@ class LastSums:
         return torch.where(fits, 0.0, amplitude.mul(_RMS_FACTOR)).view(result.shape)
 
     def _forget(self, key: int) -> None:
-        known = self._known.pop(key, None)
-        if known is not None:
-            self._size -= 2 * known[0].numel()
+        forgotten_sum = self._known.pop(key, None)
+        if forgotten_sum is not None:
+            self._size -= 2 * forgotten_sum[0].numel()
 
 
 def _is_plain_float64(value: Any) -> bool:
@@ -303,8 +303,8 @@ def _amplitude_of_sum(x: Tensor, result: Tensor, over: Any, *, mean: bool) -> Te
     length = x.numel() // result.numel()
     squares: Tensor | None = None
     for piece in _split_for_cache(x, dims):
-        mine = piece.square().sum(dim=dims)
-        squares = mine if squares is None else squares.add_(mine)
+        piece_squares = piece.square().sum(dim=dims)
+        squares = piece_squares if squares is None else squares.add_(piece_squares)
     if squares is None or squares.numel() != result.numel():
         return None
     return amplitude_from(result, squares.div_(length**2 if mean else 1).view(result.shape), length)

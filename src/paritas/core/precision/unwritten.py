@@ -33,8 +33,8 @@ class UnwrittenMemory:
         """Note one operator."""
         is_unset, is_zero = kind.name.startswith(_UNSET), kind.name.startswith(_ZEROS)
         if self._allocated and not takes_shape_only(kind):
-            for place, value in (*enumerate(args), *kwargs.items()):
-                forget = place in kind.mutates
+            for argument_key, value in (*enumerate(args), *kwargs.items()):
+                forget = argument_key in kind.mutates
                 map_tensors(value, self._forget if forget else self._note_read)
         if is_unset or is_zero:
             map_tensors(result, lambda tensor: self._allocated.update({_address(tensor): is_zero}))

@@ -106,8 +106,10 @@ def _uses_default_dtype(node: Node) -> bool:
     """
     if not isinstance(node.target, Operator) or node.kwargs.get("dtype") is not None:
         return False
-    given = [value.meta.get("val") for value in node.all_input_nodes]
-    return has_inexact(node.meta.get("val")) and not any(has_inexact(value) for value in given)
+    input_values = [value.meta.get("val") for value in node.all_input_nodes]
+    return has_inexact(node.meta.get("val")) and not any(
+        has_inexact(value) for value in input_values
+    )
 
 
 def _state_dtype(module: GraphModule, node: Node) -> None:
@@ -115,11 +117,11 @@ def _state_dtype(module: GraphModule, node: Node) -> None:
         traced = node.meta["val"]
         node.kwargs = {**node.kwargs, "dtype": WIDE.get(traced.dtype, traced.dtype)}
         return
-    for given in node.all_input_nodes:
-        if isinstance(given.meta.get("val"), torch.Tensor):
+    for all_input_node in node.all_input_nodes:
+        if isinstance(all_input_node.meta.get("val"), torch.Tensor):
             with module.graph.inserting_before(node):
-                wide = module.graph.call_method("to", (given, torch.float64))
-            node.replace_input_with(given, wide)
+                wide = module.graph.call_method("to", (all_input_node, torch.float64))
+            node.replace_input_with(all_input_node, wide)
 
 
 def _float64_example(value: Any) -> Any:
@@ -141,8 +143,8 @@ def _widen_value(module: GraphModule, node: Node) -> Node:
         return node
     users = [user for user in node.users if user.op != "output"]
     first = next((user for user in module.graph.nodes if user in users), None)
-    place = output_node(module) if first is None else first
-    with module.graph.inserting_before(place):
+    insertion_point = output_node(module) if first is None else first
+    with module.graph.inserting_before(insertion_point):
         wide = module.graph.call_method("to", (node, WIDE[dtype]))
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
     return wide
@@ -231,11 +233,11 @@ def lifted_backend(
     function: Any, backend: Callable[..., Any], native: torch.dtype, used: frozenset[torch.dtype]
 ) -> LiftedBackend:
     """The lifted form of the backend behind `function`, the same one every time."""
-    known = _LIFTED.setdefault(function, {})
+    backends_by_key = _LIFTED.setdefault(function, {})
     key = (id(backend), native, used)
-    if key not in known:
-        known[key] = LiftedBackend(backend, native, used)
-    return known[key]
+    if key not in backends_by_key:
+        backends_by_key[key] = LiftedBackend(backend, native, used)
+    return backends_by_key[key]
 
 
 def lift_captured(

@@ -100,7 +100,7 @@ class Account:
         for name in ("subject", "headline", "file"):
             object.__setattr__(self, name, plain(getattr(self, name)))
         # Fail closed: a failure without an item must not look like a success.
-        if self.exit_code and not any(one.level == "error" for one in self.items):
+        if self.exit_code and not any(item.level == "error" for item in self.items):
             missing = ItemAnnotation(
                 level="error",
                 rule=Status.UNVERIFIED.value,
@@ -109,24 +109,24 @@ class Account:
             )
             object.__setattr__(self, "items", (*self.items, missing))
 
-    def source_of(self, one: ItemAnnotation) -> tuple[str, int]:
+    def source_of(self, item_annotation: ItemAnnotation) -> tuple[str, int]:
         """File and line of an item: systems show what has none at no line, or not at all.
 
         If it has no line in the repository, it is put down to the definition of the subject. If
         that has none, as a dump, to its line in a library or another folder.
         """
-        if one.path:
-            return one.path, one.line
-        if one.outside and not self.file.endswith(".py"):
-            return one.outside, one.line
+        if item_annotation.path:
+            return item_annotation.path, item_annotation.line
+        if item_annotation.outside and not self.file.endswith(".py"):
+            return item_annotation.outside, item_annotation.line
         return (self.file, self.line) if self.file else (self.subject, 1)
 
     @property
     def gravest_first(self) -> list[ItemAnnotation]:
         """Errors and warnings, the gravest first, otherwise in the order of the program."""
-        found = [one for one in self.items if one.level in {"error", "warning"}]
+        items = [item for item in self.items if item.level in {"error", "warning"}]
         order = {status.value: -status.gravity for status in Status}
-        return sorted(found, key=lambda one: (one.level != "error", order.get(one.status, 0)))
+        return sorted(items, key=lambda item: (item.level != "error", order.get(item.status, 0)))
 
 
 def verdict_account(
@@ -140,7 +140,7 @@ def verdict_account(
     results: dict[int, Cause] = {}
     for cause in group_causes(verdict.failures):
         starts[id(cause.start)] = cause
-        results |= {id(one): cause for one in cause.results}
+        results |= {id(result): cause for result in cause.results}
     items = [
         _annotate_result(finding, results[id(finding)])
         if id(finding) in results
@@ -196,7 +196,7 @@ def _annotate_cause(cause: Cause, *, strict: bool) -> ItemAnnotation:
         line=line,
         code=plain(origin.code) if origin is not None else "",
         place=plain(origin.module or origin.name) if origin is not None else "",
-        results=tuple(plain(one.path) for one in cause.results),
+        results=tuple(plain(result.path) for result in cause.results),
     )
 
 
@@ -223,11 +223,11 @@ def _annotate_left_out(items: Sequence[str], why: str) -> Iterator[ItemAnnotatio
 
 def locate_source(source: str) -> tuple[str, str, int]:
     """The file of a source relative to the root or, if it is outside, as it is; and its line."""
-    found = _SOURCE.fullmatch(source)
-    if found is None:
+    source_match = _SOURCE.fullmatch(source)
+    if source_match is None:
         return "", "", 0
-    path, line = in_repository(found["file"]), max(1, int(found["line"]))
-    outside = "" if path or not Path(found["file"]).is_file() else found["file"]
+    path, line = in_repository(source_match["file"]), max(1, int(source_match["line"]))
+    outside = "" if path or not Path(source_match["file"]).is_file() else source_match["file"]
     return (path, outside, line) if path or outside else ("", "", 0)
 
 
@@ -239,10 +239,10 @@ def in_repository(file: str | os.PathLike[str]) -> str:
 @functools.lru_cache(maxsize=4096)  # many findings share a source line
 def _locate_file(file: str, here: Path, workspace: str) -> str:
     root, path = _repository_root(here, workspace), Path(file)
-    for place in (here / path, root / path, *_imported_files(path)):
+    for file_path in (here / path, root / path, *_imported_files(path)):
         try:
-            if place.is_file() and place.is_relative_to(root):
-                return place.relative_to(root).as_posix()
+            if file_path.is_file() and file_path.is_relative_to(root):
+                return file_path.relative_to(root).as_posix()
         except (OSError, ValueError):
             continue
     return ""
@@ -276,20 +276,24 @@ def github_lines(account: Account) -> str:
     GitHub shows, the last one counts the rest.
     """
     groups: dict[tuple[str, ...], list[ItemAnnotation]] = {}
-    for one in account.gravest_first:
+    for annotation in account.gravest_first:
         # By file and line, or else by the message.
-        key = (one.path, str(one.line)) if one.path else ("", one.message or one.title)
-        groups.setdefault((one.level, one.rule, *key), []).append(one)
+        key = (
+            (annotation.path, str(annotation.line))
+            if annotation.path
+            else ("", annotation.message or annotation.title)
+        )
+        groups.setdefault((annotation.level, annotation.rule, *key), []).append(annotation)
     lines = []
     for level in ("error", "warning"):
-        found = [same for key, same in groups.items() if key[0] == level]
-        shown, dropped = found[: MOST_LINES - 1], found[MOST_LINES - 1 :]
+        sames = [same for key, same in groups.items() if key[0] == level]
+        shown, dropped = sames[: MOST_LINES - 1], sames[MOST_LINES - 1 :]
         if len(dropped) == 1:
-            shown, dropped = found, []
+            shown, dropped = sames, []
         lines += [_github_line(same, account) for same in shown]
         if dropped:
-            items = [one for same in dropped for one in same]
-            named = enumerated([one.title for one in items], _MOST_NAMED)
+            items = [item_annotation for same in dropped for item_annotation in same]
+            named = enumerated([item.title for item in items], _MOST_NAMED)
             rest = dataclasses.replace(
                 items[0], title=f"{len(items)} more", message=named, path="", outside=""
             )
@@ -303,13 +307,13 @@ def _github_line(same: list[ItemAnnotation], account: Account) -> str:
     properties = {"file": file, "line": str(line), "title": f"paritas: {first.title}"}
     message = first.message or first.title
     if others:
-        message += f"\nalso: {enumerated([one.item for one in others], _MOST_NAMED)}"
-    given = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
-    return f"::{first.level} {given}::{_escape(message)}"
+        message += f"\nalso: {enumerated([annotation.item for annotation in others], _MOST_NAMED)}"
+    property_text = ",".join(f"{name}={_escape(value, ':,')}" for name, value in properties.items())
+    return f"::{first.level} {property_text}::{_escape(message)}"
 
 
 def _escape(text: str, more: str = "") -> str:
-    return re.sub(f"[%\r\n{more}]", lambda found: f"%{ord(found.group()):02X}", text)
+    return re.sub(f"[%\r\n{more}]", lambda match: f"%{ord(match.group()):02X}", text)
 
 
 # --- SARIF 2.1.0 ----------------------------------------------------------------------------------
@@ -330,9 +334,9 @@ _MOST_RELATED = 20
 
 def sarif_document(account: Account) -> str:
     """One run with a result for each failure and warning, the gravest first."""
-    found = account.gravest_first
-    shown, left_out = found[:MOST_RESULTS], len(found[MOST_RESULTS:])
-    rules = sorted({one.rule for one in shown})
+    gravest_first = account.gravest_first
+    shown, left_out = gravest_first[:MOST_RESULTS], len(gravest_first[MOST_RESULTS:])
+    rules = sorted({annotation.rule for annotation in shown})
     words = f"{left_out} more results, none graver, are not listed here; see the report."
     notifications = [{"level": "warning", "message": {"text": words}}] if left_out else []
     run = {
@@ -357,7 +361,9 @@ def sarif_document(account: Account) -> str:
             _SARIF_ROOT: {"description": {"text": "The root of the repository."}},
         },
         "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(one, account, rules.index(one.rule)) for one in shown],
+        "results": [
+            _sarif_result(annotation, account, rules.index(annotation.rule)) for annotation in shown
+        ],
     }
     document = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -376,44 +382,48 @@ def _sarif_rule(rule: str) -> dict[str, Any]:
     }
 
 
-def _sarif_result(one: ItemAnnotation, account: Account, rule: int) -> dict[str, Any]:
-    text = f"{one.title}\n{one.message}" if one.message else one.title
-    mark = f"{account.command}\n{account.subject}\n{one.rule}\n{one.item}"
+def _sarif_result(item_annotation: ItemAnnotation, account: Account, rule: int) -> dict[str, Any]:
+    text = (
+        f"{item_annotation.title}\n{item_annotation.message}"
+        if item_annotation.message
+        else item_annotation.title
+    )
+    mark = f"{account.command}\n{account.subject}\n{item_annotation.rule}\n{item_annotation.item}"
     result = {
-        "ruleId": one.rule,
+        "ruleId": item_annotation.rule,
         "ruleIndex": rule,
-        "level": one.level,
+        "level": item_annotation.level,
         "message": {"text": text},
-        "locations": [_sarif_location(one, account)],
+        "locations": [_sarif_location(item_annotation, account)],
         "partialFingerprints": {_FINGERPRINT: hashlib.sha256(mark.encode()).hexdigest()},
     }
-    if one.results:
-        subject = dataclasses.replace(one, path="", outside="", code="", place="")
+    if item_annotation.results:
+        subject = dataclasses.replace(item_annotation, path="", outside="", code="", place="")
         result["relatedLocations"] = [
             {
                 **_sarif_location(dataclasses.replace(subject, item=item), account),
                 "id": number,
                 "message": {"text": f"as a result, also {item}"},
             }
-            for number, item in enumerate(one.results[:_MOST_RELATED], start=1)
+            for number, item in enumerate(item_annotation.results[:_MOST_RELATED], start=1)
         ]
     return result
 
 
-def _sarif_location(one: ItemAnnotation, account: Account) -> dict[str, Any]:
+def _sarif_location(item_annotation: ItemAnnotation, account: Account) -> dict[str, Any]:
     """The location in the source, and in the model.
 
     SARIF allows results without an artifact, but GitHub rejects the whole file. An item without a
     source line therefore gets the definition or the name of the subject.
     """
-    path, line = account.source_of(one)
+    path, line = account.source_of(item_annotation)
     region: dict[str, Any] = {"startLine": line}
-    if one.code and path in {one.path, one.outside}:
-        region["snippet"] = {"text": one.code}
+    if item_annotation.code and path in {item_annotation.path, item_annotation.outside}:
+        region["snippet"] = {"text": item_annotation.code}
     physical = {"artifactLocation": _sarif_artifact(path), "region": region}
-    logical = [{"fullyQualifiedName": one.item, "kind": "value"}]
-    if one.place:
-        logical.append({"fullyQualifiedName": one.place})
+    logical = [{"fullyQualifiedName": item_annotation.item, "kind": "value"}]
+    if item_annotation.place:
+        logical.append({"fullyQualifiedName": item_annotation.place})
     return {"physicalLocation": physical, "logicalLocations": logical}
 
 
@@ -439,13 +449,13 @@ def junit_document(account: Account) -> str:
     its message in the output, unless strict.
     """
     items: dict[str, list[ItemAnnotation]] = {}
-    for one in account.items:
-        items.setdefault(one.item, []).append(one)
+    for item in account.items:
+        items.setdefault(item.item, []).append(item)
     suite = ET.Element("testsuite", name=f"paritas {account.command} {account.subject}")
     properties = ET.SubElement(suite, "properties")
     ET.SubElement(properties, "property", name="verdict", value=account.headline)
-    for name, found in items.items():
-        suite.append(_junit_case(name, found, account))
+    for name, item_annotations in items.items():
+        suite.append(_junit_case(name, item_annotations, account))
     kinds = [case[0].tag if len(case) else "" for case in suite.findall("testcase")]
     counts = {
         "tests": str(len(kinds)),
@@ -453,7 +463,7 @@ def junit_document(account: Account) -> str:
         "errors": str(kinds.count("error")),
         "skipped": str(kinds.count("skipped")),
     }
-    times = [one.seconds for one in account.items if one.seconds is not None]
+    times = [annotation.seconds for annotation in account.items if annotation.seconds is not None]
     if times:
         counts["time"] = f"{sum(times):.3f}"
     suite.attrib.update(counts)
@@ -465,18 +475,18 @@ def junit_document(account: Account) -> str:
 
 def _junit_case(name: str, items: Sequence[ItemAnnotation], account: Account) -> ET.Element:
     ranked = sorted(
-        items, key=lambda one: (_JUNIT_ORDER[one.level], one.status == Status.UNVERIFIED)
+        items, key=lambda item: (_JUNIT_ORDER[item.level], item.status == Status.UNVERIFIED)
     )
     gravest = ranked[0]
-    place = ".".join(filter(None, ("paritas", account.command, gravest.group)))
-    case = ET.Element("testcase", classname=place, name=name)
+    class_name = ".".join(filter(None, ("paritas", account.command, gravest.group)))
+    case = ET.Element("testcase", classname=class_name, name=name)
     if gravest.seconds is not None:
         case.set("time", f"{gravest.seconds:.3f}")
     if gravest.level in {"error", "warning"}:
         file, line = account.source_of(gravest)
         case.attrib.update(file=file, line=str(line))
-    found = [one for one in ranked if one.level in {"error", "warning"}]
-    text = "\n\n".join(f"{one.title}\n{one.message}".strip() for one in found)
+    problems = [annotation for annotation in ranked if annotation.level in {"error", "warning"}]
+    text = "\n\n".join(f"{problem.title}\n{problem.message}".strip() for problem in problems)
     match gravest.level:
         case "error":
             kind = "error" if gravest.status == Status.UNVERIFIED else "failure"

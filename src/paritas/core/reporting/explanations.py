@@ -105,34 +105,34 @@ def _support(pattern: Pattern) -> list[str]:
 # --- The whole of it, for a terminal --------------------------------------------------------------
 
 
-def choose_cause(verdict: Verdict, wanted: str) -> Cause:
+def choose_cause(verdict: Verdict, selector: str) -> Cause:
     """The cause with this number in the explanation, or the finding with this path.
 
     Raises:
         UsageError: there is no such number or path.
     """
     causes = group_causes(told_findings(verdict))
-    if wanted.isascii() and wanted.isdigit():
-        if 1 <= int(wanted) <= len(causes):
-            return causes[int(wanted) - 1]
+    if selector.isascii() and selector.isdigit():
+        if 1 <= int(selector) <= len(causes):
+            return causes[int(selector) - 1]
         numbers = f"the numbers are 1 to {len(causes)}" if len(causes) > 1 else "the only one is 1"
         there = numbers if causes else "nothing fails"
-        raise UsageError(f"--finding {wanted!r}: there is no such number; {there}")
+        raise UsageError(f"--finding {selector!r}: there is no such number; {there}")
     for cause in [*causes, *map(Cause, verdict.findings)]:
-        if cause.start.path == wanted:
+        if cause.start.path == selector:
             return cause
-    near = did_you_mean(wanted, [finding.path for finding in verdict.findings])
-    raise UsageError(f"--finding {wanted!r}: no finding has this path; {near}")
+    near = did_you_mean(selector, [finding.path for finding in verdict.findings])
+    raise UsageError(f"--finding {selector!r}: no finding has this path; {near}")
 
 
-def explanation(verdict: Verdict, steps: Sequence[str], wanted: str = "") -> Group:
+def explanation(verdict: Verdict, steps: Sequence[str], selector: str = "") -> Group:
     """The explanation of a verdict; print with `crop=False` to keep the first line in one piece.
 
     Args:
         steps: what to do next, a line each.
-        wanted: a number or path, if only one finding is to be explained.
+        selector: a number or path, if only one finding is to be explained.
     """
-    causes = [choose_cause(verdict, wanted)] if wanted else group_causes(told_findings(verdict))
+    causes = [choose_cause(verdict, selector)] if selector else group_causes(told_findings(verdict))
     parts: list[RenderableType] = [last_line(verdict)]
     for number, cause in enumerate(causes[:MOST_EXPLAINED], start=1):
         parts += [Text(), *_explain_cause(cause, "" if len(causes) == 1 else f"{number}. ")]
@@ -143,7 +143,7 @@ def explanation(verdict: Verdict, steps: Sequence[str], wanted: str = "") -> Gro
         parts.append(indented(f"{number}. {finding_lines(cause.start)[0].strip()}"))
     if len(others) > MOST_SHOWN:
         parts.append(indented(f"and {len(others) - MOST_SHOWN} more"))
-    if verdict.notes and not wanted:
+    if verdict.notes and not selector:
         parts += [Text(), *listed("note", verdict.notes, 0)]
     if steps:
         parts += [Text(), Text("what to do next", style="bold"), *map(indented, steps)]

@@ -78,7 +78,9 @@ def verdict_summary(verdict: Verdict) -> NotebookResult:
         mark=STATUS_MARKS[status],
         title=status.value,
         words=verdict_line(verdict).removeprefix(f"{status.value}: "),
-        facts=count_facts(Counter(one.status for one in verdict.findings), verdict.coverage),
+        facts=count_facts(
+            Counter(finding.status for finding in verdict.findings), verdict.coverage
+        ),
         lists=coverage_lists(verdict.coverage, verdict.notes),
         failures=[cause_story(cause) for cause in causes[:MOST_TOLD]],
         more_failures=sum(len(cause.findings) for cause in causes[MOST_TOLD:]),

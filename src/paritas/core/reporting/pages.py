@@ -94,8 +94,8 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def _scripts(layout: PageLayout) -> tuple[str, ...]:
-    own = "\n".join(_asset(name) for name in layout.own)
-    return (*map(_licensed, layout.vendored), f'"use strict";\n(() => {{\n{own}\n}})();\n')
+    own_code = "\n".join(_asset(name) for name in layout.own)
+    return (*map(_licensed, layout.vendored), f'"use strict";\n(() => {{\n{own_code}\n}})();\n')
 
 
 def _licensed(name: str) -> str:

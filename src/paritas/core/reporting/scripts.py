@@ -104,8 +104,8 @@ def _object_text(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__}({literal(sorted(value, key=repr))})"
     if isinstance(value, functools.partial):
-        words = [literal(one) for one in (value.func, *value.args)]
-        words += [f"{name}={literal(given)}" for name, given in value.keywords.items()]
+        words = [literal(part) for part in (value.func, *value.args)]
+        words += [f"{name}={literal(argument)}" for name, argument in value.keywords.items()]
         return f"__import__('functools').partial({', '.join(words)})"
     raise NoScriptError(f"an argument of type {type(value).__name__} cannot be written as code")
 
@@ -125,7 +125,7 @@ def find_name(value: Any) -> tuple[str, str] | None:
     with contextlib.suppress(AttributeError):
         if name and "<" not in name and operator.attrgetter(name)(module) is value:
             return module.__name__, name
-    names = (name for name, held in vars(module).items() if held is value)
+    names = (name for name, member in vars(module).items() if member is value)
     name = next(names, "")
     return (module.__name__, name) if name else None
 
@@ -245,12 +245,12 @@ def _formulas(value: Tensor, position: int) -> list[str]:
 def _reproduces(text: str, value: Tensor) -> bool:
     """Whether an expression gives these bits."""
     try:
-        made = eval(text, {"torch": torch})  # noqa: S307  (written above)
+        rebuilt_tensor = eval(text, {"torch": torch})  # noqa: S307  (written above)
     except (RuntimeError, TypeError, ValueError):
         return False
-    if made.dtype != value.dtype or made.shape != value.shape:
+    if rebuilt_tensor.dtype != value.dtype or rebuilt_tensor.shape != value.shape:
         return False
-    same = made.contiguous().reshape(-1).view(torch.uint8)
+    same = rebuilt_tensor.contiguous().reshape(-1).view(torch.uint8)
     return torch.equal(same, value.contiguous().reshape(-1).view(torch.uint8))
 
 
@@ -444,7 +444,10 @@ class Script:
             "\n".join(loading),
             "\n\nimport torch\n",
             _EXCEPTIONS,
-            *(f"\nsys.path.append(str({place}))  # {names}\n" for place, names in folders.items()),
+            *(
+                f"\nsys.path.append(str({folder_code}))  # {names}\n"
+                for folder_code, names in folders.items()
+            ),
             *(f"{line}\n" for line in self.imports),
             self.function,
             f"\n\nSIDES = {self.sides!r}\n",
@@ -542,7 +545,7 @@ def _folders_of_modules(codes: Iterable[str], path: Path) -> dict[str, str]:
     looks in `bug`. Folder, as code -> the modules in it. A folder above the script is written
     relative to it, so that both can be moved.
     """
-    found: dict[str, list[str]] = {}
+    names_by_folder: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for code in codes for name in _imported_names(code)):
         folder = _own_folder(name)
         if folder is None:
@@ -551,8 +554,8 @@ def _folders_of_modules(codes: Iterable[str], path: Path) -> dict[str, str]:
         code = repr(str(folder))
         if folder in above:
             code = f"Path(__file__).resolve().parents[{above.index(folder)}]"
-        found.setdefault(code, []).append(name)
-    return {folder: ", ".join(names) for folder, names in found.items()}
+        names_by_folder.setdefault(code, []).append(name)
+    return {folder: ", ".join(names) for folder, names in names_by_folder.items()}
 
 
 def _imported_names(code: str) -> Iterator[str]:
@@ -564,9 +567,9 @@ def _imported_names(code: str) -> Iterator[str]:
             yield node.module.partition(".")[0]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
             yield from (
-                str(given.value).partition(".")[0]
-                for given in node.args
-                if isinstance(given, ast.Constant)
+                str(argument.value).partition(".")[0]
+                for argument in node.args
+                if isinstance(argument, ast.Constant)
             )
 
 
@@ -577,7 +580,9 @@ def _own_folder(name: str) -> Path | None:
     except (ImportError, ValueError):  # a module without a file, as that of a notebook
         return None
     places = [] if spec is None else [*(spec.submodule_search_locations or ()), spec.origin]
-    files = [Path(place).resolve() for place in places if place and Path(place).exists()]
+    files = [
+        Path(position).resolve() for position in places if position and Path(position).exists()
+    ]
     if not files:
         return None
     installed = {Path(folder).resolve() for folder in sysconfig.get_paths().values()}

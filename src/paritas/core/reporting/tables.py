@@ -125,11 +125,11 @@ def terminal_table(
         header_style="bold",
     )
     shown = [
-        place
-        for place, column in enumerate(chosen)
-        if not column.is_optional or any(line[place].word for line in lines)
+        column_index
+        for column_index, column in enumerate(chosen)
+        if not column.is_optional or any(line[column_index].word for line in lines)
     ]
-    for column in (chosen[place] for place in shown):
+    for column in (chosen[column_index] for column_index in shown):
         table.add_column(
             column.name,
             justify="right" if column.kind in _NUMBERS else "left",
@@ -138,7 +138,12 @@ def terminal_table(
             max_width=column.width,
         )
     for line in lines:
-        table.add_row(*(Text(line[place].word, style=line[place].style) for place in shown))
+        table.add_row(
+            *(
+                Text(line[column_index].word, style=line[column_index].style)
+                for column_index in shown
+            )
+        )
     return table
 
 

@@ -87,8 +87,8 @@ def verdict_report(verdict: Verdict) -> Group:
 
 def paragraph(lines: Iterable[RenderableType]) -> list[RenderableType]:
     """The lines and an empty one, if there are any."""
-    found = list(lines)
-    return [*found, Text()] if found else []
+    shown_lines = list(lines)
+    return [*shown_lines, Text()] if shown_lines else []
 
 
 def headline_text(words: str, status: Status) -> Text:
@@ -111,10 +111,13 @@ def findings_table(verdict: Verdict) -> Table:
     causes = [cause for cause in group_causes(verdict.failures) if cause.is_located]
     results = {id(finding) for cause in causes for finding in cause.results}
     for status in sorted(Status, key=lambda status: -status.gravity):
-        found = [finding for finding in verdict.findings if finding.status is status]
-        found.sort(key=lambda finding: (not is_located(finding), id(finding) in results))
-        ends = [finding for finding in found if id(finding) in results]
-        rows += [*_fold_findings(status, found[: len(found) - len(ends)]), *ends[:MOST_RESULTS]]
+        findings = [finding for finding in verdict.findings if finding.status is status]
+        findings.sort(key=lambda finding: (not is_located(finding), id(finding) in results))
+        ends = [finding for finding in findings if id(finding) in results]
+        rows += [
+            *_fold_findings(status, findings[: len(findings) - len(ends)]),
+            *ends[:MOST_RESULTS],
+        ]
         if more := len(ends[MOST_RESULTS:]):
             rows.append(Rest((STATUS_MARKS[status], f"{counted(more, 'more item')}, as a result")))
     return terminal_table(FINDING_COLUMNS, rows)
@@ -161,9 +164,9 @@ FINDING_COLUMNS: tuple[Column[Finding], ...] = (
 
 def details(verdict: Verdict) -> Iterator[RenderableType]:
     """Failures by cause, or else unstable findings; those with the same words are grouped."""
-    found = told_findings(verdict)
+    findings = told_findings(verdict)
     groups: dict[tuple[str, ...], list[Cause]] = {}
-    for cause in group_causes(map(with_near_paths, found)):
+    for cause in group_causes(map(with_near_paths, findings)):
         groups.setdefault(tuple(cause_lines(cause)[1:]), []).append(cause)
     shown = list(groups.items())[:MOST_SHOWN]
     for lines, (first, *others) in shown:
@@ -173,9 +176,11 @@ def details(verdict: Verdict) -> Iterator[RenderableType]:
             yield indented(words, len(line) - len(words) - 2)
         if others:
             yield indented(f"also: {enumerated([cause.start.path for cause in others])}")
-    left = len(found) - sum(len(cause.findings) for _, causes in shown for cause in causes)
-    if left:
-        yield Text(f"and {left} more")
+    hidden_count = len(findings) - sum(
+        len(cause.findings) for _, causes in shown for cause in causes
+    )
+    if hidden_count:
+        yield Text(f"and {hidden_count} more")
 
 
 def with_near_paths(finding: Finding) -> Finding:
@@ -201,19 +206,19 @@ def remarks(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text(f"next: {verdict.shrink_command}")
 
 
-def listed(label: str, items: Iterable[str], left: int = 2) -> Iterator[RenderableType]:
+def listed(label: str, items: Iterable[str], indent: int = 2) -> Iterator[RenderableType]:
     """A line for each of the first few, and the number of the rest."""
-    found = list(items)
-    shown = found[:MOST_SHOWN]
-    if len(found) > MOST_SHOWN:
-        shown.append(f"{len(found) - MOST_SHOWN} more")
+    item_list = list(items)
+    shown = item_list[:MOST_SHOWN]
+    if len(item_list) > MOST_SHOWN:
+        shown.append(f"{len(item_list) - MOST_SHOWN} more")
     for item in shown:
-        yield indented(f"{label}: {item}", left)
+        yield indented(f"{label}: {item}", indent)
 
 
-def indented(words: str, left: int = 2) -> RenderableType:
+def indented(words: str, indent: int = 2) -> RenderableType:
     """Text that keeps its indentation when it is wrapped."""
-    return Padding(Text(words), (0, 0, 0, left), expand=False) if left else Text(words)
+    return Padding(Text(words), (0, 0, 0, indent), expand=False) if indent else Text(words)
 
 
 def heading(facts: Iterable[tuple[str, str]]) -> RenderableType:

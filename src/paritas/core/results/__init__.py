@@ -24,8 +24,8 @@ def show_by(maker: Callable[[object], str]) -> None:
 
 def html_of(result: object) -> str:
     """A verdict as a piece of HTML, for `_repr_html_`."""
-    made: str = _upper["html"](result)
-    return made
+    html_text: str = _upper["html"](result)
+    return html_text
 
 
 def shrink_by(shrink: Callable[..., Any]) -> None:

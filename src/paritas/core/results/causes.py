@@ -33,7 +33,9 @@ class Cause:
     @property
     def result_names(self) -> tuple[str, ...]:
         """The results by name, without the gradients of a forward pass that is wrong already."""
-        return self._names(one for one in self.results if not self._is_behind_forward(one))
+        return self._names(
+            finding for finding in self.results if not self._is_behind_forward(finding)
+        )
 
     @property
     def gradient_names(self) -> tuple[str, ...]:
@@ -44,15 +46,19 @@ class Cause:
         return self._names(filter(self._is_behind_forward, self.results))
 
     def _is_behind_forward(self, finding: Finding) -> bool:
-        is_forward = any(not one.item.kind.is_gradient for one in self.results)
+        is_forward = any(
+            not result_finding.item.kind.is_gradient for result_finding in self.results
+        )
         return is_forward and finding.item.kind.is_gradient
 
     def _names(self, findings: Iterable[Finding]) -> tuple[str, ...]:
         """By name, without the graph if it is that of the start."""
-        place = self.start.item.place
+        start_place = self.start.item.place
         items = [
-            one.item.without_place if place and one.item.place == place else one.item
-            for one in findings
+            finding.item.without_place
+            if start_place and finding.item.place == start_place
+            else finding.item
+            for finding in findings
         ]
         return tuple(dict.fromkeys(item.text for item in items))
 
@@ -69,33 +75,41 @@ def group_causes(findings: Iterable[Finding]) -> list[Cause]:
     same origin. Findings of a guarded graph may say nothing: wrong values of a graph result from
     the first wrong value that was located in it.
     """
-    found = list(findings)
+    failing_findings = list(findings)
     by_origin: dict[tuple[str, Origin | None], Finding] = {}
-    starts = [one for one in found if is_located(one) and _is_first(one, by_origin)]
-    by_path = {one.path: one for one in reversed(starts)}
+    starts = [
+        failing_finding
+        for failing_finding in failing_findings
+        if is_located(failing_finding) and _is_first(failing_finding, by_origin)
+    ]
+    by_path = {start_finding.path: start_finding for start_finding in reversed(starts)}
     by_graph = {
-        one.item.place: one
-        for one in reversed(starts)
-        if one.item.graph and one.aspect is Aspect.VALUE
+        start_finding.item.place: start_finding
+        for start_finding in reversed(starts)
+        if start_finding.item.graph and start_finding.aspect is Aspect.VALUE
     }
-    results: dict[int, list[Finding]] = {id(one): [] for one in starts}
+    results: dict[int, list[Finding]] = {id(start_finding): [] for start_finding in starts}
     alone: list[Finding] = []
-    for one in found:
-        if id(one) in results:
+    for finding in failing_findings:
+        if id(finding) in results:
             continue
-        start = by_path.get(one.cause)
-        if start is None and not one.cause and _is_wrong_value(one):
-            graph = by_graph.get(one.item.place)
-            start = graph if one.origin is None else by_origin.get((one.item.place, one.origin))
-        (alone if start is None else results[id(start)]).append(one)
-    located = [Cause(one, tuple(results[id(one)])) for one in starts]
+        start = by_path.get(finding.cause)
+        if start is None and not finding.cause and _is_wrong_value(finding):
+            graph = by_graph.get(finding.item.place)
+            start = (
+                graph
+                if finding.origin is None
+                else by_origin.get((finding.item.place, finding.origin))
+            )
+        (alone if start is None else results[id(start)]).append(finding)
+    located = [Cause(start_finding, tuple(results[id(start_finding)])) for start_finding in starts]
     return [*located, *map(Cause, alone)]
 
 
 def is_located(finding: Finding) -> bool:
     """Whether it says where a difference starts; what could not be checked explains nothing."""
-    known = finding.origin is not None and finding.status is not Status.UNVERIFIED
-    return known and not finding.cause
+    has_verified_origin = finding.origin is not None and finding.status is not Status.UNVERIFIED
+    return has_verified_origin and not finding.cause
 
 
 def _is_first(finding: Finding, by_origin: dict[tuple[str, Origin | None], Finding]) -> bool:

@@ -348,16 +348,16 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Largest absolute difference, from `metrics` or `quick`."""
         if self.identical:
             return 0.0
-        found = self.metrics or self.quick
-        return None if found is None else found.max_abs
+        difference_metrics = self.metrics or self.quick
+        return None if difference_metrics is None else difference_metrics.max_abs
 
     @property
     def rel_l2(self) -> float | None:
         """Norm of the difference over that of the reference, from `metrics` or `quick`."""
         if self.identical:
             return 0.0
-        found = self.metrics or self.quick
-        return None if found is None else found.rel_l2
+        difference_metrics = self.metrics or self.quick
+        return None if difference_metrics is None else difference_metrics.rel_l2
 
 
 # --- Placements: the role of a rank along an axis of ranks, and the words for it ------------------
@@ -444,14 +444,14 @@ def read_role(word: str) -> Role | None:
     """The role that a word stands for; None if unknown."""
     if word == REPLICATE:
         return Replicate()
-    if found := _SHARD.fullmatch(word):
-        return Shard(int(found[1]), cut="chunk")
-    if found := _STRIDED.fullmatch(word):
-        dim, pieces = int(found[1] or found[3]), int(found[2] or found[4])
+    if match := _SHARD.fullmatch(word):
+        return Shard(int(match[1]), cut="chunk")
+    if match := _STRIDED.fullmatch(word):
+        dim, pieces = int(match[1] or match[3]), int(match[2] or match[4])
         return Shard(dim, pieces=max(pieces, 1), cut="chunk")
-    if found := _PARTIAL.fullmatch(word):
+    if match := _PARTIAL.fullmatch(word):
         # The reduction itself checks whether it exists.
-        return Partial(cast("Reduction", found[1]))
+        return Partial(cast("Reduction", match[1]))
     return None
 
 

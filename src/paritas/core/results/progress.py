@@ -76,11 +76,11 @@ class Progress(str):
         running: tuple[str, ...] = (),
     ) -> Self:
         """See the attributes."""
-        made = super().__new__(cls, f"{stage} ({done} of {total})" if total else stage)
-        made.stage, made.done, made.total = stage, done, total
-        made.nbytes, made.failing, made.at_most = nbytes, failing, at_most
-        made.peak, made.running = peak, running
-        return made
+        instance = super().__new__(cls, f"{stage} ({done} of {total})" if total else stage)
+        instance.stage, instance.done, instance.total = stage, done, total
+        instance.nbytes, instance.failing, instance.at_most = nbytes, failing, at_most
+        instance.peak, instance.running = peak, running
+        return instance
 
 
 class Pace:
@@ -106,9 +106,9 @@ class Pace:
         step, seconds = self.step, self._clock() - self._began
         words = [f"{step.done} of {step.total}"] if step.total else []
         words.append(rate_words(step.done - self._first, step.nbytes, seconds))
-        left = self._left()
-        if left is not None:
-            words.append(left)
+        time_left = self._left()
+        if time_left is not None:
+            words.append(time_left)
         elif seconds >= 1:
             words.append(f"{clock_words(seconds)} so far")
         if step.peak:
@@ -123,9 +123,10 @@ class Pace:
         done = step.done - self._first
         if done > 0 and step.total > step.done:
             # Up to the last update: nothing is known to be done since.
-            whole = (self._updated - self._began) / done * (step.total - self._first)
-            left = max(0.0, whole - (now - self._began))
-            return f"{clock_words(left if stopped is None else min(left, stopped))} left"
+            total_seconds = (self._updated - self._began) / done * (step.total - self._first)
+            remaining_seconds = max(0.0, total_seconds - (now - self._began))
+            remaining = remaining_seconds if stopped is None else min(remaining_seconds, stopped)
+            return f"{clock_words(remaining)} left"
         return None if stopped is None else f"at most {clock_words(stopped)} left"
 
 

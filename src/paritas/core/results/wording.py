@@ -37,12 +37,12 @@ def verdict_text(verdict: Verdict) -> str:
     """The whole verdict as lines of text."""
     lines = [headline(verdict)]
     causes = group_causes(told_findings(verdict))
-    for place, cause in enumerate(causes[:MOST_SHOWN]):
-        in_full = cause.is_located or place < MOST_IN_FULL
+    for cause_number, cause in enumerate(causes[:MOST_SHOWN]):
+        in_full = cause.is_located or cause_number < MOST_IN_FULL
         lines += cause_lines(cause) if in_full else [_brief_line(cause.start)]
-    left = sum(len(cause.findings) for cause in causes[MOST_SHOWN:])
-    if left:
-        lines.append(f"  and {left} more")
+    omitted_count = sum(len(cause.findings) for cause in causes[MOST_SHOWN:])
+    if omitted_count:
+        lines.append(f"  and {omitted_count} more")
     lines += [f"  not compared: {item}" for item in verdict.coverage.unmatched]
     lines += [f"  skipped: {item}" for item in verdict.coverage.skipped]
     lines += [f"  note: {note}" for note in verdict.notes]
@@ -103,8 +103,11 @@ def finding_text(finding: Finding) -> str:
     causes = [finding.reason]
     if finding.diagnosis is not None:
         causes.append(finding.diagnosis.sentence)
-    place = [line.strip() for line in _place_lines(finding)]
-    below = ("; ".join(filter(None, causes)), "; ".join(filter(None, (*place, finding.advice))))
+    location_lines = [line.strip() for line in _place_lines(finding)]
+    below = (
+        "; ".join(filter(None, causes)),
+        "; ".join(filter(None, (*location_lines, finding.advice))),
+    )
     return "\n".join([", ".join(first), *(f"  {line}" for line in below if line)])
 
 
@@ -137,9 +140,9 @@ def is_inexact(finding: Finding) -> bool:
 def deciding_score(finding: Finding) -> tuple[str, Score] | None:
     """The deciding score, with its run: the first that fails, else the native one."""
     scores = [("lifted", finding.lifted), ("native", finding.native)]
-    given = [(run, score) for run, score in scores if score is not None]
-    failed = [(run, score) for run, score in given if not score.passed]
-    return failed[0] if failed else (given[-1] if given else None)
+    present_scores = [(run, score) for run, score in scores if score is not None]
+    failed = [(run, score) for run, score in present_scores if not score.passed]
+    return failed[0] if failed else (present_scores[-1] if present_scores else None)
 
 
 def deciding_excess(finding: Finding) -> float:
@@ -284,9 +287,9 @@ def counted(count: int, thing: str, *, thousands: str = "") -> str:
 
 def enumerated(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = ", ") -> str:
     """The first few, and how many more there are: `a, b and 3 more`."""
-    found = list(items)
-    more = f" and {len(found) - most} more" if len(found) > most else ""
-    return f"{between.join(found[:most])}{more}"
+    texts = list(items)
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{between.join(texts[:most])}{more}"
 
 
 def joined_ranges(spans: Iterable[int | tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -88,6 +88,9 @@ def turn_off_chance(model: torch.nn.Module) -> None:
         elif isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
         for base in kind.__mro__:
-            name = next((n for known, n in _PATHS.items() if base.__name__.endswith(known)), None)
+            name = next(
+                (n for name_ending, n in _PATHS.items() if base.__name__.endswith(name_ending)),
+                None,
+            )
             if name is not None and isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)

@@ -182,12 +182,12 @@ def plan(config: Any, manner: Manner = MANNERS[0]) -> Changes:
 def _add_sections(config: Any, planned: Changes) -> None:
     """Sections of the rotary angles, for classes that have them with a default for wide heads."""
     for path, part in parts_of(config):
-        made = planned.get(path, {})
-        rope = made.get("rope_parameters", getattr(part, "rope_parameters", None))
+        changed_settings = planned.get(path, {})
+        rope = changed_settings.get("rope_parameters", getattr(part, "rope_parameters", None))
         names = getattr(type(part), "ignore_keys_at_rope_validation", None) or ()
         if "mrope_section" not in names or not isinstance(rope, dict) or "mrope_section" in rope:
             continue
-        half = (made.get("head_dim") or HEAD) // 2
+        half = (changed_settings.get("head_dim") or HEAD) // 2
         sections = [(half + 2) // 3, (half + 2) // 3]
         rope = {**rope, "mrope_section": [*sections, half - sum(sections)]}
         planned.setdefault(path, {})["rope_parameters"] = rope
@@ -205,7 +205,7 @@ def _asked_by(config: Any) -> set[str]:
 def _counted_by(config: Any) -> set[str]:
     """Numbers of layers that a configuration computes: HRM's, of which it then has more."""
     parameters = inspect.signature(type(config).__init__).parameters
-    unset = {name for name, one in parameters.items() if one.default is None}
+    unset = {name for name, parameter in parameters.items() if parameter.default is None}
     filled = {name for name in unset if _whole(vars(config).get(name))}
     return {name for name in filled if Field((), name, None).kind == "layers"}
 
@@ -292,15 +292,15 @@ class _Planner:
             lengths = {len(v) for v in node.values() if isinstance(v, list | tuple) and v}
             per_stage = {n for n in mains if mains[n] in lengths and not _per_layer(node, mains[n])}
             deepest = max(mains.values(), default=0)
-            kept = self._kept_layers(node, deepest)
+            kept_layers = self._kept_layers(node, deepest)
             for name, value in node.items():
                 field = Field(path, name, value)
                 kind = self.kinds[path, name]
                 if name in mains:
                     if name not in per_stage:
-                        self._set(field, min(value, len(kept)))
+                        self._set(field, min(value, len(kept_layers)))
                 elif kind == "shared" and _whole(value):
-                    self._set(field, sum(index >= deepest - value for index in kept))
+                    self._set(field, sum(index >= deepest - value for index in kept_layers))
                 elif kind == "layers" and _whole(value) and value not in lengths:
                     self._set(field, min(value, LAYERS))
                 elif self.manner.deep_lists and not _whole(value):
@@ -308,16 +308,16 @@ class _Planner:
                 elif kind == "layers" and _numbers(value) and min(_flat(value)) > 0:
                     self._set(field, _map(value, lambda v: min(v, 1)))
                 elif kind == "indexes":
-                    self._indexes(field, deepest, len(kept))
+                    self._indexes(field, deepest, len(kept_layers))
                 elif kind == "dense" and _whole(value):
                     self._set(field, min(value, 1))
                 elif (
-                    deepest > len(kept)
+                    deepest > len(kept_layers)
                     and isinstance(value, list | tuple)
                     and len(value) == deepest
                     and not per_stage
                 ):
-                    self._set(field, type(value)(value[index] for index in kept))
+                    self._set(field, type(value)(value[index] for index in kept_layers))
 
     def _attention(self) -> None:
         """A layer of attention for hybrid models whose defaults have none: their caches need it."""
@@ -333,22 +333,24 @@ class _Planner:
         """Which layers stay: one of each kind, and as many as lists of indexes need."""
         if sharing := _sharing_layers(node, deepest):
             return sharing
-        wanted = min(self.manner.layers, deepest)
+        layer_count = min(self.manner.layers, deepest)
         for name, value in node.items():
             if (
                 Field((), name, value).kind == "indexes"
                 and _numbers(value)
                 and 0 < max(_flat(value)) <= deepest
             ):
-                wanted = max(wanted, min(len(value) + (max(_flat(value)) < deepest - 1), deepest))
+                layer_count = max(
+                    layer_count, min(len(value) + (max(_flat(value)) < deepest - 1), deepest)
+                )
         first: dict[str, int] = {}
         for value in node.values():
             if isinstance(value, list | tuple) and len(value) == deepest and deepest:
                 for index, kind in enumerate(value):
                     first.setdefault(repr((kind,)), index)
-        few = set(first.values()) if len(first) <= wanted + 2 else set[int]()
+        few = set(first.values()) if len(first) <= layer_count + 2 else set[int]()
         others = [index for index in range(deepest) if index not in few]
-        return sorted({*few, *others[: max(0, wanted - len(few))]})
+        return sorted({*few, *others[: max(0, layer_count - len(few))]})
 
     def _indexes(self, field: Field, before: int, now: int) -> None:
         if before <= now or isinstance(field.value, bool):
@@ -378,7 +380,7 @@ class _Planner:
         """A main width of which the part that a factor names is not too narrow either."""
         node = self.nodes[path]
         factors = [node[name] for name in node if name.endswith("dim_factor")]
-        return int(WIDTH / min(one for one in [*factors, 1.0] if one))
+        return int(WIDTH / min(factor for factor in [*factors, 1.0] if factor))
 
     def _equal_widths(self) -> None:  # noqa: C901, PLR0912 - one branch for each kind of size
         mains = {f.value for f in self._of("main") if _whole(f.value)}
@@ -463,13 +465,15 @@ class _Planner:
     def _fill(self) -> None:
         """Fill settings that have no default."""
         for path, node in self.nodes.items():
-            made = self.made.get(path, {})
+            new_settings = self.made.get(path, {})
             for name, value in node.items():
                 kind = self.kinds[path, name]
                 if value is None and kind in USUAL_SIZES:
                     self._set(Field(path, name, value), USUAL_SIZES[kind])
                 elif value is None and name in _LAYER_KINDS:
-                    layers = made.get("num_hidden_layers", node.get("num_hidden_layers", LAYERS))
+                    layers = new_settings.get(
+                        "num_hidden_layers", node.get("num_hidden_layers", LAYERS)
+                    )
                     kinds = itertools.islice(itertools.cycle(_LAYER_KINDS[name]), layers)
                     self._set(Field(path, name, value), list(kinds))
 
@@ -499,9 +503,11 @@ class _Planner:
             self._divide_heads(path)
 
     def _divide_heads(self, path: tuple[str, ...]) -> None:
-        node, made = self.nodes[path], self.made.get(path, {})
+        node, new_settings = self.nodes[path], self.made.get(path, {})
         main = self._main_width(path)
-        now = next((made[n] for n, v in node.items() if v == main and n in made), main)
+        now = next(
+            (new_settings[n] for n, v in node.items() if v == main and n in new_settings), main
+        )
         for name, value in node.items():
             kind, field = self.kinds[path, name], Field(path, name, value)
             if kind in {"heads", "kv_heads"} and _whole(value) and main and now != main:
@@ -537,21 +543,21 @@ class _Planner:
 
     def _tokens(self, most: int) -> None:
         """Move special ids into the vocabulary, and keep them different from each other."""
-        given: dict[int, int] = {}
+        new_tokens: dict[int, int] = {}
         tokens = self._of("token")
         for field in tokens:
             for value in _flat(field.value) if _numbers(field.value) else [field.value]:
                 if _whole(value) and value >= most:
-                    given.setdefault(value, max(0, most - 1 - len(given)))
+                    new_tokens.setdefault(value, max(0, most - 1 - len(new_tokens)))
         for field in tokens:
             if _whole(field.value) and field.value >= most:
-                self._set(field, given[field.value])
+                self._set(field, new_tokens[field.value])
             elif _numbers(field.value):
-                self._set(field, _map(field.value, lambda v: given.get(v, v)))
+                self._set(field, _map(field.value, lambda v: new_tokens.get(v, v)))
         for field in tokens:
             if field.value is None and _MEDIA_TOKEN.match(field.name):
-                given[-len(given) - 1] = most - 1 - len(given)
-                self._set(field, most - len(given))
+                new_tokens[-len(new_tokens) - 1] = most - 1 - len(new_tokens)
+                self._set(field, most - len(new_tokens))
 
     def _experts(self) -> None:
         for field in self._of("experts", "experts_used", "groups"):
@@ -599,12 +605,12 @@ class _Planner:
     def _rotary(self) -> None:
         """The sections of a rotary embedding add up to half of the head's rotated part."""
         for path, node in self.nodes.items():
-            made = self.made.get(path, {})
+            new_settings = self.made.get(path, {})
             heads = self._heads(path)
             before = node.get("head_dim") or (self._main_width(path) // heads if heads else 0)
-            width = made.get("hidden_size", self._main_width(path))
-            now = made.get("head_dim") or (
-                width // (made.get("num_attention_heads", heads) or 1) if heads else 0
+            width = new_settings.get("hidden_size", self._main_width(path))
+            now = new_settings.get("head_dim") or (
+                width // (new_settings.get("num_attention_heads", heads) or 1) if heads else 0
             )
             if not before or not now or before == now:
                 continue
@@ -621,10 +627,15 @@ def _sharing_layers(node: dict[str, Any], deepest: int) -> list[int]:
     kinds = node.get("layer_types")
     if not (_whole(shared) and 0 < shared < deepest) or not isinstance(kinds, list | tuple):
         return []
-    own, sharing = dict[Any, int](), dict[Any, int]()
+    unshared_layers, sharing = dict[Any, int](), dict[Any, int]()
     for index, kind in enumerate(kinds):
-        (own if index < deepest - shared else sharing).setdefault(kind, index)
-    return sorted({*own.values(), *(place for kind, place in sharing.items() if kind in own)})
+        (unshared_layers if index < deepest - shared else sharing).setdefault(kind, index)
+    return sorted(
+        {
+            *unshared_layers.values(),
+            *(layer_index for kind, layer_index in sharing.items() if kind in unshared_layers),
+        }
+    )
 
 
 def _sections(value: Any, share: float) -> Any:
@@ -645,7 +656,7 @@ def _shares(value: Any, share: float) -> Any:
         return max(2, int(value * share) // 2 * 2)
     if isinstance(value, list | tuple) and value and all(map(_whole, value)):
         total = max(len(value), round(sum(value) * share))
-        parts = [max(1, int(one * share)) for one in value]
+        parts = [max(1, int(section * share)) for section in value]
         parts[-1] += total - sum(parts)
         return type(value)(parts)
     if isinstance(value, list | tuple):
@@ -667,7 +678,7 @@ def _flat(value: Any) -> list[int]:
 
 def _map(value: Any, change: Any) -> Any:
     if isinstance(value, list | tuple):
-        return type(value)(change(one) for one in value)
+        return type(value)(change(element) for element in value)
     return change(value)
 
 
@@ -696,7 +707,9 @@ def _per_layer(node: dict[str, Any], layers: int) -> bool:
 # --- From changes to a configuration --------------------------------------------------------------
 
 
-def build(cls: Any, usual: Any, changes: Changes, given: dict[str, Any] | None = None) -> Any:
+def build(
+    cls: Any, usual: Any, changes: Changes, user_settings: dict[str, Any] | None = None
+) -> Any:
     """Make a configuration of a class with these changes.
 
     It is constructed again, to update everything that a class computes from its settings.
@@ -705,42 +718,46 @@ def build(cls: Any, usual: Any, changes: Changes, given: dict[str, Any] | None =
         cls: the class of the configuration.
         usual: the default configuration.
         changes: the settings of each part, by its path.
-        given: settings of the user for the outermost part; they override others.
+        user_settings: settings of the user for the outermost part; they override others.
     """
-    return _build(cls, usual, changes, (), given or {})
+    return _build(cls, usual, changes, (), user_settings or {})
 
 
 def _build(
-    cls: Any, usual: Any, changes: Changes, path: tuple[str, ...], given: dict[str, Any]
+    cls: Any, usual: Any, changes: Changes, path: tuple[str, ...], user_settings: dict[str, Any]
 ) -> Any:
     settings = _special_settings(cls, usual) if path else {}
     for name, value in vars(usual).items():
         if is_config(value):
             settings[name] = _build(type(value), value, changes, (*path, name), {})
-    return cls(**{**settings, **changes.get(path, {}), **given})
+    return cls(**{**settings, **changes.get(path, {}), **user_settings})
 
 
 def _special_settings(cls: Any, usual: Any) -> dict[str, Any]:
     """The settings of a part that differ from its class's defaults."""
     try:
-        own = vars(cls())
+        default_settings = vars(cls())
     except Exception:  # noqa: BLE001 - a class without defaults
-        own = {}
+        default_settings = {}
     missing = object()
     stages = getattr(usual, "_out_indices", None)
-    special = {} if stages is None or stages == own.get("_out_indices") else {"out_indices": stages}
+    special = (
+        {}
+        if stages is None or stages == default_settings.get("_out_indices")
+        else {"out_indices": stages}
+    )
     return special | {
         name: value
         for name, value in vars(usual).items()
         if not name.startswith("_")
         and not is_config(value)
-        and not _same(own.get(name, missing), value)
+        and not _same(default_settings.get(name, missing), value)
     }
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(default_value: Any, other: Any) -> bool:
     try:
-        return bool(one == other)
+        return bool(default_value == other)
     except Exception:  # noqa: BLE001 - values that cannot be compared count as different
         return False
 

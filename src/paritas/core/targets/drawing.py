@@ -66,10 +66,10 @@ class Documented(NamedTuple):
 def read_shapes(forward: Callable[..., Any], names: set[str]) -> dict[str, Documented]:
     """Read the shapes of arguments with these names from the documentation of a function."""
     lines = (getattr(forward, "__doc__", None) or "").split("\n")
-    found: dict[str, Documented] = {}
+    documented: dict[str, Documented] = {}
     for number, line in enumerate(lines):
         start = _ARGUMENT.match(line)
-        if start is None or start[1] not in names or start[1] in found:
+        if start is None or start[1] not in names or start[1] in documented:
             continue
         text = line
         for more in lines[number + 1 : number + _LINES]:
@@ -81,9 +81,11 @@ def read_shapes(forward: Callable[..., Any], names: set[str]) -> dict[str, Docum
         if shape is None:
             continue
         kind = _KIND.search(text[: shape.start()])
-        sizes = tuple(one.strip(" `") for one in shape[1].split(",") if one.strip(" `."))
-        found[start[1]] = Documented(_kind_named(kind[1] if kind else ""), sizes)
-    return found
+        sizes = tuple(
+            size_name.strip(" `") for size_name in shape[1].split(",") if size_name.strip(" `.")
+        )
+        documented[start[1]] = Documented(_kind_named(kind[1] if kind else ""), sizes)
+    return documented
 
 
 def _kind_named(name: str) -> str:
@@ -132,12 +134,12 @@ class Drawing:
         Raises:
             LookupError: the model needs an argument that is not known here.
         """
-        wanted = self._names()
-        bare = [n for n in wanted if self._is_needed(n) or n not in MASKS]
-        needed = [name for name in wanted if self._is_needed(name)]
+        argument_names = self._names()
+        bare = [n for n in argument_names if self._is_needed(n) or n not in MASKS]
+        needed = [name for name in argument_names if self._is_needed(name)]
         tried: list[list[str]] = []
-        for names in (needed,) if least else (wanted, bare):
-            if names in tried or (least and needed == wanted):
+        for names in (needed,) if least else (argument_names, bare):
+            if names in tried or (least and needed == argument_names):
                 continue
             tried.append(names)
             layouts = {name: len(LAYOUTS[name]) for name in names if name in LAYOUTS}
@@ -169,8 +171,11 @@ class Drawing:
         """The arguments to pass: the main one, required ones, and those of each modality."""
         takes = self.takes
         names = self._mains()
-        for name, one in takes.items():
-            if one.default is one.empty and one.kind not in {one.VAR_KEYWORD, one.VAR_POSITIONAL}:
+        for name, parameter in takes.items():
+            if parameter.default is parameter.empty and parameter.kind not in {
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            }:
                 names.append(name)
         if not names:
             names += [n for n in (*IMAGES, *AUDIO, "inputs_embeds") if n in takes][:1]
@@ -191,8 +196,8 @@ class Drawing:
             names += [n for n in takes if n.startswith("entity_")]
         if "past_values" in names:
             names += [n for n in SERIES if self.find("cardinality") or "static" not in n]
-        known = [n for n in dict.fromkeys(names) if n in takes]
-        return [n for n in known if n not in LAST] + [n for n in LAST if n in known]
+        known_names = [n for n in dict.fromkeys(names) if n in takes]
+        return [n for n in known_names if n not in LAST] + [n for n in LAST if n in known_names]
 
     def _has_words(self) -> bool:
         return hasattr(self.config, "vocab_size")
@@ -223,10 +228,10 @@ class Drawing:
         return value
 
     def _by_documentation(self, name: str) -> Maker | None:
-        found = self.documented.get(name)
-        if found is None or not found.sizes:
+        documented = self.documented.get(name)
+        if documented is None or not documented.sizes:
             return None
-        return lambda self: documented_tensor(self, name, found)
+        return lambda self: documented_tensor(self, name, documented)
 
     def resize(self, drawn: dict[str, Any], before: int, after: int) -> dict[str, Any] | None:
         """Draw again, with another size where an argument has this one; None if none has it.
@@ -237,10 +242,14 @@ class Drawing:
             for name, value in drawn.items():
                 if not isinstance(value, torch.Tensor) or axis >= value.ndim:
                     continue
-                place = axis % value.ndim if value.ndim else 0
-                if place == 0 or value.shape[place] != before or (name, place) in self._sizes:
+                positive_axis = axis % value.ndim if value.ndim else 0
+                if (
+                    positive_axis == 0
+                    or value.shape[positive_axis] != before
+                    or (name, positive_axis) in self._sizes
+                ):
                     continue
-                self._sizes[name, place] = after
+                self._sizes[name, positive_axis] = after
                 self.names = [*self.names, *(n for n in drawn if n not in self.names)]
                 return self._draw()
         return None
@@ -265,7 +274,7 @@ class Drawing:
 
     def without(self, drawn: dict[str, Any], name: str) -> dict[str, Any]:
         """Draw again without an argument; embeddings take the place of tokens."""
-        self.names = [one for one in drawn if one != name]
+        self.names = [drawn_name for drawn_name in drawn if drawn_name != name]
         embeds = name.replace("input_ids", "inputs_embeds")
         if embeds in self.takes and embeds not in self.names:
             self.names.append(embeds)
@@ -284,43 +293,43 @@ class Drawing:
 
     def part(self, kind: str) -> Any:
         """The part of the configuration for text, vision or audio; the whole if there is none."""
-        for name, one in self.parts:
+        for name, config_part in self.parts:
             if kind in name.split("."):
-                return one
-        for name, one in self.parts:
+                return config_part
+        for name, config_part in self.parts:
             if kind in name:
-                return one
+                return config_part
         if kind == "vision":
             for word in ("image", "backbone", "encoder"):
-                for name, one in self.parts:
-                    if word in name and hasattr(one, "num_channels"):
-                        return one
+                for name, config_part in self.parts:
+                    if word in name and hasattr(config_part, "num_channels"):
+                        return config_part
         return self.config
 
     def find(self, *names: str, at: str = "", default: Any = None) -> Any:
         """The value of the first of these settings that is set, in the part `at` or anywhere."""
         start = [self.part(at)] if at else []
-        for one in (*start, *(part for _, part in self.parts)):
+        for config_part in (*start, *(part for _, part in self.parts)):
             for name in names:
-                value = getattr(one, name, None)
+                value = getattr(config_part, name, None)
                 if value is not None and not callable(value):
                     return value
         return default
 
     def number(self, *names: str, at: str = "", default: int) -> int:
         """Like `find`, for a number; for a list, its first element."""
-        found = self.find(*names, at=at, default=default)
-        found = found[0] if isinstance(found, list | tuple) and found else found
-        return int(found) if isinstance(found, int | float) else default
+        setting = self.find(*names, at=at, default=default)
+        setting = setting[0] if isinstance(setting, list | tuple) and setting else setting
+        return int(setting) if isinstance(setting, int | float) else default
 
     def special_ids(self) -> set[int]:
         """The ids of special tokens."""
-        found = set()
+        token_ids = set()
         for field in fields_of(self.config):
             if SPECIAL.search(field.name):
                 values = field.value if isinstance(field.value, list | tuple) else [field.value]
-                found |= {v for v in values if isinstance(v, int)}
-        return found
+                token_ids |= {v for v in values if isinstance(v, int)}
+        return token_ids
 
     def vocabulary(self, *, decoder: bool = False) -> int:
         """The size of the vocabulary of the model or its decoder."""
@@ -425,10 +434,10 @@ class _UnknownArgumentError(LookupError):
     pass
 
 
-def _count_rows(found: Any) -> int:
-    pooled = getattr(found, "pooler_output", None)
+def _count_rows(model_output: Any) -> int:
+    pooled = getattr(model_output, "pooler_output", None)
     if pooled is None:
-        pooled = getattr(found, "last_hidden_state", found)
+        pooled = getattr(model_output, "last_hidden_state", model_output)
     if isinstance(pooled, torch.Tensor):
         return pooled.numel() // pooled.shape[-1]
     if isinstance(pooled, list | tuple):

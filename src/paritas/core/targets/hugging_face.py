@@ -74,14 +74,14 @@ def repair_inputs(
 ) -> Iterator[dict[str, Any]]:
     """Yield other arguments for a model that rejected these, the likeliest first."""
     message = str(error)
-    found = _COUNTED.search(message)
-    if found is not None and "input_ids" in kwargs:
-        counted = _with_counts(drawing, kwargs, found[1].lower(), int(found[3]))
+    match = _COUNTED.search(message)
+    if match is not None and "input_ids" in kwargs:
+        counted = _with_counts(drawing, kwargs, match[1].lower(), int(match[3]))
         if counted is not None:
             yield counted
         return
-    if found := _UNWANTED.search(message):
-        unwanted = found[1] or found[2]
+    if match := _UNWANTED.search(message):
+        unwanted = match[1] or match[2]
         if unwanted in kwargs and len(kwargs) + ("inputs_embeds" in drawing.takes) > 1:
             yield drawing.without(kwargs, unwanted)
     if (more := _with_missing(drawing, kwargs, error, clearly=True)) is not None:
@@ -97,9 +97,9 @@ def repair_inputs(
 def _sizes_in(message: str) -> Iterator[tuple[int, int]]:
     """Yield the sizes that the arguments have, each with the one that the model expects."""
     for pattern in _SIZES:
-        if (found := pattern.search(message)) is None:
+        if (match := pattern.search(message)) is None:
             continue
-        groups = {name: int(text) for name, text in found.groupdict().items()}
+        groups = {name: int(text) for name, text in match.groupdict().items()}
         before = groups["before"]
         unit = groups.get("unit", 1) or 1
         after = groups.get("after", -(-before // unit) * unit)
@@ -148,8 +148,8 @@ def repair_changes(
     if "concatenate list (not" in message:
         return _with_lists(usual, changes)
     for pattern, repair in _CONFIGURED:
-        if found := pattern.search(message):
-            more: configurations.Changes | None = repair(usual, changes, found)
+        if match := pattern.search(message):
+            more: configurations.Changes | None = repair(usual, changes, match)
             return more
     return None
 
@@ -163,33 +163,33 @@ _COMMON = {
 }
 
 
-def _with_setting(config: Any, changes: Any, found: re.Match[str]) -> Any:
+def _with_setting(config: Any, changes: Any, match: re.Match[str]) -> Any:
     """Add a setting that a class expects in a part; None if no size is known for it."""
-    owner, name = found[1], found[2]
+    owner, name = match[1], match[2]
     kind = configurations.Field((), name, None).kind
     width = configurations.WIDTH if kind == "width" else None
     size = _COMMON.get(name, configurations.USUAL_SIZES.get(kind, width))
     parts = configurations.parts_of(config)
-    path = next((p for p, one in parts if type(one).__name__ == owner), None)
+    path = next((p for p, config_part in parts if type(config_part).__name__ == owner), None)
     if size is None or path is None or name in changes.get(path, {}):
         return None
     return {**changes, path: {**changes.get(path, {}), name: size}}
 
 
-def _with_sections(usual: Any, changes: Any, found: re.Match[str]) -> Any:
-    sections = [int(one) for one in found[2].split(",")]
-    return configurations.with_sections(usual, changes, sections, int(found[1]))
+def _with_sections(usual: Any, changes: Any, match: re.Match[str]) -> Any:
+    sections = [int(section) for section in match[2].split(",")]
+    return configurations.with_sections(usual, changes, sections, int(match[1]))
 
 
-def _with_equal(_: Any, changes: Any, found: re.Match[str]) -> Any:
-    *path, name = found[1].split(".")
-    node, size = changes.get(tuple(path), {}), int(found[3])
+def _with_equal(_: Any, changes: Any, match: re.Match[str]) -> Any:
+    *path, name = match[1].split(".")
+    node, size = changes.get(tuple(path), {}), int(match[3])
     return None if node.get(name) == size else {**changes, tuple(path): {**node, name: size}}
 
 
-def _with_outputs(usual: Any, changes: Any, found: re.Match[str]) -> Any:
+def _with_outputs(usual: Any, changes: Any, match: re.Match[str]) -> Any:
     # As many features as places, so their widths differ.
-    return _with_output_widths(usual, changes) if found[2] == found[3] else None
+    return _with_output_widths(usual, changes) if match[2] == match[3] else None
 
 
 def _with_lists(config: Any, changes: configurations.Changes) -> configurations.Changes | None:
@@ -239,11 +239,11 @@ def _with_output_widths(
     texts = [path for path, _ in configurations.parts_of(config) if path and "text" in path[-1]]
     if not texts:
         return None
-    made = configurations.build(type(config), config, changes)
-    sizes = dict(configurations.parts_of(made))
+    changed_config = configurations.build(type(config), config, changes)
+    sizes = dict(configurations.parts_of(changed_config))
     width = getattr(sizes[texts[0]], "hidden_size", None)
     more = dict(changes)
-    for field in configurations.fields_of(made):
+    for field in configurations.fields_of(changed_config):
         if _OUTPUTS.match(field.name) and field.path != texts[0] and type(field.value) is int:
             more[field.path] = {**more.get(field.path, {}), field.name: width}
     return None if more == changes or width is None else more
@@ -253,7 +253,7 @@ _CONFIGURED: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_MISSING, _with_setting),
     (_SECTIONS, _with_sections),
     (_COUNTED, _with_outputs),
-    (_DIVISIBLE, lambda _, c, found: _with_multiple(c, int(found[1]), int(found[2]))),
+    (_DIVISIBLE, lambda _, c, match: _with_multiple(c, int(match[1]), int(match[2]))),
     (_EQUAL, _with_equal),
 )
 
@@ -306,17 +306,17 @@ def build_model(
             be built small; the message says why and what to pass instead.
     """
     library = transformers_library.import_transformers()
-    _, name, asked = parse_target(factory)
+    _, name, user_settings = parse_target(factory)
     cls = model_class(library, name.removeprefix(f"{transformers_library.LIBRARY}."), factory)
     usual = _usual_config(library, cls, factory)
-    _check_settings(type(usual), usual, asked, factory)
-    if _is_decoder_by_name(cls, usual) and "is_decoder" not in asked:
+    _check_settings(type(usual), usual, user_settings, factory)
+    if _is_decoder_by_name(cls, usual) and "is_decoder" not in user_settings:
         # Its configuration's default is an encoder, whose tokens see later ones.
         with contextlib.suppress(UsageError):
-            search = _Search(cls, usual, asked, factory, model_alone=model_alone)
+            search = _Search(cls, usual, user_settings, factory, model_alone=model_alone)
             search.always = {"is_decoder": True}
             return search.run()
-    return _Search(cls, usual, asked, factory, model_alone=model_alone).run()
+    return _Search(cls, usual, user_settings, factory, model_alone=model_alone).run()
 
 
 def _is_decoder_by_name(cls: Any, usual: Any) -> bool:
@@ -358,8 +358,10 @@ def _usual_config(library: ModuleType, cls: Any, factory: str) -> Any:
 
 def _with_parts(config: Any) -> Any:
     """Fill optional parts: a class that takes images is tried with its vision part."""
-    known = getattr(type(config), "sub_configs_defaults", None) or {}
-    missing = {name: spec for name, spec in known.items() if getattr(config, name, config) is None}
+    default_specs = getattr(type(config), "sub_configs_defaults", None) or {}
+    missing = {
+        name: spec for name, spec in default_specs.items() if getattr(config, name, config) is None
+    }
     for name, spec in missing.items():
         with contextlib.suppress(Exception):  # it stays without this part
             part = spec.get_config_class(spec.model_type)(**spec.init_kwargs)
@@ -368,14 +370,18 @@ def _with_parts(config: Any) -> Any:
 
 
 def _parts(config: Any) -> dict[str, Any]:
-    return {name: one for name, one in vars(config).items() if configurations.is_config(one)}
+    return {
+        name: sub_config
+        for name, sub_config in vars(config).items()
+        if configurations.is_config(sub_config)
+    }
 
 
-def _check_settings(cls: Any, usual: Any, asked: dict[str, Any], factory: str) -> None:
-    known = {*inspect.signature(cls.__init__).parameters, *vars(usual)}
-    for name in asked:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
+def _check_settings(cls: Any, usual: Any, user_settings: dict[str, Any], factory: str) -> None:
+    known_settings = {*inspect.signature(cls.__init__).parameters, *vars(usual)}
+    for name in user_settings:
+        if name not in known_settings:
+            near = difflib.get_close_matches(name, sorted(known_settings), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"{factory!r}: {cls.__name__} has no setting {name!r}{hint}")
 
@@ -406,12 +412,18 @@ class _Search:
     """Attempts at one class, from the smallest configuration to less changed ones."""
 
     def __init__(
-        self, cls: Any, usual: Any, asked: dict[str, Any], factory: str, *, model_alone: bool
+        self,
+        cls: Any,
+        usual: Any,
+        user_settings: dict[str, Any],
+        factory: str,
+        *,
+        model_alone: bool,
     ) -> None:
         self.cls = cls
         self.model_alone = model_alone
         self.usual = usual
-        self.asked = asked
+        self.asked = user_settings
         self.factory = factory
         self.always: dict[str, Any] = {}  # settings of every attempt, beside those asked for
         self.state = torch.get_rng_state()
@@ -433,22 +445,22 @@ class _Search:
                 if any(changes == before for _, before, _ in failures):
                     continue
                 self.may_reduce = not manner.own_widths
-                found = self.attempt(changes)
-                if not isinstance(found, Failure):
-                    return self.without_cache(found, usual)
-                failures.append((found, changes, usual))
-                if _is_final(found):
-                    raise self.refusal(found)
-                if self._is_for_a_part(found) or time.thread_time() > self.deadline:
+                outcome = self.attempt(changes)
+                if not isinstance(outcome, Failure):
+                    return self.without_cache(outcome, usual)
+                failures.append((outcome, changes, usual))
+                if _is_final(outcome):
+                    raise self.refusal(outcome)
+                if self._is_for_a_part(outcome) or time.thread_time() > self.deadline:
                     break
             message = str(failures[0][0].error).lower()
             if "config" not in message or time.thread_time() > self.deadline:
                 break
         self.may_reduce = True
-        furthest, changes, self.usual = max(failures, key=lambda one: one[0].stage)
-        found = self.relent(furthest, changes)
-        if not isinstance(found, Failure):
-            return found
+        furthest, changes, self.usual = max(failures, key=lambda failure: failure[0].stage)
+        outcome = self.relent(furthest, changes)
+        if not isinstance(outcome, Failure):
+            return outcome
         raise self.refusal(furthest)
 
     def _plan(self, usual: Any, manner: configurations.Manner) -> configurations.Changes:
@@ -485,10 +497,10 @@ class _Search:
             if inputs is None or self.asked or _backward_error(model, inputs) is None:
                 return built
             self.may_reduce = True
-            found = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
-            if isinstance(found, Failure) or found[1] is None:
+            uncached = self.attempt(self._plan(usual, configurations.Manner(no_cache=True)))
+            if isinstance(uncached, Failure) or uncached[1] is None:
                 return built
-            return built if _backward_error(found[0], found[1]) else found
+            return built if _backward_error(uncached[0], uncached[1]) else uncached
 
     def attempt(self, changes: configurations.Changes) -> _Built | Failure:
         """Return the model and its inputs, or the failure."""
@@ -496,15 +508,15 @@ class _Search:
             warnings.simplefilter("ignore")
             for _ in range(_MOST_REPAIRS):
                 self.attempts += 1
-                found = self._attempt(changes)
-                more = self._repaired(changes, found) if isinstance(found, Failure) else None
+                outcome = self._attempt(changes)
+                more = self._repaired(changes, outcome) if isinstance(outcome, Failure) else None
                 if more is None:
                     break
                 changes = more
-            if isinstance(found, Failure) and _STAGES[found.stage] in {"inputs", "call"}:
+            if isinstance(outcome, Failure) and _STAGES[outcome.stage] in {"inputs", "call"}:
                 least = self._attempt(changes, least=True)
-                return found if isinstance(least, Failure) else least
-            return found
+                return outcome if isinstance(least, Failure) else least
+            return outcome
 
     def _repaired(
         self, changes: configurations.Changes, failure: Failure
@@ -532,15 +544,15 @@ class _Search:
         if isinstance(inputs, Failure):
             return inputs
         torch.set_rng_state(self.state)
-        made = self.cls(self._config(changes))
+        fresh_model = self.cls(self._config(changes))
         if not any("drop" in name for name in self.asked):
-            turn_off_chance(made)
-        return made, inputs
+            turn_off_chance(fresh_model)
+        return fresh_model, inputs
 
     def _config(self, changes: configurations.Changes) -> Any:
         cls = type(self.usual)
-        given = {**self.always, **self.asked}
-        return configurations.build(cls, copy.deepcopy(self.usual), changes, given)
+        overrides = {**self.always, **self.asked}
+        return configurations.build(cls, copy.deepcopy(self.usual), changes, overrides)
 
     def _count(self, changes: configurations.Changes) -> Any:
         with torch.device("meta"):
@@ -553,10 +565,10 @@ class _Search:
                 parameters = self._count(changes)
             except Exception:  # noqa: BLE001 - not every class can be built on the meta device
                 return changes
-            total = sum(one.numel() for one in parameters)
+            total = sum(parameter.numel() for parameter in parameters)
             if total <= MOST_PARAMETERS:
                 return changes
-            largest = max(parameters, key=lambda one: one.numel())
+            largest = max(parameters, key=lambda parameter: parameter.numel())
             more = None
             if self.may_reduce:
                 more = configurations.reduce(self._config(changes), changes, largest.shape)
@@ -583,18 +595,18 @@ class _Search:
                 if (path, name) not in dropped
             ]
             named = names_in_error(failure.error.__cause__ or failure.error)
-            options.sort(key=lambda one: -named.get(one[1], 0))
+            options.sort(key=lambda option: -named.get(option[1], 0))
             better = None
             for path, name in options:
                 if self.attempts >= _MOST_ATTEMPTS or name not in named:
                     break
                 dropped.add((path, name))
                 fewer = configurations.without(changes, path, name)
-                found = self.attempt(fewer)
-                if not isinstance(found, Failure):
-                    return found
-                if found.stage >= failure.stage and str(found) != str(failure):
-                    better = (found, fewer)
+                outcome = self.attempt(fewer)
+                if not isinstance(outcome, Failure):
+                    return outcome
+                if outcome.stage >= failure.stage and str(outcome) != str(failure):
+                    better = (outcome, fewer)
                     break
             if better is None:
                 return failure
@@ -604,14 +616,15 @@ class _Search:
     def refusal(self, failure: Failure) -> UsageError:
         """The error for a class that cannot be built, with what to do instead."""
         name, cause = self.cls.__name__, failure.cause
-        own = "pass a function that makes its inputs with --inputs module:function"
+        advice = "pass a function that makes its inputs with --inputs module:function"
         if isinstance(failure.error, ImportError):
             reason = f"{name} needs a package that is not installed: {cause}"
         elif _STAGES[failure.stage] == "inputs":
-            reason = f"paritas cannot draw {failure.error} for {name}; {own}"
+            reason = f"paritas cannot draw {failure.error} for {name}; {advice}"
         elif _STAGES[failure.stage] == "call":
             reason = (
-                f"{name} was built small, but rejects all inputs drawn for it: {cause}; {own}, or "
+                f"{name} was built small, but rejects all inputs drawn for it: {cause}; "
+                f"{advice}, or "
                 "set other sizes with ?name=value"
             )
         else:
@@ -643,9 +656,9 @@ def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any
     until = deadline if least else min(deadline, time.thread_time() + _MOST_SECONDS_FOR_INPUTS)
     try:
         for drawn in drawing.attempts(least=least):
-            found = _call_repairing(model, drawing, drawn, errors)
-            if found is not None:
-                return _padded(model, drawing, found)
+            repairing = _call_repairing(model, drawing, drawn, errors)
+            if repairing is not None:
+                return _padded(model, drawing, repairing)
             if time.thread_time() > until:
                 break
     except LookupError as error:
@@ -674,12 +687,12 @@ def _call_repairing(
 def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
     try:
         with torch.no_grad():
-            found = model(**copy.deepcopy(kwargs))
+            model_output = model(**copy.deepcopy(kwargs))
     except Exception as error:  # noqa: BLE001 - reported if no other inputs work
         return error
     return (
         None
-        if next(_tensors(found), None) is not None
+        if next(_tensors(model_output), None) is not None
         else ValueError("its output holds no tensor")
     )
 
@@ -691,32 +704,34 @@ def _padded(model: torch.nn.Module, drawing: Drawing, inputs: Inputs) -> Inputs:
         return inputs
     try:
         with torch.no_grad():
-            found = list(_tensors(model(**copy.deepcopy(padded))))
+            tensors = list(_tensors(model(**copy.deepcopy(padded))))
     except Exception:  # noqa: BLE001 - it takes no such mask
         return inputs
-    finite = all(bool(one.isfinite().all()) for one in found)
-    return Inputs(kwargs=padded) if found and finite else inputs
+    finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+    return Inputs(kwargs=padded) if tensors and finite else inputs
 
 
 def _backward_error(model: torch.nn.Module, inputs: Inputs) -> Exception | None:
     model = copy.deepcopy(model).eval()
     try:
-        found = [
-            one for one in _tensors(model(**copy.deepcopy(inputs.kwargs))) if one.requires_grad
+        tensors = [
+            tensor
+            for tensor in _tensors(model(**copy.deepcopy(inputs.kwargs)))
+            if tensor.requires_grad
         ]
-        if found:
-            torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+        if tensors:
+            torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
     except Exception as error:  # noqa: BLE001 - the caller tries another configuration
         return error
     return None
 
 
-def _tensors(found: Any) -> Iterator[torch.Tensor]:
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, dict):
-        for one in found.values():
-            yield from _tensors(one)
-    elif isinstance(found, list | tuple):
-        for one in found:
-            yield from _tensors(one)
+def _tensors(model_output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(model_output, torch.Tensor):
+        yield model_output
+    elif isinstance(model_output, dict):
+        for nested_output in model_output.values():
+            yield from _tensors(nested_output)
+    elif isinstance(model_output, list | tuple):
+        for nested_output in model_output:
+            yield from _tensors(nested_output)

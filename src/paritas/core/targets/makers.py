@@ -64,7 +64,7 @@ def _channels(self: Drawing) -> int:
 def _sides(self: Drawing) -> tuple[int, int]:
     names = ("image_size", "img_size", "input_size", "crop_size", "image_resolution")
     side = self.find(*names, "pretrain_image_size", at="vision", default=_SIDE)
-    if isinstance(side, list | tuple) and all(isinstance(one, int) for one in side):
+    if isinstance(side, list | tuple) and all(isinstance(side_length, int) for side_length in side):
         return int(side[0]), int(side[-1])
     return (side, side) if isinstance(side, int) else (_SIDE, _SIDE)
 
@@ -145,7 +145,7 @@ def _pixels(index: int) -> Maker:
 
     def draw(self: Drawing) -> torch.Tensor:
         likely = _likely_layouts(self)
-        order = [*likely, *(one for one in _PIXELS if one not in likely)]
+        order = [*likely, *(layout for layout in _PIXELS if layout not in likely)]
         return order[index % len(order)](self)
 
     return draw
@@ -430,13 +430,13 @@ _SIZES: tuple[tuple[re.Pattern[str], Maker], ...] = (
 )
 
 
-def documented_tensor(self: Drawing, name: str, found: Documented) -> torch.Tensor:
+def documented_tensor(self: Drawing, name: str, documented: Documented) -> torch.Tensor:
     """A tensor of the documented shape and kind."""
-    shape = tuple(_documented_size(self, size) for size in found.sizes)
-    kind = found.kind or ("long" if name.endswith(("_ids", "mask")) else "float")
+    shape = tuple(_documented_size(self, size) for size in documented.sizes)
+    kind = documented.kind or ("long" if name.endswith(("_ids", "mask")) else "float")
     if "mask" in name:
-        whole = {"bool": torch.bool, "float": torch.float32}.get(kind, torch.long)
-        return torch.ones(shape, dtype=whole)
+        dtype = {"bool": torch.bool, "float": torch.float32}.get(kind, torch.long)
+        return torch.ones(shape, dtype=dtype)
     if kind == "bool":
         return torch.rand(shape) < 0.5  # noqa: PLR2004 - as often true as false
     if kind == "float":

@@ -42,24 +42,24 @@ def build_vision(
         UsageError: the library is missing, it has no such model or setting, or the model rejects
             the inputs.
     """
-    library, name, asked = parse_target(factory)
+    library, name, user_settings = parse_target(factory)
     module = _import(library)
     find = _timm_plans if library == "timm" else _torchvision_plans
     state = torch.get_rng_state()
     first: Exception | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for make, settings, inputs in find(module, name, asked, factory):
+        for make, settings, inputs in find(module, name, user_settings, factory):
             try:
                 torch.set_rng_state(state)
-                model = make(**{**settings, **asked})
+                model = make(**{**settings, **user_settings})
                 drawn = None if model_alone else inputs()
                 if drawn is not None:
                     _call(copy.deepcopy(model), drawn, train=train)
             except Exception as error:  # noqa: BLE001 - reported if no other plan works
                 first = first or error
                 continue
-            if not any("drop" in key or "stochastic" in key for key in asked):
+            if not any("drop" in key or "stochastic" in key for key in user_settings):
                 turn_off_chance(model)
             return model, drawn
     raise UsageError(
@@ -79,9 +79,9 @@ def _import(library: str) -> ModuleType:
         ) from error
 
 
-def _check_name(name: str, known: list[str], factory: str) -> None:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=3)
+def _check_name(name: str, known_names: list[str], factory: str) -> None:
+    if name not in known_names:
+        near = difflib.get_close_matches(name, known_names, n=3)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise UsageError(f"{factory!r}: {factory.partition(':')[0]} has no {name!r}{hint}")
 
@@ -105,7 +105,7 @@ _WIDTHS = {"embed_dim": 64, "num_heads": 4}
 
 
 def _timm_plans(
-    library: Any, name: str, asked: dict[str, Any], factory: str
+    library: Any, name: str, user_settings: dict[str, Any], factory: str
 ) -> Iterator[tuple[Callable[..., Any], dict[str, Any], Callable[[], Inputs]]]:
     _check_name(name.partition(".")[0], library.list_models(), factory)
 
@@ -116,14 +116,14 @@ def _timm_plans(
     with torch.device("meta"):
         usual = make()
     takes = inspect.signature(type(usual).__init__).parameters
-    own: dict[str, Any] = getattr(usual, "pretrained_cfg", {}) or {}
-    channels, *_, largest = own.get("input_size", (3, 224, 224))
+    pretrained_config: dict[str, Any] = getattr(usual, "pretrained_cfg", {}) or {}
+    channels, *_, largest = pretrained_config.get("input_size", (3, 224, 224))
     base = {"num_classes": _CLASSES} if "num_classes" in takes else {}
     for knobs in _timm_knobs(takes):
         sized = "img_size" in takes
         for side in (*(s for s in _SIDES if s < largest), largest):
             settings = {**base, **knobs, **({"img_size": side} if sized else {})}
-            if _can_make(make, {**settings, **asked}):
+            if _can_make(make, {**settings, **user_settings}):
                 yield make, settings, functools.partial(_images, channels, side)
     yield make, base, functools.partial(_images, channels, largest)
 

@@ -94,8 +94,10 @@ class NodeLineage:
 
     def given(self) -> dict[str, str]:
         """Inductor's names of the graph's inputs and constants -> their nodes."""
-        given = {"placeholder", "get_attr"}
-        return {str(node.target): node.name for node in self._before.values() if node.op in given}
+        input_ops = {"placeholder", "get_attr"}
+        return {
+            str(node.target): node.name for node in self._before.values() if node.op in input_ops
+        }
 
     def same_value(self, node: Node) -> str | None:
         """The node before the passes with the same value as one after them."""

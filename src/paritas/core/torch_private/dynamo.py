@@ -169,13 +169,15 @@ def leaving_no_entries() -> Iterator[None]:
     ids = {id(code) for code in _codes_seen()}
     codes = [code for code in _codes_seen() if _debug_get_cache_entry_list(code)]
     owners = gc.get_referrers(*codes) if codes else []
-    kept = [(owner, owner.__code__) for owner in owners if isinstance(owner, types.FunctionType)]
-    for function, code in kept:
+    own_codes = [
+        (owner, owner.__code__) for owner in owners if isinstance(owner, types.FunctionType)
+    ]
+    for function, code in own_codes:
         function.__code__ = code.replace()
     try:
         yield
     finally:
-        for function, code in kept:
+        for function, code in own_codes:
             function.__code__ = code
         for code in _codes_seen():
             if id(code) not in ids:
@@ -261,16 +263,16 @@ class Backend:
     settings: dict[str, Any]
     is_inductor: bool
 
-    def compile(self, graph: GraphModule, example_inputs: list[Any], **given: Any) -> Any:
-        """Compile one captured graph; `given` is the mode and options of `torch.compile`."""
+    def compile(self, graph: GraphModule, example_inputs: list[Any], **options: Any) -> Any:
+        """Compile one captured graph; `options` is the mode and options of `torch.compile`."""
         if self.is_inductor:
-            patches = self.inductor_options(given)
+            patches = self.inductor_options(options)
             return self.function(graph, example_inputs, config_patches=patches or None)
-        return self.function(graph, example_inputs, **self.settings, **given)
+        return self.function(graph, example_inputs, **self.settings, **options)
 
-    def inductor_options(self, given: dict[str, Any]) -> dict[str, Any]:
+    def inductor_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Inductor's options: those of the backend, then those of `torch.compile`."""
-        inductor_options = _inductor_options(given.get("mode"), given.get("options"))
+        inductor_options = _inductor_options(options.get("mode"), options.get("options"))
         return {**self.settings, **inductor_options}
 
 

@@ -181,8 +181,10 @@ def draw_floats(size: list[int], seed: Tensor, mode: str, **alignment: Any) -> T
     count = math.prod(size)
     if count == 0:
         return torch.empty(size, dtype=torch.float32, device=seed.device)
-    given = tuple(sorted((key, value) for key, value in alignment.items() if value is not None))
-    return _run_kernel(_float_kernel(mode, given), (seed,), count).view(size)
+    alignment_items = tuple(
+        sorted((key, value) for key, value in alignment.items() if value is not None)
+    )
+    return _run_kernel(_float_kernel(mode, alignment_items), (seed,), count).view(size)
 
 
 def draw_integers(low: int, high: int, size: list[int], seed: Tensor) -> Tensor:
@@ -210,8 +212,10 @@ def _run_kernel(kernel: Callable[..., Tensor], args: tuple[Any, ...], count: int
 @functools.cache
 def _float_kernel(mode: str, alignment: tuple[tuple[str, Any], ...]) -> Callable[..., Tensor]:
     def draw(seed: Tensor, shape: Tensor) -> Tensor:
-        given = dict(alignment)
-        drawn: Tensor = torch.ops.prims.inductor_random([shape.shape[0]], seed, mode, **given)
+        alignment_options = dict(alignment)
+        drawn: Tensor = torch.ops.prims.inductor_random(
+            [shape.shape[0]], seed, mode, **alignment_options
+        )
         return drawn
 
     return torch.compile(draw, fullgraph=True)

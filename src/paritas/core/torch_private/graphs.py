@@ -163,8 +163,8 @@ def written_placeholders(module: GraphModule) -> frozenset[int]:
                     if isinstance(mutate, str)
                     else _argument_at(node.args, mutate)
                 )
-                for given in nodes_in(value):
-                    written |= positions.get(given, set())
+                for argument_node in nodes_in(value):
+                    written |= positions.get(argument_node, set())
             if kind.view or kind.mutates:
                 positions[node] = reached
         elif (

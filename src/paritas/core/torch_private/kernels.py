@@ -97,8 +97,8 @@ def attend_backward(op: OpOverload, args: Any, kwargs: Any, uniform: Callable[..
 def _lay_out(op: OpOverload, args: Any, kwargs: Any, results: list[Any]) -> tuple[Any, ...]:
     """Give the results the kernel's memory layout: views of its results must work here too."""
     with _disable_current_modes():  # nothing is computed or drawn
-        given, named = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
-        originals = op(*given, **named)
+        meta_args, named = tree_map_only(torch.Tensor, to_meta, (args, kwargs))
+        originals = op(*meta_args, **named)
     return tuple(map(_lay_out_like, originals, results))
 
 
@@ -154,14 +154,14 @@ def _refuse_dropout(_size: list[int], _seed: int) -> Tensor:
     raise NotImplementedError(message)
 
 
-def _log_sum_exp(op: OpOverload, given: dict[str, Any]) -> Tensor:
+def _log_sum_exp(op: OpOverload, arguments: dict[str, Any]) -> Tensor:
     """The logarithm of the sum of exponentials of each row.
 
     The memory-efficient kernel computes it only on request, and pads it to a multiple of 32; that
     of cuDNN has one more dimension.
     """
-    top = _scores(given).logsumexp(dim=-1)
-    if not given.get("compute_log_sumexp", True):
+    top = _scores(arguments).logsumexp(dim=-1)
+    if not arguments.get("compute_log_sumexp", True):
         return top[..., :0]
     if "cudnn" in op._schema.name:
         return top.unsqueeze(-1)
@@ -171,9 +171,9 @@ def _log_sum_exp(op: OpOverload, given: dict[str, Any]) -> Tensor:
 
 def _name_arguments(op: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
     arguments = op._schema.arguments
-    given = {argument.name: argument.default_value for argument in arguments}
-    given |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
-    return {**given, **kwargs}
+    by_name = {argument.name: argument.default_value for argument in arguments}
+    by_name |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    return {**by_name, **kwargs}
 
 
 def attention_weights(op: Any, args: Any, kwargs: Any) -> tuple[Tensor, float]:
@@ -188,31 +188,31 @@ def place_of_argument(op: Any, name: str) -> int:
     return [argument.name for argument in op._schema.arguments].index(name)
 
 
-def _scores(given: dict[str, Any]) -> Tensor:
-    scores: Tensor = given["query"] @ given["key"].transpose(-2, -1) * _scale(given)
-    bias = given.get("attn_bias", given.get("attn_mask"))
+def _scores(arguments: dict[str, Any]) -> Tensor:
+    scores: Tensor = arguments["query"] @ arguments["key"].transpose(-2, -1) * _scale(arguments)
+    bias = arguments.get("attn_bias", arguments.get("attn_mask"))
     if bias is not None and bias.dim():
         scores = scores + bias
-    if given.get("is_causal"):
+    if arguments.get("is_causal"):
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
     return scores
 
 
 def _weights(
-    given: dict[str, Any], seed: int, uniform: Callable[..., Any]
+    arguments: dict[str, Any], seed: int, uniform: Callable[..., Any]
 ) -> tuple[Tensor, Tensor]:
-    weights = torch.nan_to_num(_scores(given).softmax(dim=-1), nan=0.0)  # fully masked rows
-    dropped = given["dropout_p"]
+    weights = torch.nan_to_num(_scores(arguments).softmax(dim=-1), nan=0.0)  # fully masked rows
+    dropped = arguments["dropout_p"]
     if not dropped:
         return weights, torch.ones_like(weights)
     mask = uniform(list(weights.shape), seed) > dropped
     return weights, mask.to(weights.dtype) / (1 - dropped)
 
 
-def _scale(given: dict[str, Any]) -> float:
-    scale = given.get("scale")
-    return 1 / math.sqrt(given["query"].shape[-1]) if scale is None else float(scale)
+def _scale(arguments: dict[str, Any]) -> float:
+    scale = arguments.get("scale")
+    return 1 / math.sqrt(arguments["query"].shape[-1]) if scale is None else float(scale)
 
 
 # --- Attention on a CPU ---------------------------------------------------------------------------
@@ -329,8 +329,8 @@ def _fused_step(func: OpOverload, *args: Any, **options: Any) -> Any:
             return [narrow(tensor) for tensor in value]
         return value.float() if isinstance(value, torch.Tensor) else value
 
-    given = zip(names, args, strict=False)
-    args = tuple(narrow(value) if name in _READ_AS_FLOAT32 else value for name, value in given)
+    named_args = zip(names, args, strict=False)
+    args = tuple(narrow(value) if name in _READ_AS_FLOAT32 else value for name, value in named_args)
     options = {
         name: narrow(value) if name in _READ_AS_FLOAT32 else value
         for name, value in options.items()

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 # program always fit. With those of a damaged dump they would read or write out of bounds.
 
 
-def fits_kernel(name: str, given: Mapping[str, Any]) -> bool:
+def fits_kernel(name: str, arguments: Mapping[str, Any]) -> bool:
     """Whether an operator may run on these arguments, named as in its schema."""
     check = _ARGUMENT_CHECKS.get(name)
     try:
-        return check is None or check(given)
+        return check is None or check(arguments)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ZeroDivisionError):
         return False  # the arguments have wrong types
 
@@ -419,17 +419,17 @@ def find_operator(name: str) -> OpOverload | OpOverloadPacket | None:
     parts = name.removeprefix("torch.ops.").replace("::", ".").split(".")
     if len(parts) not in {2, 3} or not all(part.isidentifier() for part in parts):
         return None
-    found: Any = torch.ops
+    operator_object: Any = torch.ops
     for part in parts:
         try:
-            found = getattr(found, part)
+            operator_object = getattr(operator_object, part)
         except (AttributeError, RuntimeError):
             return None
-    if isinstance(found, OpOverloadPacket) and "default" in found.overloads():
+    if isinstance(operator_object, OpOverloadPacket) and "default" in operator_object.overloads():
         # That of `aten.add` adds two numbers, for TorchScript.
-        takes_tensors = "Tensor" in str(found.default._schema)
-        found = found.default if takes_tensors else found
-    return found if isinstance(found, OpOverload | OpOverloadPacket) else None
+        takes_tensors = "Tensor" in str(operator_object.default._schema)
+        operator_object = operator_object.default if takes_tensors else operator_object
+    return operator_object if isinstance(operator_object, OpOverload | OpOverloadPacket) else None
 
 
 def is_operator(value: Any) -> bool:
@@ -551,10 +551,10 @@ def _entries(base: str) -> list[Any]:
 
     def is_near(entry: Any) -> bool:
         own_name = str(entry.name).rpartition(".")[2]
-        known = {own_name, str(getattr(entry, "aten_name", "") or ""), f"_{own_name}"}
-        known |= {alias.name for alias in getattr(entry, "aliases", ())}
-        known |= {f"_{own_name}", own_name.replace("_", "")}
-        return bool(known & (names | {f"_{n}" for n in names}))
+        own_names = {own_name, str(getattr(entry, "aten_name", "") or ""), f"_{own_name}"}
+        own_names |= {alias.name for alias in getattr(entry, "aliases", ())}
+        own_names |= {f"_{own_name}", own_name.replace("_", "")}
+        return bool(own_names & (names | {f"_{n}" for n in names}))
 
     return [entry for entry in operator_database() if is_near(entry)]
 

@@ -326,9 +326,9 @@ def bind_arguments(
         for argument in arguments
         if argument.has_default_value()
     }
-    given = dict(zip((argument.name for argument in arguments), args, strict=False))
+    positional_values = dict(zip((argument.name for argument in arguments), args, strict=False))
     order = {argument.name: None for argument in arguments}
-    return order | defaults | given | dict(kwargs)
+    return order | defaults | positional_values | dict(kwargs)
 
 
 def call_bound(

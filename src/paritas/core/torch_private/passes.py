@@ -144,7 +144,9 @@ def _restore_replaced(
         if missing:
             message = f"{node.name} needs {missing[0]}, which the graph no longer has"
             raise UnplayableError(message)
-        by_name[node.name] = graph.node_copy(node, lambda given: by_name[given.name])
+        by_name[node.name] = graph.node_copy(
+            node, lambda original_node: by_name[original_node.name]
+        )
         if origin is not None and str(node.target) in origin.attributes:
             attributes[str(node.target)] = origin.attributes[str(node.target)]
     if names[-1] not in by_name:
@@ -240,11 +242,11 @@ def concrete(value: Any, sizes: Sizes | None = None) -> Any:
     node = value.node
     if node.hint is not None:
         return node.hint
-    known = getattr(node.shape_env, "backed_var_to_val", None)
-    known = node.shape_env.var_to_val if known is None else known
-    known = {**known, **(sizes or {})}
+    symbol_values = getattr(node.shape_env, "backed_var_to_val", None)
+    symbol_values = node.shape_env.var_to_val if symbol_values is None else symbol_values
+    symbol_values = {**symbol_values, **(sizes or {})}
     symbols = getattr(node.expr, "free_symbols", ())
-    filled = {symbol: known.get(symbol, UNKNOWN_SIZE) for symbol in symbols}
+    filled = {symbol: symbol_values.get(symbol, UNKNOWN_SIZE) for symbol in symbols}
     return node.pytype(node.expr.xreplace(filled))
 
 

@@ -569,8 +569,8 @@ class Pipeline:
         self.schedule._loss_fn = loss
         first = any(stage.is_first for stage in self.stages)
         last = any(stage.is_last for stage in self.stages)
-        given = {"target": rows, "losses": losses} if last else {}
-        output = self.schedule.step(*(args if first else ()), **given, **kwargs)
+        loss_options = {"target": rows, "losses": losses} if last else {}
+        output = self.schedule.step(*(args if first else ()), **loss_options, **kwargs)
         return output, losses
 
 
@@ -586,8 +586,8 @@ def pipeline_of(schedule: Any) -> Pipeline | None:
     single, several = schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti
     if not isinstance(schedule, single | several):
         return None
-    held = getattr(schedule, "_stage", None)
-    stages = getattr(schedule, "_stages", None) if held is None else [held]
+    single_stage = getattr(schedule, "_stage", None)
+    stages = getattr(schedule, "_stages", None) if single_stage is None else [single_stage]
     missing = [name for name in _NEEDED if not hasattr(schedule, name)]
     if missing or not stages:
         raise UnsupportedTorchError(

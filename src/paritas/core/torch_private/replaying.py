@@ -331,11 +331,11 @@ class _Player:
     def play(self, graph: FrozenGraph, inputs: Sequence[Any], path: str = "") -> Any:
         values: dict[Node, Any] = {}
         uses = {node: len(node.users) for node in graph.graph.nodes}
-        given = iter(inputs)
+        input_values = iter(inputs)
         with _leaving_contexts() as entered:
             for node in graph.nodes:
                 if node.op == "placeholder":
-                    values[node] = next(given)
+                    values[node] = next(input_values)
                     record_sizes(node, values[node], self.sizes)
                     continue
                 if node.op == "get_attr":

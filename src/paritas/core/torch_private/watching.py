@@ -339,9 +339,11 @@ def restore_modes(modes: tuple[list[Any], list[Any]]) -> None:
         for mode in modes[0]:
             _push_dispatch_mode(mode)
     if not _are_same(present_modes()[1], modes[1]):
-        own = present_modes()[1]
+        current_modes = present_modes()[1]
         default = [
-            mode for mode in _function_mode_stack() if not any(mode is own_mode for own_mode in own)
+            mode
+            for mode in _function_mode_stack()
+            if not any(mode is own_mode for own_mode in current_modes)
         ]
         while mode_depths()[1]:
             _pop_function_mode()

@@ -184,10 +184,10 @@ def _other_threads() -> list[str]:
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():
         return ["unknown, since there is no /proc/self/task"]
-    own = threading.get_native_id()
+    own_thread = threading.get_native_id()
     names: list[str] = []
     for _ in range(_MOST_WAITS):
-        names = [_name_of(task) for task in tasks.iterdir() if task.name != str(own)]
+        names = [_name_of(task) for task in tasks.iterdir() if task.name != str(own_thread)]
         if not names:
             break
         time.sleep(0.05)

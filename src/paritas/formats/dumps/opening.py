@@ -160,7 +160,9 @@ class OpenedDump:
         criteria = {key: value for key, value in expected.items() if value is not None}
         for value in self:
             fits = any(fnmatch.fnmatchcase(label, name) for label in (value.id, value.name))
-            if fits and all(getattr(value, key) == one for key, one in criteria.items()):
+            if fits and all(
+                getattr(value, key) == criterion for key, criterion in criteria.items()
+            ):
                 yield value
 
     def get(self, name: str, *, step: int | None = None, rank: int | None = None) -> DumpValue:

@@ -72,15 +72,16 @@ def dump_verdict_line(summary: DumpSummary) -> str:
     return f"{'complete' if summary.is_sound else 'unverified'}: {amount}{checked}"
 
 
-def _checksums(found: ChecksumFacts) -> str:
-    if not found.values:
+def _checksums(checksum_facts: ChecksumFacts) -> str:
+    if not checksum_facts.values:
         return "no stored values to check"
-    of = f"of {counted(found.values, 'stored value')}"
+    of = f"of {counted(checksum_facts.values, 'stored value')}"
     words = [
-        f"{found.fit} {of} match their checksums" if found.fit else "",
-        f"{found.damaged} {of} damaged" if found.damaged else "",
-        f"{found.without} {of} without a checksum ({', '.join(found.endings)} files)"
-        if found.without
+        f"{checksum_facts.fit} {of} match their checksums" if checksum_facts.fit else "",
+        f"{checksum_facts.damaged} {of} damaged" if checksum_facts.damaged else "",
+        f"{checksum_facts.without} {of} without a checksum "
+        f"({', '.join(checksum_facts.endings)} files)"
+        if checksum_facts.without
         else "",
     ]
     return ", ".join(filter(None, words))
@@ -92,20 +93,20 @@ def _checksums(found: ChecksumFacts) -> str:
 def _facts(summary: DumpSummary) -> Iterator[tuple[str, str]]:
     header = summary.header
     yield "dump", near_path(summary.path)
-    made = [header.program and f"of {near_path(header.program)}", header.created]
-    made += [
+    provenance = [header.program and f"of {near_path(header.program)}", header.created]
+    provenance += [
         header.torch and f"torch {header.torch}",
         header.paritas and f"paritas {header.paritas}",
     ]
-    yield "run", ", ".join([header.run, *filter(None, made)])
+    yield "run", ", ".join([header.run, *filter(None, provenance)])
     yield "ranks", _ranks(summary)
     taps = "every node recorded, which may change the fusion" if header.taps else ""
     is_ours = summary.kind == "paritas"  # other tools do not record it
     fusion = f"fusion {header.fusion}" if is_ours and "fused" in summary.sources else ""
     sources = ", ".join(summary.sources or header.sources) or "none"
     yield "source", "; ".join(filter(None, [sources, fusion, taps]))
-    kept = "statistics, no tensors" if header.data == "stats" else "tensors"
-    yield "data", f"{kept}; layout {header.layout if is_ours else summary.kind}"
+    kept_content = "statistics, no tensors" if header.data == "stats" else "tensors"
+    yield "data", f"{kept_content}; layout {header.layout if is_ours else summary.kind}"
     if header.selection:
         yield "selection", "; ".join(f"{key} {words}" for key, words in header.selection.items())
     yield "steps", ranges(summary.steps) or "none"
@@ -183,11 +184,14 @@ def _fold_names(names: Sequence[NameFacts]) -> tuple[list[NameFacts], list[NameF
     # The first names show where it starts, so they stay even if many others are not finite.
     first = MOST_NAMES // 2
     places = sorted(
-        range(len(names)), key=lambda place: place >= first and not names[place].non_finite
+        range(len(names)),
+        key=lambda name_index: name_index >= first and not names[name_index].non_finite,
     )
-    kept = set(places[:MOST_NAMES])
-    shown = [facts for place, facts in enumerate(names) if place in kept]
-    return shown, [facts for place, facts in enumerate(names) if place not in kept]
+    kept_indices = set(places[:MOST_NAMES])
+    shown = [facts for name_index, facts in enumerate(names) if name_index in kept_indices]
+    return shown, [
+        facts for name_index, facts in enumerate(names) if name_index not in kept_indices
+    ]
 
 
 def _name_words(facts: NameFacts) -> str:
@@ -226,14 +230,14 @@ NAME_COLUMNS: tuple[Column[NameFacts], ...] = (
 
 
 def _finiteness(summary: DumpSummary) -> Iterator[RenderableType]:
-    found = summary.non_finite
-    if not found:
+    non_finite = summary.non_finite
+    if not non_finite:
         has_numbers = any(facts.minimum is not None for facts in summary.names)
         yield Text("every value is finite" if has_numbers else "no statistics are available")
-    for item in found[:MOST_SHOWN]:
+    for item in non_finite[:MOST_SHOWN]:
         yield from _non_finite(item)
-    if len(found) > MOST_SHOWN:
-        yield Text(f"and {len(found) - MOST_SHOWN} more on other ranks")
+    if len(non_finite) > MOST_SHOWN:
+        yield Text(f"and {len(non_finite) - MOST_SHOWN} more on other ranks")
 
 
 def _non_finite(item: NonFinite) -> Iterator[RenderableType]:
@@ -300,6 +304,6 @@ def _statistics(statistics: Statistics) -> Iterator[str]:
     yield " ".join(f"{name} {number(getattr(statistics, field))}" for field, name in names.items())
     infinities = statistics.positive_infinities + statistics.negative_infinities
     counts = (("zero", statistics.zeros), ("NaN", statistics.nans), ("Inf", infinities))
-    found = ", ".join(f"{count} {name}" for name, count in counts if count)
-    if found:
-        yield found
+    count_words = ", ".join(f"{count} {name}" for name, count in counts if count)
+    if count_words:
+        yield count_words

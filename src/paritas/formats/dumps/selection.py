@@ -106,17 +106,17 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         unknown = [name for name in words if name not in cls.__struct_fields__]
         if unknown:
             raise UsageError(f"selection: {unknown[0]!r} is not a field of a selection")
-        given: dict[str, Any] = dict(words)
+        selection_fields: dict[str, Any] = dict(words)
         for name in _LISTED:
             if name in words:
-                given[name] = words[name].split(_BETWEEN)
+                selection_fields[name] = words[name].split(_BETWEEN)
         try:
             if "ranks" in words:
-                given["ranks"] = [int(rank) for rank in given["ranks"]]
-            given["every"] = int(words.get("every", "1"))
+                selection_fields["ranks"] = [int(rank) for rank in selection_fields["ranks"]]
+            selection_fields["every"] = int(words.get("every", "1"))
         except ValueError as error:
             raise UsageError(f"selection: {error}") from error
-        return cls.of(**given)
+        return cls.of(**selection_fields)
 
     def describe(self) -> dict[str, str]:
         """The selection as text, for a dump's header; without fields that select everything."""
@@ -126,9 +126,9 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.steps is not None:
             words["steps"] = "|".join(_show_span(span) for span in self.steps)
         for name in _LISTED:
-            given = getattr(self, name)
-            if given is not None:
-                words[name] = _BETWEEN.join(str(item) for item in given)
+            field_items = getattr(self, name)
+            if field_items is not None:
+                words[name] = _BETWEEN.join(str(item) for item in field_items)
         if self.every != 1:
             words["every"] = str(self.every)
         return words
@@ -176,7 +176,7 @@ class Sieve:
 
     def unmet(self) -> list[str]:
         """The names and operators that have matched nothing so far."""
-        return [one.text for one in (*self._layers, *self._ops) if not one.met]
+        return [pattern.text for pattern in (*self._layers, *self._ops) if not pattern.met]
 
     def saw_step(self, step: int) -> None:
         """Note that the program ran that step."""
@@ -240,9 +240,9 @@ class _Pattern:
         self._match = re.compile("|".join(map(fnmatch.translate, globs))).match
 
     def meets(self, names: Iterable[str]) -> bool:
-        found = any(name in self._globs or self._match(name) for name in names)
-        self.met |= found
-        return found
+        is_match = any(name in self._globs or self._match(name) for name in names)
+        self.met |= is_match
+        return is_match
 
 
 def _names_of(site: Site) -> Iterator[str]:
@@ -285,9 +285,9 @@ def _report_missed(field: str, patterns: list[_Pattern], names: dict[str, None])
         yield f"{field}: {pattern.text!r} matched none of {count}; the most similar: {nearest}"
 
 
-def _nearest_names(wanted: str, names: list[str]) -> list[str]:
+def _nearest_names(requested_name: str, names: list[str]) -> list[str]:
     """The most similar names, best first."""
-    plain = wanted.casefold()
+    plain = requested_name.casefold()
     literal = re.sub(r"[*?]", "", plain)
     longest = max(re.split(r"[*?.\[\]]+", plain), key=len)
 
@@ -345,18 +345,18 @@ def _parse_step(item: Any, steps: Any) -> Iterator[StepSpan]:
     yield number, number
 
 
-def _list_given(name: str, given: Any) -> tuple[Any, ...]:
+def _list_given(name: str, option_value: Any) -> tuple[Any, ...]:
     """One item or several, as a tuple."""
-    items = (given,) if isinstance(given, str | int) else tuple(given)
+    items = (option_value,) if isinstance(option_value, str | int) else tuple(option_value)
     if not items:
-        raise UsageError(f"{name}={given!r} selects nothing; omit it to record all")
+        raise UsageError(f"{name}={option_value!r} selects nothing; omit it to record all")
     return items
 
 
-def _parse_patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, ...] | None:
-    if given is None:
+def _parse_patterns(name: str, option_value: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if option_value is None:
         return None
-    patterns = _list_given(name, given)
+    patterns = _list_given(name, option_value)
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern.strip():
             raise UsageError(
@@ -370,20 +370,20 @@ def _parse_patterns(name: str, given: str | Iterable[str] | None) -> tuple[str, 
     return patterns
 
 
-def _parse_ranks(given: int | Iterable[int] | None) -> tuple[int, ...] | None:
-    if given is None:
+def _parse_ranks(rank_option: int | Iterable[int] | None) -> tuple[int, ...] | None:
+    if rank_option is None:
         return None
-    ranks = _list_given("ranks", given)
+    ranks = _list_given("ranks", rank_option)
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
             raise UsageError(f"ranks: {rank!r} is not a rank; ranks are numbers from 0")
     return ranks
 
 
-def _parse_phases(given: str | Iterable[str] | None) -> tuple[Phase, ...] | None:
-    if given is None:
+def _parse_phases(phase_option: str | Iterable[str] | None) -> tuple[Phase, ...] | None:
+    if phase_option is None:
         return None
-    phases = _list_given("phases", given)
+    phases = _list_given("phases", phase_option)
     for phase in phases:
         check_one_of("phases", phase, get_args(Phase))
     return phases
@@ -394,7 +394,7 @@ def _show_span(span: StepSpan) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def check_one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: Any, supported: tuple[str, ...]) -> None:
     """Refuse a value of an option that is not one of the known ones."""
-    if value not in known:
-        raise UsageError(f"{name}={value!r} is not supported: use one of {', '.join(known)}")
+    if value not in supported:
+        raise UsageError(f"{name}={value!r} is not supported: use one of {', '.join(supported)}")

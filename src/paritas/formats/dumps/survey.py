@@ -614,9 +614,11 @@ class RecordedCalls:
         """
         call = self.call_of(record)
         if call is not None and is_result(record.site):
-            given = [argument for argument in call.given.values() if argument.tensor is not None]
-            if given:
-                return given
+            input_tensors = [
+                argument for argument in call.given.values() if argument.tensor is not None
+            ]
+            if input_tensors:
+                return input_tensors
         origin = self._origins.get(record.sequence)
         return [] if origin is None else [origin]
 
@@ -667,8 +669,12 @@ class RecordedCalls:
             return None
         scope = scope_of(site)
         if site.source != "fx":
-            found = self._values.get((scope, site.nodes[-1])) if site.exact else None
-            return None if found is None or found.sequence == record.sequence else found
+            node_record = self._values.get((scope, site.nodes[-1])) if site.exact else None
+            return (
+                None
+                if node_record is None or node_record.sequence == record.sequence
+                else node_record
+            )
         producer = self._nodes.get((scope, site.nodes[-1]))
         if producer is None:
             return None

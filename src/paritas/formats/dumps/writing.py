@@ -676,12 +676,12 @@ class DumpWriter:
         if facts is None or not has_values or self._header.data == "stats":
             return None, hashed
         if stored is None:
-            found = volume.place_of(hashed)
-            if found is None:
+            stored_location = volume.place_of(hashed)
+            if stored_location is None:
                 raise ParitasError(
                     f"{key} has no values, and {volume.folder} has none with digest {hashed}"
                 )
-            location, is_new = found, False
+            location, is_new = stored_location, False
             shape = stored_shape(facts.shape, facts.stride)
             nbytes = bytes_needed(stored_dtype(known_dtype(facts.dtype)), shape)
         else:

@@ -332,9 +332,9 @@ def run_identity(rank: int, world_size: int, environment: Mapping[str, str] | No
         return uuid.uuid4().hex
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} of {world_size}: ranks go from 0 to {world_size - 1}")
-    given = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    facts = [f"{name}={given.get(name, '')}" for name in names]
+    facts = [f"{name}={variables.get(name, '')}" for name in names]
     return xxhash.xxh3_128_hexdigest("\n".join([*facts, f"ranks={world_size}"]).encode())
 
 

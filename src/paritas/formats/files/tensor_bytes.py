@@ -396,10 +396,10 @@ class OpenFiles:
                 f"{name} ends at byte {facts.st_size}, before byte {least}: it is truncated"
             )
         with self._lock:
-            found = self._files.get(key)
-            if found is not None and found.identity == (facts.st_dev, facts.st_ino):
+            open_file = self._files.get(key)
+            if open_file is not None and open_file.identity == (facts.st_dev, facts.st_ino):
                 self._files.move_to_end(key)
-                return found
+                return open_file
         if not stat.S_ISREG(facts.st_mode):
             raise UsageError(f"{name} is not a regular file")
         opened = _Descriptor(key)

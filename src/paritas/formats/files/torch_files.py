@@ -577,8 +577,8 @@ class _Storages:
             if folder == f"{top}/data":
                 try:
                     begin = stored_at(file, member, size)
-                    found = Member(member.filename, begin, member.file_size, member.CRC)
-                    self._members[key] = found
+                    stored_member = Member(member.filename, begin, member.file_size, member.CRC)
+                    self._members[key] = stored_member
                 except UsageError as error:
                     self._members[key] = str(error)
 

@@ -206,15 +206,15 @@ def _translate(
                 yield note
                 continue
             places = [
-                (where, one)
-                for one in fusion_pass.here
+                (where, inductor_pass)
+                for inductor_pass in fusion_pass.here
                 for where in pass_names
-                if one in pass_names[where]
+                if inductor_pass in pass_names[where]
             ]
             for where, pass_name in places:
                 # What two passes of Ascend's do is off if one of them is.
                 meant[where][pass_name] = is_on and meant[where].get(pass_name, True)
-            here = ", ".join(one for _, one in places) or "nothing"
+            here = ", ".join(inductor_pass for _, inductor_pass in places) or "nothing"
             yield f"{switch} means {here} in Inductor ({fusion_pass.does})"
     for section, entries in read.items():
         read[section] = {**meant[section], **entries}

@@ -294,13 +294,13 @@ _SPACE_OR_ATTRIBUTE = 7
 
 def _decode_tensor(kind: GeTensorKind, index: int, body: memoryview) -> GeTensor:
     # protobuf omits zeros
-    found: dict[str, Any] = {"dtype": 0, "format": 0} if kind in ("input", "output") else {}
+    tensor_fields: dict[str, Any] = {"dtype": 0, "format": 0} if kind in ("input", "output") else {}
     fields = _TENSOR_FIELDS[kind]
     for number, _, value in _decode_fields(body):
         if number in fields:
             name, decode = fields[number]
-            found[name] = decode(value)
-    return GeTensor(kind=kind, index=index, **found)
+            tensor_fields[name] = decode(value)
+    return GeTensor(kind=kind, index=index, **tensor_fields)
 
 
 def _original_format(value: int | memoryview) -> int | None:

@@ -339,11 +339,13 @@ class GeGraph:
     @functools.cached_property
     def _lengths(self) -> dict[str, list[int]]:
         """The lengths of names by their first letter, longest first."""
-        found: dict[str, set[int]] = {}
+        lengths_by_letter: dict[str, set[int]] = {}
         for name in self._spellings:
             if len(name) <= _LONGEST_PART:
-                found.setdefault(name[0], set()).add(len(name))
-        return {letter: sorted(lengths, reverse=True) for letter, lengths in found.items()}
+                lengths_by_letter.setdefault(name[0], set()).add(len(name))
+        return {
+            letter: sorted(lengths, reverse=True) for letter, lengths in lengths_by_letter.items()
+        }
 
 
 def fx_node(fx_name: str) -> str:

@@ -73,6 +73,6 @@ def torch_names(name: str) -> tuple[str, ...]:
 
 def _numbered(stem: str, number: str | None) -> str:
     """A name in torch's graphs, which number from 1 where Python has a builtin of that name."""
-    given = int(number[1:]) if number else 0
-    given += hasattr(builtins, stem)
-    return f"{stem}_{given}" if given else stem
+    node_number = int(number[1:]) if number else 0
+    node_number += hasattr(builtins, stem)
+    return f"{stem}_{node_number}" if node_number else stem

@@ -431,9 +431,11 @@ class CallFiles:
         for file in files.values():
             # A kernel is one operator for each value that it writes; each gets its inputs, from
             # memory or from another of them.
-            given = [values[name] for name in file.operator.takes if name in values and readings]
-            file.inputs += given
-            taken.update(waiting_entry.sequence for waiting_entry in given)
+            kernel_inputs = [
+                values[name] for name in file.operator.takes if name in values and readings
+            ]
+            file.inputs += kernel_inputs
+            taken.update(waiting_entry.sequence for waiting_entry in kernel_inputs)
         for entry in readings:
             if _fits_format(entry) and entry.sequence not in taken:
                 file_of(entry).inputs.append(entry)

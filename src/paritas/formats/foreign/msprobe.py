@@ -165,8 +165,8 @@ class Entries:
         """The outputs of a call; of a backward call, the gradients of the forward call's inputs."""
         if call.kind in ("saved", "other") or not isinstance(entry, dict):
             # A gradient that was never computed is None.
-            found = leaves(entry) if entry is not None else ()
-            yield from (_EntryValue(leaf, "output", at) for at, leaf in found)
+            output_leaves = leaves(entry) if entry is not None else ()
+            yield from (_EntryValue(leaf, "output", at) for at, leaf in output_leaves)
         elif call.kind == "gradient":
             for key, tree in entry.items():
                 for at, leaf in leaves(tree):
@@ -394,10 +394,10 @@ def open_dump(path: Path) -> ForeignDump:
     shardings: dict[int, dict[int, Sharding]] = defaultdict(dict)
     for part in sorted(parts, key=lambda part: (ranks[part.process], part.step)):
         rank = ranks[part.process]
-        known = records.setdefault(rank, [])
+        records_of_rank = records.setdefault(rank, [])
         try:
             entries = _read_part(files, part, problems)
-            known += entries.records(part.step, rank, len(known))
+            records_of_rank += entries.records(part.step, rank, len(records_of_rank))
             shardings[rank] |= entries.shardings
         except (UsageError, OSError) as error:
             problems.add(f"{part.folder.relative_to(root).as_posix()}: {error}")

@@ -53,8 +53,8 @@ def open_dump(path: Path) -> ForeignDump:
             # All of a file or none: the order in a damaged one cannot be trusted.
             items = list(_find_tensors(gathered.folder.locate(file.name), file))
         except (UsageError, OSError) as error:
-            whole = _make_site(name or PurePosixPath(file.name).stem)
-            gathered.add_unreadable(step, rank, whole, file, str(error))
+            file_site = _make_site(name or PurePosixPath(file.name).stem)
+            gathered.add_unreadable(step, rank, file_site, file, str(error))
             continue
         if not items:
             gathered.problems.add(f"{file.name} has no tensors", is_loss=False)

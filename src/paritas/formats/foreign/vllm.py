@@ -233,9 +233,9 @@ def _of_choice(
         record["top_logprobs"] = [
             {_token_id(text, where): number for text, number in table.items()} for table in tables
         ]
-    given = choice.prompt_logprobs or response.prompt_logprobs
-    if given is not None:
-        record["prompt_logprobs"] = _numbers(given, prompt, where)
+    prompt_logprobs = choice.prompt_logprobs or response.prompt_logprobs
+    if prompt_logprobs is not None:
+        record["prompt_logprobs"] = _numbers(prompt_logprobs, prompt, where)
     return record
 
 

@@ -190,8 +190,8 @@ class GraphSettings:
 
     def __post_init__(self) -> None:
         if self.options is not None and self.options not in OPTION_SOURCES:
-            known = ", ".join(OPTION_SOURCES)
-            raise UsageError(f"options={self.options!r} is unknown; use one of {known}")
+            known_sources = ", ".join(OPTION_SOURCES)
+            raise UsageError(f"options={self.options!r} is unknown; use one of {known_sources}")
         if not self.ranks or any(type(n) is not int or n < 2 for n in self.ranks):  # noqa: PLR2004
             raise UsageError(f"ranks={self.ranks!r}: give integers of 2 or more")
         if self.cap is not None and (type(self.cap) is not int or self.cap < 1):
@@ -229,7 +229,7 @@ def values_for(
     )
 
 
-def copied(given: CallValues) -> CallValues:
+def copied(call_values: CallValues) -> CallValues:
     """Copies that later calls do not modify; one tensor passed twice stays one."""
     copies: dict[int, torch.Tensor] = {}
 
@@ -238,7 +238,7 @@ def copied(given: CallValues) -> CallValues:
             return item
         return copies.setdefault(id(item), item.detach().clone())
 
-    return given.map(copy)
+    return call_values.map(copy)
 
 
 def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -268,12 +268,15 @@ def without_gradient_in(
 
     A list of tensors gets gradients if any of its tensors does.
     """
-    wanted = _wanted_arguments(name, args, kwargs)
+    wanted_arguments = _wanted_arguments(name, args, kwargs)
     places: set[Place] = set()
-    for place, value in _places(args, kwargs):
+    for place_of_argument, value in _places(args, kwargs):
         tensors = list(tensor_values(value))
-        if tensors and (is_buffer(wanted, place) or not any(t.requires_grad for t in tensors)):
-            places.add(place)
+        if tensors and (
+            is_buffer(wanted_arguments, place_of_argument)
+            or not any(t.requires_grad for t in tensors)
+        ):
+            places.add(place_of_argument)
     return frozenset(places)
 
 
@@ -284,13 +287,16 @@ def draw_values(
 
     A value used twice is one tensor: `x * x` is not the product of two random tensors.
     """
-    wanted = _wanted_arguments(name, args, kwargs)
+    wanted_arguments = _wanted_arguments(name, args, kwargs)
     uses: dict[str, list[tuple[Place, str, TensorValue]]] = {}
-    for (place, *keys), value in tensors_by_path(args, kwargs):
-        path = "".join([str(place), *(f"[{key!r}]" for key in keys)])
-        uses.setdefault(value.name, []).append((place, path, value))
+    for (argument_place, *keys), value in tensors_by_path(args, kwargs):
+        path = "".join([str(argument_place), *(f"[{key!r}]" for key in keys)])
+        uses.setdefault(value.name, []).append((argument_place, path, value))
     sizes = _subscripts(name, args)
-    drawn = {key: _draw_tensor(wanted, found, sizes, seed) for key, found in uses.items()}
+    drawn = {
+        key: _draw_tensor(wanted_arguments, value_uses, sizes, seed)
+        for key, value_uses in uses.items()
+    }
 
     def tensor_of(value: TensorValue) -> torch.Tensor:
         if value.name not in drawn:
@@ -301,18 +307,21 @@ def draw_values(
 
 
 def _draw_tensor(
-    wanted: WantedCall, uses: list[tuple[Place, str, TensorValue]], sizes: dict[str, int], seed: int
+    wanted_call: WantedCall,
+    uses: list[tuple[Place, str, TensorValue]],
+    sizes: dict[str, int],
+    seed: int,
 ) -> torch.Tensor:
     """Draw one tensor that meets the strictest of its uses."""
-    domain_at = [(use, domain_of(wanted, use[0])) for use in uses]
+    domain_at = [(use, domain_of(wanted_call, use[0])) for use in uses]
     demanding = [use for use, domain in domain_at if domain is not normal]
     indexing = [use for use in uses if use[1] in sizes and not use[2].dtype.is_floating_point]
-    place, path, value = (indexing or demanding or uses)[0]
+    argument_place, path, value = (indexing or demanding or uses)[0]
     generator = generator_for(seed, path)
     if indexing and value.dtype != torch.bool:
         return indices(0, sizes[path])(value.shape, generator).to(value.dtype)
     info = TensorInfo("shape", value.shape, value.dtype, generator=generator)
-    return make_value(wanted, place, info, seed)  # type: ignore[no-any-return]
+    return make_value(wanted_call, argument_place, info, seed)  # type: ignore[no-any-return]
 
 
 def _wanted_arguments(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> WantedCall:
@@ -347,8 +356,8 @@ def tensors_by_path(
             for key, item in value.items():
                 yield from below((*path, key), item)
 
-    for place, value in _places(args, kwargs):
-        yield from below((place,), value)
+    for argument_place, value in _places(args, kwargs):
+        yield from below((argument_place,), value)
 
 
 def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
@@ -366,16 +375,16 @@ def _subscripts(name: str, args: tuple[Any, ...]) -> dict[str, int]:
         return {}
     shape = args[0].shape
     taken = sum(_dims_of(item) for _, item in items)
-    found: dict[str, int] = {}
+    index_sizes: dict[str, int] = {}
     dim = 0
     for path, item in items:
         if item is Ellipsis:
             dim += len(shape) - taken
             continue
         if isinstance(item, TensorValue) and item.dtype != torch.bool and dim < len(shape):
-            found[path] = shape[dim]
+            index_sizes[path] = shape[dim]
         dim += _dims_of(item)
-    return found
+    return index_sizes
 
 
 def _dims_of(item: Any) -> int:
@@ -530,11 +539,12 @@ class CallGroup:
 
 def group_calls(graph: Graph, settings: GraphSettings) -> tuple[CallGroup, ...]:
     """Group the calls that need the same check; every call of the graph is in one group."""
-    found: dict[str, list[GraphCall]] = {}
+    calls_by_key: dict[str, list[GraphCall]] = {}
     for call in graph.calls:
-        found.setdefault(key_of(call, settings), []).append(call)
+        calls_by_key.setdefault(key_of(call, settings), []).append(call)
     return tuple(
-        CallGroup(number, key, tuple(calls)) for number, (key, calls) in enumerate(found.items())
+        CallGroup(number, key, tuple(calls))
+        for number, (key, calls) in enumerate(calls_by_key.items())
     )
 
 

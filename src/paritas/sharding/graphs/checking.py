@@ -129,8 +129,8 @@ def offers(
     """The splits from every requested source, each once, under the first source that has it."""
     if isinstance(declared, Recipe):
         return Offer((option_of(declared, call),))
-    found: dict[Any, SplitOption] = {}
-    left: list[str] = []
+    option_by_meaning: dict[Any, SplitOption] = {}
+    left_out: list[str] = []
     missing: list[str] = []
     for source in _rule_sources(declared, settings):
         try:
@@ -138,7 +138,9 @@ def offers(
                 options = list(_discovered_splits(call, ranks, missing))
             else:
                 rule = _find_rule(source, name, call, declared, missing)
-                options = [] if rule is None else list(_annotated_splits(*rule, call, ranks, left))
+                options = (
+                    [] if rule is None else list(_annotated_splits(*rule, call, ranks, left_out))
+                )
         except UsageError as error:
             if source == "declared":
                 return Offer(fault=str(error))
@@ -147,9 +149,9 @@ def offers(
             missing.append(str(error))
             continue
         for option in options:
-            found.setdefault(_recipe_meaning(option.recipe, call), option)
-    even_first = sorted(found.values(), key=lambda option: not option.even)
-    return Offer(tuple(even_first), tuple(dict.fromkeys(left)), tuple(missing))
+            option_by_meaning.setdefault(_recipe_meaning(option.recipe, call), option)
+    even_first = sorted(option_by_meaning.values(), key=lambda option: not option.even)
+    return Offer(tuple(even_first), tuple(dict.fromkeys(left_out)), tuple(missing))
 
 
 def _rule_sources(declared: str | None, settings: GraphSettings) -> tuple[str, ...]:
@@ -168,9 +170,9 @@ def _find_rule(
             return Annotation.parse(declared), "declared"
         missing.append("the graph declares no split for it; try --options library")
         return None
-    known = annotation_of_call(call)
-    if known is not None:
-        return known, "registered" if _is_claimed(name, call) else "library"
+    annotation = annotation_of_call(call)
+    if annotation is not None:
+        return annotation, "registered" if _is_claimed(name, call) else "library"
     missing.append(f"the library has no rule for this call of {name}; try --options discover")
     return None
 
@@ -181,7 +183,7 @@ def _is_claimed(name: str, call: OperatorCall) -> bool:
 
 
 def _annotated_splits(
-    annotation: Annotation, origin: RuleOrigin, call: OperatorCall, ranks: int, left: list[str]
+    annotation: Annotation, origin: RuleOrigin, call: OperatorCall, ranks: int, left_out: list[str]
 ) -> Iterator[SplitOption]:
     expansion = expand(annotation.signature, call)
     options = annotation.options(call)
@@ -191,15 +193,15 @@ def _annotated_splits(
         try:
             recipe = annotation.recipe(call, Option(option.idx, option.dim, ranks))
         except CannotSplitError as error:
-            left.append(error.obstacle)
+            left_out.append(error.obstacle)
             continue
         except UsageError as error:
-            left.append(str(error))
+            left_out.append(str(error))
             continue
         length = expansion.lengths.get(identifier)
         even = length is None or length % ranks == 0
         if not even and Partial("avg") in recipe.outputs:
-            left.append(
+            left_out.append(
                 f"{identifier} has length {length}: the average of the means of {ranks} unequal "
                 "parts is not the mean of the whole"
             )
@@ -216,16 +218,22 @@ def _annotated_splits(
     if not options:
         frozen = [f"{name} {reason}" for name, reason in expansion.frozen.items() if name.isalnum()]
         why = ", ".join(frozen) or "no dimension has a name"
-        left.append(f"`{annotation.text}` allows no split: {why}")
+        left_out.append(f"`{annotation.text}` allows no split: {why}")
 
 
 def _discovered_splits(call: OperatorCall, ranks: int, missing: list[str]) -> Iterator[SplitOption]:
     from paritas.sharding.operators.discovery import discover_splits
 
-    right = [one for one in discover_splits(call, ranks) if one.backward is not False]
-    for one in right:
-        rule, words = str(one.annotation or ""), one.recipe.split_words
-        yield SplitOption(*first_split(one.recipe, call), words, rule, "discovered", one.recipe)
+    right = [
+        discover_split
+        for discover_split in discover_splits(call, ranks)
+        if discover_split.backward is not False
+    ]
+    for discovered in right:
+        rule, words = str(discovered.annotation or ""), discovered.recipe.split_words
+        yield SplitOption(
+            *first_split(discovered.recipe, call), words, rule, "discovered", discovered.recipe
+        )
     if not right:
         missing.append(f"running {call.name} over {ranks} ranks found no correct split")
 
@@ -239,7 +247,7 @@ def option_of(recipe: Recipe, call: OperatorCall) -> SplitOption:
 def _recipe_meaning(recipe: Recipe, call: OperatorCall) -> Any:
     """What a recipe does, regardless of its name and of what it says is replicated."""
     places = [*range(len(call.args)), *call.kwargs]
-    inputs = tuple(recipe.placement(place) for place in places)
+    inputs = tuple(recipe.placement(position) for position in places)
     return inputs, recipe.outputs, frozenset(recipe.numbers)
 
 
@@ -252,13 +260,13 @@ _NEAR = 1e-4
 _LONGEST = 400
 
 
-def sum_of_results(seen: OperatorRun | None) -> float | None:
+def sum_of_results(operator_run: OperatorRun | None) -> float | None:
     """The sum of all floating-point results; None if there is none or the run failed."""
-    if seen is None or seen.error is not None:
+    if operator_run is None or operator_run.error is not None:
         return None
     sums = [
         float(value.detach().sum(dtype=torch.float64))
-        for item, value in seen.results.items()
+        for item, value in operator_run.results.items()
         if item.kind is ItemKind.OUTPUT
         and isinstance(value, torch.Tensor)
         and value.is_floating_point()
@@ -269,14 +277,16 @@ def sum_of_results(seen: OperatorRun | None) -> float | None:
 def gradient_words(examined: ExaminedRecipe) -> str:
     """`2 equal; gradient of args[1]: different, 2x`; empty if no gradient was compared."""
     verdict = examined.verdict
-    found = [one for one in verdict.findings if one.item.kind is ItemKind.GRADIENT]
-    whole = [one for one in verdict.findings if one.item.kind is ItemKind.GRADIENTS]
-    bad = [one for one in found if not one.status.passes(strict=True)]
-    words = [f"{len(found) - len(bad)} equal"] if len(found) > len(bad) else []
-    for one in bad:
-        factor = _factor(examined, one)
-        words.append(f"{one.path}: {one.status}{', ' * bool(factor)}{factor}")
-    words += [f"{one.status}: {one.reason}" for one in whole]
+    findings = [finding for finding in verdict.findings if finding.item.kind is ItemKind.GRADIENT]
+    overall_findings = [
+        finding for finding in verdict.findings if finding.item.kind is ItemKind.GRADIENTS
+    ]
+    bad = [finding for finding in findings if not finding.status.passes(strict=True)]
+    words = [f"{len(findings) - len(bad)} equal"] if len(findings) > len(bad) else []
+    for bad_finding in bad:
+        factor = _factor(examined, bad_finding)
+        words.append(f"{bad_finding.path}: {bad_finding.status}{', ' * bool(factor)}{factor}")
+    words += [f"{finding.status}: {finding.reason}" for finding in overall_findings]
     if not words:
         runs = () if examined.lifted is None else examined.lifted[0].gradients
         values = [value for gradients in runs for value in gradients.values()]
@@ -289,10 +299,10 @@ def _factor(examined: ExaminedRecipe, finding: Finding) -> str:
     """The multiple that the ranks' gradient is of the unsplit one, for example `2x`."""
     if examined.lifted is None or finding.status is not Status.DIFFERENT:
         return ""
-    whole, split = examined.lifted
+    unsplit_run, split = examined.lifted
     factors: list[float] = []
-    for one, other in zip(whole.gradients, split.gradients, strict=False):
-        expected, got = one.get(finding.item), other.get(finding.item)
+    for gradient, other in zip(unsplit_run.gradients, split.gradients, strict=False):
+        expected, got = gradient.get(finding.item), other.get(finding.item)
         if expected is None:
             return ""
         if got is None:
@@ -314,8 +324,8 @@ def _multiple(expected: Tensor, got: Tensor) -> float | None:
     if not size:
         return None
     factor = float((expected * got).sum()) / size
-    left = float(torch.linalg.vector_norm(got - factor * expected))
-    return factor if left <= _LEFT_OVER * float(torch.linalg.vector_norm(got)) else None
+    residual_norm = float(torch.linalg.vector_norm(got - factor * expected))
+    return factor if residual_norm <= _LEFT_OVER * float(torch.linalg.vector_norm(got)) else None
 
 
 def reason_of(verdict: Verdict) -> str:
@@ -354,11 +364,11 @@ def check_call(
     started = time.perf_counter()
     with _ALONE:
         try:
-            found = _check_subject(call, settings, values)
+            call_outcome = _check_subject(call, settings, values)
         except UsageError as error:
-            found = _CallOutcome(CallOutcome.UNSUPPORTED, str(error))
+            call_outcome = _CallOutcome(CallOutcome.UNSUPPORTED, str(error))
         except Exception as error:  # noqa: BLE001  (becomes the result of this call)
-            found = _CallOutcome(
+            call_outcome = _CallOutcome(
                 CallOutcome.UNSUPPORTED, f"checking it raised {in_one_line(error)}"
             )
     return OperatorResult(
@@ -366,10 +376,10 @@ def check_call(
         operator=call.operator,
         signature=signature_of(call),
         sites=(call.site,),
-        outcome=found.outcome,
-        reason=found.reason,
-        options=found.options,
-        notes=found.notes,
+        outcome=call_outcome.outcome,
+        reason=call_outcome.reason,
+        options=call_outcome.options,
+        notes=call_outcome.notes,
         seconds=time.perf_counter() - started,
     )
 
@@ -391,8 +401,10 @@ def _check_subject(
         return _CallOutcome(CallOutcome.UNSUPPORTED, call.obstacle)
     subject = subject_of(call, settings.imports)
     if not any(value.shape for value in call.tensors()):
-        given = "only 0-d tensors" if next(call.tensors(), None) else "no tensor"
-        return _CallOutcome(CallOutcome.NOTHING, f"it receives {given}: there is nothing to split")
+        received = "only 0-d tensors" if next(call.tensors(), None) else "no tensor"
+        return _CallOutcome(
+            CallOutcome.NOTHING, f"it receives {received}: there is nothing to split"
+        )
     subject, operator_call, notes = prepare_call(subject, call, settings, values)
     return _roll_up_splits(_Splits(subject, call, settings, operator_call), notes)
 
@@ -424,16 +436,22 @@ def prepare_call(
 
 def _refuse_huge(subject: GraphSubject, call: GraphCall, settings: GraphSettings) -> None:
     """Raise `UsageError` if the values would take more memory than allowed."""
-    tensors = {one.name: one for one in tensor_values((subject.args, dict(subject.kwargs)))}
-    given = sum(one.bytes for one in tensors.values())
-    if (given + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
+    tensors = {
+        tensor_value.name: tensor_value
+        for tensor_value in tensor_values((subject.args, dict(subject.kwargs)))
+    }
+    argument_bytes = sum(tensor.bytes for tensor in tensors.values())
+    if (argument_bytes + most_bytes(subject)) * max(settings.ranks) <= settings.memory:
         return
-    made = predict_results(subject)
-    results = made.bytes if made is not None else sum(one.bytes for one in call.outputs)
-    need = (given + results) * max(settings.ranks)
+    predicted = predict_results(subject)
+    results = (
+        predicted.bytes if predicted is not None else sum(output.bytes for output in call.outputs)
+    )
+    need = (argument_bytes + results) * max(settings.ranks)
     if need > settings.memory:
         raise UsageError(
-            f"its values take {bytes_words(given + results)}, and {bytes_words(need)} with those "
+            f"its values take {bytes_words(argument_bytes + results)}, and "
+            f"{bytes_words(need)} with those "
             f"of {max(settings.ranks)} ranks; {bytes_words(settings.memory)} are allowed. "
             "Use --cap N to check it with shorter dimensions"
         )
@@ -451,7 +469,7 @@ def _operator_call(
     # The graph may name devices of another machine: everything runs on this one.
     device = torch.device(settings.device or "cpu")
     values = values.map(lambda item: moved(item, device))
-    made = OperatorCall(
+    operator_call = OperatorCall(
         subject.function,
         values.args,
         dict(values.kwargs),
@@ -459,7 +477,7 @@ def _operator_call(
         without_gradient=without_gradient_in(subject.name, subject.args, subject.kwargs),
         seed=settings.seed,
     )
-    return made, note
+    return operator_call, note
 
 
 # --- the splits -----------------------------------------------------------------------------------
@@ -505,8 +523,12 @@ class _Splits:
             **self._figures(option, ranks),
             seconds=time.perf_counter() - started,
         )
-        found = result.confirmation.simulated if result.confirmation else result.status
-        if option.origin == "declared" and not option.even and not found.passes(strict=strict):
+        simulated_status = result.confirmation.simulated if result.confirmation else result.status
+        if (
+            option.origin == "declared"
+            and not option.even
+            and not simulated_status.passes(strict=strict)
+        ):
             # A declared annotation only claims that equal parts work.
             self.left_out.append(
                 f"{option.split} over {ranks} ranks is {result.status}: the parts are not equal"
@@ -531,7 +553,7 @@ class _Splits:
         except Exception as error:  # noqa: BLE001  (becomes the result of this split)
             reason = str(error) if isinstance(error, UsageError) else in_one_line(error)
             return {"status": Status.UNVERIFIED, "reason": f"the check raised: {reason}"}
-        whole, split = examined.native or (None, None)
+        unsplit_run, split = examined.native or (None, None)
         proof = self._proof(option) if settings.prove else None
         if proof is not None:
             unproved = proof.finding()
@@ -541,7 +563,7 @@ class _Splits:
             "proof": proof,
             "status": verdict.status,
             "reason": reason_of(verdict),
-            "loss_whole": sum_of_results(whole),
+            "loss_whole": sum_of_results(unsplit_run),
             "loss_split": sum_of_results(split),
             "gradients": gradient_words(examined),
             "verdict": verdict,
@@ -554,8 +576,8 @@ class _Splits:
 
         recipe = option.recipe
         split = recipe.identifier or recipe.words
-        given = (self.operator_call, option.rule, option.idx, option.dim, split)
-        return prove_split(*given, self.settings)
+        proof_arguments = (self.operator_call, option.rule, option.idx, option.dim, split)
+        return prove_split(*proof_arguments, self.settings)
 
     def _confirmed(
         self, simulated: Verdict, option: SplitOption, ranks: int
@@ -583,19 +605,26 @@ class _Splits:
 
     def other_shapes(self) -> list[str]:
         """A note if the operator returns other shapes here than in the graph."""
-        seen = self.wholes.native
-        known = self.subject.args == self.call.args  # neither capped nor an unpacked subscript
-        if seen is None or seen.error is not None or not known or not self.call.outputs:
+        native = self.wholes.native
+        is_unchanged_call = (
+            self.subject.args == self.call.args
+        )  # neither capped nor an unpacked subscript
+        if (
+            native is None
+            or native.error is not None
+            or not is_unchanged_call
+            or not self.call.outputs
+        ):
             return []
-        made = [
+        actual_shapes = [
             tuple(value.shape)
-            for item, value in seen.results.items()
+            for item, value in native.results.items()
             if item.kind is ItemKind.OUTPUT and isinstance(value, torch.Tensor)
         ]
-        said = [value.shape for value in self.call.outputs]
-        if made == said:
+        shapes = [value.shape for value in self.call.outputs]
+        if actual_shapes == shapes:
             return []
-        return [f"it returns {made} here, but {said} in the graph"]
+        return [f"it returns {actual_shapes} here, but {shapes} in the graph"]
 
     def _wrong_claim(self, offer: Offer, ranks: int) -> OptionResult:
         """The result for an annotation that cannot be parsed or does not fit the call."""
@@ -617,29 +646,34 @@ class _Splits:
 def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
     """Check all splits and combine their results."""
     splits.check()
-    results, left = splits.results, list(dict.fromkeys(splits.left_out))
+    results, left_out = splits.results, list(dict.fromkeys(splits.left_out))
     strict = splits.settings.strict
     if not results:
-        why = list(dict.fromkeys([*splits.missing, *left]))
+        why = list(dict.fromkeys([*splits.missing, *left_out]))
         return _CallOutcome(
             CallOutcome.NOTHING,
             enumerated(why, _MOST_NAMED, between="; ") or "nothing can be split",
             (),
             tuple(notes),
         )
-    if left:
-        notes.append(f"left out: {enumerated(left, _MOST_NAMED, between='; ')}")
+    if left_out:
+        notes.append(f"left out: {enumerated(left_out, _MOST_NAMED, between='; ')}")
     notes += splits.other_shapes()
-    notes += dict.fromkeys(note for one in results for note in one.verdict.notes)
-    bad = [one for one in results if not one.status.passes(strict=strict)]
-    wrong = [one for one in bad if one.status is not Status.UNVERIFIED]
+    notes += dict.fromkeys(note for split_result in results for note in split_result.verdict.notes)
+    bad = [
+        split_result for split_result in results if not split_result.status.passes(strict=strict)
+    ]
+    wrong = [split_result for split_result in bad if split_result.status is not Status.UNVERIFIED]
     if not bad:
-        own = ", ".join(dict.fromkeys(splits.drifting))
-        reason = f"outputs and gradients are right; after the call each rank has its own {own}"
-        return _CallOutcome(
-            CallOutcome.VERIFIED, reason if own else "", tuple(results), tuple(notes)
+        drifting_names = ", ".join(dict.fromkeys(splits.drifting))
+        reason = (
+            "outputs and gradients are right; after the call each rank has its own "
+            f"{drifting_names}"
         )
-    gravest = max(wrong or bad, key=lambda one: one.status.gravity)
+        return _CallOutcome(
+            CallOutcome.VERIFIED, reason if drifting_names else "", tuple(results), tuple(notes)
+        )
+    gravest = max(wrong or bad, key=lambda split_result: split_result.status.gravity)
     where = f"{gravest.split}, {gravest.ranks} ranks"
     more = f"; {len(wrong or bad)} of {len(results)} splits" if len(results) > 1 else ""
     reason = f"{where}: {gravest.reason or gravest.status}{more}"

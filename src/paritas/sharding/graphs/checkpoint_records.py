@@ -258,15 +258,15 @@ class CheckpointRecord:
 
     def record(self, name: str, *kinds: str) -> CheckpointRecord:
         """An attribute that must be an object of one of these classes."""
-        found = record_of(self[name])
-        if found is None or found.kind not in kinds:
+        record = record_of(self[name])
+        if record is None or record.kind not in kinds:
             raise self.wrong(name, self[name], " or ".join(kinds))
-        return found
+        return record
 
     def wrong(self, name: str, value: Any, expected: str) -> UsageError:
         """The error for an attribute with an unexpected value."""
-        found = record_of(value)
-        have = type(value).__name__ if found is None else found.kind
+        record = record_of(value)
+        have = type(value).__name__ if record is None else record.kind
         return UsageError(
             f"`{name}` of {self.words} is {have}, expected {expected}: the file is damaged"
         )
@@ -284,10 +284,10 @@ def record_of(value: Any) -> CheckpointRecord | None:
 def records_of(owner: CheckpointRecord, name: str, *kinds: str) -> Iterator[CheckpointRecord]:
     """The objects in a list attribute of an object."""
     for value in owner.items(name):
-        found = record_of(value)
-        if found is None or (kinds and found.kind not in kinds):
+        record = record_of(value)
+        if record is None or (kinds and record.kind not in kinds):
             raise owner.wrong(name, value, f"a list of {' or '.join(kinds) or 'nodes'}")
-        yield found
+        yield record
 
 
 def text_of(value: Any) -> str | None:
@@ -335,9 +335,9 @@ class CheckpointValues:
     def inputs(self, tree: Any) -> list[TensorValue]:
         """The input tensors of the graph; later uses of them have kind `input`."""
         self._collecting = True
-        found = list(tensor_values(self.arguments(tree)))
+        tensors = list(tensor_values(self.arguments(tree)))
         self._collecting = False
-        return found
+        return tensors
 
     def arguments(self, tree: Any) -> Any:
         """The arguments of a node, with tensors as `TensorValue`."""
@@ -411,33 +411,33 @@ class CheckpointValues:
 
     def tensor(self, record: CheckpointRecord) -> TensorValue:
         """A tensor with the shape the node sees and the name of the full tensor."""
-        whole = record
+        full_tensor = record
         if record.kind == "IRSubTensor":
-            whole = record.record("_full_tensor", "IRFullTensor")
-        dtype = whole["_dtype"]
+            full_tensor = record.record("_full_tensor", "IRFullTensor")
+        dtype = full_tensor["_dtype"]
         if not isinstance(dtype, Name) or dtype.path not in _DTYPES:
-            raise whole.wrong("_dtype", dtype, "a torch dtype")
+            raise full_tensor.wrong("_dtype", dtype, "a torch dtype")
         # A 0-d tensor is written as one with a single element, and a flag.
-        shape = () if whole.flag("_is_scalar_tensor") else _shape(record)
+        shape = () if full_tensor.flag("_is_scalar_tensor") else _shape(record)
         return TensorValue(
-            name=self._name(whole),
+            name=self._name(full_tensor),
             shape=shape,
             dtype=_DTYPES[dtype.path],
-            kind=self._kind(whole),
-            requires_grad=whole.flag("_requires_grad"),
+            kind=self._kind(full_tensor),
+            requires_grad=full_tensor.flag("_requires_grad"),
         )
 
-    def _kind(self, whole: CheckpointRecord) -> Kind:
-        if whole.flag("_is_attr") and not whole.flag("_is_grad"):
-            return "parameter" if whole.flag("_requires_grad") else "buffer"
+    def _kind(self, checkpoint_record: CheckpointRecord) -> Kind:
+        if checkpoint_record.flag("_is_attr") and not checkpoint_record.flag("_is_grad"):
+            return "parameter" if checkpoint_record.flag("_requires_grad") else "buffer"
         if self._collecting:
-            self._inputs.add(whole.number("_id"))
-        return "input" if whole.number("_id") in self._inputs else "intermediate"
+            self._inputs.add(checkpoint_record.number("_id"))
+        return "input" if checkpoint_record.number("_id") in self._inputs else "intermediate"
 
-    def _name(self, whole: CheckpointRecord) -> str:
-        number = whole.number("_id")
+    def _name(self, checkpoint_record: CheckpointRecord) -> str:
+        number = checkpoint_record.number("_id")
         if number not in self._names:
-            name = whole.text("name")
+            name = checkpoint_record.text("name")
             if name in self._taken:
                 name = f"{name}_{number}"
             while name in self._taken:

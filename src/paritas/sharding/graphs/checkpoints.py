@@ -72,10 +72,10 @@ class _DeclaredTensor:
         if self.dims == (("?",),):
             return "/" if "" in self.whole_gradient else "?"
         text = " ".join(_spell_dim(dim, suffixes) for dim in self.dims) or "1"
-        own = {name for dim in self.dims for name in dim}
-        words = [f"/{name}" for name in self.whole_gradient if name not in own]
+        names = {name for dim in self.dims for name in dim}
+        words = [f"/{name}" for name in self.whole_gradient if name not in names]
         words += (
-            [f"@{self.own}"] if self.own and self.own not in (*own, *self.whole_gradient) else []
+            [f"@{self.own}"] if self.own and self.own not in (*names, *self.whole_gradient) else []
         )
         return f"{text} : {' '.join(words)}" if words else text
 
@@ -94,9 +94,13 @@ def declared_annotation(
         _declare_tensor(each, suffixes) for each in records_of(anno, "_outputs", "ShapeAnno")
     ]
     if (len(inputs), len(outputs)) != (len(args), len(outputs_given)):
-        said, has = f"{len(inputs)} -> {len(outputs)}", f"{len(args)} -> {len(outputs_given)}"
+        declared_counts, has = (
+            f"{len(inputs)} -> {len(outputs)}",
+            f"{len(args)} -> {len(outputs_given)}",
+        )
         return Declared(
-            None, f"{node.words}: its annotation has {said} values, but the node has {has}"
+            None,
+            f"{node.words}: its annotation has {declared_counts} values, but the node has {has}",
         )
     inputs = [_without_dims(tensor, value) for tensor, value in zip(inputs, args, strict=True)]
     outputs = [
@@ -242,16 +246,16 @@ def _reshape_number(
 
 def _splits_by_tensor(rule: CheckpointRecord, side: str) -> list[int | str]:
     """For each tensor, the dimension that a rule splits, or what else it does."""
-    found: list[int | str] = []
+    split_dims: list[int | str] = []
     for split in records_of(rule, side, "DimopSplit"):
         match split["dims"]:
             case (int(at),) | [int(at)]:
-                found.append(at)
+                split_dims.append(at)
             case None:
-                found.append("value" if split.flag("val") else "whole")
+                split_dims.append("value" if split.flag("val") else "whole")
             case _:
-                found.append("several")
-    return found
+                split_dims.append("several")
+    return split_dims
 
 
 def _repeats_annotation(
@@ -277,7 +281,7 @@ def _repeats_annotation(
 def _split_fits(
     tensor: _DeclaredTensor, at: int | str, name: str, suffixes: Mapping[str, str]
 ) -> bool:
-    places = [place for place, dim in enumerate(tensor.dims) if name in dim]
+    places = [dim_index for dim_index, dim in enumerate(tensor.dims) if name in dim]
     if places:
         return places == [at]
     return at == "whole" or (at == "value" and suffixes[name] == _SUMMED)
@@ -303,17 +307,17 @@ _UNPACKING = ("builtins.getattr", "_operator.getitem", "operator.getitem")
 def flat_nodes(graph: CheckpointRecord) -> Iterator[CheckpointRecord]:
     """Every node in order, with the nodes of a segment in its place."""
     waiting = [records_of(graph, "_nodes")]
-    seen = {graph.identity}
+    seen_identities = {graph.identity}
     while waiting:
         node = next(waiting[-1], None)
         if node is None:
             waiting.pop()
             continue
-        if node.identity in seen or len(waiting) > _DEEPEST:
+        if node.identity in seen_identities or len(waiting) > _DEEPEST:
             raise UsageError(
                 f"{node.words} occurs twice, or is nested in more than {_DEEPEST} segments"
             )
-        seen.add(node.identity)
+        seen_identities.add(node.identity)
         if node.kind in _CONTAINERS:
             waiting.append(records_of(node, "_nodes"))
         else:
@@ -394,10 +398,10 @@ def _idle_reason(node: CheckpointRecord, *, returns_tensors: bool) -> str:
 def _node_source(node: CheckpointRecord) -> tuple[str, str]:
     """The file and line, and the code of that line."""
     text = text_of(node.get("_comment")) or ""
-    found = _COMMENT.match(text)
-    if found is None:
+    match = _COMMENT.match(text)
+    if match is None:
         return "", text.strip()[:_LONGEST_CODE]
-    return f"{found['file']}:{found['line']}", found["code"].strip()[:_LONGEST_CODE]
+    return f"{match['file']}:{match['line']}", match["code"].strip()[:_LONGEST_CODE]
 
 
 # --- The checkpoint -------------------------------------------------------------------------------
@@ -461,21 +465,21 @@ def _read_graph(name: str, data: bytes, modules: tuple[str, ...]) -> Graph:
     records = list(flat_nodes(graph))
     guard.close(module_classes(records))
     values = CheckpointValues(most=len(data))
-    given = values.inputs(graph.items("_inputs"))
+    graph_inputs = values.inputs(graph.items("_inputs"))
     nodes = CheckpointNodes(values)
     calls = tuple(nodes.call(node, position) for position, node in enumerate(records))
     known_outputs = graph.items("_outputs") if graph.get("_outputs") is not None else ()
     returned = tuple(tensor_values(values.arguments(known_outputs)))
-    kept: dict[str, TensorValue] = {value.name: value for value in given}
+    values_by_name: dict[str, TensorValue] = {value.name: value for value in graph_inputs}
     for call in calls:
         for tensor in call.tensors():
             if tensor.kind in ("input", "parameter", "buffer"):
-                kept.setdefault(tensor.name, tensor)
+                values_by_name.setdefault(tensor.name, tensor)
     return Graph(
         name=name,
         kind="nnscaler",
         calls=calls,
-        values=kept,
+        values=values_by_name,
         notes=_checkpoint_notes(graph, nodes, data),
         outputs=tuple(value.name for value in returned),
     )
@@ -484,9 +488,9 @@ def _read_graph(name: str, data: bytes, modules: tuple[str, ...]) -> Graph:
 def _top_record(tree: Any) -> CheckpointRecord:
     match tree:
         case (tuple(counters), described) if all(type(n) is int for n in counters):
-            found = record_of(described)
-            if found is not None and found.kind == "IRGraph":
-                return found
+            record = record_of(described)
+            if record is not None and record.kind == "IRGraph":
+                return record
     have = record_of(tree)
     what = have.kind if have is not None else type(tree).__name__
     raise UsageError(f"it is a pickle of a {what}, not of a graph with its counters")

@@ -138,11 +138,12 @@ class Archive:
 
     def _check_format(self) -> None:
         if "archive_format" in self._members:
-            found = self.text("archive_format")
+            archive_format = self.text("archive_format")
             version = self.text("archive_version") if "archive_version" in self else b"0"
-            if found != b"pt2" or version.strip() != b"%d" % _NEWEST_ARCHIVE:
+            if archive_format != b"pt2" or version.strip() != b"%d" % _NEWEST_ARCHIVE:
                 raise UsageError(
-                    f"{self.path} is an archive of format {found.decode('ascii', 'replace'):.20} "
+                    f"{self.path} is an archive of format "
+                    f"{archive_format.decode('ascii', 'replace'):.20} "
                     f"{version.decode('ascii', 'replace'):.20}; paritas reads pt2 "
                     f"{_NEWEST_ARCHIVE}, which torch 2.11 to 2.13 write. {_HOW}"
                 )
@@ -181,22 +182,24 @@ class Archive:
 # --- The weights in a `.pt2` archive: plain bytes with a description ------------------------------
 
 
-def read_state(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
+def read_state(
+    archive: Archive, model_to_graph_names: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
     """The parameters, buffers and constants that the archive holds as plain tensors.
 
     Args:
-        wanted: name in the graph by name in the model.
+        model_to_graph_names: name in the graph by name in the model.
     """
     try:
         with archive.kept_open():
             _check_byte_order(archive)
-            return _read_folders(archive, wanted)
+            return _read_folders(archive, model_to_graph_names)
     except (OSError, zipfile.BadZipFile) as error:
         raise UsageError(f"{archive.path} changed while it was read: {error}") from None
 
 
-def _read_folders(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+def _read_folders(archive: Archive, graph_names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
     for folder in ("weights", "constants"):
         name = f"data/{folder}/{archive.model}_{folder}_config.json"
         if name not in archive:
@@ -204,12 +207,12 @@ def _read_folders(archive: Archive, wanted: Mapping[str, str]) -> dict[str, torc
         payloads = decode(archive.text(name), WeightPayloads, f"{archive.path}: {name}").config
         read: dict[str, bytearray] = {}  # tied weights share their bytes
         for key, payload in payloads.items():
-            if key not in wanted:
+            if key not in graph_names:
                 continue
             tensor = _read_weight(archive, f"data/{folder}/{payload.path_name}", payload, read)
             if tensor is not None:
-                found[wanted[key]] = tensor
-    return found
+                tensors[graph_names[key]] = tensor
+    return tensors
 
 
 def _read_weight(
@@ -233,8 +236,8 @@ def _read_weight(
 def _strided(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
     symbols = Symbols({})
     dtype = DTYPES[meta.dtype]
-    shape = [symbols.size(one) for one in meta.sizes]
-    stride = [symbols.size(one) for one in meta.strides]
+    shape = [symbols.size(size) for size in meta.sizes]
+    stride = [symbols.size(stride_size) for stride_size in meta.strides]
     offset = symbols.size(meta.storage_offset)
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
@@ -249,17 +252,19 @@ def _strided(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
 def _unpickled(raw: bytes) -> torch.Tensor | None:
     """A tensor of its own class, if torch can load it without running code from the file."""
     try:
-        found = torch.load(io.BytesIO(raw), weights_only=True)
+        loaded = torch.load(io.BytesIO(raw), weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
         return None
-    return found if type(found) in {torch.Tensor, torch.nn.Parameter} else None
+    return loaded if type(loaded) in {torch.Tensor, torch.nn.Parameter} else None
 
 
 def _check_byte_order(archive: Archive) -> None:
-    found = archive.text("byteorder").decode("ascii", "replace") if "byteorder" in archive else ""
-    if found and found != sys.byteorder:
+    byte_order = (
+        archive.text("byteorder").decode("ascii", "replace") if "byteorder" in archive else ""
+    )
+    if byte_order and byte_order != sys.byteorder:
         raise UsageError(
-            f"{archive.path} was written on a {found!r:.20}-endian machine, but this one is "
+            f"{archive.path} was written on a {byte_order!r:.20}-endian machine, but this one is "
             f"{sys.byteorder}-endian; save it again here"
         )
 
@@ -284,13 +289,13 @@ def source_of(trace: str) -> tuple[str, str]:
     lines = trace.splitlines()
     best, users = ("", ""), False
     for position, text in enumerate(lines):
-        found = _FRAME.search(text)
-        if found is None or (users and _TORCH_FRAME.search(found["file"])):
+        match = _FRAME.search(text)
+        if match is None or (users and _TORCH_FRAME.search(match["file"])):
             continue
-        users = users or not _TORCH_FRAME.search(found["file"])
+        users = users or not _TORCH_FRAME.search(match["file"])
         code = lines[position + 1].strip() if position + 1 < len(lines) else ""
         code = "" if _FRAME.search(code) else code[:_LONGEST_LINE]
-        best = (f"{_short_path(found['file'])}:{found['line']}", code)
+        best = (f"{_short_path(match['file'])}:{match['line']}", code)
     return best
 
 
@@ -348,36 +353,42 @@ def read_exported(path: Path) -> Graph:
     values = ExportedValues(part, symbols)
     try:
         names = _specify(program, values)
-        inputs = [given["as_tensor"]["name"] for given in part.inputs if "as_tensor" in given]
-        known = {name: values.tensor(name) for name in inputs}
+        inputs = [
+            input_spec["as_tensor"]["name"]
+            for input_spec in part.inputs
+            if "as_tensor" in input_spec
+        ]
+        values_by_name = {name: values.tensor(name) for name in inputs}
         calls: list[GraphCall] = []
         _read_part(part, values, symbols, calls)
     except (Unknown, *_MISREAD) as error:
         raise UsageError(f"{where} cannot be read: {error!s:.200}") from None
     version = program.schema_version
-    made = f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
+    origin_note = (
+        f"exported by torch {program.torch_version:.40}, schema {version.major}.{version.minor}"
+    )
     return Graph(
         name=path.name,
         kind="torch.export",
         calls=tuple(calls),
-        values=known,
+        values=values_by_name,
         state=lambda: read_state(archive, names),
-        notes=(made, *symbols.notes()),
+        notes=(origin_note, *symbols.notes()),
         outputs=_returned(program),
-        names={own: model for model, own in names.items()},
+        names={graph_name: model for model, graph_name in names.items()},
     )
 
 
 def _returned(program: ExportedProgramData) -> tuple[str, ...]:
     """The names of the tensors that the program returns to its caller."""
-    found = []
+    output_names = []
     for specified in program.graph_module.signature.output_specs:
         ((kind, about),) = specified.items()
         if kind in {"user_output", "loss_output"} and "as_tensor" in about["arg"]:
-            found.append(about["arg"]["as_tensor"]["name"])
+            output_names.append(about["arg"]["as_tensor"]["name"])
         elif kind == "loss_output" and "name" in about["arg"]:
-            found.append(about["arg"]["name"])
-    return tuple(found)
+            output_names.append(about["arg"]["name"])
+    return tuple(output_names)
 
 
 def idle_reason(operator: str, outputs: tuple[TensorValue, ...]) -> str:
@@ -394,13 +405,13 @@ def computes_no_tensor(operator: str) -> bool:
     return bool(_ASSERTION.fullmatch(operator) or _OF_SIZES.fullmatch(operator))
 
 
-def _check_version(found: Versioned, path: Path) -> None:
-    version = found.schema_version
+def _check_version(versioned: Versioned, path: Path) -> None:
+    version = versioned.schema_version
     if version.major == KNOWN_MAJOR:
         return
     age = "an older" if version.major < KNOWN_MAJOR else "a newer"
     raise UsageError(
-        f"{path} is from {age} version: torch {found.torch_version:.40} wrote it in schema "
+        f"{path} is from {age} version: torch {versioned.torch_version:.40} wrote it in schema "
         f"{version.major}.{version.minor}, but paritas reads schema {KNOWN_MAJOR}. Export it again "
         "with torch 2.11 to 2.13"
     )
@@ -429,24 +440,31 @@ def _read_part(
 ) -> None:
     """Add the calls of a graph, and of the graphs inside it, in order."""
     for node in part.nodes:
-        call, made = _read_node(node, values, len(calls))
+        call, results = _read_node(node, values, len(calls))
         calls.append(call)
-        for held in [one.arg["as_graph"] for one in node.inputs if "as_graph" in one.arg]:
-            inner = msgspec.convert(held["graph"], GraphPart)
-            within = ExportedValues(inner, symbols, f"{call.name}.{held['name']}.")
+        for subgraph_argument in [
+            node_input.arg["as_graph"] for node_input in node.inputs if "as_graph" in node_input.arg
+        ]:
+            inner = msgspec.convert(subgraph_argument["graph"], GraphPart)
+            within = ExportedValues(inner, symbols, f"{call.name}.{subgraph_argument['name']}.")
             if call.operator == _GRAD_BRACKET:
                 _bind_outer_tensors(call, inner, within)
             _read_part(inner, within, symbols, calls)
         # For a higher-order operator the archive says whether one tensor is a 1-tuple.
         in_tuple = node.is_hop_single_tensor_return is False
-        calls.extend(_unpacking_calls(call, made, len(calls), in_tuple=in_tuple))
+        calls.extend(_unpacking_calls(call, results, len(calls), in_tuple=in_tuple))
 
 
 def _bind_outer_tensors(call: GraphCall, inner: GraphPart, within: ExportedValues) -> None:
     """Let the graph inside a grad-mode bracket use the tensors around it."""
-    for held, tensors in ((inner.inputs, call.tensors()), (inner.outputs, iter(call.outputs))):
-        for one, tensor in zip((x for x in held if "as_tensor" in x), tensors, strict=False):
-            within.bind(one["as_tensor"]["name"], tensor)
+    for inner_specs, tensors in (
+        (inner.inputs, call.tensors()),
+        (inner.outputs, iter(call.outputs)),
+    ):
+        for tensor_spec, tensor in zip(
+            (x for x in inner_specs if "as_tensor" in x), tensors, strict=False
+        ):
+            within.bind(tensor_spec["as_tensor"]["name"], tensor)
 
 
 def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[GraphCall, list[Any]]:
@@ -456,26 +474,28 @@ def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[Graph
     obstacle = HIGHER_ORDER if operator.startswith("higher_order.") and not bracket else ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for given in node.inputs:
+    for node_input in node.inputs:
         try:
-            value = values.argument(given.arg)
+            value = values.argument(node_input.arg)
         except Unknown as error:
-            if "as_graph" not in given.arg:
+            if "as_graph" not in node_input.arg:
                 obstacle = obstacle or f"{error}, which paritas cannot read"
             value = None
-        if given.kind is None:
-            obstacle = obstacle or f"the archive does not say how it receives {given.name!r:.40}"
-        if given.kind == _POSITIONAL:
+        if node_input.kind is None:
+            obstacle = (
+                obstacle or f"the archive does not say how it receives {node_input.name!r:.40}"
+            )
+        if node_input.kind == _POSITIONAL:
             args.append(value)
         else:
-            kwargs[given.name] = value
-    made: list[Any] = []
-    for one in node.outputs:
+            kwargs[node_input.name] = value
+    results: list[Any] = []
+    for output in node.outputs:
         try:
-            made.append(values.argument(one))
+            results.append(values.argument(output))
         except Unknown as error:
             obstacle = obstacle or f"{error}, which paritas cannot read"
-    outputs = tuple(tensor_values(made))
+    outputs = tuple(tensor_values(results))
     idle = _BRACKET if bracket else idle_reason(operator, outputs)
     name = f"{values.prefix}{node.name or _name_of(node, position)}"
     source, code = source_of(node.metadata.get("stack_trace", ""))
@@ -493,32 +513,36 @@ def _read_node(node: Node, values: ExportedValues, position: int) -> tuple[Graph
         idle="" if obstacle and outputs else idle,
         obstacle=obstacle if outputs or not idle else "",
     )
-    return call, made
+    return call, results
 
 
 def _unpacking_calls(
-    call: GraphCall, made: list[Any], position: int, *, in_tuple: bool
+    call: GraphCall, node_results: list[Any], position: int, *, in_tuple: bool
 ) -> list[GraphCall]:
     """The calls that unpack a result: the archive omits them, but names their results."""
-    results = made[0] if len(made) == 1 and isinstance(made[0], list) else made
-    if results is made and len(made) < 2 and not in_tuple:  # noqa: PLR2004
+    results = (
+        node_results[0]
+        if len(node_results) == 1 and isinstance(node_results[0], list)
+        else node_results
+    )
+    if results is node_results and len(node_results) < 2 and not in_tuple:  # noqa: PLR2004
         return []
-    found: list[GraphCall] = []
-    for index, one in enumerate(results):
-        if isinstance(one, TensorValue) and f"{call.name}_unused_" not in one.name:
+    graph_calls: list[GraphCall] = []
+    for index, element in enumerate(results):
+        if isinstance(element, TensorValue) and f"{call.name}_unused_" not in element.name:
             part = GraphCall(
-                position=position + len(found),
-                name=one.name,
+                position=position + len(graph_calls),
+                name=element.name,
                 operator="operator.getitem",
                 args=(tuple(results), index),
-                outputs=(one,),
+                outputs=(element,),
                 source=call.source,
                 code=call.code,
                 module=call.module,
                 idle=UNPACKS,
             )
-            found.append(part)
-    return found
+            graph_calls.append(part)
+    return graph_calls
 
 
 def _operator_name(target: str) -> str:
@@ -528,8 +552,10 @@ def _operator_name(target: str) -> str:
 
 def _name_of(node: Node, position: int) -> str:
     """The name of an unnamed node: that of its result, if it has one."""
-    for one in node.outputs:
-        held: Mapping[str, Any] = next(iter(one.values()), {})
-        if isinstance(held, Mapping) and ("name" in held or "as_name" in held):
-            return str(held.get("name") or held.get("as_name"))
+    for output in node.outputs:
+        output_argument: Mapping[str, Any] = next(iter(output.values()), {})
+        if isinstance(output_argument, Mapping) and (
+            "name" in output_argument or "as_name" in output_argument
+        ):
+            return str(output_argument.get("name") or output_argument.get("as_name"))
     return f"{_operator_name(node.target).split('.')[-2:][0]}_{position}"

@@ -162,36 +162,36 @@ class Symbols:
         shown = ", ".join(f"{name} = {value}" for name, value in self.guessed.items())
         return (f"sizes that depend on values are guessed: {shown}",) if shown else ()
 
-    def number(self, given: Mapping[str, Any]) -> int | float | bool:
+    def number(self, archived: Mapping[str, Any]) -> int | float | bool:
         """A `SymInt`, `SymFloat` or `SymBool` as the archive has it."""
         for key in ("as_int", "as_float", "as_bool"):
-            if isinstance(given.get(key), int | float):
-                return given[key]  # type: ignore[no-any-return]
-        written = given.get("as_expr")
+            if isinstance(archived.get(key), int | float):
+                return archived[key]  # type: ignore[no-any-return]
+        written = archived.get("as_expr")
         if not isinstance(written, Mapping):
-            raise Unknown(f"a size is given as {given!r:.80}")
+            raise Unknown(f"a size is given as {archived!r:.80}")
         hint = written.get("hint")
         if isinstance(hint, Mapping) and hint:
             return self.number(hint)
         return self._evaluated(written.get("expr_str"))
 
-    def size(self, given: Mapping[str, Any]) -> int:
+    def size(self, archived: Mapping[str, Any]) -> int:
         """The length of a dimension."""
-        found = self.number(given)
-        if type(found) is not int or not 0 <= found < _LARGEST:
-            raise Unknown(f"a dimension has length {found!r:.40}")
-        return found
+        length = self.number(archived)
+        if type(length) is not int or not 0 <= length < _LARGEST:
+            raise Unknown(f"a dimension has length {length!r:.40}")
+        return length
 
     def _evaluated(self, text: Any) -> int | float | bool:
         if not isinstance(text, str) or len(text) > _LONGEST:
             raise Unknown(f"a size is given as {text!r:.80}")
         try:
-            found = self._value(ast.parse(text, mode="eval").body)
+            number = self._value(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError, ArithmeticError, TypeError, IndexError, RecursionError):
             raise Unknown(f"a size is given as {text:.80}") from None
-        if abs(found) >= _LARGEST:
+        if abs(number) >= _LARGEST:
             raise Unknown(f"a size is given as {text:.80}")
-        return found
+        return number
 
     def _value(self, node: ast.expr) -> int | float | bool:
         if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
@@ -206,7 +206,7 @@ class Symbols:
             if not isinstance(symbol, ast.Constant) or not isinstance(symbol.value, str):
                 raise ValueError
             return self.guess(symbol.value)
-        values = [self._value(one) for one in node.args]
+        values = [self._value(operand) for operand in node.args]
         if name in {"Pow", "PowByNatural"} and (abs(values[0]) > _LARGEST or abs(values[1]) > 64):  # noqa: PLR2004
             raise ValueError
         if name not in _FUNCTIONS:
@@ -348,61 +348,63 @@ class ExportedValues:
         grad = makes_gradients(dtype, kind, stored=meta.requires_grad)
         return TensorValue(f"{self.prefix}{name}", shape, dtype, kind, grad)
 
-    def argument(self, given: Mapping[str, Any]) -> Any:
+    def argument(self, archived: Mapping[str, Any]) -> Any:
         """An argument as the operator receives it."""
-        if len(given) != 1:
-            raise Unknown(f"an argument is given as {given!r:.80}")
-        ((kind, value),) = given.items()
+        if len(archived) != 1:
+            raise Unknown(f"an argument is given as {archived!r:.80}")
+        ((kind, value),) = archived.items()
         read = _READERS.get(kind)
         if read is None:
             raise Unknown(f"an argument has the kind {kind.removeprefix('as_')!r:.40}")
         try:
             return read(self, value)
         except (TypeError, KeyError, ValueError, AttributeError, RuntimeError) as error:
-            raise Unknown(f"an argument is given as {given!r:.80}") from error
+            raise Unknown(f"an argument is given as {archived!r:.80}") from error
 
-    def number(self, given: Mapping[str, Any]) -> Any:
+    def number(self, archived: Mapping[str, Any]) -> Any:
         """A number, or the number that a name stands for."""
-        if "as_name" not in given:
-            return self._symbols.number(given)
-        name = given["as_name"]
+        if "as_name" not in archived:
+            return self._symbols.number(archived)
+        name = archived["as_name"]
         if name in self.plain:
             return self.plain[name]
         part = self._part
-        for known in (part.sym_int_values, part.sym_float_values, part.sym_bool_values):
-            if name in known:
-                return self._symbols.number(known[name])
+        for symbol_values in (part.sym_int_values, part.sym_float_values, part.sym_bool_values):
+            if name in symbol_values:
+                return self._symbols.number(symbol_values[name])
         raise Unknown(f"the number {name!r:.80} has no value")
 
 
-def _read_tensor(values: ExportedValues, given: Mapping[str, Any]) -> TensorValue:
-    return values.tensor(given["name"])
+def _read_tensor(values: ExportedValues, archived: Mapping[str, Any]) -> TensorValue:
+    return values.tensor(archived["name"])
 
 
-def _read_tensors(values: ExportedValues, given: list[Any]) -> list[Any]:
-    return [_read_tensor(values, one) for one in given]
+def _read_tensors(values: ExportedValues, archived: list[Any]) -> list[Any]:
+    return [_read_tensor(values, archived_tensor) for archived_tensor in archived]
 
 
-def _read_optional(values: ExportedValues, given: Mapping[str, Any]) -> TensorValue | None:
-    return _read_tensor(values, given["as_tensor"]) if "as_tensor" in given else None
+def _read_optional(values: ExportedValues, archived: Mapping[str, Any]) -> TensorValue | None:
+    return _read_tensor(values, archived["as_tensor"]) if "as_tensor" in archived else None
 
 
-def _read_numbers(values: ExportedValues, given: list[Any]) -> list[Any]:
-    return [values.number(one) for one in given]
+def _read_numbers(values: ExportedValues, archived: list[Any]) -> list[Any]:
+    return [values.number(archived_number) for archived_number in archived]
 
 
-def _float(_values: ExportedValues, given: Any) -> float:
+def _float(_values: ExportedValues, archived: Any) -> float:
     # JSON has no literal for infinity and NaN.
-    return _NOT_FINITE[given] if isinstance(given, str) else float(given)
+    return _NOT_FINITE[archived] if isinstance(archived, str) else float(archived)
 
 
-def _device(_values: ExportedValues, given: Mapping[str, Any]) -> torch.device:
-    index = given.get("index")
-    return torch.device(given["type"]) if index is None else torch.device(given["type"], index)
+def _device(_values: ExportedValues, archived: Mapping[str, Any]) -> torch.device:
+    index = archived.get("index")
+    return (
+        torch.device(archived["type"]) if index is None else torch.device(archived["type"], index)
+    )
 
 
-def _as_it_is(_values: ExportedValues, given: Any) -> Any:
-    return given
+def _as_it_is(_values: ExportedValues, archived: Any) -> Any:
+    return archived
 
 
 _READERS: dict[str, Callable[[ExportedValues, Any], Any]] = {
@@ -410,8 +412,12 @@ _READERS: dict[str, Callable[[ExportedValues, Any], Any]] = {
     "as_tensor": _read_tensor,
     "as_tensors": _read_tensors,
     "as_optional_tensor": _read_optional,
-    "as_optional_tensors": lambda values, given: [_read_optional(values, one) for one in given],
-    "as_nested_tensors": lambda values, given: [_read_tensors(values, one) for one in given],
+    "as_optional_tensors": lambda values, archived: [
+        _read_optional(values, optional_tensor) for optional_tensor in archived
+    ],
+    "as_nested_tensors": lambda values, archived: [
+        _read_tensors(values, archived_tensors) for archived_tensors in archived
+    ],
     "as_int": _as_it_is,
     "as_ints": _as_it_is,
     "as_int_lists": _as_it_is,
@@ -420,22 +426,26 @@ _READERS: dict[str, Callable[[ExportedValues, Any], Any]] = {
     "as_string": _as_it_is,
     "as_strings": _as_it_is,
     "as_float": _float,
-    "as_floats": lambda values, given: [_float(values, one) for one in given],
-    "as_float_lists": lambda values, given: [[_float(values, x) for x in one] for one in given],
-    "as_complex": lambda values, given: complex(
-        _float(values, given["real"]), _float(values, given["imag"])
+    "as_floats": lambda values, archived: [
+        _float(values, archived_float) for archived_float in archived
+    ],
+    "as_float_lists": lambda values, archived: [
+        [_float(values, x) for x in archived_floats] for archived_floats in archived
+    ],
+    "as_complex": lambda values, archived: complex(
+        _float(values, archived["real"]), _float(values, archived["imag"])
     ),
-    "as_sym_int": lambda values, given: values.number(given),
-    "as_sym_float": lambda values, given: values.number(given),
-    "as_sym_bool": lambda values, given: values.number(given),
+    "as_sym_int": lambda values, archived: values.number(archived),
+    "as_sym_float": lambda values, archived: values.number(archived),
+    "as_sym_bool": lambda values, archived: values.number(archived),
     "as_sym_ints": _read_numbers,
     "as_sym_floats": _read_numbers,
     "as_sym_bools": _read_numbers,
-    "as_scalar_type": lambda _values, given: DTYPES[given],
-    "as_memory_format": lambda _values, given: _MEMORY_FORMATS[given],
-    "as_layout": lambda _values, given: _LAYOUTS[given],
+    "as_scalar_type": lambda _values, archived: DTYPES[archived],
+    "as_memory_format": lambda _values, archived: _MEMORY_FORMATS[archived],
+    "as_layout": lambda _values, archived: _LAYOUTS[archived],
     "as_device": _device,
-    "as_string_to_argument": lambda values, given: {
-        key: values.argument(value) for key, value in given.items()
+    "as_string_to_argument": lambda values, archived: {
+        key: values.argument(value) for key, value in archived.items()
     },
 }

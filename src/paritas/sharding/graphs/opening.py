@@ -121,12 +121,12 @@ def with_modules_inlined(module: GraphModule) -> GraphModule:
     if not any(_inner_path(node) for node in module.graph.nodes):
         return module
     result = copy_graph(module)
-    left: set[Node] = set()
+    uninlined: set[Node] = set()
     for _ in range(_MOST_ROUNDS):  # each round exposes the modules one level deeper
-        nodes = [node for node in result.graph.nodes if node not in left and _inner_path(node)]
+        nodes = [node for node in result.graph.nodes if node not in uninlined and _inner_path(node)]
         if not nodes:
             break
-        left.update(node for node in nodes if not _inline_call(result, node))
+        uninlined.update(node for node in nodes if not _inline_call(result, node))
     return result
 
 
@@ -147,7 +147,7 @@ def _inline_call(module: GraphModule, node: Node) -> bool:
             graph = target.graph
         else:
             graph = _graph_by_hand(target) or _IntoEverything().trace(target)
-        given = _bind_module_call(target, node)
+        bind_module_call = _bind_module_call(target, node)
     except Exception:  # noqa: BLE001  (its control flow depends on values; the call says so)
         return False
     returned = graph.find_nodes(op="output")[0].args[0]
@@ -160,17 +160,19 @@ def _inline_call(module: GraphModule, node: Node) -> bool:
     if node.op == "call_module":
         stack[node.name] = (path, type(target))
     origin = {"nn_module_stack": stack, "stack_trace": node.meta.get("stack_trace")}
-    made: dict[Node, Any] = {}
+    copies: dict[Node, Any] = {}
     with module.graph.inserting_before(node):
         for inner in graph.nodes:
             if inner.op == "placeholder":
-                made[inner] = given.get(str(inner.target), inner.args[0] if inner.args else None)
+                copies[inner] = bind_module_call.get(
+                    str(inner.target), inner.args[0] if inner.args else None
+                )
             elif inner.op != "output":
-                made[inner] = copied = module.graph.node_copy(inner, made.__getitem__)
+                copies[inner] = copied = module.graph.node_copy(inner, copies.__getitem__)
                 if inner.op in {"get_attr", "call_module"}:
                     copied.target = f"{path}.{inner.target}"
                 copied.meta = {**origin, **inner.meta}
-    _replace(node, torch.fx.node.map_arg(returned, made.__getitem__))
+    _replace(node, torch.fx.node.map_arg(returned, copies.__getitem__))
     module.graph.erase_node(node)
     return True
 
@@ -193,7 +195,7 @@ def _bind_module_call(module: nn.Module, node: Node) -> Mapping[str, Any]:
     """The arguments of a call by the names of the module's parameters."""
     if node.op == "call_module":
         return inspect.signature(module.forward).bind(*node.args, **node.kwargs).arguments
-    names = [str(one.target) for one in module.graph.find_nodes(op="placeholder")]  # type: ignore[union-attr,operator]
+    names = [str(placeholder.target) for placeholder in module.graph.find_nodes(op="placeholder")]  # type: ignore[union-attr,operator]
     return dict(zip(names, node.args[2:], strict=True))
 
 
@@ -208,16 +210,16 @@ def _graph_by_hand(module: Any) -> torch.fx.Graph | None:
     if isinstance(module, _TRANSPOSED):
         function = getattr(nn.functional, f"conv_transpose{len(module.kernel_size)}d")
         sizes = (module.stride, module.padding, module.output_padding)
-        made = (x, *held("weight", "bias"), *sizes, module.groups, module.dilation)
+        call_args = (x, *held("weight", "bias"), *sizes, module.groups, module.dilation)
     elif isinstance(module, _BATCH_NORMS + _INSTANCE_NORMS) and module.momentum is not None:
         of_batch = isinstance(module, _BATCH_NORMS)
         function = nn.functional.batch_norm if of_batch else nn.functional.instance_norm
         tensors = held("running_mean", "running_var", "weight", "bias")
         training = module.training or module.running_mean is None
-        made = (x, *tensors, training, module.momentum, module.eps)
+        call_args = (x, *tensors, training, module.momentum, module.eps)
     else:
         return None
-    graph.output(graph.call_function(function, made))
+    graph.output(graph.call_function(function, call_args))
     return graph
 
 
@@ -242,12 +244,18 @@ def read_program(program: ExportedProgram, name: str = "") -> Graph:
             if spec.target is not None:
                 targets[spec.arg.name] = spec.target
     ranges = {name: SymbolRange(*ends) for name, ends in symbol_ranges(program).items()}
-    held = {**program.constants, **program.state_dict}
-    state = {name: held[target] for name, target in targets.items() if target in held}
+    stored_tensors = {**program.constants, **program.state_dict}
+    state = {
+        name: stored_tensors[target] for name, target in targets.items() if target in stored_tensors
+    }
     reader = _FxReader(with_modules_inlined(program.graph_module), {}, kinds, Symbols(ranges))
     reader.read()
     read = reader.graph(name or "exported program", "torch.export", state)
-    returned = tuple(str(one) for one in program.graph_signature.user_outputs if one in reader.seen)
+    returned = tuple(
+        str(user_output)
+        for user_output in program.graph_signature.user_outputs
+        if user_output in reader.seen
+    )
     return dataclasses.replace(read, outputs=returned, names=targets)
 
 
@@ -263,12 +271,12 @@ def read_fx(module: GraphModule, inputs: Mapping[str, Any] | None = None) -> Gra
             f"the graph of {type(module).__name__} has no shapes (no node has meta['val']); "
             "pass sample inputs with it"
         )
-    whole = with_modules_inlined(module)
-    reader = _FxReader(whole, {}, {}, Symbols({}))
+    inlined = with_modules_inlined(module)
+    reader = _FxReader(inlined, {}, {}, Symbols({}))
     if inputs is not None:
-        names = [node.name for node in whole.graph.find_nodes(op="placeholder")]
-        given = [inputs.get(name) for name in names]
-        reader.found, reader.unpredicted = predict_values(whole, given)
+        names = [node.name for node in inlined.graph.find_nodes(op="placeholder")]
+        sample_inputs = [inputs.get(name) for name in names]
+        reader.found, reader.unpredicted = predict_values(inlined, sample_inputs)
     reader.read()
     return reader.graph(type(module).__name__, "fx", reader.state)
 
@@ -291,7 +299,9 @@ class _FxReader:
     @property
     def seen(self) -> set[str]:
         """The names of all tensors."""
-        return {value.name for made in self.made.values() for value in tensor_values(made)}
+        return {
+            value.name for described in self.made.values() for value in tensor_values(described)
+        }
 
     def graph(self, name: str, kind: str, state: Mapping[str, torch.Tensor]) -> Graph:
         """The graph that was read."""
@@ -322,10 +332,14 @@ class _FxReader:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return size_number(value, self.symbols.guess)
         if isinstance(value, list | tuple):
-            parts = [self._describe(one, f"{name}_{at}", kind) for at, one in enumerate(value)]
+            parts = [
+                self._describe(element, f"{name}_{at}", kind) for at, element in enumerate(value)
+            ]
             return parts if isinstance(value, list) else tuple(parts)
         if isinstance(value, Mapping):
-            return {key: self._describe(one, f"{name}_{key}", kind) for key, one in value.items()}
+            return {
+                key: self._describe(entry, f"{name}_{key}", kind) for key, entry in value.items()
+            }
         return value
 
     def _describe_result(self, value: Any, node: Node) -> Any:
@@ -334,8 +348,8 @@ class _FxReader:
             return self._describe(value, node.name)
         named = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
         parts = [
-            self._describe(one, named.get(at, f"{node.name}_unused_{at}"))
-            for at, one in enumerate(value)
+            self._describe(element, named.get(at, f"{node.name}_unused_{at}"))
+            for at, element in enumerate(value)
         ]
         return parts if isinstance(value, list) else tuple(parts)
 
@@ -346,40 +360,40 @@ class _FxReader:
             kind = "parameter"
         if self.prefix:
             kind = "intermediate"  # passed in by the enclosing operator
-        made = self._describe(value, node.name, kind)
-        self.made[node] = None if made is UNKNOWN else made
-        if isinstance(made, TensorValue) and not self.prefix:
-            self.values[made.name] = made
+        described = self._describe(value, node.name, kind)
+        self.made[node] = None if described is UNKNOWN else described
+        if isinstance(described, TensorValue) and not self.prefix:
+            self.values[described.name] = described
 
     def _read_attribute(self, node: Node) -> None:
-        held: Any = self.module
+        attribute: Any = self.module
         for part in str(node.target).split("."):
-            held = getattr(held, part, None)
-        if isinstance(held, torch.Tensor):
+            attribute = getattr(attribute, part, None)
+        if isinstance(attribute, torch.Tensor):
             is_buffer = node.target in dict(self.module.named_buffers())
             kind: Kind = "buffer" if is_buffer else "constant"
-            if isinstance(held, torch.nn.Parameter):
+            if isinstance(attribute, torch.nn.Parameter):
                 kind = "parameter"
             name = f"{self.prefix}{node.target}"
-            self.state[name] = held
-            self.values[name] = held = self._describe(held, str(node.target), kind)
-        self.made[node] = held
+            self.state[name] = attribute
+            self.values[name] = attribute = self._describe(attribute, str(node.target), kind)
+        self.made[node] = attribute
 
     def _read_call(self, node: Node) -> None:
-        args = tuple(self._argument(one) for one in node.args)
-        kwargs = {key: self._argument(one) for key, one in node.kwargs.items()}
+        args = tuple(self._argument(node_arg) for node_arg in node.args)
+        kwargs = {key: self._argument(node_arg) for key, node_arg in node.kwargs.items()}
         apart = (
             node.target is operator.getitem
             and not isinstance(args[0], TensorValue)
             and any(True for _ in tensor_values(args[0]))
         )
         value = self._value(node)
-        made = _unpacked_item(args) if apart else self._describe_result(value, node)
-        self.made[node] = None if made is UNKNOWN else made
-        outputs = tuple(tensor_values(made))
+        described = _unpacked_item(args) if apart else self._describe_result(value, node)
+        self.made[node] = None if described is UNKNOWN else described
+        outputs = tuple(tensor_values(described))
         name, function, obstacle = self._called(node)
         idle = UNPACKS if apart else idle_reason(name, outputs)
-        if made is UNKNOWN and not apart and not computes_no_tensor(name):
+        if described is UNKNOWN and not apart and not computes_no_tensor(name):
             why = self.unpredicted.get(node, "pass sample inputs with the graph")
             idle, obstacle = "", f"its shapes are unknown: {why}"
         source, code = source_of(node.meta.get("stack_trace") or "")
@@ -398,14 +412,14 @@ class _FxReader:
             obstacle=obstacle,
         )
         self.calls.append(call)
-        for one in (*node.args, *node.kwargs.values()):
-            inner = self.made.get(one) if isinstance(one, Node) else None
+        for operand in (*node.args, *node.kwargs.values()):
+            inner = self.made.get(operand) if isinstance(operand, Node) else None
             if isinstance(inner, GraphModule):
-                self._read_inside(inner, f"{call.name}.{one}.")
+                self._read_inside(inner, f"{call.name}.{operand}.")
 
     def _read_inside(self, module: GraphModule, prefix: str) -> None:
-        held = (self.calls, self.values, self.state)
-        _FxReader(module, {}, {}, self.symbols, prefix, *held).read()
+        shared_tables = (self.calls, self.values, self.state)
+        _FxReader(module, {}, {}, self.symbols, prefix, *shared_tables).read()
 
     def _called(self, node: Node) -> tuple[str, Callable[..., Any] | None, str]:
         """The name of what a node calls, the function, and why it cannot be checked."""
@@ -422,13 +436,13 @@ class _FxReader:
             return full_name(target), None, HIGHER_ORDER
         return full_name(target), target, ""
 
-    def _argument(self, given: Any) -> Any:
-        def item(one: Any) -> Any:
-            if isinstance(one, slice):
-                return slice(*map(item, (one.start, one.stop, one.step)))
-            return self.made[one] if isinstance(one, Node) else one
+    def _argument(self, node_argument: Any) -> Any:
+        def item(leaf: Any) -> Any:
+            if isinstance(leaf, slice):
+                return slice(*map(item, (leaf.start, leaf.stop, leaf.step)))
+            return self.made[leaf] if isinstance(leaf, Node) else leaf
 
-        return map_items(given, item)
+        return map_items(node_argument, item)
 
 
 def _unpacked_item(args: tuple[Any, ...]) -> Any:
@@ -440,8 +454,11 @@ def _unpacked_item(args: tuple[Any, ...]) -> Any:
 
 def _without_graphs(tree: Any) -> Any:
     if isinstance(tree, tuple):
-        return tuple(None if isinstance(one, GraphModule) else one for one in tree)
-    return {key: None if isinstance(one, GraphModule) else one for key, one in tree.items()}
+        return tuple(None if isinstance(argument, GraphModule) else argument for argument in tree)
+    return {
+        key: None if isinstance(argument, GraphModule) else argument
+        for key, argument in tree.items()
+    }
 
 
 def _module_path_of(node: Node) -> str:
@@ -534,7 +551,7 @@ def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
     """Arguments by the names of a graph's placeholders."""
     args, kwargs = split_arguments(inputs)
     nodes = module.graph.find_nodes(op="placeholder")
-    given = [
+    parameters = [
         inspect.Parameter(
             str(node.target),
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -543,7 +560,7 @@ def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
         for node in nodes
     ]
     try:
-        bound = inspect.Signature(given).bind(*args, **kwargs)
+        bound = inspect.Signature(parameters).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         names = ", ".join(str(node.target) for node in nodes)
         raise UsageError(f"the inputs do not fit the graph ({error}); it takes {names}") from None

@@ -131,8 +131,8 @@ def _dropout_and_mask(
     """`aten.native_dropout`, with a draw that can be divided among the ranks."""
     if train is False:
         return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
-    kept = torch.empty_like(tensor).bernoulli_(1 - p)
-    return tensor * kept * (1 / (1 - p) if p < 1 else 0.0), kept.bool()
+    keep_mask = torch.empty_like(tensor).bernoulli_(1 - p)
+    return tensor * keep_mask * (1 / (1 - p) if p < 1 else 0.0), keep_mask.bool()
 
 
 # Replacements for operators that cannot run on parts of a tensor, rank by rank.
@@ -165,8 +165,10 @@ class GraphSubject:
 
     def meta_call(self) -> OperatorCall:
         """The call on meta tensors."""
-        given = on_meta(self.args, self.kwargs)
-        return OperatorCall(self.function, given.args, dict(given.kwargs), name=self.name)
+        meta_arguments = on_meta(self.args, self.kwargs)
+        return OperatorCall(
+            self.function, meta_arguments.args, dict(meta_arguments.kwargs), name=self.name
+        )
 
 
 def subject_of(call: GraphCall, imports: Sequence[str] = ()) -> GraphSubject:
@@ -192,13 +194,13 @@ def function_of(call: GraphCall, imports: Sequence[str] = ()) -> Callable[..., A
     if call.function is not None:
         return call.function
     name = call.operator.strip().replace("::", ".").removeprefix("torch.ops.")
-    found = _find_users_function(name, modules) or _by_name(name)
-    if found is None:
+    function = _find_users_function(name, modules) or _by_name(name)
+    if function is None:
         raise UsageError(
             f"paritas does not run {call.operator[:100]}: it is not a known tensor operator of "
             "torch; if it is yours, import it with --import MODULE"
         )
-    return found
+    return function
 
 
 def is_known_by_name(call: GraphCall) -> bool:
@@ -233,29 +235,29 @@ def _find_users_function(name: str, modules: Sequence[ModuleType]) -> Callable[.
     for module in modules:
         if not name.startswith(f"{module.__name__}."):
             continue
-        found: Any = module
+        resolved: Any = module
         path = module.__name__
         for part in name.removeprefix(f"{module.__name__}.").split("."):
             path = f"{path}.{part}"
             if part.startswith("_"):
-                found = None
-            elif isinstance(found, ModuleType) and path in sys.modules:
-                found = sys.modules[path]
+                resolved = None
+            elif isinstance(resolved, ModuleType) and path in sys.modules:
+                resolved = sys.modules[path]
             else:
-                found = getattr(found, part, None) if _is_own(found, module) else None
-        is_function = callable(found) and not isinstance(found, type)
-        if is_function and _is_own(found, module):
-            return found  # type: ignore[no-any-return]
+                resolved = getattr(resolved, part, None) if _is_own(resolved, module) else None
+        is_function = callable(resolved) and not isinstance(resolved, type)
+        if is_function and _is_own(resolved, module):
+            return resolved  # type: ignore[no-any-return]
     return None
 
 
-def _is_own(found: Any, module: ModuleType) -> bool:
+def _is_own(resolved: Any, module: ModuleType) -> bool:
     """Whether something is the module, a submodule, or defined there."""
-    if isinstance(found, ModuleType):
-        home = found.__name__
+    if isinstance(resolved, ModuleType):
+        home = resolved.__name__
     else:
-        owner = getattr(found, "__self__", None)  # `MyFunction.apply` belongs to its class
-        home = getattr(owner if isinstance(owner, type) else found, "__module__", None) or ""
+        owner = getattr(resolved, "__self__", None)  # `MyFunction.apply` belongs to its class
+        home = getattr(owner if isinstance(owner, type) else resolved, "__module__", None) or ""
     return home == module.__name__ or home.startswith(f"{module.__name__}.")
 
 
@@ -271,9 +273,9 @@ def _by_name(name: str) -> Callable[..., Any] | None:
     if home in {"operator", "_operator"} and last in _PYTHON:
         return getattr(operator, last)  # type: ignore[no-any-return]
     if home in _HOMES and _is_harmless(home, last):
-        found = getattr(_HOMES[home], last, None)
-        if callable(found) and not isinstance(found, type | ModuleType):
-            return found  # type: ignore[no-any-return]
+        function = getattr(_HOMES[home], last, None)
+        if callable(function) and not isinstance(function, type | ModuleType):
+            return function  # type: ignore[no-any-return]
     return None
 
 
@@ -315,15 +317,15 @@ def _is_of_aten(name: str) -> bool:
 
 def _library_name(written: str, function: Callable[..., Any]) -> str:
     """The spelling for which the library has a rule; otherwise the graph's own."""
-    own = nnscaler_functions.name_in_library(name_of(written))
-    home, _, last = own.rpartition(".")
-    spellings = [own, name_of(function), _ALIASES.get(own, "")]
+    written_name = nnscaler_functions.name_in_library(name_of(written))
+    home, _, last = written_name.rpartition(".")
+    spellings = [written_name, name_of(function), _ALIASES.get(written_name, "")]
     if home in {"operator", "_operator"}:
         spellings.append(_PYTHON.get(last, ""))
     # An in-place operator also returns its first argument, and is split like its functional twin.
     spellings += [name[:-1] for name in spellings if name.endswith("_") and name[-2:] != "__"]
     names = set(known())
-    return next((name for name in spellings if name in names), own)
+    return next((name for name in spellings if name in names), written_name)
 
 
 # --- The results of a call, predicted from shapes: nothing is computed ----------------------------
@@ -347,16 +349,16 @@ def predict_results(subject: GraphSubject) -> PredictedResults | None:
     kwargs = dict(subject.kwargs)
     if not any(True for _ in tensor_values((subject.args, kwargs))):
         kwargs["device"] = torch.device("meta")  # a factory function
-    given = on_meta(subject.args, kwargs)
+    meta_arguments = on_meta(subject.args, kwargs)
     try:
         with quietly(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-            made = subject.function(*given.args, **given.kwargs)
+            predicted = subject.function(*meta_arguments.args, **meta_arguments.kwargs)
     except Exception:  # noqa: BLE001  (no prediction: callers have another way)
         return None
-    tensors = [one for _, one in leaves(made, "output") if isinstance(one, torch.Tensor)]
-    shapes = tuple(tuple(one.shape) for one in tensors)
+    tensors = [leaf for _, leaf in leaves(predicted, "output") if isinstance(leaf, torch.Tensor)]
+    shapes = tuple(tuple(tensor.shape) for tensor in tensors)
     return PredictedResults(
-        shapes, sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors)
+        shapes, sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
     )
 
 
@@ -496,37 +498,39 @@ def _shorten_by_rule(
         expansion = expand(annotation.signature, subject.meta_call())
     except UsageError:
         return {}
-    known = dict(expansion.lengths)
+    lengths_by_name = dict(expansion.lengths)
     if not declared:
         factors = [
             f for operand in expansion.operands for d in operand.dims or () for f in d.factors
         ]
-        known |= {factor.name: int(factor.name) for factor in factors if factor.is_number}
-    long = sorted({n for n in known.values() if n > cap}, reverse=True)
+        lengths_by_name |= {factor.name: int(factor.name) for factor in factors if factor.is_number}
+    long = sorted({n for n in lengths_by_name.values() if n > cap}, reverse=True)
     sizes = {
         name: _shorter(length, cap, step, long.index(length)) if length in long else length
-        for name, length in known.items()
+        for name, length in lengths_by_name.items()
     }
     _shrink_products(expansion, sizes, cap, step)
     lengths: Lengths = {}
-    for dim, length in _measure_dims(expansion, known):
+    for dim, length in _measure_dims(expansion, lengths_by_name):
         new = _product_length(dim.factors, sizes)
         if length == 1 or new is None:
             continue
         if lengths.setdefault(length, new) != new:
             return {}  # one length with two meanings: an equal integer argument is ambiguous
-    lengths = {known[name]: sizes[name] for name in sizes} | lengths
+    lengths = {lengths_by_name[name]: sizes[name] for name in sizes} | lengths
     return {old: new for old, new in lengths.items() if old > 1}
 
 
-def _measure_dims(expansion: Expansion, known: Mapping[str, int]) -> Iterator[tuple[Dim, int]]:
+def _measure_dims(
+    expansion: Expansion, lengths_by_name: Mapping[str, int]
+) -> Iterator[tuple[Dim, int]]:
     """Every dimension and its length; those of results follow from their names."""
     for operand in expansion.inputs:
         for shape in operand.shapes:
             yield from zip(operand.dims or (), shape, strict=False)
     for operand in expansion.outputs:
         for dim in operand.dims or ():
-            length = _product_length(dim.factors, known)
+            length = _product_length(dim.factors, lengths_by_name)
             if length is not None:
                 yield dim, length
 
@@ -547,10 +551,14 @@ def _shrink_products(expansion: Expansion, sizes: dict[str, int], cap: int, step
 
 def _product_length(factors: tuple[Any, ...], sizes: Mapping[str, int]) -> int | None:
     """The length of a product; a numeric factor without another size counts as itself."""
-    found = [
+    factor_lengths = [
         sizes.get(factor.name, int(factor.name) if factor.is_number else None) for factor in factors
     ]
-    return None if any(n is None for n in found) else math.prod(n for n in found if n is not None)
+    return (
+        None
+        if any(n is None for n in factor_lengths)
+        else math.prod(n for n in factor_lengths if n is not None)
+    )
 
 
 def _with_lengths(subject: GraphSubject, lengths: Lengths, cap: int) -> GraphSubject:
@@ -589,10 +597,10 @@ def _rule_still_fits(annotation: Annotation, small: GraphSubject) -> bool:
 
 def _has_similar_results(small: GraphSubject, expected: tuple[tuple[int, ...], ...]) -> bool:
     """Whether it runs and returns as many tensors with as many dimensions, none empty or longer."""
-    made = predict_results(small)
-    if made is None or len(made.shapes) != len(expected):
+    predicted = predict_results(small)
+    if predicted is None or len(predicted.shapes) != len(expected):
         return False
     return all(
         len(new) == len(old) and all(0 < n <= m or n == m for n, m in zip(new, old, strict=True))
-        for new, old in zip(made.shapes, expected, strict=True)
+        for new, old in zip(predicted.shapes, expected, strict=True)
     )

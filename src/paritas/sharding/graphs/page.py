@@ -110,17 +110,19 @@ class Overview:
 
 def overview(operators: Iterable[OperatorResult]) -> list[Overview]:
     """Which dimensions of which operator can be split; wrong ones first."""
-    found: dict[tuple[str, tuple[DrawnRule, ...]], Overview] = {}
-    for place, one in enumerate(operators):
-        if not one.options:
+    overview_by_rules: dict[tuple[str, tuple[DrawnRule, ...]], Overview] = {}
+    for position, operator in enumerate(operators):
+        if not operator.options:
             continue
-        rules = drawn_rules(one.options)
-        alike = (one.operator, rules)
-        seen = found.get(alike, Overview(one.operator, place, 0, 0, rules))
-        found[alike] = dataclasses.replace(
-            seen, calls=seen.calls + len(one.sites), kinds=seen.kinds + 1
+        rules = drawn_rules(operator.options)
+        alike = (operator.operator, rules)
+        earlier_row = overview_by_rules.get(
+            alike, Overview(operator.operator, position, 0, 0, rules)
         )
-    return sorted(found.values(), key=lambda row: -_gravity(row))
+        overview_by_rules[alike] = dataclasses.replace(
+            earlier_row, calls=earlier_row.calls + len(operator.sites), kinds=earlier_row.kinds + 1
+        )
+    return sorted(overview_by_rules.values(), key=lambda row: -_gravity(row))
 
 
 def _gravity(row: Overview) -> int:
@@ -159,17 +161,17 @@ def _tokens(rule: str, splits: dict[str, list[OptionResult]]) -> Iterator[RuleTo
     """The tokens of a rule; after a semicolon come arguments, which are text unless split."""
     end = 0
     dims = rule.partition(";")[0]
-    for found in _NAME.finditer(rule):
-        name = found.group()
-        if found.start() > end:
-            yield RuleToken(rule[end : found.start()])
+    for match in _NAME.finditer(rule):
+        name = match.group()
+        if match.start() > end:
+            yield RuleToken(rule[end : match.start()])
         if name in splits:
             yield _draw_token(name, splits[name])
-        elif found.start() < len(dims):
+        elif match.start() < len(dims):
             yield RuleToken(name, "whole", hint="not split")
         else:
             yield RuleToken(name)
-        end = found.end()
+        end = match.end()
     if end < len(rule):
         yield RuleToken(rule[end:])
 
@@ -192,28 +194,30 @@ SLUGS = {outcome: outcome.name.lower() for outcome in CallOutcome}
 
 def graph_payload(report: GraphReport) -> dict[str, Any]:
     """Every operator with its calls, splits and findings."""
-    operators = [_encode_operator(one, strict=report.strict) for one in report.operators]
+    operators = [_encode_operator(operator, strict=report.strict) for operator in report.operators]
     return {"operators": spell_nonfinite(operators)}
 
 
-def _encode_operator(one: OperatorResult, *, strict: bool) -> dict[str, Any]:
+def _encode_operator(operator_result: OperatorResult, *, strict: bool) -> dict[str, Any]:
     return {
-        "operator": one.operator,
-        "signature": one.signature,
-        "outcome": SLUGS[one.outcome],
-        "reason": one.reason,
-        "notes": one.notes,
-        "script": one.script,
-        "seconds": one.seconds,
-        "sites": [[site.node, site.source, site.code, site.module] for site in one.sites],
-        "options": [_encode_option(option, strict=strict) for option in one.options],
+        "operator": operator_result.operator,
+        "signature": operator_result.signature,
+        "outcome": SLUGS[operator_result.outcome],
+        "reason": operator_result.reason,
+        "notes": operator_result.notes,
+        "script": operator_result.script,
+        "seconds": operator_result.seconds,
+        "sites": [
+            [site.node, site.source, site.code, site.module] for site in operator_result.sites
+        ],
+        "options": [_encode_option(option, strict=strict) for option in operator_result.options],
         "rules": [
             {
                 "origins": rule.origins,
                 "tokens": [_encode_token(token) for token in rule.tokens],
                 "loose": [_encode_token(token) for token in rule.loose],
             }
-            for rule in drawn_rules(one.options)
+            for rule in drawn_rules(operator_result.options)
         ],
     }
 
@@ -320,9 +324,9 @@ def graph_page(report: GraphReport) -> str:
         signs=SIGNS,
         missing=max(0, missing),
         stories=[
-            (place, one, failing_options(one, report), _modules(one))
-            for place, one in enumerate(report.operators)
-            if one.outcome is CallOutcome.FAILED
+            (position, operator, failing_options(operator, report), _modules(operator))
+            for position, operator in enumerate(report.operators)
+            if operator.outcome is CallOutcome.FAILED
         ][:MOST_STORIES],
         most_open=MOST_OPEN,
         more_stories=max(0, len(wrong) - MOST_STORIES),
@@ -335,13 +339,13 @@ def graph_page(report: GraphReport) -> str:
         counted=counted,
         beside=[
             (
-                graph_label(one, (report, *report.others)),
-                graph_page_name(one.number),
-                VERDICTS[verdict_word(one)],
-                verdict_word(one),
-                verdict_words(one),
+                graph_label(other_report, (report, *report.others)),
+                graph_page_name(other_report.number),
+                VERDICTS[verdict_word(other_report)],
+                verdict_word(other_report),
+                verdict_words(other_report),
             )
-            for one in report.others
+            for other_report in report.others
         ],
         data=packed(graph_payload(report)),
     )
@@ -352,8 +356,10 @@ def graph_page_name(number: int) -> str:
     return f"report_{number}.html"
 
 
-def _modules(one: OperatorResult) -> str:
-    return enumerated(dict.fromkeys(site.module for site in one.sites if site.module), 3)
+def _modules(operator_result: OperatorResult) -> str:
+    return enumerated(
+        dict.fromkeys(site.module for site in operator_result.sites if site.module), 3
+    )
 
 
 def _loss(value: float | None) -> str:
@@ -382,14 +388,18 @@ def notebook_summary(report: GraphReport) -> NotebookResult:
     """The report for a cell of a notebook."""
     word = verdict_word(report)
     outcome = VERDICTS[word]
-    ordered = sorted(report.operators, key=lambda one: ORDER.index(one.outcome))
+    ordered = sorted(report.operators, key=lambda operator: ORDER.index(operator.outcome))
     counts = report.counts()
     return NotebookResult(
         mark=OUTCOME_MARKS[outcome],
         title=f"{word}: {short_name(report)}",
         words=verdict_words(report),
         facts=[
-            *((one.value, f"{counts[one]:,}") for one in ORDER if counts[one]),
+            *(
+                (call_outcome.value, f"{counts[call_outcome]:,}")
+                for call_outcome in ORDER
+                if counts[call_outcome]
+            ),
             ("checked", size_words(report)),
         ],
         lists=[("Notes", report.notes, "note")],

@@ -87,20 +87,20 @@ class GraphPlacements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     outputs: str | list[str] = "replicate"
 
 
-def read_placements(given: GraphPlacements | Mapping[str, Any] | str | Path) -> GraphPlacements:
+def read_placements(source: GraphPlacements | Mapping[str, Any] | str | Path) -> GraphPlacements:
     """Placements from data or from a TOML file.
 
     Raises:
         UsageError: the file cannot be read, or says something else.
     """
-    if isinstance(given, GraphPlacements):
-        return given
+    if isinstance(source, GraphPlacements):
+        return source
     where = "placements"
-    data: Any = given
-    if isinstance(given, str | Path):
-        where = str(given)
+    data: Any = source
+    if isinstance(source, str | Path):
+        where = str(source)
         try:
-            data = tomllib.loads(Path(given).read_text(encoding="utf-8"))
+            data = tomllib.loads(Path(source).read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"cannot read {where!r}: {error.strerror or error}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -119,25 +119,26 @@ _REDUCTIONS = ("sum", "max", "min")
 
 def _read_collectives(where: str, written: str | list[str]) -> list[tuple[str, Any]]:
     """`["all_gather(1)"]` as `[("all_gather", 1)]`."""
-    found: list[tuple[str, Any]] = []
-    for one in [written] if isinstance(written, str) else written:
-        parts = _COLLECTIVE.fullmatch(one.strip())
-        name, given = (parts[1], parts[2]) if parts else ("", None)
-        if name == "all_reduce" and given in {None, *_REDUCTIONS}:
-            found.append((name, given or "sum"))
+    collectives: list[tuple[str, Any]] = []
+    for spelling in [written] if isinstance(written, str) else written:
+        parts = _COLLECTIVE.fullmatch(spelling.strip())
+        name, argument = (parts[1], parts[2]) if parts else ("", None)
+        if name == "all_reduce" and argument in {None, *_REDUCTIONS}:
+            collectives.append((name, argument or "sum"))
         elif (
             name in COLLECTIVES
             and name != "all_reduce"
-            and given is not None
-            and re.fullmatch(r"-?\d+", given)
+            and argument is not None
+            and re.fullmatch(r"-?\d+", argument)
         ):
-            found.append((name, int(given)))
+            collectives.append((name, int(argument)))
         else:
             raise UsageError(
-                f"collective {one!r} of {where!r} is unknown: use all_reduce, all_reduce(max), "
+                f"collective {spelling!r} of {where!r} is unknown: use all_reduce, "
+                "all_reduce(max), "
                 "all_gather(DIM), reduce_scatter(DIM) or keep_slice(DIM)"
             )
-    return found
+    return collectives
 
 
 # --- The graph as a program with collectives ------------------------------------------------------
@@ -161,8 +162,12 @@ def prove_placed(
     if not graph.outputs:
         raise UsageError(f"{graph.name} does not say what it returns: nothing can be proved")
     roles = _input_roles(graph, stated.inputs)
-    wanted = stated.outputs
-    outputs = [wanted] * len(graph.outputs) if isinstance(wanted, str) else list(wanted)
+    stated_outputs = stated.outputs
+    outputs = (
+        [stated_outputs] * len(graph.outputs)
+        if isinstance(stated_outputs, str)
+        else list(stated_outputs)
+    )
     if len(outputs) != len(graph.outputs):
         raise UsageError(
             f"{graph.name} returns {len(graph.outputs)} tensors, but {len(outputs)} placements of "
@@ -192,7 +197,7 @@ def _place(graph: Graph, node: str) -> str:
 
 def _input_roles(graph: Graph, stated: Mapping[str, str]) -> dict[str, str]:
     """The placement of each input that is named; the last pattern that fits decides."""
-    found: dict[str, str] = {}
+    roles: dict[str, str] = {}
     for pattern, role in stated.items():
         fits = [
             name
@@ -201,27 +206,29 @@ def _input_roles(graph: Graph, stated: Mapping[str, str]) -> dict[str, str]:
             or fnmatch.fnmatchcase(graph.names.get(name, name), pattern)
         ]
         if not fits:
-            names = enumerated([graph.names.get(one, one) for one in graph.values], _MOST_NAMES)
+            names = enumerated(
+                [graph.names.get(value, value) for value in graph.values], _MOST_NAMES
+            )
             raise UsageError(f"no input or parameter matches {pattern!r}; the graph has {names}")
-        found |= dict.fromkeys(fits, role)
-    return found
+        roles |= dict.fromkeys(fits, role)
+    return roles
 
 
 def _values(graph: Graph, settings: GraphSettings, inputs: Any) -> dict[str, torch.Tensor]:
     """All inputs, parameters and buffers; inputs that are not given are drawn to suit their use."""
-    given: dict[str, torch.Tensor] = {}
+    bound_tensors: dict[str, torch.Tensor] = {}
     if inputs is not None and not isinstance(inputs, str | Path):
-        given = bound_inputs(graph, inputs)
-    held = {} if graph.state is None else graph.state()
-    found: dict[str, torch.Tensor] = {}
+        bound_tensors = bound_inputs(graph, inputs)
+    state_tensors = {} if graph.state is None else graph.state()
+    tensors: dict[str, torch.Tensor] = {}
     for name, value in graph.values.items():
-        tensor = given.get(name, held.get(name))
+        tensor = bound_tensors.get(name, state_tensors.get(name))
         if tensor is None and value.kind == "input":
             tensor = _drawn(graph, value, settings)
         if tensor is None:
             tensor = draw_parameter(value, settings.seed)
-        found[name] = tensor.detach()
-    return found
+        tensors[name] = tensor.detach()
+    return tensors
 
 
 def _drawn(graph: Graph, value: TensorValue, settings: GraphSettings) -> torch.Tensor | None:
@@ -231,11 +238,15 @@ def _drawn(graph: Graph, value: TensorValue, settings: GraphSettings) -> torch.T
             if used.name == value.name and not call.idle and not call.obstacle:
                 subject = subject_of(call, settings.imports)
                 drawn = draw_values(subject.name, call.args, call.kwargs, settings.seed)
-                place, *keys = path
-                found: Any = drawn.kwargs[place] if isinstance(place, str) else drawn.args[place]
+                argument_place, *keys = path
+                drawn_value: Any = (
+                    drawn.kwargs[argument_place]
+                    if isinstance(argument_place, str)
+                    else drawn.args[argument_place]
+                )
                 for key in keys:
-                    found = found[key]
-                return found if isinstance(found, torch.Tensor) else None
+                    drawn_value = drawn_value[key]
+                return drawn_value if isinstance(drawn_value, torch.Tensor) else None
     return None
 
 
@@ -258,8 +269,8 @@ def _step(call: GraphCall, following: _Following, settings: GraphSettings) -> Gr
     if call.obstacle and call.function is None:
         return GraphStep(call.name, None, results=results, obstacle=call.obstacle)
 
-    def item(one: Any) -> Any:
-        return Ref(following.name(one.name, call)) if isinstance(one, TensorValue) else one
+    def item(leaf: Any) -> Any:
+        return Ref(following.name(leaf.name, call)) if isinstance(leaf, TensorValue) else leaf
 
     try:
         subject = subject_of(call, settings.imports)
@@ -315,17 +326,19 @@ class _Following:
         return moved.name
 
     def _modules(self) -> set[str]:
-        found = set()
+        module_paths = set()
         for call in self.graph.calls:
             parts = call.module.split(".") if call.module else []
-            found |= {".".join(parts[: at + 1]) for at in range(len(parts))}
-        return found
+            module_paths |= {".".join(parts[: at + 1]) for at in range(len(parts))}
+        return module_paths
 
     def _targets(self, pattern: str) -> list[tuple[str, str]]:
         """The values that a pattern means, each with the module that returns it."""
         named = [(name, "") for name in self.made_by if fnmatch.fnmatchcase(name, pattern)]
-        modules = [one for one in self._modules() if fnmatch.fnmatchcase(one, pattern)]
-        return named or [(value, one) for one in modules for value in self._returned_by(one)]
+        modules = [module for module in self._modules() if fnmatch.fnmatchcase(module, pattern)]
+        return named or [
+            (value, module) for module in modules for value in self._returned_by(module)
+        ]
 
     def _returned_by(self, module: str) -> list[str]:
         """The value that each run of a module returns: what it computes and others use."""
@@ -361,9 +374,9 @@ class _Following:
 def _chain(value: str, module: str, kinds: Sequence[tuple[str, Any]]) -> _Moved:
     steps: list[GraphStep] = []
     name = value
-    for kind, given in kinds:
+    for kind, argument in kinds:
         after = f"{name}.{kind}"
-        steps.append(GraphStep(after, COLLECTIVES[kind], (Ref(name), given)))
+        steps.append(GraphStep(after, COLLECTIVES[kind], (Ref(name), argument)))
         name = after
     return _Moved(name, module, steps)
 

@@ -82,7 +82,7 @@ def short_name(report: GraphReport) -> str:
 
 def graph_label(report: GraphReport, beside: Iterable[GraphReport]) -> str:
     """The name of a graph among those of its folder; with its number if names are equal."""
-    same = sum(one.graph == report.graph for one in beside)
+    same = sum(other_report.graph == report.graph for other_report in beside)
     return f"{report.graph} ({report.number})" if same > 1 else report.graph
 
 
@@ -99,7 +99,9 @@ def verdict_words(report: GraphReport) -> str:
         return f"the placements are wrong: {report.proof.words}"
     if report.exit_code == 1:
         operators = len(failing(report))
-        wrong = sum(len(failing_options(one, report)) for one in failing(report))
+        wrong = sum(
+            len(failing_options(operator_result, report)) for operator_result in failing(report)
+        )
         splits = f" in {counted(wrong, 'split')}" if wrong else ""
         calls = counted(counts[CallOutcome.FAILED], "call")
         return f"{calls} of {counted(operators, 'operator')} wrong{splits}; {verified}"
@@ -124,7 +126,9 @@ def verdict_words(report: GraphReport) -> str:
 
 def _proved_words(report: GraphReport) -> list[str]:
     """How many splits are proved over the real numbers, and whether the graph is."""
-    proofs = [option.proof for one in report.operators for option in one.options if option.proof]
+    proofs = [
+        option.proof for operator in report.operators for option in operator.options if option.proof
+    ]
     words = []
     if proofs:
         proved = sum(proof.status == "proved" for proof in proofs)
@@ -140,7 +144,7 @@ def size_words(report: GraphReport) -> str:
         counted(len(report.operators), "distinct operator"),
         counted(_count_splits(report), "split"),
     ]
-    ranks = sorted({option.ranks for one in report.operators for option in one.options})
+    ranks = sorted({option.ranks for operator in report.operators for option in operator.options})
     if ranks:
         words[-1] += f" over {' and '.join(map(str, ranks))} ranks"
     words += _confirmed_words(report)
@@ -156,7 +160,7 @@ def size_words(report: GraphReport) -> str:
 
 def _confirmed_words(report: GraphReport) -> list[str]:
     """How many splits real ranks confirmed, by backend."""
-    options = [option for one in report.operators for option in one.options]
+    options = [option for operator in report.operators for option in operator.options]
     confirmed: Counter[str] = Counter()
     for option in options:
         if option.confirmation is not None:
@@ -169,19 +173,19 @@ def _confirmed_words(report: GraphReport) -> list[str]:
 
 
 def _count_splits(report: GraphReport) -> int:
-    return sum(len(one.options) for one in report.operators)
+    return sum(len(operator.options) for operator in report.operators)
 
 
 def failing(report: GraphReport) -> list[OperatorResult]:
     """The operators that failed, in the order of the graph."""
-    return [one for one in report.operators if one.outcome is CallOutcome.FAILED]
+    return [operator for operator in report.operators if operator.outcome is CallOutcome.FAILED]
 
 
-def failing_options(one: OperatorResult, report: GraphReport) -> list[OptionResult]:
+def failing_options(operator_result: OperatorResult, report: GraphReport) -> list[OptionResult]:
     """The wrong splits of an operator, gravest first; unstable ones too if strict."""
     bad = [
         option
-        for option in one.options
+        for option in operator_result.options
         if option.status is not Status.UNVERIFIED and not option.status.passes(strict=report.strict)
     ]
     return sorted(bad, key=lambda option: -option.status.gravity)
@@ -193,31 +197,31 @@ def reasons(report: GraphReport, outcome: CallOutcome) -> list[Reason]:
     Reasons that differ only in the names of nodes are merged: each of a hundred backward passes
     names its own forward node.
     """
-    nodes = {site.node for one in report.operators for site in one.sites}
+    nodes = {site.node for operator_result in report.operators for site in operator_result.sites}
 
     def mask(word: re.Match[str]) -> str:
         return "..." if word.group() in nodes else word.group()
 
-    found: dict[str, list[OperatorResult]] = {}
-    for one in report.operators:
-        if one.outcome is outcome and (one.reason or outcome is not CallOutcome.VERIFIED):
-            found.setdefault(_WORD.sub(mask, one.reason), []).append(one)
+    operators_by_reason: dict[str, list[OperatorResult]] = {}
+    for operator in report.operators:
+        if operator.outcome is outcome and (operator.reason or outcome is not CallOutcome.VERIFIED):
+            operators_by_reason.setdefault(_WORD.sub(mask, operator.reason), []).append(operator)
     merged = [
         Reason(
             # The reason of a single operator keeps its names.
             words=(same[0].reason if len(same) == 1 else words) or "no reason is given",
-            calls=sum(len(one.sites) for one in same),
-            operators=tuple(dict.fromkeys(one.operator for one in same)),
+            calls=sum(len(operator_result.sites) for operator_result in same),
+            operators=tuple(dict.fromkeys(operator_result.operator for operator_result in same)),
         )
-        for words, same in found.items()
+        for words, same in operators_by_reason.items()
     ]
     return sorted(merged, key=lambda reason: -reason.calls)
 
 
 def option_words(option: OptionResult) -> str:
     """The split in words: `idx 0, dim 1: split by k`."""
-    place = f"idx {option.idx}, dim {option.dim}"
-    return f"{place}: {option.split}" if option.split else place
+    position = f"idx {option.idx}, dim {option.dim}"
+    return f"{position}: {option.split}" if option.split else position
 
 
 def confirmation_words(option: OptionResult) -> str:
@@ -236,14 +240,18 @@ def loss_gap(option: OptionResult) -> float | None:
 
     It is NaN if a loss is NaN, and infinite if only the loss on one device is 0.
     """
-    whole, split = option.loss_whole, option.loss_split
-    if whole is None or split is None:
+    unsplit_loss, split = option.loss_whole, option.loss_split
+    if unsplit_loss is None or split is None:
         return None
-    if whole == split:
+    if unsplit_loss == split:
         return 0.0
-    if math.isinf(whole) or math.isinf(split):
-        return math.nan if math.isnan(whole + split) else math.inf
-    return abs(split - whole) / abs(whole) if whole else abs(split - whole) * math.inf
+    if math.isinf(unsplit_loss) or math.isinf(split):
+        return math.nan if math.isnan(unsplit_loss + split) else math.inf
+    return (
+        abs(split - unsplit_loss) / abs(unsplit_loss)
+        if unsplit_loss
+        else abs(split - unsplit_loss) * math.inf
+    )
 
 
 def duration(seconds: float) -> str:
@@ -324,19 +332,19 @@ def _graph_proof(report: GraphReport) -> Iterator[RenderableType]:
 
 
 def _failures(report: GraphReport, width: int, folder: Path) -> Iterator[RenderableType]:
-    found = failing(report)
-    if not found:
+    failing_operators = failing(report)
+    if not failing_operators:
         return
     pairs: list[_Failure] = []
-    for one in found:
-        options = failing_options(one, report)
-        pairs += [(one, option) for option in options] or [(one, None)]
+    for operator_result in failing_operators:
+        options = failing_options(operator_result, report)
+        pairs += [(operator_result, option) for option in options] or [(operator_result, None)]
     yield _failure_table(pairs, width)
-    for one in found[:MOST_SHOWN]:
+    for operator_result in failing_operators[:MOST_SHOWN]:
         yield Text()
-        yield from _story(one, report, folder)
-    if len(found) > MOST_SHOWN:
-        yield Text(f"and {len(found) - MOST_SHOWN} more operators are wrong")
+        yield from _story(operator_result, report, folder)
+    if len(failing_operators) > MOST_SHOWN:
+        yield Text(f"and {len(failing_operators) - MOST_SHOWN} more operators are wrong")
 
 
 # A wrong split, or an operator that fails without one.
@@ -379,25 +387,28 @@ def _split_words(option: OptionResult) -> str:
     return f"{option_words(option)}, {option.ranks} ranks"
 
 
-def _story(one: OperatorResult, report: GraphReport, folder: Path) -> Iterator[RenderableType]:
+def _story(
+    operator_result: OperatorResult, report: GraphReport, folder: Path
+) -> Iterator[RenderableType]:
     """One operator in words: what, which split, the figures, where, what to do."""
     yield Text(
-        f"{one.sites[0].node}: {one.operator}", style=OUTCOME_MARKS[CallOutcome.FAILED].style
+        f"{operator_result.sites[0].node}: {operator_result.operator}",
+        style=OUTCOME_MARKS[CallOutcome.FAILED].style,
     )
-    yield indented(one.signature)
-    options = failing_options(one, report)
+    yield indented(operator_result.signature)
+    options = failing_options(operator_result, report)
     for option in options[:MOST_SHOWN]:
         yield indented(f"{_split_words(option)}: {option.status.value}")
         yield from (indented(words, 4) for words in _figures(option))
     if len(options) > MOST_SHOWN:
         yield indented(f"and {len(options) - MOST_SHOWN} more splits")
-    if one.reason and not options:
-        yield indented(one.reason)
-    modules = list(dict.fromkeys(site.module for site in one.sites if site.module))
+    if operator_result.reason and not options:
+        yield indented(operator_result.reason)
+    modules = list(dict.fromkeys(site.module for site in operator_result.sites if site.module))
     if modules:
         yield indented(f"in module {enumerated(modules, _MOST_NAMES)}")
-    if one.script:
-        yield indented(f"reproduce it: python {near_path(str(folder / one.script))}")
+    if operator_result.script:
+        yield indented(f"reproduce it: python {near_path(str(folder / operator_result.script))}")
 
 
 def _figures(option: OptionResult) -> Iterator[str]:
@@ -420,17 +431,17 @@ def _figures(option: OptionResult) -> Iterator[str]:
 
 def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[RenderableType]:
     """The reasons for an outcome, each with its number of calls and its operators."""
-    found = reasons(report, outcome)
-    if not found:
+    outcome_reasons = reasons(report, outcome)
+    if not outcome_reasons:
         return
-    calls = sum(reason.calls for reason in found)
+    calls = sum(reason.calls for reason in outcome_reasons)
     yield Text(f"{title}: {counted(calls, 'call')}", style=OUTCOME_MARKS[outcome].style)
-    for reason in found[:MOST_SHOWN]:
+    for reason in outcome_reasons[:MOST_SHOWN]:
         names = [name for name in reason.operators if name not in reason.words]
         which = f" ({enumerated(names, _MOST_NAMES)})" if names else ""
         yield indented(f"{reason.calls:,}: {reason.words}{which}")
-    if len(found) > MOST_SHOWN:
-        yield indented(f"and {len(found) - MOST_SHOWN} more reasons")
+    if len(outcome_reasons) > MOST_SHOWN:
+        yield indented(f"and {len(outcome_reasons) - MOST_SHOWN} more reasons")
 
 
 def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
@@ -439,8 +450,11 @@ def _other_graphs(report: GraphReport) -> Iterator[RenderableType]:
         return
     graphs = (report, *report.others)
     yield Text(f"also in this folder: {counted(len(report.others), 'graph')}", style="bold")
-    for one in report.others:
-        words = f"{near_path(graph_label(one, graphs))}: {verdict_word(one)}, {verdict_words(one)}"
+    for other_report in report.others:
+        words = (
+            f"{near_path(graph_label(other_report, graphs))}: "
+            f"{verdict_word(other_report)}, {verdict_words(other_report)}"
+        )
         yield indented(words)
 
 
@@ -522,7 +536,11 @@ def graph_account(report: GraphReport, *, subject: str, file: str = "") -> Accou
         exit_code=report.exit_code,
         items=(
             *_annotate_proof(report),
-            *(one for op in report.operators for one in _annotate_operator(op, report)),
+            *(
+                annotation
+                for op in report.operators
+                for annotation in _annotate_operator(op, report)
+            ),
         ),
         file=file,
     )
@@ -541,15 +559,17 @@ def _annotate_proof(report: GraphReport) -> Iterator[ItemAnnotation]:
         )
 
 
-def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[ItemAnnotation]:
-    site = one.sites[0]
+def _annotate_operator(
+    operator_result: OperatorResult, report: GraphReport
+) -> Iterator[ItemAnnotation]:
+    site = operator_result.sites[0]
     path, outside, line = locate_source(site.source)
-    calls = len(one.sites)
-    where = f"{site.node}: {one.operator}"
+    calls = len(operator_result.sites)
+    where = f"{site.node}: {operator_result.operator}"
     same = f"the graph has {calls} calls like this one" if calls > 1 else ""
 
     def annotation(level: Level, status: str, item: str, *words: str) -> ItemAnnotation:
-        text = [words for words in (*words, one.signature, same) if words]
+        text = [words for words in (*words, operator_result.signature, same) if words]
         return ItemAnnotation(
             level=level,
             rule=status,
@@ -563,17 +583,23 @@ def _annotate_operator(one: OperatorResult, report: GraphReport) -> Iterator[Ite
             place=plain(site.module),
         )
 
-    for option in one.options:
+    for option in operator_result.options:
         item = f"{where}, {option_words(option)}, {option.ranks} ranks"
         level = level_of(option.status, strict=report.strict)
-        script = f"reproduced by {one.script}" if one.script and level == "error" else ""
+        script = (
+            f"reproduced by {operator_result.script}"
+            if operator_result.script and level == "error"
+            else ""
+        )
         rule = f"rule ({option.origin}): {option.rule}"
         proof = proof_words(option)
         yield annotation(level, option.status.value, item, option.reason, proof, rule, script)
-    levels = {level_of(option.status, strict=report.strict) for option in one.options}
-    if one.outcome is CallOutcome.NOTHING:
-        yield annotation("note", "skipped", where, one.reason)
-    elif one.outcome is CallOutcome.VERIFIED and not one.options:
-        yield annotation("pass", Status.EQUIVALENT.value, where, one.reason)
-    elif one.outcome is not CallOutcome.VERIFIED and "error" not in levels:
-        yield annotation("error", Status.UNVERIFIED.value, where, one.reason[:_LONGEST_REASON])
+    levels = {level_of(option.status, strict=report.strict) for option in operator_result.options}
+    if operator_result.outcome is CallOutcome.NOTHING:
+        yield annotation("note", "skipped", where, operator_result.reason)
+    elif operator_result.outcome is CallOutcome.VERIFIED and not operator_result.options:
+        yield annotation("pass", Status.EQUIVALENT.value, where, operator_result.reason)
+    elif operator_result.outcome is not CallOutcome.VERIFIED and "error" not in levels:
+        yield annotation(
+            "error", Status.UNVERIFIED.value, where, operator_result.reason[:_LONGEST_REASON]
+        )

@@ -58,7 +58,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ):
             for name in sorted(old.keys() | new.keys()):
                 if old.get(name) != new.get(name):
-                    was, now = (str(one.get(name, "none"))[:_LONGEST_VALUE] for one in (old, new))
+                    was, now = (
+                        str(about.get(name, "none"))[:_LONGEST_VALUE] for about in (old, new)
+                    )
                     return f"other {words} ({name} was {was}, now it is {now})"
         if earlier.inputs != self.inputs:
             return "other sample inputs or weights"
@@ -102,8 +104,10 @@ class Registered:
 
     def whole_report(self) -> GraphReport:
         """The report with all finished operators."""
-        found = sorted(self.finished.values(), key=lambda one: one.sites[0].position)
-        return msgspec.structs.replace(self.report, operators=tuple(found), number=self.number)
+        operators = sorted(
+            self.finished.values(), key=lambda operator_result: operator_result.sites[0].position
+        )
+        return msgspec.structs.replace(self.report, operators=tuple(operators), number=self.number)
 
 
 class GraphJournal:
@@ -150,16 +154,16 @@ class GraphJournal:
     def verified_elsewhere(self, key: str) -> tuple[OperatorResult, str] | None:
         """The result of an operator verified for another graph, and that graph."""
         for other in self.others():
-            known = other.finished.get(key)
-            if known is None or known.outcome is not CallOutcome.VERIFIED:
+            finished_result = other.finished.get(key)
+            if finished_result is None or finished_result.outcome is not CallOutcome.VERIFIED:
                 continue
             if other.about.holds_for(self.own.about):
-                return known, other.report.graph
+                return finished_result, other.report.graph
         return None
 
     def others(self) -> tuple[Registered, ...]:
         """The other graphs of the folder."""
-        return tuple(one for one in self.graphs.values() if one is not self.own)
+        return tuple(graph for graph in self.graphs.values() if graph is not self.own)
 
     def begin(self, key: str) -> None:
         """Record that this process starts checking an operator."""
@@ -217,9 +221,9 @@ class GraphJournal:
     def _register(self, about: About, report: GraphReport) -> Registered:
         """The entry of a graph, existing or new."""
         new = Registered(len(self.graphs) + 1, about, report)
-        known = self.graphs.setdefault(about.calls, new)
-        known.about, known.report = about, report
-        return known
+        registered = self.graphs.setdefault(about.calls, new)
+        registered.about, registered.report = about, report
+        return registered
 
     def _refuse_other_questions(self, folder: Path, about: About) -> None:
         earlier = self.graphs.get(about.calls)
@@ -356,7 +360,7 @@ def write_results(folder: Path, report: GraphReport, *, html: bool = True) -> tu
         (folder / HTML).unlink(missing_ok=True)
         return tuple(reversed(written))
     pages = {graph_page_name(other.number): other for other in report.others} | {HTML: report}
-    for name, one in pages.items():
+    for name, page_report in pages.items():
         with replacing(folder / name) as unfinished:
-            write_graph_page(one, unfinished)
+            write_graph_page(page_report, unfinished)
     return folder / HTML, *reversed(written)

@@ -128,8 +128,8 @@ class OperatorResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def failures(self) -> tuple[OptionResult, ...]:
         """The splits that are wrong, gravest first."""
-        bad = [one for one in self.options if one.status.is_wrong]
-        return tuple(sorted(bad, key=lambda one: -one.status.gravity))
+        bad = [option for option in self.options if option.status.is_wrong]
+        return tuple(sorted(bad, key=lambda operator_option: -operator_option.status.gravity))
 
 
 class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,19 +172,19 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def counts(self) -> dict[CallOutcome, int]:
         """Number of calls per outcome."""
-        found = dict.fromkeys(CallOutcome, 0)
-        for one in self.operators:
-            found[one.outcome] += len(one.sites)
-        return found
+        calls_by_outcome = dict.fromkeys(CallOutcome, 0)
+        for operator in self.operators:
+            calls_by_outcome[operator.outcome] += len(operator.sites)
+        return calls_by_outcome
 
     @property
     def verdict(self) -> Verdict:
         """The roll-up of everything compared, each item with its node and its split."""
         findings: list[Finding] = []
         coverage = Coverage()
-        for one in self.operators:
-            for option in one.options:
-                site, label = one.sites[0], f"{option.split}, {option.ranks} ranks"
+        for operator in self.operators:
+            for option in operator.options:
+                site, label = operator.sites[0], f"{option.split}, {option.ranks} ranks"
                 findings += [
                     msgspec.structs.replace(
                         f, item=f.item.under(label).in_graph(site.node), source=site.source
@@ -201,27 +201,31 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def certificates(self) -> dict[str, dict[str, Any]]:
         """What the checkers check, by a name for each."""
-        found: dict[str, dict[str, Any]] = {}
-        for one in self.operators:
-            for option in one.options:
+        certificates_by_name: dict[str, dict[str, Any]] = {}
+        for operator in self.operators:
+            for option in operator.options:
                 if option.proof is not None and option.proof.certificate is not None:
-                    name = f"{one.sites[0].node}_{one.operator}_{option.proof.split_by}"
-                    found[name] = option.proof.certificate
+                    name = f"{operator.sites[0].node}_{operator.operator}_{option.proof.split_by}"
+                    certificates_by_name[name] = option.proof.certificate
         if self.proof is not None and self.proof.certificate is not None:
-            found["graph"] = self.proof.certificate
-        return found
+            certificates_by_name["graph"] = self.proof.certificate
+        return certificates_by_name
 
     @property
     def exit_code(self) -> int:
         """0 pass, 1 a split or the placements are wrong, 3 something could not be checked."""
-        outcomes = {one.outcome for one in self.operators}
+        outcomes = {operator.outcome for operator in self.operators}
         proof = "proved" if self.proof is None else self.proof.status
         if CallOutcome.FAILED in outcomes or proof == "refuted":
             return 1
         if proof == "not decided":
             return 3
-        whole = self.ended and sum(self.counts().values()) == self.calls
-        if CallOutcome.UNSUPPORTED in outcomes or CallOutcome.VERIFIED not in outcomes or not whole:
+        is_complete = self.ended and sum(self.counts().values()) == self.calls
+        if (
+            CallOutcome.UNSUPPORTED in outcomes
+            or CallOutcome.VERIFIED not in outcomes
+            or not is_complete
+        ):
             return 3
         return 0
 

@@ -57,48 +57,48 @@ class Samples:
 
 def bound_inputs(graph: Graph, inputs: Any) -> dict[str, torch.Tensor]:
     """The inputs by their names in the graph."""
-    wanted = [value for value in graph.values.values() if value.kind == "input"]
+    values = [value for value in graph.values.values() if value.kind == "input"]
     by_place, by_name = _given_tensors(inputs)
-    found = {value.name: tensor for value, tensor in zip(wanted, by_place, strict=False)}
-    names = ", ".join(f"{value.name} {shown([(value.shape, value.dtype)])}" for value in wanted)
-    takes = f"the graph takes {len(wanted)} tensors: {names:.400}"
-    if len(by_place) > len(wanted):
+    tensors_by_name = {value.name: tensor for value, tensor in zip(values, by_place, strict=False)}
+    names = ", ".join(f"{value.name} {shown([(value.shape, value.dtype)])}" for value in values)
+    takes = f"the graph takes {len(values)} tensors: {names:.400}"
+    if len(by_place) > len(values):
         raise UsageError(f"got {len(by_place)} positional input tensors; {takes}")
     for key, tensor in by_name.items():
-        place = int(key) if key.isdigit() and int(key) < len(wanted) else None
-        name = wanted[place].name if place is not None else key
-        if name not in {value.name for value in wanted} or name in found:
+        position = int(key) if key.isdigit() and int(key) < len(values) else None
+        name = values[position].name if position is not None else key
+        if name not in {value.name for value in values} or name in tensors_by_name:
             raise UsageError(f"the graph has no input {key!r:.80}, or it is given twice; {takes}")
-        found[name] = tensor
-    missing = [value.name for value in wanted if value.name not in found]
+        tensors_by_name[name] = tensor
+    missing = [value.name for value in values if value.name not in tensors_by_name]
     if missing:
         raise UsageError(f"the inputs {', '.join(missing):.200} are missing; {takes}")
-    for value in wanted:
-        tensor = found[value.name]
+    for value in values:
+        tensor = tensors_by_name[value.name]
         form, expected = (tuple(tensor.shape), tensor.dtype), (value.shape, value.dtype)
         if form != expected:
             raise UsageError(
                 f"input {value.name} is {shown([form])}, but the graph has {shown([expected])}; "
                 "pass inputs of the shapes and dtypes that it was made with"
             )
-    return found
+    return tensors_by_name
 
 
 def _given_tensors(inputs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     """Input tensors by position and by name; the graph holds other inputs as constants."""
     args, kwargs = split_arguments(inputs)
     named = {str(key): tensor for key, tensor in kwargs.items() if isinstance(tensor, torch.Tensor)}
-    inside = [one for one in kwargs.values() if not isinstance(one, torch.Tensor)]
-    if any(isinstance(one, torch.Tensor) for one in items_in(inside)):
+    inside = [argument for argument in kwargs.values() if not isinstance(argument, torch.Tensor)]
+    if any(isinstance(item, torch.Tensor) for item in items_in(inside)):
         raise UsageError(
             "a named input holds several tensors; pass each under its own name in the graph"
         )
-    return [one for one in items_in(args) if isinstance(one, torch.Tensor)], named
+    return [item for item in items_in(args) if isinstance(item, torch.Tensor)], named
 
 
-def shown(found: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
+def shown(forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
     """Shapes and dtypes for people: `float32[2, 4]`."""
-    words = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in found]
+    words = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in forms]
     return ", ".join(words) or "nothing"
 
 
@@ -116,11 +116,11 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
     listed in the notes.
     """
     dump = open_dump(path)
-    records = [one for one in dump.records() if one.site.phase == "forward"]
-    first = min(((one.rank, one.step) for one in records), default=(0, 0))
-    calls = list(RecordedCalls(one for one in records if (one.rank, one.step) == first))
-    found = _match_records(graph, calls)
-    if not found:
+    records = [record for record in dump.records() if record.site.phase == "forward"]
+    first = min(((record.rank, record.step) for record in records), default=(0, 0))
+    calls = list(RecordedCalls(record for record in records if (record.rank, record.step) == first))
+    record_by_name = _match_records(graph, calls)
+    if not record_by_name:
         raise UsageError(
             f"{path}: none of its recorded calls is in {graph.name}. Record the model of the "
             'graph, with paritas.capture(..., level="module") or level="op"'
@@ -128,42 +128,61 @@ def values_from_dump(graph: Graph, path: Path, keep: Collection[int]) -> Samples
     state = {} if graph.state is None else graph.state()
 
     def tensor_of(value: TensorValue) -> torch.Tensor:
-        return dump.read(found[value.name]) if value.name in found else state[value.name]
+        return (
+            dump.read(record_by_name[value.name])
+            if value.name in record_by_name
+            else state[value.name]
+        )
 
-    kept: dict[int, CallValues] = {}
+    values_by_position: dict[int, CallValues] = {}
     missing: list[str] = []
     for call in graph.calls:
         if call.position not in keep or call.idle:
             continue
-        if all(value.name in found or value.name in state for value in call.tensors()):
-            kept[call.position] = copied(values_for(call.args, call.kwargs, tensor_of))
+        if all(value.name in record_by_name or value.name in state for value in call.tensors()):
+            values_by_position[call.position] = copied(
+                values_for(call.args, call.kwargs, tensor_of)
+            )
         else:
             missing.append(call.name)
-    notes = [f"{path.name} holds the arguments of {len(kept)} of {len(kept) + len(missing)} calls"]
+    count = len(values_by_position)
+    notes = [f"{path.name} holds the arguments of {count} of {count + len(missing)} calls"]
     if missing:
         notes.append(
             f"it does not hold those of {enumerated(missing, _MOST_NAMES)}, which are drawn"
         )
-    return Samples(kept, tuple(notes))
+    return Samples(values_by_position, tuple(notes))
 
 
 def _match_records(graph: Graph, calls: list[RecordedCall]) -> dict[str, Record]:
     """The record of each graph value that the dump holds."""
-    found: dict[str, Record] = {}
-    for theirs, ours in _pair_calls(graph, calls):
+    record_by_name: dict[str, Record] = {}
+    for recorded_call, ours in _pair_calls(graph, calls):
         inputs = tensors_by_path(ours.args, ours.kwargs)
-        wanted = [(".".join(map(str, path)), value) for path, value in inputs]
-        wanted += [(f"made {at}", value) for at, value in enumerate(ours.outputs)]
-        held = {**theirs.given, **{f"made {place}": one for place, one in theirs.made.items()}}
-        if theirs.site.level == "module":
+        graph_values = [(".".join(map(str, path)), value) for path, value in inputs]
+        graph_values += [(f"made {at}", value) for at, value in enumerate(ours.outputs)]
+        dump_records = {
+            **recorded_call.given,
+            **{
+                f"made {output_index}": result_record
+                for output_index, result_record in recorded_call.made.items()
+            },
+        }
+        if recorded_call.site.level == "module":
             # A module receives no parameters: its first argument is the first other tensor.
-            moving = [one for one in wanted if one[1].kind in {"input", "intermediate"}]
-            wanted = [("0", moving[0][1]), *wanted[-len(ours.outputs) :]] if moving else []
-        for place, value in wanted:
-            record = held.get(place)
+            moving = [
+                path_and_value
+                for path_and_value in graph_values
+                if path_and_value[1].kind in {"input", "intermediate"}
+            ]
+            graph_values = (
+                [("0", moving[0][1]), *graph_values[-len(ours.outputs) :]] if moving else []
+            )
+        for value_path, value in graph_values:
+            record = dump_records.get(value_path)
             if record is not None and _record_fits(record, value):
-                found.setdefault(value.name, record)
-    return found
+                record_by_name.setdefault(value.name, record)
+    return record_by_name
 
 
 def _pair_calls(
@@ -172,23 +191,29 @@ def _pair_calls(
     ours = [call for call in graph.calls if not call.idle and call.outputs]
     nodes = {call.name: call for call in ours}
     modules = {call.module for call in ours}
-    for theirs in calls:
-        node = nodes.get(theirs.site.name)
-        if theirs.site.level == "node" and node is not None and _is_same_node(theirs.site, node):
-            yield theirs, node
+    for recorded_call in calls:
+        node = nodes.get(recorded_call.site.name)
+        if (
+            recorded_call.site.level == "node"
+            and node is not None
+            and _is_same_node(recorded_call.site, node)
+        ):
+            yield recorded_call, node
     by_operator = _group_by_site((call.module, call.operator, call) for call in ours)
     # The outermost module has its class name in a dump, and no name in a graph.
     recorded = _group_by_site(
-        (one.site.module if one.site.module in modules else "", one.site.op, one)
-        for one in calls
-        if one.site.level == "op"
+        (call.site.module if call.site.module in modules else "", call.site.op, call)
+        for call in calls
+        if call.site.level == "op"
     )
     for key, group in recorded.items():
         if len(group) == len(by_operator.get(key, ())):
             yield from zip(group, by_operator[key], strict=True)
     by_module = _group_by_site((call.module, "", call) for call in ours)
-    seen = _group_by_site((one.site.name, "", one) for one in calls if one.site.level == "module")
-    for key, group in seen.items():
+    recorded_modules = _group_by_site(
+        (call.site.name, "", call) for call in calls if call.site.level == "module"
+    )
+    for key, group in recorded_modules.items():
         if key[0] and len(group) == len(by_module.get(key, ())) == 1:
             yield group[0], by_module[key][0]
 
@@ -240,17 +265,19 @@ def sample_values(
         seed: for dropout, and for parameters that the graph does not hold.
     """
     run = _SampleRun(graph, bound_inputs(graph, inputs), imports, seed)
-    kept: dict[int, CallValues] = {}
+    values_by_position: dict[int, CallValues] = {}
     last = max(keep, default=-1)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for call in graph.calls[: last + 1]:
-            given = run.given(call)
-            if call.position in keep and given is not None:
-                kept[call.position] = copied(given)
-            run.run(call, given)
-    missing = [call for call in graph.calls if call.position in set(keep) - kept.keys()]
-    return Samples(kept, run.notes(missing))
+            call_values = run.given(call)
+            if call.position in keep and call_values is not None:
+                values_by_position[call.position] = copied(call_values)
+            run.run(call, call_values)
+    missing = [
+        call for call in graph.calls if call.position in set(keep) - values_by_position.keys()
+    ]
+    return Samples(values_by_position, run.notes(missing))
 
 
 class _SampleRun:
@@ -277,12 +304,12 @@ class _SampleRun:
             return None
         return values_for(call.args, call.kwargs, lambda value: self._known[value.name])
 
-    def run(self, call: GraphCall, given: CallValues | None) -> None:
+    def run(self, call: GraphCall, call_values: CallValues | None) -> None:
         """Run a call, keep its results unless it fails, and drop values no longer needed."""
-        wanted = [value for value in call.outputs if value.name not in self._known]
-        if given is not None and wanted:
+        outputs = [value for value in call.outputs if value.name not in self._known]
+        if call_values is not None and outputs:
             try:
-                self._take(call, self._result(call, given))
+                self._take(call, self._result(call, call_values))
             except Exception as error:  # noqa: BLE001  (goes into the notes)
                 if not call.idle:
                     first = first_line(error) or type(error).__name__
@@ -312,22 +339,22 @@ class _SampleRun:
         if value.name in self._known:
             return True
         if value.kind in {"parameter", "buffer", "constant"}:
-            held = self._state.get(value.name)
-            if held is None:
+            parameter = self._state.get(value.name)
+            if parameter is None:
                 self._drawn.append(value.name)
-                held = draw_parameter(value, self._seed)
+                parameter = draw_parameter(value, self._seed)
             # A copy: the graph must not modify the user's model.
-            self._known[value.name] = held.detach().clone()
+            self._known[value.name] = parameter.detach().clone()
             return True
         return False
 
-    def _result(self, call: GraphCall, given: CallValues) -> list[torch.Tensor]:
+    def _result(self, call: GraphCall, call_values: CallValues) -> list[torch.Tensor]:
         if call.obstacle and call.function is None:
             raise UsageError(f"{call.name}: {call.obstacle}")
         self._check_size(call)
         function = function_of(call, self._imports)
-        made = function(*given.args, **given.kwargs)
-        return [one for one in items_in(made) if isinstance(one, torch.Tensor)]
+        returned = function(*call_values.args, **call_values.kwargs)
+        return [item for item in items_in(returned) if isinstance(item, torch.Tensor)]
 
     def _check_size(self, call: GraphCall) -> None:
         """Refuse a call that does not fit in memory: a file may contain one."""
@@ -347,11 +374,12 @@ class _SampleRun:
             raise UsageError(f"{call.name} returns {bytes_words(size)}; {allowed} are allowed")
 
     def _take(self, call: GraphCall, results: list[torch.Tensor]) -> None:
-        said = [(value.shape, value.dtype) for value in call.outputs]
-        found = [(tuple(tensor.shape), tensor.dtype) for tensor in results]
-        if said != found:
+        graph_forms = [(value.shape, value.dtype) for value in call.outputs]
+        returned_forms = [(tuple(tensor.shape), tensor.dtype) for tensor in results]
+        if graph_forms != returned_forms:
             raise UsageError(
-                f"{call.name} returned {shown(found)}, but the graph has {shown(said)}"
+                f"{call.name} returned {shown(returned_forms)}, but the graph has "
+                f"{shown(graph_forms)}"
             )
         for value, tensor in zip(call.outputs, results, strict=True):
             self._known[value.name] = tensor

@@ -95,21 +95,21 @@ def _source_lines(module: ModuleType, name: str) -> list[str]:
     needed: dict[str, str] = {}
     waiting = [name]
     while waiting:
-        one = waiting.pop()
-        value = getattr(module, one)
+        member_name = waiting.pop()
+        value = getattr(module, member_name)
         if inspect.isfunction(value) and value.__module__ == module.__name__:
-            needed[one] = textwrap.dedent(inspect.getsource(value)).rstrip()
+            needed[member_name] = textwrap.dedent(inspect.getsource(value)).rstrip()
             waiting += [
                 used
                 for used in value.__code__.co_names
                 if hasattr(module, used) and used not in needed
             ]
         elif inspect.ismodule(value):
-            needed[one] = _import_line(value, one)
+            needed[member_name] = _import_line(value, member_name)
         elif isinstance(value, type):
-            needed[one] = f"{one} = ValueError"
+            needed[member_name] = f"{member_name} = ValueError"
         else:
-            needed[one] = f"{one} = {literal(value)}"
+            needed[member_name] = f"{member_name} = {literal(value)}"
     functions = [text for text in needed.values() if text.startswith("def ")]
     others = sorted(text for text in needed.values() if not text.startswith("def "))
     lines = [*others, *("\n\n" + text for text in reversed(functions))]
@@ -329,22 +329,23 @@ def split_script(facts: Facts) -> Script:
 
 
 def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
-    seen: dict[int, str] = {}
+    path_by_tensor_id: dict[int, str] = {}
 
     def text(value: Any, name: str, here: str = "") -> str:
         if isinstance(value, list | tuple):
             return sequence_text(value, (text(v, f"{name}[{at}]") for at, v in enumerate(value)))
         if not isinstance(value, torch.Tensor):
             return literal(value)
-        if id(value) in seen:  # the same tensor twice
-            return f"{seen[id(value)]}.clone()"
+        if id(value) in path_by_tensor_id:  # the same tensor twice
+            return f"{path_by_tensor_id[id(value)]}.clone()"
         if here:
-            seen[id(value)] = here
+            path_by_tensor_id[id(value)] = here
         return drawn_text(value) if facts.drawn else values.text(name, value.detach(), 0)
 
-    given = [
-        f"    given[{place!r}] = {text(value, name_of(place), f'given[{place!r}]')}"
-        for place, value in facts.values.items()
+    argument_lines = [
+        f"    given[{argument_place!r}] = "
+        f"{text(value, name_of(argument_place), f'given[{argument_place!r}]')}"
+        for argument_place, value in facts.values.items()
     ]
     yield "def arguments(wide):"
     yield '    """The operator\'s arguments, by position and by name."""'
@@ -352,28 +353,28 @@ def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
         yield f"    generator = torch.Generator().manual_seed({facts.seed})"
     yield from values.loading.splitlines()
     yield "    given = {}"
-    yield from given
+    yield from argument_lines
     yield "    return {place: lifted(value, wide) for place, value in given.items()}"
 
 
 def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:
     """Arguments for which a gradient is computed."""
     return tuple(
-        place
-        for place, value in facts.values.items()
-        if place not in facts.call.without_gradient
-        and any(one.is_floating_point() or one.is_complex() for one in tensors_in(value))
+        argument_place
+        for argument_place, value in facts.values.items()
+        if argument_place not in facts.call.without_gradient
+        and any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(value))
     )
 
 
 def _places_with_claimed_gradient(facts: Facts) -> tuple[Place, ...]:
     """Those of them for which each rank claims to have the full gradient."""
-    found = []
-    for place in _places_with_gradient(facts):
-        placement = facts.recipe.placement(place)
+    claimed_places = []
+    for position in _places_with_gradient(facts):
+        placement = facts.recipe.placement(position)
         if isinstance(placement, Replicate) and not placement.summed:
-            found.append(place)
-    return tuple(found)
+            claimed_places.append(position)
+    return tuple(claimed_places)
 
 
 # --- the arguments of each rank -------------------------------------------------------------------
@@ -383,14 +384,14 @@ def _write_ranks(facts: Facts) -> Iterator[str]:
     yield "def rank_arguments(given):"
     yield '    """The arguments of each rank."""'
     yield "    ranks = [dict(given) for _ in range(RANKS)]"
-    for place, placement in facts.recipe.inputs:
-        value = facts.values[place]
+    for argument_place, placement in facts.recipe.inputs:
+        value = facts.values[argument_place]
         if not tensors_in(value) or placement in (Replicate(), Replicate(own=True)):
             continue
-        yield f"    # {name_of(place)}: {_placement_words(placement)}"
+        yield f"    # {name_of(argument_place)}: {_placement_words(placement)}"
         for rank in range(facts.ranks):
-            part = _part_text(value, placement, f"given[{place!r}]", rank, facts.ranks)
-            yield f"    ranks[{rank}][{place!r}] = {part}"
+            part = _part_text(value, placement, f"given[{argument_place!r}]", rank, facts.ranks)
+            yield f"    ranks[{rank}][{argument_place!r}] = {part}"
     yield from _write_numbers(facts)
     yield "    return ranks"
 
@@ -399,15 +400,15 @@ def _write_numbers(facts: Facts) -> Iterator[str]:
     """Arguments that change with the split, as each rank has them."""
     if facts.recipe.exchanges:
         raise NoScriptError("scripts do not support ranks that exchange data")
-    places = [place for place, _ in facts.recipe.numbers]
+    places = [argument_place for argument_place, _ in facts.recipe.numbers]
     if not places:
         return
     # The drawn terms of partial arguments do not matter here.
     each = split_values(facts.values, facts.recipe, facts.ranks, Terms(facts.seed, lifted=False))
-    for place in places:
-        yield f"    # {name_of(place)} changes with the split"
-        for rank, mine in enumerate(each):
-            yield f"    ranks[{rank}][{place!r}] = {literal(mine[place])}"
+    for position in places:
+        yield f"    # {name_of(position)} changes with the split"
+        for rank, rank_values in enumerate(each):
+            yield f"    ranks[{rank}][{position!r}] = {literal(rank_values[position])}"
 
 
 def _placement_words(placement: Any) -> str:
@@ -427,7 +428,8 @@ def _placement_words(placement: Any) -> str:
 def _part_text(value: Any, placement: Any, path: str, rank: int, ranks: int) -> str:
     if isinstance(value, list | tuple):
         items = (
-            _part_text(one, placement, f"{path}[{at}]", rank, ranks) for at, one in enumerate(value)
+            _part_text(element, placement, f"{path}[{at}]", rank, ranks)
+            for at, element in enumerate(value)
         )
         return sequence_text(value, items)
     if not isinstance(value, torch.Tensor):
@@ -468,11 +470,14 @@ def _write_together(facts: Facts) -> Iterator[str]:
     for at, combine in enumerate(facts.recipe.outputs):
         parts = f"[result[{at}] for result in results]"
         yield f"    found['output[{at}]'] = {_combine_text(combine, parts)}"
-    rules = {place: _written_rule(facts.recipe.placement(place)) for place in facts.written}
-    compared = {place: rule for place, rule in rules.items() if rule is not None}
-    for place, rule in compared.items():
-        parts = f"[mine[{place!r}] for mine in written]"
-        written = after_call(name_of(place)).text
+    rules = {
+        argument_key: _written_rule(facts.recipe.placement(argument_key))
+        for argument_key in facts.written
+    }
+    compared = {argument_key: rule for argument_key, rule in rules.items() if rule is not None}
+    for argument_place, rule in compared.items():
+        parts = f"[mine[{argument_place!r}] for mine in written]"
+        written = after_call(name_of(argument_place)).text
         yield f"    found[{written!r}] = {_combine_text(rule, parts)}"
     yield "    return found"
     yield ""
@@ -554,9 +559,9 @@ def _script_variants(
     facts: Facts, *, recorded: bool, degraded: bool
 ) -> Iterator[tuple[bool, bool]]:
     """Whether to draw values and whether to run natively, the simplest variant first."""
-    tensors = [one for value in facts.values.values() for one in tensors_in(value)]
-    size = sum(one.numel() * one.element_size() for one in tensors)
-    can_store = size <= _MOST_BYTES and all(is_storable(one.dtype) for one in tensors)
+    tensors = [tensor for value in facts.values.values() for tensor in tensors_in(value)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    can_store = size <= _MOST_BYTES and all(is_storable(tensor.dtype) for tensor in tensors)
     if not (recorded and can_store):
         yield True, degraded
     if can_store:
@@ -613,10 +618,11 @@ def _collect_facts(
     work: OperatorWork, result: OperatorResult, option: OptionResult, versions: Mapping[str, str]
 ) -> Facts:
     """Set up the failing check again; raises `UsageError` if a script could not do the same."""
-    seen = option.confirmation
-    if seen is not None and seen.simulated.passes(strict=work.settings.strict):
+    confirmation = option.confirmation
+    if confirmation is not None and confirmation.simulated.passes(strict=work.settings.strict):
         raise UsageError(
-            f"it fails only on {seen.backend} ranks, and a script simulates its ranks; run the "
+            f"it fails only on {confirmation.backend} ranks, and a script simulates its "
+            "ranks; run the "
             "command again to see it"
         )
     proof = option.proof
@@ -636,9 +642,12 @@ def _collect_facts(
         ranks=option.ranks,
         heading=_script_heading(result, option, versions),
         written=tuple(
-            place
-            for place in (*range(len(call.args)), *call.kwargs)
-            if any(one.item == after_call(name_of(place)) for one in option.verdict.findings)
+            argument_place
+            for argument_place in (*range(len(call.args)), *call.kwargs)
+            if any(
+                finding.item == after_call(name_of(argument_place))
+                for finding in option.verdict.findings
+            )
         ),
         seed=work.settings.seed,
         imports=work.settings.imports,
@@ -647,17 +656,19 @@ def _collect_facts(
 
 def _passes_here(option: OptionResult) -> bool:
     """Whether only the proof fails, on other shapes."""
-    found = [one for one in option.verdict.findings if one.item.kind is not ItemKind.HARNESS]
-    return all(one.status.passes(strict=True) for one in found)
+    findings = [
+        finding for finding in option.verdict.findings if finding.item.kind is not ItemKind.HARNESS
+    ]
+    return all(finding.status.passes(strict=True) for finding in findings)
 
 
 def _draws(call: OperatorCall) -> bool:
     """Whether the operator draws random numbers."""
-    given = copied(CallValues(call.args, call.kwargs))  # it may write to them
+    call_values = copied(CallValues(call.args, call.kwargs))  # it may write to them
     before = Streams.of(call)
     try:
         with quietly(), torch.no_grad():
-            call.function(*given.args, **given.kwargs)
+            call.function(*call_values.args, **call_values.kwargs)
         return before.moved_by(call)
     except Exception:  # noqa: BLE001  (the check has already reported it)
         return False
@@ -669,10 +680,16 @@ def _find_recipe(name: str, call: OperatorCall, work: OperatorWork, option: Opti
     offer = offers(name, call, work.call.annotation, work.settings, option.ranks)
     if offer.fault:
         raise UsageError(f"the annotation is invalid: {offer.fault}")
-    wanted = (option.idx, option.dim, option.split, option.rule, option.origin)
-    for one in offer.options:
-        if (one.idx, one.dim, one.split, one.rule, one.origin) == wanted:
-            return one.recipe
+    split_identity = (option.idx, option.dim, option.split, option.rule, option.origin)
+    for offered_option in offer.options:
+        if (
+            offered_option.idx,
+            offered_option.dim,
+            offered_option.split,
+            offered_option.rule,
+            offered_option.origin,
+        ) == split_identity:
+            return offered_option.recipe
     raise UsageError(f"{option.split} was not found again")
 
 
@@ -682,11 +699,11 @@ def _script_heading(
     site = result.sites[0]
     more = len(result.sites) - 1
     others = f", and {more} more like it" if more else ""
-    place = f" at {site.source}" if site.source else ""
+    location = f" at {site.source}" if site.source else ""
     return (
         f"{result.operator}, {option.split} over {option.ranks} ranks, against the unsplit one.",
         "",
-        *([f"Node:       {site.node}{place}{others}"] if site.node else []),
+        *([f"Node:       {site.node}{location}{others}"] if site.node else []),
         *([f"Code:       {site.code.strip()}"] if site.code.strip() else []),
         f"Signature:  {result.signature}",
         f"Annotation: {option.rule} ({option.origin})",

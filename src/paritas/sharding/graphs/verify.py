@@ -333,14 +333,16 @@ class _GraphRun:
         self.number = journal.own.number
         self.notes += journal.notes
         for group in self.groups:
-            known = journal.finished.get(group.key)
-            if known is not None:
-                self.results[group.number] = _with_call_sites(known, group)
+            finished_result = journal.finished.get(group.key)
+            if finished_result is not None:
+                self.results[group.number] = _with_call_sites(finished_result, group)
                 self.resumed += 1
                 continue
-            found = journal.verified_elsewhere(group.key) if is_known_by_name(group.first) else None
-            if found is not None:
-                result, graph = found
+            elsewhere = (
+                journal.verified_elsewhere(group.key) if is_known_by_name(group.first) else None
+            )
+            if elsewhere is not None:
+                result, graph = elsewhere
                 notes = (*result.notes, f"not verified again: already verified for {graph}")
                 placed = _with_call_sites(msgspec.structs.replace(result, notes=notes), group)
                 self.results[group.number] = placed
@@ -352,10 +354,10 @@ class _GraphRun:
     ) -> GraphReport:
         """Write a report with those of the folder's other graphs."""
         journal.end(report)
-        others = tuple(one.whole_report() for one in journal.others())
-        whole = msgspec.structs.replace(report, others=others)
-        write_results(folder, whole, html=html)
-        return whole
+        others = tuple(registered.whole_report() for registered in journal.others())
+        complete_report = msgspec.structs.replace(report, others=others)
+        write_results(folder, complete_report, html=html)
+        return complete_report
 
     def checked(
         self, journal: GraphJournal | None, executor: str | Executor, jobs: int | None
@@ -437,25 +439,28 @@ class _GraphRun:
         keep = {group.first.position: group.number for group in waiting}
         self.show(Progress("running the graph"))
         if isinstance(self.inputs, (str, Path)):
-            found = sampling.values_from_dump(self.graph, Path(self.inputs), keep)
+            samples = sampling.values_from_dump(self.graph, Path(self.inputs), keep)
         else:
-            found = sampling.sample_values(
+            samples = sampling.sample_values(
                 self.graph,
                 self.inputs,
                 keep,
                 imports=self.settings.imports,
                 seed=self.settings.seed,
             )
-        self.notes += found.notes
+        self.notes += samples.notes
         if any(len(group.calls) > 1 for group in waiting):
             self.notes.append("identical calls are checked with the arguments of the first of them")
-        return {keep[position]: values for position, values in found.values.items()}
+        return {keep[position]: values for position, values in samples.values.items()}
 
     def _show_count(self) -> None:
-        failing = sum(one.outcome is CallOutcome.FAILED for one in self.results.values())
+        failing = sum(
+            operator_result.outcome is CallOutcome.FAILED
+            for operator_result in self.results.values()
+        )
         # Reused results took no time; counting them would distort the estimate of the time left.
-        known = self.resumed + self.shared
-        done, total = len(self.results) - known, len(self.groups) - known
+        reused_count = self.resumed + self.shared
+        done, total = len(self.results) - reused_count, len(self.groups) - reused_count
         self.show(Progress("checking operators", done, total, failing=failing))
 
 
@@ -502,17 +507,17 @@ def versions_here() -> dict[str, str]:
 def _module_digest(name: str) -> str:
     """Of a module's source: a changed annotation there needs another check."""
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except Exception as error:
         raise UsageError(
             f"imports: {name!r} cannot be found: {type(error).__name__}: {error}; give a module "
             "that Python can import from here"
         ) from error
-    if found is None:
+    if spec is None:
         raise UsageError(
             f"imports: there is no module {name!r}; give one that Python can import from here"
         )
-    path = Path(found.origin) if found.origin else None
+    path = Path(spec.origin) if spec.origin else None
     if path is None or not path.is_file():
         return ""
     return hashlib.sha256(path.read_bytes()).hexdigest()

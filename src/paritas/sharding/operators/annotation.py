@@ -96,12 +96,12 @@ def operator_name(call: OperatorCall) -> str:
     return str(name).rpartition(".")[2]
 
 
-def value_at(call: OperatorCall, place: Place, item: int | None = None) -> Any:
+def value_at(call: OperatorCall, argument_place: Place, item: int | None = None) -> Any:
     """An argument of the call, or an item of it; None if it is not given."""
-    if isinstance(place, str):
-        value = call.kwargs.get(place)
+    if isinstance(argument_place, str):
+        value = call.kwargs.get(argument_place)
     else:
-        value = call.args[place] if place < len(call.args) else None
+        value = call.args[argument_place] if argument_place < len(call.args) else None
     if item is None or value is None:
         return value
     try:
@@ -212,13 +212,21 @@ class _Expander:
         self._sources: dict[str, str] = {}
 
     def expansion(self) -> Expansion:
-        given = [(place, tensor, self._shapes_at(place, tensor)) for place, tensor in self._pairs()]
+        annotated_inputs = [
+            (argument_place, tensor, self._shapes_at(argument_place, tensor))
+            for argument_place, tensor in self._pairs()
+        ]
         rest = max(
-            (_rest_count(tensor, shape) for _, tensor, shapes in given for shape in shapes),
+            (
+                _rest_count(tensor, shape)
+                for _, tensor, shapes in annotated_inputs
+                for shape in shapes
+            ),
             default=0,
         )
         inputs = tuple(
-            self._operand(place, tensor, shapes, rest) for place, tensor, shapes in given
+            self._operand(argument_place, tensor, shapes, rest)
+            for argument_place, tensor, shapes in annotated_inputs
         )
         outputs = tuple(self._operand(None, tensor, (), rest) for tensor in self._signature.outputs)
         self._learn_lengths(inputs, outputs)
@@ -259,34 +267,36 @@ class _Expander:
                 )
         return [*enumerate(positional), *named]
 
-    def _shapes_at(self, place: Place, tensor: Tensor) -> tuple[Shape, ...]:
-        value = value_at(self._call, place)
+    def _shapes_at(self, argument_place: Place, tensor: Tensor) -> tuple[Shape, ...]:
+        value = value_at(self._call, argument_place)
         shapes = _shapes(value)
         if tensor.dims is None:
             return shapes if holds_tensor(value) else ()
         if not shapes and value is not None:
             what = f"{type(value).__name__} {value!r:.60}"
-            self._fail(f"argument {place} is {what}, not a tensor `{tensor}`: write `?` for it")
+            self._fail(
+                f"argument {argument_place} is {what}, not a tensor `{tensor}`: write `?` for it"
+            )
         return shapes
 
     def _operand(
-        self, place: Place | None, tensor: Tensor, shapes: tuple[Shape, ...], rest: int
+        self, argument_place: Place | None, tensor: Tensor, shapes: tuple[Shape, ...], rest: int
     ) -> AnnotatedOperand:
         dims = tensor.dims
-        if dims is None or (place is not None and not shapes):
-            return AnnotatedOperand(place, None, shapes, tensor)
+        if dims is None or (argument_place is not None and not shapes):
+            return AnnotatedOperand(argument_place, None, shapes, tensor)
         if dims == (_ONE,) and shapes and not any(shapes):
             dims = ()  # `1` also means a tensor without dimensions
-        own = rest if not shapes else _rest_count(Tensor(dims), shapes[0])
+        own_rest = rest if not shapes else _rest_count(Tensor(dims), shapes[0])
         written: list[Dim] = []
         for dim in dims:
             if dim.is_rest:
                 # A tensor with fewer dimensions has the last ones, as in torch's broadcasting.
-                names = [f"{REST_MARK}{at}" for at in range(rest - own, rest)]
+                names = [f"{REST_MARK}{at}" for at in range(rest - own_rest, rest)]
                 written += [Dim((DimFactor(name, dim.factors[0].suffix),)) for name in names]
             else:
                 written.append(dim)
-        operand = AnnotatedOperand(place, tuple(written), shapes, tensor)
+        operand = AnnotatedOperand(argument_place, tuple(written), shapes, tensor)
         for shape in shapes:
             if len(shape) != len(written):
                 least = " or more" if any(dim.is_rest for dim in dims) else ""
@@ -317,7 +327,7 @@ class _Expander:
         self, inputs: tuple[AnnotatedOperand, ...], outputs: tuple[AnnotatedOperand, ...]
     ) -> None:
         names = {factor.name for dim in _dims(inputs + outputs) for factor in dim.factors}
-        given: list[tuple[Dim, Any, str]] = [
+        number_arguments: list[tuple[Dim, Any, str]] = [
             (Dim((DimFactor(name),)), value, f"argument `{name}`")
             for name, value in self._call.kwargs.items()
             if name in names
@@ -325,7 +335,7 @@ class _Expander:
         for number in self._signature.numbers:
             if isinstance(number, Number):
                 value = value_at(self._call, number.place, number.item)
-                given.append((number.dim, value, f"argument `{number.argument}`"))
+                number_arguments.append((number.dim, value, f"argument `{number.argument}`"))
         measured = [
             _Measure(dim, length, f"dimension {at} of {operand.words}")
             for operand in inputs
@@ -333,11 +343,13 @@ class _Expander:
             for at, (dim, length) in enumerate(zip(operand.dims or (), shape, strict=False))
         ]
         # torch infers a size of -1 from the others.
-        sizes = [_Measure(*each) for each in given if type(each[1]) is int and each[1] >= 0]
+        sizes = [
+            _Measure(*each) for each in number_arguments if type(each[1]) is int and each[1] >= 0
+        ]
         # Lengths of 1, which may be broadcast, come last.
-        left = self._learn([*sizes, *(each for each in measured if each.length != 1)])
-        left = self._learn(left + [each for each in measured if each.length == 1])
-        for dim, length, where in left:
+        unsettled = self._learn([*sizes, *(each for each in measured if each.length != 1)])
+        unsettled = self._learn(unsettled + [each for each in measured if each.length == 1])
+        for dim, length, where in unsettled:
             unknown = [each.name for each in dim.factors if self._size(each) is None]
             if length == 1:
                 self._lengths |= dict.fromkeys(unknown, 1)
@@ -363,24 +375,29 @@ class _Expander:
         if dim.factors[0].name == ANY_LENGTH:
             return True
         sizes = [self._size(factor) for factor in dim.factors]
-        known = prod(size for size in sizes if size is not None)
+        known_product = prod(size for size in sizes if size is not None)
         unknown = [factor.name for factor in dim.factors if self._size(factor) is None]
         if len(unknown) > 1:
             return False
         if unknown:
-            if known == 0 or length % known:
-                rest = f"not a multiple of {known}, the other factors of `{dim}`"
+            if known_product == 0 or length % known_product:
+                rest = f"not a multiple of {known_product}, the other factors of `{dim}`"
                 self._fail(f"{where} is {length}, {rest}")
-            self._lengths[unknown[0]] = length // known
+            self._lengths[unknown[0]] = length // known_product
             self._sources[unknown[0]] = where
-        elif length != known and (length != 1 or all(each.is_number for each in dim.factors)):
-            said = "; ".join(
+        elif length != known_product and (
+            length != 1 or all(each.is_number for each in dim.factors)
+        ):
+            factor_words = "; ".join(
                 f"{each.name} is {self._lengths[each.name]} by "
                 f"{self._sources.get(each.name, 'itself')}"
                 for each in dim.factors
                 if not each.is_number
             )
-            self._fail(f"{where} is {length}, not {known} as `{dim}`" + (f" ({said})" * bool(said)))
+            self._fail(
+                f"{where} is {length}, not {known_product} as `{dim}`"
+                + (f" ({factor_words})" * bool(factor_words))
+            )
         return True
 
     def _fail(self, why: str) -> NoReturn:
@@ -412,15 +429,15 @@ def _frozen(
         if length <= 1:
             why.setdefault(name, f"has length {length}")
     for operand in operands:
-        seen: set[str] = set()
+        seen_names: set[str] = set()
         for dim in operand.dims or ():
             first = _first_factor(dim, lengths)
             for factor in dim.factors:
                 if factor.is_number:
                     continue
-                if factor.name in seen:
+                if factor.name in seen_names:
                     why.setdefault(factor.name, f"occurs twice in `{operand.tensor}`")
-                seen.add(factor.name)
+                seen_names.add(factor.name)
                 if factor != first:
                     why.setdefault(factor.name, f"is not the first factor of `{dim}`")
     return why
@@ -449,17 +466,22 @@ class IdentifierSplit:
         length = self._expansion.lengths.get(name)
         if ranks is not None and length is not None and length < ranks:
             return f"{name} has length {length}, too short for {ranks} ranks"
-        for place, rule in numbers:
-            if isinstance(rule, Group) and (isinstance(place, str) or place < len(call.args)):
+        for argument_place, rule in numbers:
+            if isinstance(rule, Group) and (
+                isinstance(argument_place, str) or argument_place < len(call.args)
+            ):
                 continue  # the ranks get their group in any case
-            value = value_at(call, place, rule.item if isinstance(rule, Divided) else None)
+            value = value_at(call, argument_place, rule.item if isinstance(rule, Divided) else None)
             if value is None:
-                return f"argument {place} depends on {name}, but the call does not give it"
+                return f"argument {argument_place} depends on {name}, but the call does not give it"
             # A number that is a multiple of the length can only be divided evenly.
             uneven = ranks is not None and length is not None and length % ranks
             if isinstance(rule, Divided) and value != length and uneven:
                 uneven_split = f"{ranks} ranks do not divide {length}"
-                return f"argument {place} is {value} and depends on {name}, but {uneven_split}"
+                return (
+                    f"argument {argument_place} is {value} and depends on {name}, but "
+                    f"{uneven_split}"
+                )
         return None
 
     @functools.cached_property
@@ -500,10 +522,13 @@ class IdentifierSplit:
                 and value_at(call, number.place, number.item) != -1
             ):
                 rules[number.place, number.item] = Divided(number.item)
-        return tuple((place, rule) for (place, _), rule in rules.items())
+        return tuple((argument_place, rule) for (argument_place, _), rule in rules.items())
 
     def _split_argument(self) -> Place | None:
-        return next((place for place, role in self.inputs if isinstance(role, Shard)), None)
+        return next(
+            (argument_place for argument_place, role in self.inputs if isinstance(role, Shard)),
+            None,
+        )
 
     def _find(self, operand: AnnotatedOperand) -> tuple[int, Dim] | None:
         for at, dim in enumerate(operand.dims or ()):
@@ -512,9 +537,9 @@ class IdentifierSplit:
         return None
 
     def _placement(self, operand: AnnotatedOperand) -> Role:
-        found = self._find(operand)
-        if found is not None:
-            at, dim = found
+        position_and_dim = self._find(operand)
+        if position_and_dim is not None:
+            at, dim = position_and_dim
             # The identifier is the first factor that is not 1, so the others make up one unit.
             lengths = self._expansion.lengths
             others = [factor for factor in dim.factors if factor.name != self._name]
@@ -530,9 +555,9 @@ class IdentifierSplit:
         return Replicate(summed=control is None)
 
     def _combine(self, operand: AnnotatedOperand) -> Role:
-        found = self._find(operand)
-        if found is not None:
-            return Shard(found[0])
+        position_and_dim = self._find(operand)
+        if position_and_dim is not None:
+            return Shard(position_and_dim[0])
         control = operand.tensor.control(self._name)
         if operand.dims is None and control is None:
             return Replicate()
@@ -624,15 +649,15 @@ class Annotation:
     def options(self, call: OperatorCall) -> list[Option]:
         """What can be split in this call: each identifier once, at its first occurrence."""
         expansion = expand(self.signature, call)
-        found: dict[str, Option] = {}
+        options_by_name: dict[str, Option] = {}
         for idx, operand in enumerate(expansion.operands):
             for at, dim in enumerate(operand.dims or ()):
                 factor = expansion.first_factor(dim)
-                if factor.is_number or factor.name in found:
+                if factor.is_number or factor.name in options_by_name:
                     continue
                 if IdentifierSplit(expansion, factor.name).obstacle() is None:
-                    found[factor.name] = Option(idx, at)
-        return list(found.values())
+                    options_by_name[factor.name] = Option(idx, at)
+        return list(options_by_name.values())
 
     def recipe(self, call: OperatorCall, option: Option) -> Recipe:
         """The recipe for a split of this dimension.

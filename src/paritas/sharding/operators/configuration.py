@@ -220,10 +220,10 @@ class WantedCall:
         """An argument, given by position or by name."""
         if position < len(self.args):
             return self.args[position]
-        given = self.kwargs.get(name)
-        if given is None or isinstance(given, TensorInfo):
-            return given
-        return TensorInfo("value", given)
+        argument_info = self.kwargs.get(name)
+        if argument_info is None or isinstance(argument_info, TensorInfo):
+            return argument_info
+        return TensorInfo("value", argument_info)
 
     def value(self, position: int, name: str, default: Any = None) -> Any:
         """The value of an argument that is not a tensor."""
@@ -248,29 +248,29 @@ def _always(domain: Domain) -> Rule:
     return lambda _: domain
 
 
-def _row_ids(asked: WantedCall) -> Domain:
+def _row_ids(wanted_call: WantedCall) -> Domain:
     """Ids for an embedding, which may hold only a part of the vocabulary."""
-    of_nnscaler = asked.name.startswith(NAMESPACE)  # torch's fourth argument is another
-    start = asked.value(3, "start", 0) if of_nnscaler else 0
-    return indices(start, start + asked.size(1, "weight", 0))
+    of_nnscaler = wanted_call.name.startswith(NAMESPACE)  # torch's fourth argument is another
+    start = wanted_call.value(3, "start", 0) if of_nnscaler else 0
+    return indices(start, start + wanted_call.size(1, "weight", 0))
 
 
-def _table_rows(asked: WantedCall) -> Domain:
+def _table_rows(wanted_call: WantedCall) -> Domain:
     """Ids for an embedding whose table is the first argument."""
-    return indices(0, asked.size(0, "weight", 0))
+    return indices(0, wanted_call.size(0, "weight", 0))
 
 
-def _attention_mask(asked: WantedCall) -> Domain:
+def _attention_mask(wanted_call: WantedCall) -> Domain:
     """A mask that lets each query see at least one key, because otherwise the result is NaN."""
-    info = asked.info(3, "attn_mask")
+    info = wanted_call.info(3, "attn_mask")
     if info is None or info.dtype != torch.bool:
         return normal
 
     def draw(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        seen = mask(shape, generator)
+        visible_keys = mask(shape, generator)
         if shape and shape[-1]:
-            seen[..., 0] = True
-        return seen
+            visible_keys[..., 0] = True
+        return visible_keys
 
     return draw
 
@@ -278,28 +278,28 @@ def _attention_mask(asked: WantedCall) -> Domain:
 def _indices_along(dim_position: int, *, unique: bool = False) -> Rule:
     """Indices into the first argument along the dimension in another argument."""
 
-    def rule(asked: WantedCall) -> Domain:
-        dim = asked.value(dim_position, "dim")
-        shape = asked.shape(0, "input")
+    def rule(wanted_call: WantedCall) -> Domain:
+        dim = wanted_call.value(dim_position, "dim")
+        shape = wanted_call.shape(0, "input")
         if not isinstance(dim, int):
             return indices(0, math.prod(shape))
-        size = asked.size(0, "input", dim)
+        size = wanted_call.size(0, "input", dim)
         if unique:
-            index = asked.shape(3 - dim_position, "index")
+            index = wanted_call.shape(3 - dim_position, "index")
             return permutations(size, dim if len(index) == len(shape) else 0)
         return indices(0, size)
 
     return rule
 
 
-def _classes(asked: WantedCall) -> Domain:
+def _classes(wanted_call: WantedCall) -> Domain:
     """Targets of a classification: classes, or probabilities if they have the shape of scores."""
-    scores = asked.shape(0, "input")
+    scores = wanted_call.shape(0, "input")
     dim = 1 if len(scores) > 1 else 0
-    if asked.short_name == "cross_entropy" and asked.shape(1, "target") == scores:
+    if wanted_call.short_name == "cross_entropy" and wanted_call.shape(1, "target") == scores:
         return lambda shape, generator: distribution(shape, generator, dim)
-    draw = indices(0, asked.size(0, "input", dim))
-    ignored = asked.kwargs.get("ignore_index")
+    draw = indices(0, wanted_call.size(0, "input", dim))
+    ignored = wanted_call.kwargs.get("ignore_index")
     if not isinstance(ignored, int):
         return draw
 
@@ -312,21 +312,23 @@ def _classes(asked: WantedCall) -> Domain:
     return with_ignored
 
 
-def _one_hot(asked: WantedCall) -> Domain:
-    classes = asked.value(1, "num_classes", -1)
+def _one_hot(wanted_call: WantedCall) -> Domain:
+    classes = wanted_call.value(1, "num_classes", -1)
     return indices(0, classes if classes > 0 else 10)
 
 
-def _kl_target(asked: WantedCall) -> Domain:
-    logs = asked.kwargs.get("log_target", False)
+def _kl_target(wanted_call: WantedCall) -> Domain:
+    logs = wanted_call.kwargs.get("log_target", False)
     return log_distribution if logs else distribution
 
 
-def _base(asked: WantedCall) -> Domain:
+def _base(wanted_call: WantedCall) -> Domain:
     """The base of a power: positive unless the exponent is an integer."""
-    exponent = asked.value(1, "exponent")
-    whole = isinstance(exponent, int) or (isinstance(exponent, float) and exponent.is_integer())
-    return away_from_zero if whole else between(0.5, 2.0)
+    exponent = wanted_call.value(1, "exponent")
+    is_whole_number = isinstance(exponent, int) or (
+        isinstance(exponent, float) and exponent.is_integer()
+    )
+    return away_from_zero if is_whole_number else between(0.5, 2.0)
 
 
 _POSITIVE = _always(between(0.1, 4.0))
@@ -443,18 +445,18 @@ _BUFFERS: dict[str, set[int | str]] = {
 }
 
 
-def is_buffer(asked: WantedCall, place: Place) -> bool:
+def is_buffer(wanted_call: WantedCall, argument_place: Place) -> bool:
     """Whether an argument never has a gradient, even if it is floating."""
-    places = _BUFFERS.get(asked.name) or _BUFFERS.get(asked.short_name)
-    return places is not None and (place in places or place in _STATISTICS)
+    places = _BUFFERS.get(wanted_call.name) or _BUFFERS.get(wanted_call.short_name)
+    return places is not None and (argument_place in places or argument_place in _STATISTICS)
 
 
-def domain_of(asked: WantedCall, place: Place) -> Domain:
+def domain_of(wanted_call: WantedCall, argument_place: Place) -> Domain:
     """The domain of an argument that is given by its shape."""
-    rules = _FULL_NAMES.get(asked.name) or _RULES.get(asked.short_name, {})
+    rules = _FULL_NAMES.get(wanted_call.name) or _RULES.get(wanted_call.short_name, {})
     for (position, name), rule in rules.items():
-        if place in (position, name):
-            return rule(asked)
+        if argument_place in (position, name):
+            return rule(wanted_call)
     return normal
 
 
@@ -468,16 +470,22 @@ def make_call(
 ) -> OperatorCall:
     """The call that a configuration describes; the same seed gives the same call."""
     name = config.fsig.replace(":", ".")
-    asked = WantedCall(name, config.args, config.kwargs)
-    args = [make_value(asked, position, info, seed) for position, info in enumerate(config.args)]
+    wanted_call = WantedCall(name, config.args, config.kwargs)
+    args = [
+        make_value(wanted_call, position, info, seed) for position, info in enumerate(config.args)
+    ]
     kwargs = {
-        key: make_value(asked, key, value, seed) if isinstance(value, TensorInfo) else unwrap(value)
+        key: make_value(wanted_call, key, value, seed)
+        if isinstance(value, TensorInfo)
+        else unwrap(value)
         for key, value in config.kwargs.items()
     }
     named = [(key, info) for key, info in config.kwargs.items() if isinstance(info, TensorInfo)]
     places: list[tuple[Place, TensorInfo]] = [*enumerate(config.args), *named]
     without = {
-        place for place, info in places if info.requires_grad is False or is_buffer(asked, place)
+        argument_place
+        for argument_place, info in places
+        if info.requires_grad is False or is_buffer(wanted_call, argument_place)
     }
     return OperatorCall(
         function,
@@ -489,7 +497,7 @@ def make_call(
     )
 
 
-def make_value(asked: WantedCall, place: Place, info: TensorInfo, seed: int) -> Any:
+def make_value(wanted_call: WantedCall, argument_place: Place, info: TensorInfo, seed: int) -> Any:
     """One argument of a call: its value, or a random tensor.
 
     Raises:
@@ -500,22 +508,23 @@ def make_value(asked: WantedCall, place: Place, info: TensorInfo, seed: int) -> 
         return value.detach() if isinstance(value, torch.Tensor) else value
     shape = info.shape or ()
     if info.generator is not None and not isinstance(info.generator, torch.Generator):
-        return _check_generated(asked, place, info.generator(shape), info)
-    generator = info.generator or generator_for(seed, place)
-    drawn = _domain_for(domain_of(asked, place), info.dtype)(shape, generator)
+        return _check_generated(wanted_call, argument_place, info.generator(shape), info)
+    generator = info.generator or generator_for(seed, argument_place)
+    drawn = _domain_for(domain_of(wanted_call, argument_place), info.dtype)(shape, generator)
     if tuple(drawn.shape) != shape:
         # Only unique indices can be fewer than requested.
         raise UsageError(
-            f"{_argument_name(place)} of {asked.name} has the shape {shape}, but its indices must "
+            f"{_argument_name(argument_place)} of {wanted_call.name} has the shape {shape}, "
+            "but its indices must "
             f"be unique, so the shape can be at most {tuple(drawn.shape)}; use a smaller shape, or "
             "pass the indices as a 'value'"
         )
-    return _in_dtype(drawn, info.dtype, asked, place)
+    return _in_dtype(drawn, info.dtype, wanted_call, argument_place)
 
 
-def generator_for(seed: int, place: Place) -> torch.Generator:
+def generator_for(seed: int, argument_place: Place) -> torch.Generator:
     """A stream for each argument, so that adding an argument does not change the others."""
-    digest = hashlib.sha256(f"{seed}:{place}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}:{argument_place}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
@@ -541,30 +550,33 @@ def _domain_for(domain: Domain, dtype: torch.dtype | None) -> Domain:
 
 
 def _in_dtype(
-    drawn: torch.Tensor, dtype: torch.dtype | None, asked: WantedCall, place: Place
+    drawn: torch.Tensor, dtype: torch.dtype | None, wanted_call: WantedCall, argument_place: Place
 ) -> torch.Tensor:
     if dtype is None:
         return drawn.to(torch.float32) if drawn.is_floating_point() else drawn
     cast = drawn.to(dtype)
     if not is_inexact(drawn) and not torch.equal(cast.to(drawn.dtype), drawn):
         raise UsageError(
-            f"{_argument_name(place)} of {asked.name} needs integers up to {int(drawn.max())}, "
+            f"{_argument_name(argument_place)} of {wanted_call.name} needs integers up to "
+            f"{int(drawn.max())}, "
             f"which {dtype} cannot represent; remove dtype, or use torch.int64"
         )
     return cast
 
 
-def _check_generated(asked: WantedCall, place: Place, made: Any, info: TensorInfo) -> torch.Tensor:
+def _check_generated(
+    wanted_call: WantedCall, argument_place: Place, generated: Any, info: TensorInfo
+) -> torch.Tensor:
     """The tensor that the user's function returned, if it is the requested one."""
-    what = f"the generator of {_argument_name(place)} of {asked.name}"
-    if not isinstance(made, torch.Tensor):
-        raise UsageError(f"{what} must return a tensor, got {made!r:.60}")
-    if tuple(made.shape) != info.shape:
-        raise UsageError(f"{what} returned the shape {tuple(made.shape)}, not {info.shape}")
-    if info.dtype is not None and made.dtype != info.dtype:
-        raise UsageError(f"{what} returned {made.dtype}, not {info.dtype}")
-    return made.detach()
+    what = f"the generator of {_argument_name(argument_place)} of {wanted_call.name}"
+    if not isinstance(generated, torch.Tensor):
+        raise UsageError(f"{what} must return a tensor, got {generated!r:.60}")
+    if tuple(generated.shape) != info.shape:
+        raise UsageError(f"{what} returned the shape {tuple(generated.shape)}, not {info.shape}")
+    if info.dtype is not None and generated.dtype != info.dtype:
+        raise UsageError(f"{what} returned {generated.dtype}, not {info.dtype}")
+    return generated.detach()
 
 
-def _argument_name(place: Place) -> str:
-    return f"args[{place}]" if isinstance(place, int) else repr(place)
+def _argument_name(argument_place: Place) -> str:
+    return f"args[{argument_place}]" if isinstance(argument_place, int) else repr(argument_place)

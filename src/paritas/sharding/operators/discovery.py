@@ -97,8 +97,10 @@ class _Writer:
         self._outputs = outputs
         self._recipes = recipes
         self._others = others
-        numbers = {place for recipe in recipes for place, _ in recipe.numbers}
-        names = _identifiers({str(place) for place in {*inputs, *others, *numbers}})
+        numbers = {argument_place for recipe in recipes for argument_place, _ in recipe.numbers}
+        names = _identifiers(
+            {str(argument_place) for argument_place in {*inputs, *others, *numbers}}
+        )
         # Names are assigned as they are written, so that they appear in alphabetical order.
         self._free = names
         self._given: dict[int, str] = {}
@@ -106,7 +108,9 @@ class _Writer:
         self._suffixes: list[Suffix] = [_common_suffix(recipe) for recipe in recipes]
 
     def signature(self) -> AnnotationSignature:
-        inputs = [self._input(place, shape) for place, shape in self._inputs.items()]
+        inputs = [
+            self._input(argument_place, shape) for argument_place, shape in self._inputs.items()
+        ]
         # Keywords come last, as in a call.
         inputs.sort(key=lambda tensor: tensor.keyword is not None)
         outputs = [self._output(at, shape) for at, shape in enumerate(self._outputs)]
@@ -114,32 +118,37 @@ class _Writer:
 
     def _length(self, recipe: Recipe) -> int:
         """The largest number of parts that this recipe allows."""
-        for place, placement in recipe.inputs:
-            shape = self._inputs.get(place)
+        for argument_place, placement in recipe.inputs:
+            shape = self._inputs.get(argument_place)
             if isinstance(placement, Shard) and shape is not None and shape[placement.dim]:
                 return shape[placement.dim] // placement.unit
         raise UsageError(
             f"{_title(recipe)} splits no input, which an annotation cannot express; remove it"
         )
 
-    def _input(self, place: Place, shape: Shape | None) -> Tensor:
-        roles = [recipe.placement(place) for recipe in self._recipes]
+    def _input(self, argument_place: Place, shape: Shape | None) -> Tensor:
+        roles = [recipe.placement(argument_place) for recipe in self._recipes]
         dims: tuple[Dim, ...] | None = None
         if shape is not None:
             ats = range(len(shape))
-            dims = tuple(self._input_dim(roles, at, f"argument {place}") for at in ats) or _SCALAR
+            dims = (
+                tuple(self._input_dim(roles, at, f"argument {argument_place}") for at in ats)
+                or _SCALAR
+            )
         controls = [
             Control(mark, self._name(which))
             for which, (recipe, role) in enumerate(zip(self._recipes, roles, strict=True))
             if (mark := _mark(recipe, role)) is not None
         ]
-        return Tensor(dims, tuple(controls), place if isinstance(place, str) else None)
+        return Tensor(
+            dims, tuple(controls), argument_place if isinstance(argument_place, str) else None
+        )
 
     def _input_dim(self, roles: list[Role], at: int, what: str) -> Dim:
-        found = self._splitting(roles, at, what)
-        if found is None:
+        recipe_and_role = self._splitting(roles, at, what)
+        if recipe_and_role is None:
             return self._frozen()
-        which, role = found
+        which, role = recipe_and_role
         factor = DimFactor(self._name(which), self._suffixes[which])
         return _product_dim(factor, role.unit, role.halo)
 
@@ -152,34 +161,34 @@ class _Writer:
             dims = dims or _SCALAR
         controls = []
         for which, (role, suffix) in enumerate(zip(roles, self._suffixes, strict=True)):
-            own: Suffix = role.reduction if isinstance(role, Partial) else ""
+            reduction_suffix: Suffix = role.reduction if isinstance(role, Partial) else ""
             # `?` is replicated, whatever the suffix says.
             usual = "" if shape is None else suffix
-            if not isinstance(role, Shard) and own != usual:
-                controls.append(Control(own, self._name(which)))
+            if not isinstance(role, Shard) and reduction_suffix != usual:
+                controls.append(Control(reduction_suffix, self._name(which)))
         return Tensor(dims, tuple(controls))
 
     def _output_dim(self, roles: list[Role], dim: int, length: int, what: str) -> Dim:
-        found = self._splitting(roles, dim, what)
-        if found is None:
+        recipe_and_role = self._splitting(roles, dim, what)
+        if recipe_and_role is None:
             return self._frozen()
-        times, rest = divmod(length, self._lengths[found[0]])
-        return _product_dim(DimFactor(self._name(found[0])), 1 if rest else times)
+        times, rest = divmod(length, self._lengths[recipe_and_role[0]])
+        return _product_dim(DimFactor(self._name(recipe_and_role[0])), 1 if rest else times)
 
     def _splitting(self, roles: list[Role], dim: int, what: str) -> tuple[int, Shard] | None:
         """The recipe that splits a dimension, and the role of the tensor in it."""
-        found = [
+        splitting_roles = [
             (which, role)
             for which, role in enumerate(roles)
             if isinstance(role, Shard) and role.dim == dim
         ]
-        if len(found) > 1:
-            both = " and ".join(_title(self._recipes[which]) for which, _ in found[:2])
+        if len(splitting_roles) > 1:
+            both = " and ".join(_title(self._recipes[which]) for which, _ in splitting_roles[:2])
             raise UsageError(
                 f"{both} both split dimension {dim} of {what}, which one annotation cannot "
                 "express; remove one"
             )
-        return found[0] if found else None
+        return splitting_roles[0] if splitting_roles else None
 
     def _name(self, which: int) -> str:
         if which not in self._given:
@@ -194,17 +203,17 @@ class _Writer:
         for which, (recipe, length) in enumerate(zip(self._recipes, self._lengths, strict=True)):
             name = self._name(which)
             ends: dict[str, Place] = {}
-            for place, rule in recipe.numbers:
+            for argument_place, rule in recipe.numbers:
                 if isinstance(rule, Group):
                     continue
                 if isinstance(rule, Range):
-                    ends[rule.end] = place
+                    ends[rule.end] = argument_place
                     continue
-                value: Any = self._others.get(place)
+                value: Any = self._others.get(argument_place)
                 if rule.item is not None and value is not None:
                     value = value[rule.item]
                 times = value // length if isinstance(value, int) and value % length == 0 else 1
-                yield Number(place, rule.item, _product_dim(DimFactor(name), times))
+                yield Number(argument_place, rule.item, _product_dim(DimFactor(name), times))
             if len(ends) == 1:
                 raise UsageError(
                     f"{_title(recipe)} has only one end of a range, but an annotation needs both"
@@ -216,16 +225,16 @@ class _Writer:
         """Process groups: one entry for all splits that need the group."""
         joined: dict[Place, list[str]] = {}
         for which, recipe in enumerate(self._recipes):
-            for place, rule in recipe.numbers:
+            for argument_place, rule in recipe.numbers:
                 if rule == Group():
-                    joined.setdefault(place, []).append(self._name(which))
-        yield from (Members(place, tuple(names)) for place, names in joined.items())
+                    joined.setdefault(argument_place, []).append(self._name(which))
+        yield from (Members(argument_key, tuple(names)) for argument_key, names in joined.items())
 
 
 def _title(recipe: Recipe) -> str:
     splits = [
-        f"argument {place} at {each.dim}"
-        for place, each in recipe.inputs
+        f"argument {argument_place} at {each.dim}"
+        for argument_place, each in recipe.inputs
         if isinstance(each, Shard)
     ]
     return f"the recipe `{recipe.words or ', '.join(splits) or 'without a split'}`"
@@ -279,12 +288,15 @@ class GradientTrials:
         try:
             with torch.enable_grad():
                 results = self._combined({**draw.tensors, **leaves}, cut, ways, ranks)
-                found = self._differentiate(results, leaves, draw)
+                split_gradients = self._differentiate(results, leaves, draw)
         except Exception:  # noqa: BLE001  (a backward pass that fails does not agree)
             return False
-        if found is None:
+        if split_gradients is None:
             return False
-        return all(agree(found[place], truth[place], _rounding(draw, place)) for place in truth)
+        return all(
+            agree(split_gradients[tensor_place], truth[tensor_place], _rounding(draw, tensor_place))
+            for tensor_place in truth
+        )
 
     def _combined(
         self, tensors: Tensors, cut: TrialCut, ways: list[Role], ranks: int
@@ -297,23 +309,33 @@ class GradientTrials:
     def _truth(self, draw: TrialDraw) -> Tensors | None:
         """The gradients of the whole."""
         if id(draw) not in self._truths:
-            floating = [place for place, one in draw.tensors.items() if is_inexact(one)]
-            asked = [place for place in floating if argument(place) not in self._without]
-            truth = self._whole(draw, asked)
+            floating = [
+                tensor_place for tensor_place, tensor in draw.tensors.items() if is_inexact(tensor)
+            ]
+            gradient_places = [
+                tensor_place
+                for tensor_place in floating
+                if argument(tensor_place) not in self._without
+            ]
+            truth = self._whole(draw, gradient_places)
             if truth is None:  # a running mean, for example, makes all of them fail
-                asked = [place for place in asked if self._whole(draw, [place])]
-                truth = self._whole(draw, asked)
+                gradient_places = [
+                    tensor_place
+                    for tensor_place in gradient_places
+                    if self._whole(draw, [tensor_place])
+                ]
+                truth = self._whole(draw, gradient_places)
             self._truths[id(draw)] = truth
         return self._truths[id(draw)]
 
-    def _whole(self, draw: TrialDraw, asked: list[TensorPlace]) -> Tensors | None:
-        leaves = _leaves(draw, asked)
+    def _whole(self, draw: TrialDraw, tensor_places: list[TensorPlace]) -> Tensors | None:
+        leaves = _leaves(draw, tensor_places)
         if not leaves:
             return None
         try:
             with torch.enable_grad():
-                given = {**draw.tensors, **leaves}
-                outcome = self._bench.run_whole(given)
+                whole_inputs = {**draw.tensors, **leaves}
+                outcome = self._bench.run_whole(whole_inputs)
                 results = [result for result in outcome.tensors if is_inexact(result)]
                 return self._differentiate(results, leaves, draw)
         except Exception:  # noqa: BLE001  (an operator without a gradient: nothing to compare)
@@ -337,27 +359,30 @@ class GradientTrials:
         ]
         if not pairs:
             return None
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             [result for result, _ in pairs],
             list(leaves.values()),
             [cotangent for _, cotangent in pairs],
             allow_unused=True,
         )
         return {
-            place: torch.zeros_like(leaf) if gradient is None else gradient
-            for (place, leaf), gradient in zip(leaves.items(), found, strict=True)
+            tensor_place: torch.zeros_like(leaf) if gradient is None else gradient
+            for (tensor_place, leaf), gradient in zip(leaves.items(), gradients, strict=True)
         }
 
 
-def _leaves(draw: TrialDraw, asked: Collection[TensorPlace]) -> Tensors:
-    return {place: draw.tensors[place].detach().requires_grad_() for place in asked}
+def _leaves(draw: TrialDraw, tensor_places: Collection[TensorPlace]) -> Tensors:
+    return {
+        tensor_position: draw.tensors[tensor_position].detach().requires_grad_()
+        for tensor_position in tensor_places
+    }
 
 
-def _rounding(draw: TrialDraw, place: TensorPlace) -> float:
+def _rounding(draw: TrialDraw, tensor_place: TensorPlace) -> float:
     """The rounding that a gradient of zero may have: results divided by arguments."""
     size = max(map(_size, draw.whole.tensors))
-    own = _size(draw.tensors[place])
-    return ROUNDING * size / own if own else 0.0
+    argument_size = _size(draw.tensors[tensor_place])
+    return ROUNDING * size / argument_size if argument_size else 0.0
 
 
 def _size(tensor: torch.Tensor) -> float:
@@ -454,36 +479,43 @@ class Search:
 
     def _is_uneven(self, cut: TrialCut) -> bool:
         """Whether its parts differ from those of a cut into single elements."""
-        place, dim, unit = cut.dims[0]
-        return self._shapes[place][dim] % (unit * self._ranks) != 0
+        tensor_place, dim, unit = cut.dims[0]
+        return self._shapes[tensor_place][dim] % (unit * self._ranks) != 0
 
     def _with_once(self, dims: Dims) -> SplitClaim | None:
         """A sum to which every rank adds too much: an argument such as a bias must count once."""
-        split = {place for place, _ in dims}
-        whole = [
-            place
-            for place, tensor in self._bench.first.tensors.items()
-            if place not in split and tensor.is_floating_point() and argument(place) == place
+        split = {tensor_place for tensor_place, _ in dims}
+        unsplit_places = [
+            tensor_place
+            for tensor_place, tensor in self._bench.first.tensors.items()
+            if tensor_place not in split
+            and tensor.is_floating_point()
+            and argument(tensor_place) == tensor_place
         ]
         plain = self._cut(dims, None)
         if plain is None:
             return None
-        choices = [(place,) for place in whole] + ([tuple(whole)] if len(whole) > 1 else [])
+        choices = [(tensor_place,) for tensor_place in unsplit_places] + (
+            [tuple(unsplit_places)] if len(unsplit_places) > 1 else []
+        )
         tried = (self._try(plain._replace(once=once))[0] for once in choices)
         return next((claim for claim in tried if claim is not None), None)
 
     def _cut(self, dims: Dims, number: DividedNumber | None) -> TrialCut | None:
-        sizes = tuple(self._shapes[place][dim] for place, dim in dims)
+        sizes = tuple(self._shapes[tensor_place][dim] for tensor_place, dim in dims)
         units = common_units(sizes, number)
         if units is None:
             return None
         by_argument = {
-            (argument(place), unit) for (place, _), unit in zip(dims, units, strict=True)
+            (argument(tensor_place), unit)
+            for (tensor_place, _), unit in zip(dims, units, strict=True)
         }
-        if len(by_argument) > len({argument(place) for place, _ in dims}):
+        if len(by_argument) > len({argument(tensor_place) for tensor_place, _ in dims}):
             return None  # a recipe has one unit for all items of a list
         pairs = zip(dims, units, strict=True)
-        return TrialCut(tuple((place, dim, unit) for (place, dim), unit in pairs), number)
+        return TrialCut(
+            tuple((tensor_place, dim, unit) for (tensor_place, dim), unit in pairs), number
+        )
 
     def _try(self, cut: TrialCut) -> tuple[SplitClaim | None, bool]:
         tried = self._bench.attempt(cut, self._bench.first, self._ranks)
@@ -495,12 +527,12 @@ class Search:
     def _confirm(self, cut: TrialCut, ways: Ways) -> SplitClaim | None:
         """Try a cut with other values, other numbers of ranks, and backward."""
         second = self._bench.second
-        left = self._narrowed(cut, ways, second, self._ranks)
+        narrowed_ways = self._narrowed(cut, ways, second, self._ranks)
         if self._bench.given is not self._bench.first:
-            left = self._narrowed(cut, left, self._bench.given, self._ranks)
+            narrowed_ways = self._narrowed(cut, narrowed_ways, self._bench.given, self._ranks)
         for coarser in self._coarser(cut):
             others = self._other_ranks(coarser)
-            confirmed = left
+            confirmed = narrowed_ways
             for ranks in others:
                 confirmed = self._narrowed(coarser, confirmed, second, ranks)
             if confirmed is None:
@@ -519,11 +551,14 @@ class Search:
         self, cut: TrialCut, ways: Ways | None, draw: TrialDraw, ranks: int
     ) -> Ways | None:
         """The ways that are right for this draw too; None if none is left for some result."""
-        found = None if ways is None else self._bench.attempt(cut, draw, ranks).ways
-        if ways is None or found is None:
+        attempted_ways = None if ways is None else self._bench.attempt(cut, draw, ranks).ways
+        if ways is None or attempted_ways is None:
             return None
-        left = [[way for way in old if way in new] for old, new in zip(ways, found, strict=True)]
-        return left if all(left) else None
+        remaining_ways = [
+            [way for way in old if way in new]
+            for old, new in zip(ways, attempted_ways, strict=True)
+        ]
+        return remaining_ways if all(remaining_ways) else None
 
     def _settled(self, cut: TrialCut, ways: Ways) -> list[Role] | None:
         """One way for each result; if several are left, further draws decide."""
@@ -533,13 +568,15 @@ class Search:
         undecided = any(len(options) > 1 or Replicate() in options for options in ways)
         if undecided or self._bench.second.is_constant:
             draws += self._bench.shades
-        left: Ways | None = ways
+        remaining_ways: Ways | None = ways
         for draw in draws:
-            left = self._narrowed(cut, left, draw, self._ranks)
+            remaining_ways = self._narrowed(cut, remaining_ways, draw, self._ranks)
         # Equal results on all ranks also agree with every reduction except the sum.
-        if left is None or any(len(options) > 1 and Replicate() not in options for options in left):
+        if remaining_ways is None or any(
+            len(options) > 1 and Replicate() not in options for options in remaining_ways
+        ):
             return None
-        return [options[0] for options in left]
+        return [options[0] for options in remaining_ways]
 
     def _coarser(self, cut: TrialCut) -> Iterator[TrialCut]:
         """The cut, then the same with larger units: half of a view may be whole rows."""
@@ -561,20 +598,20 @@ class Search:
         ]
 
     def _units(self, cut: TrialCut) -> int:
-        place, dim, unit = cut.dims[0]
-        return self._shapes[place][dim] // unit
+        tensor_place, dim, unit = cut.dims[0]
+        return self._shapes[tensor_place][dim] // unit
 
 
 def _sets(shapes: Mapping[TensorPlace, torch.Size], ranks: int) -> Iterator[Dims]:
     """Sets of dimensions, at most one of each argument; those of equal length come first."""
     arguments: dict[Place, list[TensorPlace]] = {}
-    for place in shapes:
-        arguments.setdefault(argument(place), []).append(place)
+    for shape in shapes:
+        arguments.setdefault(argument(shape), []).append(shape)
     dims = {
         name: [
-            tuple((place, dim) for place in places)  # all items of a list are split
-            for dim in range(min(len(shapes[place]) for place in places))
-            if all(shapes[place][dim] >= ranks for place in places)
+            tuple((position, dim) for position in places)  # all items of a list are split
+            for dim in range(min(len(shapes[position]) for position in places))
+            if all(shapes[position][dim] >= ranks for position in places)
         ]
         for name, places in arguments.items()
     }
@@ -582,11 +619,11 @@ def _sets(shapes: Mapping[TensorPlace, torch.Size], ranks: int) -> Iterator[Dims
     for count in range(1, len(dims) + 1):
         for names in itertools.combinations(dims, count):
             for chosen in itertools.product(*(dims[name] for name in names)):
-                found = tuple(itertools.chain(*chosen))
-                if len({shapes[place][dim] for place, dim in found}) == 1:
-                    yield found
+                joined_dims = tuple(itertools.chain(*chosen))
+                if len({shapes[tensor_place][dim] for tensor_place, dim in joined_dims}) == 1:
+                    yield joined_dims
                 elif len(unequal) < MOST_CUTS:
-                    unequal.append(found)
+                    unequal.append(joined_dims)
     yield from unequal
 
 
@@ -617,22 +654,28 @@ def _annotate_alone(subject: TrialSubject, results: Sequence[torch.Tensor], reci
 def _annotation(
     subject: TrialSubject, results: Sequence[torch.Tensor], recipes: Sequence[Recipe]
 ) -> str:
-    given = subject.given()
+    call_arguments = subject.given()
     tensors = subject.tensors()
     inputs: dict[Place, tuple[int, ...] | None] = {
-        place: tuple(tensors[place].shape) if place in tensors else None
-        for place in given
-        if isinstance(place, int) or place in tensors
+        argument_place: tuple(tensors[argument_place].shape) if argument_place in tensors else None
+        for argument_place in call_arguments
+        if isinstance(argument_place, int) or argument_place in tensors
     }
-    others = {place: value for place, value in given.items() if place not in tensors}
-    return annotation_text(inputs, [tuple(one.shape) for one in results], recipes, others)
+    others = {
+        argument_place: value
+        for argument_place, value in call_arguments.items()
+        if argument_place not in tensors
+    }
+    return annotation_text(
+        inputs, [tuple(result_tensor.shape) for result_tensor in results], recipes, others
+    )
 
 
 def cut_words(cut: TrialCut, ways: list[Role]) -> str:
     """A description: what is split, what changes with it, and how results are joined."""
-    dims = dict.fromkeys((argument(place), dim) for place, dim, _ in cut.dims)
-    split = [f"dim {dim} of {_place_words(place)}" for place, dim in dims]
-    once = [f"{_place_words(argument(place))} once" for place in cut.once]
+    dims = dict.fromkeys((argument(tensor_place), dim) for tensor_place, dim, _ in cut.dims)
+    split = [f"dim {dim} of {_place_words(argument_place)}" for argument_place, dim in dims]
+    once = [f"{_place_words(argument(tensor_place))} once" for tensor_place in cut.once]
     divided = []
     if cut.number is not None:
         item = "" if cut.number.item is None else f"[{cut.number.item}]"
@@ -647,8 +690,8 @@ def _way_words(way: Role) -> str:
     return way.reduction if isinstance(way, Partial) else "same"
 
 
-def _place_words(place: Place) -> str:
-    return f"args[{place}]" if isinstance(place, int) else place
+def _place_words(argument_place: Place) -> str:
+    return f"args[{argument_place}]" if isinstance(argument_place, int) else argument_place
 
 
 # --- The discovery --------------------------------------------------------------------------------
@@ -706,13 +749,13 @@ def discover_partitions(
         return []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _calm():
         bench = Bench(subject)
-        whole = bench.first.whole.tensors
-        if not whole or not all(map(is_comparable, whole)):
+        tensors = bench.first.whole.tensors
+        if not tensors or not all(map(is_comparable, tensors)):
             return []
         search = Search(bench, GradientTrials(bench, without_gradient), ranks)
         claims = list(search.claims())
     recipes = [_recipe_of(name, claim) for claim in claims]
-    texts = write_annotations(subject, whole, recipes)
+    texts = write_annotations(subject, tensors, recipes)
     return [
         Discovered(recipe, text, forward=True, backward=claim.backward)
         for recipe, text, claim in zip(recipes, texts, claims, strict=True)

@@ -344,8 +344,8 @@ class _AnnotationParser(Tokens):
         else:
             dims = self._dims(side)
         if self.next.text == ":":
-            own = {factor.name for dim in dims or () for factor in dim.factors}
-            controls = self._controls(side, own)
+            names = {factor.name for dim in dims or () for factor in dim.factors}
+            controls = self._controls(side, names)
         return Tensor(dims, controls, keyword)
 
     def _dims(self, side: _Side) -> tuple[Dim, ...]:
@@ -456,7 +456,7 @@ class _AnnotationParser(Tokens):
         self.step()
         return int(match[1]), int(match[2] or match[1])
 
-    def _controls(self, side: _Side, own: set[str]) -> tuple[Control, ...]:
+    def _controls(self, side: _Side, own_names: set[str]) -> tuple[Control, ...]:
         self.step()
         controls: list[Control] = []
         while self.next.text not in (",", "->", ";", ""):
@@ -469,7 +469,7 @@ class _AnnotationParser(Tokens):
                 name = self.identifier()
                 suffix: Suffix = self._suffix() if self.next.text.startswith("+") else ""
                 controls.append(Control(suffix, name))
-            if name in own:
+            if name in own_names:
                 self.fail(
                     f"this {side} has the dimension `{name}` itself and is split with it", mark
                 )
@@ -483,19 +483,21 @@ class _AnnotationParser(Tokens):
 
     def _input_mark(self) -> InputMark:
         mark = self.next
-        found = next((known for known in INPUT_MARKS if mark.text == known), None)
-        if found is None:
+        input_mark = next(
+            (known_mark for known_mark in INPUT_MARKS if mark.text == known_mark), None
+        )
+        if input_mark is None:
             self.fail(
                 f"`{mark.text}` is not a mark of an input: write `/m` (gradient not reduced when m "
                 "is split), `!k` (counted once) or `@n` (each rank writes its own value)"
             )
         self.step()
-        return found
+        return input_mark
 
     # --- numbers ----------------------------------------------------------------------------------
 
     def _number(self) -> Number | Bounds | Members:
-        place = self._place()
+        argument_place = self._place()
         item = None
         if self.next.text == ":":
             self.step()
@@ -504,7 +506,7 @@ class _AnnotationParser(Tokens):
             token = self.next
             name = self.identifier()
             self._mentions.append((name, token))
-            return Bounds(place, end, name)
+            return Bounds(argument_place, end, name)
         if self.next.text == "[":
             self.step()
             token = self.step()
@@ -514,8 +516,8 @@ class _AnnotationParser(Tokens):
             self.take("]", "write the position of the item: `size[0]=b`")
         self.take("=", "write the argument, `=`, and the dimension of that length: `heads=h`")
         if item is None and self.next.text == _RANKS and self.peek(1).text == "(":
-            return Members(place, self._members())
-        return Number(place, item, self._dim(None))
+            return Members(argument_place, self._members())
+        return Number(argument_place, item, self._dim(None))
 
     def _members(self) -> tuple[str, ...]:
         """The names in `ranks(n)`."""
@@ -545,18 +547,21 @@ class _AnnotationParser(Tokens):
             return "^"
         name = token.text[1:]
         if name not in _REDUCTIONS:
-            known = ", ".join(f"`+{each}`" for each in ("", "avg", "max", "min", "product"))
+            known_suffixes = ", ".join(
+                f"`+{each}`" for each in ("", "avg", "max", "min", "product")
+            )
             self.fail(
-                f"`+{name}` is not a reduction: write {known}, then a space before a dimension"
+                f"`+{name}` is not a reduction: write {known_suffixes}, then a space before "
+                "a dimension"
             )
         self.step()
         return _REDUCTIONS[name]
 
     def _many(self, end: str, read: Callable[[], _Item]) -> tuple[_Item, ...]:
-        found = [read()]
+        parsed_elements = [read()]
         while self.next.text == ",":
             self.step()
-            found.append(read())
+            parsed_elements.append(read())
         if self.next.text not in (end, "", "->"):
             self.fail(f"unexpected `{self.next.text}`: separate tensors with a comma")
-        return tuple(found)
+        return tuple(parsed_elements)

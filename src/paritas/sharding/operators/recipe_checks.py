@@ -112,7 +112,7 @@ def failed_split(
         annotation=None if annotation is None else annotation.text,
         ranks=ranks[0] if isinstance(ranks, tuple) and len(ranks) == 1 else ranks,
         seed=seed,
-        status=max((one.status for one in wrong), key=lambda status: status.gravity),
+        status=max((finding.status for finding in wrong), key=lambda status: status.gravity),
         kinds=kinds_of(verdict),
     )
     return (failed,)
@@ -121,7 +121,9 @@ def failed_split(
 def kinds_of(verdict: Verdict) -> frozenset[tuple[Aspect, str]]:
     """The kinds of failures; the same kinds on other shapes are the same fault."""
     roles = {ItemKind.GRADIENT: "gradient", ItemKind.INPUT_AFTER_CALL: "argument"}
-    return frozenset((one.aspect, roles.get(one.item.kind, "result")) for one in _wrong(verdict))
+    return frozenset(
+        (finding.aspect, roles.get(finding.item.kind, "result")) for finding in _wrong(verdict)
+    )
 
 
 def _wrong(verdict: Verdict) -> list[Finding]:
@@ -165,10 +167,12 @@ class SideProgram(Program):
     def run(self, options: RunOptions) -> list[Observation]:
         """Run this side again."""
         run = self.runner.split if self.split else self.runner.whole
-        seen = run(wide=options.wide, around=options.around())
+        run_record = run(wide=options.wide, around=options.around())
         return [
             Observation(
-                outputs=run_items(seen), error=seen.error, gradient_error=seen.gradient_error
+                outputs=run_items(run_record),
+                error=run_record.error,
+                gradient_error=run_record.gradient_error,
             )
         ]
 
@@ -205,9 +209,9 @@ class NoiseJudge:
         A sum over ranks rounds every term. Where terms are larger than their sum, so is this
         noise, and any such split has it.
         """
-        whole, ranks = self.runs
+        whole_side, ranks = self.runs
         lifted = GivenLift(ranks.arbiter)
-        return ItemEvidence(whole, key, lifted=lifted, also=(ranks,), in_float64=in_float64)
+        return ItemEvidence(whole_side, key, lifted=lifted, also=(ranks,), in_float64=in_float64)
 
     @property
     def notes(self) -> list[str]:
@@ -219,14 +223,18 @@ class NoiseJudge:
 
     def judge(self, key: Item) -> list[Finding]:
         """The findings about one item: from the lifted runs or, if these pass, the native ones."""
-        whole, split, reason = _fill_missing_gradient(*(items.get(key) for items in self.lifted))
-        if not near_in_float64(whole, split):
-            findings = self._judge_lifted(key, whole, split)
+        whole_value, split, reason = _fill_missing_gradient(
+            *(items.get(key) for items in self.lifted)
+        )
+        if not near_in_float64(whole_value, split):
+            findings = self._judge_lifted(key, whole_value, split)
             passes = all(finding.status.passes() for finding in findings)
             if not passes:
                 # The plain runs show the kind of fault; those that were judged are widened inside.
-                context = self._context(key, whole)
-                findings = self._explainer.explain(findings, whole, split, NO_EVIDENCE, context)
+                context = self._context(key, whole_value)
+                findings = self._explainer.explain(
+                    findings, whole_value, split, NO_EVIDENCE, context
+                )
             if not passes or not self.runner.narrow:
                 return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
         natives = (side.native[0].outputs.get(key) for side in self.runs)
@@ -236,22 +244,22 @@ class NoiseJudge:
         findings, _ = judge_pair(pair, explainer=self._explainer)
         return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
 
-    def _context(self, key: Item, whole: Any) -> Context:
+    def _context(self, key: Item, whole_value: Any) -> Context:
         """The context for a diagnosis: a missing reduction, a part in the wrong place ..."""
         call = self.runner.call
-        known = call_context(call.name, call.args, call.kwargs)
-        names = {name_of(place): value for place, value in enumerate(call.args)}
-        names |= {name_of(place): value for place, value in call.kwargs.items()}
+        context = call_context(call.name, call.args, call.kwargs)
+        names = {name_of(position): value for position, value in enumerate(call.args)}
+        names |= {name_of(keyword): value for keyword, value in call.kwargs.items()}
         return dataclasses.replace(
-            type(known)() if key.kind.is_gradient else known,
+            type(context)() if key.kind.is_gradient else context,
             world={f"axis {axis}": ranks for axis, (_, ranks) in enumerate(self.runner.levels)},
-            named=likely_mixups(names, whole),
+            named=likely_mixups(names, whole_value),
         )
 
-    def _judge_lifted(self, key: Item, whole: Any, split: Any) -> list[Finding]:
-        ruling = self._rule_on_gross_difference(key, whole, split)
+    def _judge_lifted(self, key: Item, whole_value: Any, split: Any) -> list[Finding]:
+        ruling = self._rule_on_gross_difference(key, whole_value, split)
         if ruling is not None:
-            return [settle_pair(Pair(shown_item(key), whole, split), ruling)]
+            return [settle_pair(Pair(shown_item(key), whole_value, split), ruling)]
         left, right = self.runs
         # These lifted runs also widen what the operator narrows inside.
         first = (left.arbiter() or left.native)[0].outputs.get(key)
@@ -261,21 +269,23 @@ class NoiseJudge:
         findings, _ = judge_pair(Pair(shown_item(key), first, second, evidence))
         return [_mark_float64(finding) for finding in findings]
 
-    def _rule_on_gross_difference(self, key: Item, whole: Any, split: Any) -> Ruling | None:
+    def _rule_on_gross_difference(self, key: Item, whole_value: Any, split: Any) -> Ruling | None:
         """A difference too large for any rounding; None if that is not obvious."""
-        if not is_inexact(whole) or not is_inexact(split) or whole.shape != split.shape:
+        if not is_inexact(whole_value) or not is_inexact(split) or whole_value.shape != split.shape:
             return None
-        moved = self._shaken_item(key, whole)
-        if moved is None or not bool(torch.isfinite(moved).all() & torch.isfinite(whole).all()):
+        moved = self._shaken_item(key, whole_value)
+        if moved is None or not bool(
+            torch.isfinite(moved).all() & torch.isfinite(whole_value).all()
+        ):
             return None
         lost = int((~torch.isfinite(split)).sum())
-        limit = GROSS_SHAKES * criterion.rms_difference(moved, whole)
-        reason = gross_difference(whole, split, lambda: limit)
+        limit = GROSS_SHAKES * criterion.rms_difference(moved, whole_value)
+        reason = gross_difference(whole_value, split, lambda: limit)
         if lost:
-            reason = f"{lost} of {whole.numel()} values are not finite, also in float64"
+            reason = f"{lost} of {whole_value.numel()} values are not finite, also in float64"
         if reason is None:
             return None
-        return Ruling(Status.DIFFERENT, reason, {"metrics": pair_metrics(whole, split)})
+        return Ruling(Status.DIFFERENT, reason, {"metrics": pair_metrics(whole_value, split)})
 
     def _shaken_item(self, key: Item, like: Tensor) -> Tensor | None:
         if self._shaken is None:
@@ -284,13 +294,13 @@ class NoiseJudge:
         return moved if is_inexact(moved) and moved.shape == like.shape else None
 
 
-def _fill_missing_gradient(whole: Any, split: Any) -> tuple[Any, Any, str]:
+def _fill_missing_gradient(whole_value: Any, split: Any) -> tuple[Any, Any, str]:
     """Replace a missing gradient by zeros; if the other side has one, say so in the reason."""
-    if split is None and isinstance(whole, torch.Tensor):
-        return whole, torch.zeros_like(whole), "no gradient arrives: "
-    if whole is None and isinstance(split, torch.Tensor):
+    if split is None and isinstance(whole_value, torch.Tensor):
+        return whole_value, torch.zeros_like(whole_value), "no gradient arrives: "
+    if whole_value is None and isinstance(split, torch.Tensor):
         return torch.zeros_like(split), split, "the whole operator has no gradient: "
-    return whole, split, ""
+    return whole_value, split, ""
 
 
 def _mark_float64(finding: Finding) -> Finding:
@@ -318,9 +328,9 @@ def _cut_of(item: Item, runner: Runner) -> RankCut | None:
         return runner.cuts[item]
     recipe, ranks = runner.levels[0]
     values: dict[Any, Any] = {**dict(enumerate(runner.call.args)), **runner.call.kwargs}
-    for place, placement in recipe.inputs:
-        if item == gradient(name_of(place)) and isinstance(placement, Shard):
-            value = values[place]
+    for argument_place, placement in recipe.inputs:
+        if item == gradient(name_of(argument_place)) and isinstance(placement, Shard):
+            value = values[argument_place]
             dim = placement.dim % value.dim()
             cuts = bounds(value.shape[dim], placement.unit, ranks, item.text)
             return RankCut(dim, tuple(cuts))
@@ -459,18 +469,22 @@ def mesh_levels(
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise UsageError(f"the number of ranks must be 1 or more, got {count!r}")
-    if len(recipes) > 1 and any(one.exchanges for one in recipes):
+    if len(recipes) > 1 and any(axis_recipe.exchanges for axis_recipe in recipes):
         raise UsageError(
             "a recipe whose ranks communicate cannot be one axis of a mesh; check it alone"
         )
-    known = [*range(len(call.args)), *call.kwargs]
-    for one in recipes:
+    known_places = [*range(len(call.args)), *call.kwargs]
+    for level_recipe in recipes:
         # The ranks are given a group even if the call has no such keyword.
-        groups = {p for p, rule in one.numbers if isinstance(rule, Group) and isinstance(p, str)}
-        for place, _ in (*one.inputs, *one.numbers):
-            if place not in known and place not in groups:
-                have = ", ".join(map(name_of, known)) or "no arguments"
-                raise UsageError(f"the recipe names {name_of(place)}, but the call has {have}")
+        groups = {
+            p for p, rule in level_recipe.numbers if isinstance(rule, Group) and isinstance(p, str)
+        }
+        for argument_place, _ in (*level_recipe.inputs, *level_recipe.numbers):
+            if argument_place not in known_places and argument_place not in groups:
+                have = ", ".join(map(name_of, known_places)) or "no arguments"
+                raise UsageError(
+                    f"the recipe names {name_of(argument_place)}, but the call has {have}"
+                )
     return tuple(zip(recipes, counts, strict=True))
 
 
@@ -483,9 +497,9 @@ def drifting(verdict: Verdict, call: OperatorCall, recipe: Recipe) -> tuple[str,
         return ()
     compared = {finding.item for finding in verdict.findings}
     return tuple(
-        argument_words(call, place)
-        for place, placement in recipe.inputs
-        if placement == Replicate(own=True) and after_call(name_of(place)) not in compared
+        argument_words(call, argument_place)
+        for argument_place, placement in recipe.inputs
+        if placement == Replicate(own=True) and after_call(name_of(argument_place)) not in compared
     )
 
 
@@ -514,15 +528,15 @@ class RecipeCheck:
         return verdict
 
     def _verdict(self) -> Verdict:
-        whole = self._first_run()
-        if whole.error is not None:
-            return self._end_failed(whole.error, whole=True)
-        self.native = whole, None
-        if not whole.results:
+        whole_run = self._first_run()
+        if whole_run.error is not None:
+            return self._end_failed(whole_run.error, whole=True)
+        self.native = whole_run, None
+        if not whole_run.results:
             reason = "nothing to compare: the operator returns nothing and writes to no argument"
             return self._end(unverified(output(), reason))
         narrow = self.runner.narrow
-        lifted_whole = self._lifted_run(whole)
+        lifted_whole = self._lifted_run(whole_run)
         lifted_split = self.runner.split(wide=True)
         if lifted_split.error is not None:
             return self._end_failed(lifted_split.error)
@@ -533,8 +547,8 @@ class RecipeCheck:
         native_split = self.runner.split(wide=False, cotangents=1) if narrow else lifted_split
         if native_split.error is not None:
             return self._end_failed(native_split.error)
-        self.native = whole, native_split
-        return self._compare((whole, native_split), (lifted_whole, lifted_split))
+        self.native = whole_run, native_split
+        return self._compare((whole_run, native_split), (lifted_whole, lifted_split))
 
     def _lifted_run(self, native: OperatorRun) -> OperatorRun:
         """The whole in float64; if it mixes dtypes inside, again with all of them widened."""
@@ -554,24 +568,24 @@ class RecipeCheck:
             runner, notes = self.runner, self.wholes.notes
             before = Streams.of(runner.call)
             cotangents = 1 if runner.narrow else 2
-            whole = runner.whole(wide=False, cotangents=cotangents)
-            if whole.error is None and before.moved_by(runner.call):
+            whole_run = runner.whole(wide=False, cotangents=cotangents)
+            if whole_run.error is None and before.moved_by(runner.call):
                 runner.draws = Draws()
                 notes.append(DRAWS)
-                whole = runner.whole(wide=False, cotangents=cotangents)
-            self.wholes.native = whole
+                whole_run = runner.whole(wide=False, cotangents=cotangents)
+            self.wholes.native = whole_run
         self.notes = list(self.wholes.notes)
         return self.wholes.native
 
     # --- verdicts --------------------------------------------------------------------------------
 
-    def _compare_structure(self, whole: OperatorRun, split: OperatorRun) -> Verdict | None:
+    def _compare_structure(self, operator_run: OperatorRun, split: OperatorRun) -> Verdict | None:
         """A verdict if the results do not correspond, so that values cannot be compared."""
-        if whole.error is not None:
-            reason = f"the operator does not run in float64: {in_one_line(whole.error)}"
+        if operator_run.error is not None:
+            reason = f"the operator does not run in float64: {in_one_line(operator_run.error)}"
             return self._end(unverified(output(), reason))
         findings: list[Finding] = []
-        for item, value in whole.results.items():
+        for item, value in operator_run.results.items():
             other = split.results.get(item)
             if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
                 continue
@@ -579,13 +593,13 @@ class RecipeCheck:
                 reason = f"shape {list(other.shape)} instead of {list(value.shape)}"
                 dtype, shape = dtype_name(value.dtype), tuple(value.shape)
                 findings.append(mismatch(item, Aspect.SHAPE, reason, dtype=dtype, shape=shape))
-        if whole.results.keys() != split.results.keys():
-            counts = f"{len(split.results)} results instead of {len(whole.results)}"
+        if operator_run.results.keys() != split.results.keys():
+            counts = f"{len(split.results)} results instead of {len(operator_run.results)}"
             findings.append(mismatch(output(), Aspect.STRUCTURE, counts))
         if not findings:
             return None
         self.skipped = ["values and gradients: the results have different shapes"]
-        return self._verdict_of(findings, len(whole.results))
+        return self._verdict_of(findings, len(operator_run.results))
 
     def _end_failed(self, error: Exception, *, whole: bool = False) -> Verdict:
         """The verdict if a forward pass raised."""
@@ -645,12 +659,12 @@ class RecipeCheck:
         findings += _keep_gravest({key: judged[key] for key in wholes if key in judged})
         return self._verdict_of(findings, len(judged))
 
-    def _note_own(self, item: Item, whole: Any) -> None:
+    def _note_own(self, item: Item, whole_value: Any) -> None:
         """Note how far a value that the rule leaves to each rank is from the whole's."""
-        own = self.runner.own[item]
-        name, parts = argument_words(self.runner.call, own.place), own.parts
-        typical = criterion.rms(whole)
-        apart = max(criterion.rms_difference(part, whole) for part in parts)
+        own_values = self.runner.own[item]
+        name, parts = argument_words(self.runner.call, own_values.place), own_values.parts
+        typical = criterion.rms(whole_value)
+        apart = max(criterion.rms_difference(part, whole_value) for part in parts)
         share = f"{apart / typical:.2g} times the typical value" if typical else f"{apart:.3g}"
         self.skipped.append(f"{item}: the rule leaves it to each rank")
         self.notes.append(
@@ -661,9 +675,9 @@ class RecipeCheck:
     def _gradient_errors(
         self, native: tuple[OperatorRun, OperatorRun], lifted: tuple[OperatorRun, OperatorRun]
     ) -> list[Finding]:
-        for whole, split in (lifted, native):
-            if whole.gradient_error is not None:
-                words = in_one_line(whole.gradient_error)
+        for whole_run, split in (lifted, native):
+            if whole_run.gradient_error is not None:
+                words = in_one_line(whole_run.gradient_error)
                 # torch has no exception of its own for this.
                 if "derivative for" in words and "is not implemented" in words:
                     self.skipped.append("gradients: torch has no derivative for this operator")
@@ -675,35 +689,43 @@ class RecipeCheck:
                     f"the backward pass on the ranks raised {in_one_line(split.gradient_error)}"
                 )
                 return [mismatch(GRADIENTS, Aspect.EXCEPTION, reason)]
-            if bool(whole.gradients) != bool(split.gradients):
-                side = "whole" if whole.gradients else "split"
+            if bool(whole_run.gradients) != bool(split.gradients):
+                side = "whole" if whole_run.gradients else "split"
                 reason = f"only the {side} operator can be differentiated"
                 return [mismatch(GRADIENTS, Aspect.REQUIRES_GRAD, reason)]
         return []
 
 
 def _settle(
-    whole: Any, split: Any, key: Item, references: dict[Item, Any], candidates: dict[Item, Any]
+    whole_value: Any,
+    split: Any,
+    key: Item,
+    references: dict[Item, Any],
+    candidates: dict[Item, Any],
 ) -> Status | None:
     """The status of an item, if it can be known without measuring noise."""
-    if not isinstance(whole, torch.Tensor):
-        same = type(whole) is type(split) and whole == split
+    if not isinstance(whole_value, torch.Tensor):
+        same = type(whole_value) is type(split) and whole_value == split
         return Status.IDENTICAL if same else None
-    if not near_in_float64(whole, split):
+    if not near_in_float64(whole_value, split):
         return None
     reference, candidate = references.get(key), candidates.get(key)
     # The second cotangent is not sent natively; a float64 operator has no other native run.
-    if key in references and key in candidates and not (reference is whole and candidate is split):
-        return near_natively(reference, candidate, whole)
-    return Status.IDENTICAL if torch.equal(whole, split) else Status.EQUIVALENT
+    if (
+        key in references
+        and key in candidates
+        and not (reference is whole_value and candidate is split)
+    ):
+        return near_natively(reference, candidate, whole_value)
+    return Status.IDENTICAL if torch.equal(whole_value, split) else Status.EQUIVALENT
 
 
 def _keep_gravest(judged: dict[Item, list[Finding]]) -> list[Finding]:
     """The findings of each item for the cotangent with the gravest status."""
     gravest: dict[Item, list[Finding]] = {}
     for key, findings in judged.items():
-        known = gravest.setdefault(shown_item(key), findings)
-        if _gravity(findings) > _gravity(known):
+        gravest_findings = gravest.setdefault(shown_item(key), findings)
+        if _gravity(findings) > _gravity(gravest_findings):
             gravest[shown_item(key)] = findings
     return [finding for findings in gravest.values() for finding in findings]
 

@@ -64,25 +64,29 @@ def resolve_operator(
     first, _, rest = dotted.partition(".")
     with _naming(what):
         if first in names:
-            found = find_attribute(names[first], rest) if rest else names[first]
+            operator_function = find_attribute(names[first], rest) if rest else names[first]
         elif nnscaler_functions.is_nnscaler_function(dotted):
-            found = nnscaler_functions.find_function(dotted, what)
+            operator_function = nnscaler_functions.find_function(dotted, what)
         elif ":" in fsig:
-            found = import_named(fsig)
+            operator_function = import_named(fsig)
         elif not rest:
             raise UsageError(
                 f"{what} has no module; write 'package.module.{first}', or import it in "
                 "import_customized_func"
             )
         else:
-            found = import_dotted(fsig)
-    if not callable(found) or isinstance(found, type) or inspect.ismodule(found):
-        kind = "class" if isinstance(found, type) else type(found).__name__
+            operator_function = import_dotted(fsig)
+    if (
+        not callable(operator_function)
+        or isinstance(operator_function, type)
+        or inspect.ismodule(operator_function)
+    ):
+        kind = "class" if isinstance(operator_function, type) else type(operator_function).__name__
         raise UsageError(
             f"{what} is a {kind}, not a function; name a function, or a method such as "
             "'torch.Tensor.view'"
         )
-    return found  # type: ignore[no-any-return]
+    return operator_function  # type: ignore[no-any-return]
 
 
 def _imported_names(text: str) -> dict[str, Any]:

@@ -66,13 +66,13 @@ def refuse_hazards(
     """
     if function not in _ATTENTION:
         return
-    found = [
-        args[place] if place < len(args) else kwargs.get(name)
-        for place, name in ((_KEY, "key"), (_VALUE, "value"))
+    keys_and_values = [
+        args[position] if position < len(args) else kwargs.get(name)
+        for position, name in ((_KEY, "key"), (_VALUE, "value"))
     ]
-    if not all(isinstance(one, torch.Tensor) and one.dim() > 1 for one in found):
+    if not all(isinstance(tensor, torch.Tensor) and tensor.dim() > 1 for tensor in keys_and_values):
         return
-    keys, values = (one.shape[-2] for one in found if one is not None)
+    keys, values = (tensor.shape[-2] for tensor in keys_and_values if tensor is not None)
     if keys != values:
         raise ValueError(
             f"attention needs as many values as keys, got {keys} keys and {values} values"
@@ -120,8 +120,8 @@ class Streams:
     def of(cls, call: OperatorCall) -> Streams:
         """The current state."""
         device = device_of(call)
-        own = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.get_rng_state(), device, own)
+        cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), device, cuda_state)
 
     def restore(self) -> None:
         """Set the generators back to this state."""
@@ -147,10 +147,10 @@ class Draws:
 class PinnedDraws(LiftMode):
     """Keeps what is drawn, or replays what was kept."""
 
-    def __init__(self, kept: list[Tensor], reach: list[Reach] | None) -> None:
-        """Without a reach, draws are added to `kept`."""
+    def __init__(self, kept_draws: list[Tensor], reach: list[Reach] | None) -> None:
+        """Without a reach, draws are added to `kept_draws`."""
         super().__init__(torch.get_default_dtype(), torch.get_default_dtype(), widen=False)
-        self.kept = kept
+        self.kept = kept_draws
         self.reach = reach
         self._next = 0
 
@@ -169,8 +169,10 @@ class PinnedDraws(LiftMode):
         if self.reach is None:
             self.kept.append(result.detach().clone())
             return result
-        kept = self._kept_for(result, kind.name)
-        return result.copy_(kept) if kind.mutates else kept.to(result.device, result.dtype)
+        kept_draw = self._kept_for(result, kind.name)
+        return (
+            result.copy_(kept_draw) if kind.mutates else kept_draw.to(result.device, result.dtype)
+        )
 
     def _replay_dropout(
         self,
@@ -191,35 +193,36 @@ class PinnedDraws(LiftMode):
     def _kept_for(self, drawn: Tensor, name: str) -> Tensor:
         if self._next >= len(self.kept):
             raise UsageError(f"a rank draws random numbers more often than the whole (in {name})")
-        whole = self.kept[self._next]
+        whole_draw = self.kept[self._next]
         self._next += 1
-        ours, theirs = list(drawn.shape), list(whole.shape)
-        for dim, size in enumerate(ours if len(ours) == len(theirs) else []):
-            if size == theirs[dim]:
+        ours, whole_shape = list(drawn.shape), list(whole_draw.shape)
+        for dim, size in enumerate(ours if len(ours) == len(whole_shape) else []):
+            if size == whole_shape[dim]:
                 continue
             for total, begin, end in self.reach or []:
-                if total == theirs[dim] and end - begin == size:
-                    whole = whole.narrow(dim, begin, size)
+                if total == whole_shape[dim] and end - begin == size:
+                    whole_draw = whole_draw.narrow(dim, begin, size)
                     break
-        if whole.shape != drawn.shape:
+        if whole_draw.shape != drawn.shape:
             raise UsageError(
-                f"a rank draws {ours} where the whole draws {theirs} (in {name}), and no slice of "
+                f"a rank draws {ours} where the whole draws {whole_shape} (in {name}), and "
+                "no slice of "
                 "it fits; check the operator without randomness"
             )
-        return whole
+        return whole_draw
 
 
 def reaches(values: Values, recipe: Recipe, ranks: int) -> list[list[Reach]]:
     """For each rank, its parts of the arguments that are split."""
     each: list[list[Reach]] = [[] for _ in range(ranks)]
-    for place, placement in recipe.inputs:
-        value = values.get(place)
+    for argument_place, placement in recipe.inputs:
+        value = values.get(argument_place)
         if not isinstance(placement, Shard) or not isinstance(value, torch.Tensor):
             continue
         size = value.shape[placement.dim]
-        cuts = bounds(size, placement.unit, ranks, name_of(place))
-        for mine, (begin, end) in zip(each, cuts, strict=True):
-            mine.append((size, begin, end))
+        cuts = bounds(size, placement.unit, ranks, name_of(argument_place))
+        for rank_reaches, (begin, end) in zip(each, cuts, strict=True):
+            rank_reaches.append((size, begin, end))
     return each
 
 
@@ -319,10 +322,10 @@ class Runner:
         self._kept: dict[bool, Values] = {}
         self._streams = Streams.of(call)
 
-    def take_over(self, known: Runner) -> None:
+    def take_over(self, runner: Runner) -> None:
         """Continue a runner of the same call: share arguments and draws."""
         for name in _OF_THE_CALL:
-            setattr(self, name, getattr(known, name))
+            setattr(self, name, getattr(runner, name))
 
     # --- the two sides ---------------------------------------------------------------------------
 
@@ -335,19 +338,19 @@ class Runner:
         shake: bool = False,
     ) -> OperatorRun:
         """Run the whole operator, optionally with the last bits of its arguments perturbed."""
-        given = self._shaken() if shake else self._given(wide=wide)
+        arguments = self._shaken() if shake else self._given(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
 
         def forward() -> dict[Item, Any]:
-            values = self.cloned(given)
+            values = self.cloned(arguments)
             with self.drawing([]):
                 result = self.invoke(values)
             if self.is_first:
                 self.is_first = False
-                self.written = tuple(p for p in values if _differ(values[p], given[p]))
+                self.written = tuple(p for p in values if _differ(values[p], arguments[p]))
             return self.named(result, values)
 
-        return self._run(forward, given, terms, cotangents, wide=wide, around=around)
+        return self._run(forward, arguments, terms, cotangents, wide=wide, around=around)
 
     def split(
         self,
@@ -357,22 +360,22 @@ class Runner:
         around: contextlib.AbstractContextManager[Any] | None = None,
     ) -> OperatorRun:
         """Run the operator rank by rank, and join the results."""
-        given = self._given(wide=wide)
+        arguments = self._given(wide=wide)
         terms = Terms(self.seed, lifted=wide or not self.narrow)
-        forward = functools.partial(self.ranked, given, terms)
-        return self._run(forward, given, terms, cotangents, wide=wide, around=around)
+        forward = functools.partial(self.ranked, arguments, terms)
+        return self._run(forward, arguments, terms, cotangents, wide=wide, around=around)
 
     def _run(
         self,
         forward: Callable[[], dict[Item, Any]],
-        given: Values,
+        values: Values,
         terms: Terms,
         cotangents: int,
         *,
         wide: bool,
         around: contextlib.AbstractContextManager[Any] | None,
     ) -> OperatorRun:
-        seen = OperatorRun()
+        operator_run = OperatorRun()
         if wide and self.lifting and around is None:
             dtypes = [tensor.dtype for value in self.call.args for tensor in tensors_in(value)]
             native = next((dtype for dtype in dtypes if dtype in WIDE), torch.float32)
@@ -385,12 +388,14 @@ class Runner:
             try:
                 live = forward()
             except Exception as error:  # noqa: BLE001  (becomes a finding)
-                seen.error = error
-                return seen
+                operator_run.error = error
+                return operator_run
             for item, value in live.items():
-                seen.results[item] = value.detach() if isinstance(value, torch.Tensor) else value
-            self._differentiate(live, given, terms, cotangents, seen)
-        return seen
+                operator_run.results[item] = (
+                    value.detach() if isinstance(value, torch.Tensor) else value
+                )
+            self._differentiate(live, values, terms, cotangents, operator_run)
+        return operator_run
 
     # --- forward ---------------------------------------------------------------------------------
 
@@ -404,20 +409,20 @@ class Runner:
         """Copies of the arguments as leaves of an autograd graph."""
         values: Values = dict(enumerate(self.call.args))
         values.update(self.call.kwargs)
-        for place, value in values.items():
-            asked = place not in self.call.without_gradient
+        for argument_place, value in values.items():
+            wants_gradient = argument_place not in self.call.without_gradient
 
-            def leaf(tensor: Tensor, asked: bool = asked) -> Tensor:  # noqa: FBT001
+            def leaf(tensor: Tensor, needs_gradient: bool = wants_gradient) -> Tensor:  # noqa: FBT001
                 dtype = WIDE.get(tensor.dtype, tensor.dtype) if wide else tensor.dtype
                 copied = tensor.detach().to(dtype)
                 if copied is tensor or copied.data_ptr() == tensor.data_ptr():
                     copied = copied.clone()
-                return copied.requires_grad_(asked and is_inexact(copied))
+                return copied.requires_grad_(needs_gradient and is_inexact(copied))
 
             if isinstance(value, torch.Tensor | list | tuple):
-                values[place] = map_tensors(value, leaf)
+                values[argument_place] = map_tensors(value, leaf)
             elif wide and isinstance(value, torch.dtype):
-                values[place] = WIDE.get(value, value)
+                values[argument_place] = WIDE.get(value, value)
         return values
 
     def _shaken(self) -> Values:
@@ -436,16 +441,22 @@ class Runner:
         """Copy what the operator may write to; before the first run, that is everything."""
         places = tuple(values) if self.is_first else self.written
         return {
-            place: map_tensors(value, torch.clone)
-            if place in places and isinstance(value, torch.Tensor | list | tuple)
+            argument_place: map_tensors(value, torch.clone)
+            if argument_place in places and isinstance(value, torch.Tensor | list | tuple)
             else value
-            for place, value in values.items()
+            for argument_place, value in values.items()
         }
 
     def invoke(self, values: Values) -> Any:
         """Call the operator."""
-        args = [value for place, value in values.items() if isinstance(place, int)]
-        named = {place: value for place, value in values.items() if isinstance(place, str)}
+        args = [
+            value for argument_place, value in values.items() if isinstance(argument_place, int)
+        ]
+        named = {
+            argument_place: value
+            for argument_place, value in values.items()
+            if isinstance(argument_place, str)
+        }
         refuse_hazards(self.call.function, args, named)
         return self.call.function(*args, **named)
 
@@ -453,8 +464,8 @@ class Runner:
         """The results and the arguments that were written to, by item."""
         returned = [] if result is None and self.written else leaves(result, OUTPUT)
         named = {output(path): value for path, value in returned}
-        for place in self.written:
-            for path, tensor in leaves(values[place], name_of(place)):
+        for argument_place in self.written:
+            for path, tensor in leaves(values[argument_place], name_of(argument_place)):
                 if isinstance(tensor, torch.Tensor):
                     named[after_call(path)] = tensor
         return named
@@ -469,15 +480,15 @@ class Runner:
         return map(self._run_leaf, ranks)
 
     def _run_leaf(self, rank: RankLeaf) -> dict[Item, Any]:
-        mine = self.cloned(rank.values)
+        rank_values = self.cloned(rank.values)
         try:
             with self.drawing(list(rank.reach)):
-                result = self.invoke(mine)
+                result = self.invoke(rank_values)
         except UsageError:
             raise
         except Exception as error:
             raise RankError(f"{rank.where} raised {in_one_line(error)}") from error
-        return self.named(result, mine)
+        return self.named(result, rank_values)
 
     def _split_levels(
         self,
@@ -493,11 +504,11 @@ class Runner:
         (recipe, ranks), below = levels[0], levels[1:]
         parts = split_values(values, recipe, ranks, terms)
         reached = reaches(values, recipe, ranks) if self.draws else [[] for _ in range(ranks)]
-        made = []
+        branches = []
         for rank, (part, more) in enumerate(zip(parts, reached, strict=True)):
             here = f"{where}, {rank} of {ranks}" if where else f"rank {rank} of {ranks}"
-            made.append(self._split_levels(part, below, terms, (*reach, *more), here))
-        return RankAxis(recipe, values, tuple(made))
+            branches.append(self._split_levels(part, below, terms, (*reach, *more), here))
+        return RankAxis(recipe, values, tuple(branches))
 
     def _join_tree(
         self, tree: RankAxis | RankLeaf, results: Iterator[dict[Item, Any]], terms: Terms
@@ -516,9 +527,11 @@ class Runner:
             if other.keys() != first.keys():
                 counts = f"{len(other)} results, rank 0 returns {len(first)}"
                 raise RankError(f"rank {rank} of {len(results)} returns {counts}")
-        places = {name_of(place): place for place in self.written}
-        placed = {name: recipe.placement(place) for name, place in places.items()}
-        wholes = {name_of(place): values[place] for place in self.written}
+        places = {name_of(argument_place): argument_place for argument_place in self.written}
+        placed = {name: recipe.placement(argument_place) for name, argument_place in places.items()}
+        wholes = {
+            name_of(argument_place): values[argument_place] for argument_place in self.written
+        }
         rules = iter(recipe.outputs)
         together: dict[Item, Any] = {}
         for item, value in first.items():
@@ -537,10 +550,12 @@ class Runner:
                 else:
                     name = item.name
                     root = next(key for key in placed if name == key or name.startswith(f"{key}["))
-                    whole = dict(leaves(wholes[root], root))[name]
+                    whole_tensor = dict(leaves(wholes[root], root))[name]
                     if placed[root] == Replicate(own=True):
                         self.own[item] = Own(places[root], [part.detach() for part in parts])
-                    together[item] = join(parts, placed[root], terms=terms, shape=whole.shape)
+                    together[item] = join(
+                        parts, placed[root], terms=terms, shape=whole_tensor.shape
+                    )
             except Exception as error:
                 shapes = ", ".join(str(list(part.shape)) for part in parts)
                 reason = f"{item}: cannot join parts of shapes {shapes}"
@@ -572,7 +587,12 @@ class Runner:
     # --- backward --------------------------------------------------------------------------------
 
     def _differentiate(
-        self, live: dict[Item, Any], given: Values, terms: Terms, cotangents: int, seen: OperatorRun
+        self,
+        live: dict[Item, Any],
+        values: Values,
+        terms: Terms,
+        cotangents: int,
+        operator_run: OperatorRun,
     ) -> None:
         outputs = {
             item: value
@@ -581,8 +601,8 @@ class Runner:
         }
         targets = {
             gradient(path): tensor
-            for place, value in given.items()
-            for path, tensor in leaves(value, name_of(place))
+            for argument_place, value in values.items()
+            for path, tensor in leaves(value, name_of(argument_place))
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad
         }
         if not outputs or not targets:
@@ -593,13 +613,13 @@ class Runner:
                 terms.turn, terms.full = turn, False
                 upstream = [self._cotangent(item, value, turn) for item, value in outputs.items()]
                 keep = turn + 1 < cotangents or bool(claimed)
-                found = _find_gradients(outputs, targets, upstream, keep=keep)
+                gradients = _find_gradients(outputs, targets, upstream, keep=keep)
                 if claimed:
                     terms.full = True
-                    found |= _find_gradients(outputs, claimed, upstream, keep=True)
-                seen.gradients.append(found)
+                    gradients |= _find_gradients(outputs, claimed, upstream, keep=True)
+                operator_run.gradients.append(gradients)
         except Exception as error:  # noqa: BLE001  (becomes a finding)
-            seen.gradient_error = error
+            operator_run.gradient_error = error
 
     def claimed(self, targets: dict[Item, Tensor]) -> dict[Item, Tensor]:
         """Arguments whose whole gradient each rank claims to have, if results are replicated.
@@ -611,8 +631,8 @@ class Runner:
             if not any(isinstance(rule, Replicate) for rule in recipe.outputs):
                 continue
             places |= {
-                name_of(place)
-                for place, placement in recipe.inputs
+                name_of(argument_place)
+                for argument_place, placement in recipe.inputs
                 if isinstance(placement, Replicate) and not placement.summed
             }
         if not places:
@@ -620,7 +640,7 @@ class Runner:
         return {
             item: tensor
             for item, tensor in targets.items()
-            if any(item.name.startswith(place) for place in places)
+            if any(item.name.startswith(position) for position in places)
         }
 
     def _cotangent(self, item: Item, output: Tensor, turn: int) -> Tensor:
@@ -632,14 +652,14 @@ class Runner:
 def _find_gradients(
     outputs: dict[Item, Tensor], targets: dict[Item, Tensor], upstream: list[Tensor], *, keep: bool
 ) -> dict[Item, Tensor | None]:
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         list(outputs.values()),
         list(targets.values()),
         upstream,
         retain_graph=keep,
         allow_unused=True,
     )
-    return dict(zip(targets, found, strict=True))
+    return dict(zip(targets, gradients, strict=True))
 
 
 def _differ(after: Any, before: Any) -> bool:

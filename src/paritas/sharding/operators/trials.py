@@ -63,8 +63,8 @@ class TrialCut(NamedTuple):
 
     def placements(self) -> tuple[tuple[Place, Role], ...]:
         """The inputs of the recipe."""
-        split = {argument(place): Shard(dim, unit) for place, dim, unit in self.dims}
-        return (*split.items(), *((argument(place), Once()) for place in self.once))
+        split = {argument(tensor_place): Shard(dim, unit) for tensor_place, dim, unit in self.dims}
+        return (*split.items(), *((argument(tensor_place), Once()) for tensor_place in self.once))
 
     def numbers(self) -> tuple[tuple[Place, Divided], ...]:
         """The numbers of the recipe."""
@@ -75,8 +75,8 @@ class TrialCut(NamedTuple):
         if self.number is not None and self.number.value % ranks:
             return False
         return all(
-            shapes[place][dim] % unit == 0 and shapes[place][dim] // unit >= ranks
-            for place, dim, unit in self.dims
+            shapes[tensor_place][dim] % unit == 0 and shapes[tensor_place][dim] // unit >= ranks
+            for tensor_place, dim, unit in self.dims
         )
 
 
@@ -104,76 +104,86 @@ class TrialSubject:
 
     def given(self) -> dict[Place, Any]:
         """Its arguments, by position or name."""
-        found: dict[Place, Any] = dict(enumerate(self.args))
-        found.update(self.kwargs)
-        return found
+        arguments: dict[Place, Any] = dict(enumerate(self.args))
+        arguments.update(self.kwargs)
+        return arguments
 
     def tensors(self) -> Tensors:
         """Its tensors, including the items of lists of tensors."""
-        found: Tensors = {}
-        for place, value in self.given().items():
+        tensors: Tensors = {}
+        for argument_place, value in self.given().items():
             if isinstance(value, torch.Tensor):
-                found[place] = value
+                tensors[argument_place] = value
             elif _is_list(value):
-                found.update({ListItem(place, at): one for at, one in enumerate(value)})
-        return found
+                tensors.update(
+                    {ListItem(argument_place, at): list_item for at, list_item in enumerate(value)}
+                )
+        return tensors
 
     def numbers(self) -> list[DividedNumber]:
         """Its integers above 1: sizes, heads, groups and others."""
-        found: list[DividedNumber] = []
-        for place, value in self.given().items():
+        divided_numbers: list[DividedNumber] = []
+        for argument_place, value in self.given().items():
             items = enumerate(value) if isinstance(value, tuple | list) else [(None, value)]
-            found += [
-                DividedNumber(place, item, number)
+            divided_numbers += [
+                DividedNumber(argument_place, item, number)
                 for item, number in items
                 if isinstance(number, int) and not isinstance(number, bool) and number > 1
             ]
-        return found
+        return divided_numbers
 
     def run(
         self, tensors: Tensors, number: DividedNumber | None = None, ranks: int = 1
     ) -> TrialOutcome:
         """Call the operator with other tensors, and optionally with a divided number."""
-        given: dict[TensorPlace, Any] = dict(tensors)
-        for place, value in self._lists.items():
-            items = [tensors[ListItem(place, at)] for at in range(len(value))]
-            given[place] = tuple(items) if isinstance(value, tuple) else items
+        arguments: dict[TensorPlace, Any] = dict(tensors)
+        for argument_place, value in self._lists.items():
+            items = [tensors[ListItem(argument_place, at)] for at in range(len(value))]
+            arguments[argument_place] = tuple(items) if isinstance(value, tuple) else items
         if number is not None:
-            given[number.place] = self._divided(number, ranks)
-        args = [given.get(place, value) for place, value in enumerate(self.args)]
-        kwargs = {name: given.get(name, value) for name, value in self.kwargs.items()}
+            arguments[number.place] = self._divided(number, ranks)
+        args = [arguments.get(position, value) for position, value in enumerate(self.args)]
+        kwargs = {name: arguments.get(name, value) for name, value in self.kwargs.items()}
         result = self.function(*args, **kwargs)
         if isinstance(result, torch.Tensor):
             return TrialOutcome([result], [], tensors)
         flat = [leaf for _, leaf in leaves(result)]
-        found = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
+        result_tensors = [leaf for leaf in flat if isinstance(leaf, torch.Tensor)]
         others = [leaf for leaf in flat if not isinstance(leaf, torch.Tensor)]
-        return TrialOutcome(found, others, tensors)
+        return TrialOutcome(result_tensors, others, tensors)
 
     @functools.cached_property
     def _lists(self) -> dict[Place, Any]:
-        return {place: value for place, value in self.given().items() if _is_list(value)}
+        return {
+            argument_place: value
+            for argument_place, value in self.given().items()
+            if _is_list(value)
+        }
 
     def _divided(self, number: DividedNumber, ranks: int) -> Any:
         if number.item is None:
             return number.value // ranks
-        place = number.place
-        value = self.kwargs[place] if isinstance(place, str) else self.args[place]
+        argument_place = number.place
+        value = (
+            self.kwargs[argument_place]
+            if isinstance(argument_place, str)
+            else self.args[argument_place]
+        )
         items = list(value)
         items[number.item] = number.value // ranks
         return tuple(items) if isinstance(value, tuple) else items
 
 
-def argument(place: TensorPlace) -> Place:
+def argument(tensor_place: TensorPlace) -> Place:
     """The argument at a place, or the list of which it is an item."""
-    return place.argument if isinstance(place, ListItem) else place
+    return tensor_place.argument if isinstance(tensor_place, ListItem) else tensor_place
 
 
 def _is_list(value: Any) -> bool:
     return (
         isinstance(value, tuple | list)
         and len(value) > 0
-        and all(isinstance(one, torch.Tensor) for one in value)
+        and all(isinstance(list_item, torch.Tensor) for list_item in value)
     )
 
 
@@ -193,61 +203,63 @@ def common_units(sizes: tuple[int, ...], number: DividedNumber | None) -> tuple[
 # --- The ways to join the results of the ranks ----------------------------------------------------
 
 
-def is_comparable(whole: torch.Tensor) -> bool:
+def is_comparable(whole_result: torch.Tensor) -> bool:
     """Whether there is anything to compare: not if the result is empty or has no finite value."""
-    return whole.numel() > 0 and (not is_inexact(whole) or bool(whole.isfinite().any()))
+    return whole_result.numel() > 0 and (
+        not is_inexact(whole_result) or bool(whole_result.isfinite().any())
+    )
 
 
-def is_constant(whole: torch.Tensor) -> bool:
+def is_constant(whole_result: torch.Tensor) -> bool:
     """Whether all values are the same, so their order does not matter."""
-    return whole.numel() > 1 and bool((whole == whole.flatten()[0]).all())
+    return whole_result.numel() > 1 and bool((whole_result == whole_result.flatten()[0]).all())
 
 
-def could_be_part(first: torch.Tensor, whole: torch.Tensor) -> bool:
+def could_be_part(first: torch.Tensor, whole_result: torch.Tensor) -> bool:
     """Whether the result of the first rank can be part of the whole; most wrong cuts fail here."""
-    if first.dtype != whole.dtype or first.dim() != whole.dim():
+    if first.dtype != whole_result.dtype or first.dim() != whole_result.dim():
         return False
-    dim = _short_dim(first, whole)
+    dim = _short_dim(first, whole_result)
     if dim is None:
-        return first.shape == whole.shape
-    return agree(first, whole.narrow(dim, 0, first.shape[dim]))
+        return first.shape == whole_result.shape
+    return agree(first, whole_result.narrow(dim, 0, first.shape[dim]))
 
 
-def ways(parts: list[torch.Tensor], whole: torch.Tensor) -> list[Role]:
+def ways(parts: list[torch.Tensor], whole_result: torch.Tensor) -> list[Role]:
     """All ways to join the parts that give the whole, the most plausible first."""
-    dim = _short_dim(parts[0], whole)
+    dim = _short_dim(parts[0], whole_result)
     if dim is not None:
-        return [way for way in [Shard(dim)] if _holds(way, parts, whole)]
-    if any(part.shape != whole.shape or part.dtype != whole.dtype for part in parts):
+        return [way for way in [Shard(dim)] if _holds(way, parts, whole_result)]
+    if any(part.shape != whole_result.shape or part.dtype != whole_result.dtype for part in parts):
         return []
-    found: list[Role] = [Replicate()] if all(agree(part, whole) for part in parts) else []
-    return found + [way for way in _reductions(whole) if _holds(way, parts, whole)]
+    roles: list[Role] = [Replicate()] if all(agree(part, whole_result) for part in parts) else []
+    return roles + [way for way in _reductions(whole_result) if _holds(way, parts, whole_result)]
 
 
-def _holds(way: Role, parts: list[torch.Tensor], whole: torch.Tensor) -> bool:
+def _holds(way: Role, parts: list[torch.Tensor], whole_result: torch.Tensor) -> bool:
     try:
-        return agree(join(parts, way, copies="mean"), whole)
+        return agree(join(parts, way, copies="mean"), whole_result)
     except (RuntimeError, TypeError):  # shapes or dtypes that do not fit
         return False
 
 
-def _reductions(whole: torch.Tensor) -> list[Role]:
+def _reductions(whole_result: torch.Tensor) -> list[Role]:
     kinds: tuple[Reduction, ...] = ("sum", "max", "min", "product")
-    if whole.dtype is torch.bool:
+    if whole_result.dtype is torch.bool:
         kinds = ("max", "min")
-    elif whole.is_complex():
+    elif whole_result.is_complex():
         kinds = ("sum", "avg", "product")
-    elif whole.is_floating_point():
+    elif whole_result.is_floating_point():
         kinds = ("sum", "avg", "max", "min", "product")
     return [Partial(kind) for kind in kinds]
 
 
-def _short_dim(first: torch.Tensor, whole: torch.Tensor) -> int | None:
+def _short_dim(first: torch.Tensor, whole_result: torch.Tensor) -> int | None:
     """The one dimension along which a part is shorter than the whole."""
-    if first.dim() != whole.dim():
+    if first.dim() != whole_result.dim():
         return None
-    pairs = list(zip(first.shape, whole.shape, strict=True))
-    shorter = [dim for dim, (own, full) in enumerate(pairs) if own != full]
+    pairs = list(zip(first.shape, whole_result.shape, strict=True))
+    shorter = [dim for dim, (part_length, full) in enumerate(pairs) if part_length != full]
     if len(shorter) != 1 or pairs[shorter[0]][0] > pairs[shorter[0]][1]:
         return None
     return shorter[0]
@@ -303,11 +315,11 @@ def _redraw(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if _is_discrete(tensor):
         return _shuffle(tensor, generator)
     finite = tensor.isfinite()
-    known = tensor if finite.all() else tensor[finite]
-    if known.numel() == 0:
+    finite_values = tensor if finite.all() else tensor[finite]
+    if finite_values.numel() == 0:
         return tensor
-    drawn = _domain_of(known)(tuple(tensor.shape), generator).to(tensor)
-    if known is tensor:
+    drawn = _domain_of(finite_values)(tuple(tensor.shape), generator).to(tensor)
+    if finite_values is tensor:
         return drawn
     masked = _shuffle(tensor, generator)  # a mask of -inf moves, but stays a mask
     return torch.where(masked.isfinite(), drawn, masked)
@@ -321,15 +333,15 @@ def _is_discrete(tensor: torch.Tensor) -> bool:
     return len(tensor.unique()) <= MOST_CLASSES
 
 
-def _domain_of(known: torch.Tensor) -> Domain:
+def _domain_of(finite_values: torch.Tensor) -> Domain:
     """The numbers that are like these."""
-    low, high = known.min().item(), known.max().item()
+    low, high = finite_values.min().item(), finite_values.max().item()
     if low >= 0 and 0 < high <= 1:
         return between(0.05, 0.95)
     if low > 0 or high < 0:
-        mean = known.double().mean().item()
+        mean = finite_values.double().mean().item()
         return lambda shape, generator: mean * between(0.5, 1.5)(shape, generator)
-    spread = known.double().std(correction=0).item() or 1.0
+    spread = finite_values.double().std(correction=0).item() or 1.0
     return lambda shape, generator: spread * normal(shape, generator)
 
 
@@ -427,18 +439,21 @@ class Bench:
         self._generator = torch.Generator().manual_seed(SEED)
         self.given = self._given()
         varied = self._changed(self.given.tensors, _vary)
-        changed = any(varied[place] is not one for place, one in self.given.tensors.items())
+        changed = any(
+            varied[tensor_place] is not given_tensor
+            for tensor_place, given_tensor in self.given.tensors.items()
+        )
         self.first = (self._unless_constant(varied) if changed else None) or self.given
         self.written = [
-            place
-            for place, tensor in self.first.tensors.items()
-            if not agree_bits(self.first.whole.arguments[place], tensor)
+            tensor_place
+            for tensor_place, tensor in self.first.tensors.items()
+            if not agree_bits(self.first.whole.arguments[tensor_place], tensor)
         ]
 
     @property
     def shapes(self) -> dict[TensorPlace, torch.Size]:
         """The shapes of the tensors."""
-        return {place: tensor.shape for place, tensor in self.first.tensors.items()}
+        return {tensor_place: tensor.shape for tensor_place, tensor in self.first.tensors.items()}
 
     @functools.cached_property
     def second(self) -> TrialDraw:
@@ -462,7 +477,7 @@ class Bench:
         """Other frequencies of classes and indices: ignored targets may be even by coincidence."""
         base = self.second.tensors
         drawn = [self._changed(base, _recount) for _ in range(RECOUNTS)]
-        if all(drawn[0][place] is tensor for place, tensor in base.items()):
+        if all(drawn[0][tensor_place] is tensor for tensor_place, tensor in base.items()):
             return []
         return [draw for draw in map(self._draw, drawn) if draw is not None]
 
@@ -470,50 +485,71 @@ class Bench:
 
     def attempt(self, cut: TrialCut, draw: TrialDraw, ranks: int) -> Tried:
         """Run the operator on each rank, and find the ways to join the results."""
-        whole, outcomes = draw.whole, []
+        whole_outcome, outcomes = draw.whole, []
         try:
             for rank in range(ranks):
-                own = self.run_rank(draw.tensors, cut, rank, ranks)
-                if len(own.tensors) != len(whole.tensors) or own.others != whole.others:
+                rank_outcome = self.run_rank(draw.tensors, cut, rank, ranks)
+                if (
+                    len(rank_outcome.tensors) != len(whole_outcome.tensors)
+                    or rank_outcome.others != whole_outcome.others
+                ):
                     return Tried(None)
-                if rank == 0 and not all(map(could_be_part, own.tensors, whole.tensors)):
+                if rank == 0 and not all(
+                    map(could_be_part, rank_outcome.tensors, whole_outcome.tensors)
+                ):
                     return Tried(None)  # most cuts fail here, before other ranks run
-                outcomes.append(own)
+                outcomes.append(rank_outcome)
         except Exception:  # noqa: BLE001  (the operator refuses the cut: no claim)
             return Tried(None)
         parts = list(zip(*(outcome.tensors for outcome in outcomes), strict=True))
         sized = all(
-            part[0].shape == one.shape for part, one in zip(parts, whole.tensors, strict=True)
+            part[0].shape == tensor.shape
+            for part, tensor in zip(parts, whole_outcome.tensors, strict=True)
         )
-        found = [ways(list(part), one) for part, one in zip(parts, whole.tensors, strict=True)]
+        ways_by_result = [
+            ways(list(part), tensor)
+            for part, tensor in zip(parts, whole_outcome.tensors, strict=True)
+        ]
         if cut.once:  # zeros are neutral only in a sum
-            found = [[way for way in options if way == Partial("sum")] for options in found]
-        if not all(found) or not self._arguments_agree(cut, outcomes, whole):
+            ways_by_result = [
+                [way for way in options if way == Partial("sum")] for options in ways_by_result
+            ]
+        if not all(ways_by_result) or not self._arguments_agree(cut, outcomes, whole_outcome):
             return Tried(None, sized)
-        return Tried(found, sized)
+        return Tried(ways_by_result, sized)
 
     def run_rank(self, tensors: Tensors, cut: TrialCut, rank: int, ranks: int) -> TrialOutcome:
         """Run the operator on the part of a rank."""
-        own = dict(tensors)
-        for place, dim, unit in cut.dims:
-            begin, end = rank_bounds(own[place].shape[dim], rank, ranks, unit=unit)
-            own[place] = own[place].narrow(dim, begin, end - begin)
+        rank_tensors = dict(tensors)
+        for tensor_place, dim, unit in cut.dims:
+            begin, end = rank_bounds(rank_tensors[tensor_place].shape[dim], rank, ranks, unit=unit)
+            rank_tensors[tensor_place] = rank_tensors[tensor_place].narrow(dim, begin, end - begin)
         if rank:
-            own.update({place: torch.zeros_like(own[place]) for place in cut.once})
+            rank_tensors.update(
+                {tensor_key: torch.zeros_like(rank_tensors[tensor_key]) for tensor_key in cut.once}
+            )
         if self.written:
-            own = {place: tensor.clone() for place, tensor in own.items()}
-        return self.subject.run(own, cut.number, ranks)
+            rank_tensors = {
+                tensor_key: tensor.clone() for tensor_key, tensor in rank_tensors.items()
+            }
+        return self.subject.run(rank_tensors, cut.number, ranks)
 
     def _arguments_agree(
-        self, cut: TrialCut, outcomes: list[TrialOutcome], whole: TrialOutcome
+        self, cut: TrialCut, outcomes: list[TrialOutcome], trial_outcome: TrialOutcome
     ) -> bool:
         """Whether written arguments are right: split ones make the whole, the others agree."""
-        dims = {place: dim for place, dim, _ in cut.dims}
-        for place in self.written:
-            truth = whole.arguments[place]
-            left = [outcome.arguments[place] for outcome in outcomes]
-            found = [join(left, Shard(dims[place]))] if place in dims else left
-            if place in cut.once or not all(agree(one, truth) for one in found):
+        dims = {tensor_key: dim for tensor_key, dim, _ in cut.dims}
+        for tensor_place in self.written:
+            truth = trial_outcome.arguments[tensor_place]
+            rank_arguments = [outcome.arguments[tensor_place] for outcome in outcomes]
+            joined_arguments = (
+                [join(rank_arguments, Shard(dims[tensor_place]))]
+                if tensor_place in dims
+                else rank_arguments
+            )
+            if tensor_place in cut.once or not all(
+                agree(written_argument, truth) for written_argument in joined_arguments
+            ):
                 return False
         return True
 
@@ -522,12 +558,16 @@ class Bench:
     def _given(self) -> TrialDraw:
         """The given arguments, in float64 if the operator accepts that."""
         tensors = self.subject.tensors()
-        own = {place: tensor.detach() for place, tensor in tensors.items()}
-        lifted = self._draw({place: _lift(tensor) for place, tensor in own.items()})
+        detached_tensors = {
+            tensor_place: tensor.detach() for tensor_place, tensor in tensors.items()
+        }
+        lifted = self._draw(
+            {tensor_place: _lift(tensor) for tensor_place, tensor in detached_tensors.items()}
+        )
         if lifted is not None:
             return lifted
         try:
-            return TrialDraw(own, self.run_whole(own))
+            return TrialDraw(detached_tensors, self.run_whole(detached_tensors))
         except Exception as error:
             text = in_one_line(error, 300, whole=True)
             raise UsageError(f"the operator itself fails on these arguments: {text}") from error
@@ -535,7 +575,10 @@ class Bench:
     def _changed(
         self, tensors: Tensors, change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]
     ) -> Tensors:
-        return {place: change(tensor, self._generator) for place, tensor in tensors.items()}
+        return {
+            tensor_place: change(tensor, self._generator)
+            for tensor_place, tensor in tensors.items()
+        }
 
     def _unless_constant(self, tensors: Tensors) -> TrialDraw | None:
         """A draw, unless it makes results constant, which would say less than the given values."""
@@ -545,20 +588,22 @@ class Bench:
     def _draw(self, tensors: Tensors) -> TrialDraw | None:
         """A draw, unless the operator fails on it or returns nothing to compare."""
         try:
-            whole = self.run_whole(tensors)
+            whole_outcome = self.run_whole(tensors)
         except Exception:  # noqa: BLE001  (the draw is outside of the operator's domain)
             return None
-        if not all(map(is_comparable, whole.tensors)):
+        if not all(map(is_comparable, whole_outcome.tensors)):
             return None
-        return TrialDraw(tensors, whole)
+        return TrialDraw(tensors, whole_outcome)
 
     def run_whole(self, tensors: Tensors) -> TrialOutcome:
         """Run the whole operator on copies, because it may write to them."""
-        return self.subject.run({place: tensor.clone() for place, tensor in tensors.items()})
+        return self.subject.run(
+            {tensor_place: tensor.clone() for tensor_place, tensor in tensors.items()}
+        )
 
 
-def agree_bits(found: torch.Tensor, truth: torch.Tensor) -> bool:
+def agree_bits(tensor: torch.Tensor, truth: torch.Tensor) -> bool:
     """Whether two tensors are equal, with NaN equal to NaN."""
-    return found.shape == truth.shape and bool(
-        ((found == truth) | ((found != found) & (truth != truth))).all()  # noqa: PLR0124  (NaN)
+    return tensor.shape == truth.shape and bool(
+        ((tensor == truth) | ((tensor != tensor) & (truth != truth))).all()  # noqa: PLR0124  (NaN)
     )

@@ -71,13 +71,13 @@ def verify_partition_options(config: PartitionConfig) -> bool:
     Raises:
         UsageError: the operator cannot be found, or the configuration is malformed.
     """
-    verdict, own = _check_config(config, CheckSettings())
+    verdict, drifting_names = _check_config(config, CheckSettings())
     if not verdict.passed:
         warnings.warn(f"{config.fsig}: {verdict}", ParityWarning, stacklevel=2)
-    elif own:
+    elif drifting_names:
         warnings.warn(
             f"{config.fsig}: outputs and gradients are right, but after the call each rank has its "
-            f"own {', '.join(own)}; check_partition reports how far they are off",
+            f"own {', '.join(drifting_names)}; check_partition reports how far they are off",
             ParityWarning,
             stacklevel=2,
         )
@@ -177,8 +177,8 @@ def _run_whole(call: OperatorCall, noutputs: int) -> Finding | None:
 
 def _call_fault(call: OperatorCall, reason: str, advice: str) -> Finding:
     shapes = [
-        f"{place}: {tuple(value.shape)}"
-        for place, value in (*enumerate(call.args), *call.kwargs.items())
+        f"{argument_place}: {tuple(value.shape)}"
+        for argument_place, value in (*enumerate(call.args), *call.kwargs.items())
         if isinstance(value, torch.Tensor)
     ]
     reason = f"{reason} (tensors {', '.join(shapes) or 'none'})"
@@ -211,20 +211,30 @@ class _Rules:
     note: str
 
     @classmethod
-    def of(cls, call: OperatorCall, given: str | Annotation | None, ranks: int) -> _Rules:
+    def of(
+        cls, call: OperatorCall, given_annotation: str | Annotation | None, ranks: int
+    ) -> _Rules:
         """Find the rule: given, registered, in the library, or found by running."""
-        annotation = Annotation.parse(given) if isinstance(given, str) else given
+        annotation = (
+            Annotation.parse(given_annotation)
+            if isinstance(given_annotation, str)
+            else given_annotation
+        )
         annotation = annotation or annotation_of_call(call)
         if annotation is not None:
             return cls(call, annotation, (), f"rule: {annotation.text}")
         from paritas.sharding.operators.discovery import discover_splits
 
         try:
-            found = discover_splits(call, ranks)
+            discovered_splits = discover_splits(call, ranks)
         except UsageError as error:
             note = f"no rule is known for {call.name}, and discovery failed: {error}"
             return cls(call, None, (), note)
-        recipes = tuple(one.recipe for one in found if one.backward is not False)
+        recipes = tuple(
+            discovered_split.recipe
+            for discovered_split in discovered_splits
+            if discovered_split.backward is not False
+        )
         note = f"rule: none known for {call.name}; running it found {len(recipes)} valid splits"
         return cls(call, None, recipes, note)
 
@@ -288,11 +298,11 @@ class _OptionResult:
 
 def _check_option(rules: _Rules, option: dict[str, int], settings: CheckSettings) -> _OptionResult:
     count = option.get("num", settings.ranks)
-    asked = Option.of({**option, "num": count})
+    requested_option = Option.of({**option, "num": count})
     try:
-        recipe = rules.recipe(asked)
+        recipe = rules.recipe(requested_option)
     except UsageError as error:
-        unfrozen = _unfrozen_recipe(rules, asked)
+        unfrozen = _unfrozen_recipe(rules, requested_option)
         if unfrozen is None:
             return _OptionResult(_refused(option, str(error)))
         tried = settings.check(rules.call, unfrozen, count)
@@ -309,8 +319,8 @@ def _check_option(rules: _Rules, option: dict[str, int], settings: CheckSettings
     wrong = failed_split(
         verdict, rules.call, recipe, count, seed=settings.seed, annotation=rules.annotation
     )
-    own = drifting(verdict, rules.call, recipe)
-    return _OptionResult(_name_by_option(verdict, option, recipe), wrong, own)
+    drifting_names = drifting(verdict, rules.call, recipe)
+    return _OptionResult(_name_by_option(verdict, option, recipe), wrong, drifting_names)
 
 
 def _describe_failure(verdict: Verdict) -> str:

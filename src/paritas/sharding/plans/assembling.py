@@ -33,19 +33,19 @@ def find_slots(
     program: ParallelProgram, reference: dict[str, RankPiece], ranks: list[Trace]
 ) -> dict[str, dict[int, PlainPart]]:
     """Name of a parameter or buffer -> rank -> where its shard lies, for those that are shards."""
-    found: dict[str, dict[int, PlainPart]] = {}
-    for name, whole in reference.items():
+    slots_by_name: dict[str, dict[int, PlainPart]] = {}
+    for name, reference_piece in reference.items():
         for trace in ranks:
             piece = trace.initial.get(name)
             if piece is None or piece.placement is not None:
                 continue
             expected = functools.partial(natural_chunk, program, trace.rank)
-            slots = find_plain_part(whole.local, piece.local, expected, ExactMatch())
+            slots = find_plain_part(reference_piece.local, piece.local, expected, ExactMatch())
             if slots is not None:
-                found.setdefault(name, {})[trace.rank] = slots
-    for name in found:
-        _follow_the_weight(name, found, reference)
-    return found
+                slots_by_name.setdefault(name, {})[trace.rank] = slots
+    for name in slots_by_name:
+        _follow_the_weight(name, slots_by_name, reference)
+    return slots_by_name
 
 
 def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
@@ -61,15 +61,15 @@ def natural_chunk(program: ParallelProgram, rank: int, parts: int) -> int:
 
 
 def _follow_the_weight(
-    name: str, found: dict[str, dict[int, PlainPart]], reference: dict[str, RankPiece]
+    name: str, slots_by_name: dict[str, dict[int, PlainPart]], reference: dict[str, RankPiece]
 ) -> None:
     """Split a bias that fits anywhere, since its numbers are equal, as the weight beside it."""
     path, _, kind = name.rpartition(".")
-    beside = found.get(f"{path}.weight" if path else "weight")
+    beside = slots_by_name.get(f"{path}.weight" if path else "weight")
     if kind == "weight" or beside is None:
         return
     size = reference[name].local.shape[0]
-    for rank, slots in found[name].items():
+    for rank, slots in slots_by_name[name].items():
         other = beside.get(rank)
         doubtful = slots.ambiguous or not slots.proven
         if other is None or not doubtful or slots.dim != 0 or other.dim != 0:
@@ -77,7 +77,7 @@ def _follow_the_weight(
         weight = reference[f"{path}.weight" if path else "weight"].local
         if weight.shape[0] == size:
             where = (other.where[0], *slots.where[1:])
-            found[name][rank] = dataclasses.replace(
+            slots_by_name[name][rank] = dataclasses.replace(
                 slots, where=where, chunk=other.chunk, natural=other.natural
             )
 
@@ -120,18 +120,22 @@ def reference_values(step: StepTrace) -> dict[Item, Tensor | None]:
 
 def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]:
     """Item, kind, name and piece of everything in a step, in the order of computation."""
-    found: list[tuple[Item, str, str, RankPiece | None]] = []
-    found += [(output(f"{OUTPUT}{p}"), OUTPUT, p, piece) for p, piece in step.outputs.items()]
+    listed_items: list[tuple[Item, str, str, RankPiece | None]] = []
+    listed_items += [
+        (output(f"{OUTPUT}{p}"), OUTPUT, p, piece) for p, piece in step.outputs.items()
+    ]
     if step.loss is not None:
-        found.append((Item(ItemKind.LOSS, LOSS), LOSS, "", step.loss))
-    found += [(gradient(p), RETURNED, p, piece) for p, piece in step.returned.items()]
-    for kind, known, pieces in (
+        listed_items.append((Item(ItemKind.LOSS, LOSS), LOSS, "", step.loss))
+    listed_items += [(gradient(p), RETURNED, p, piece) for p, piece in step.returned.items()]
+    for kind, item_kind, pieces in (
         (GRADIENT, ItemKind.TRAINING_GRADIENT, step.gradients),
         (PARAMETER, ItemKind.PARAMETER, step.parameters),
         (BUFFER, ItemKind.BUFFER, step.buffers),
     ):
-        found += [(Item(known, name), kind, name, piece) for name, piece in pieces.items()]
-    return found
+        listed_items += [
+            (Item(item_kind, name), kind, name, piece) for name, piece in pieces.items()
+        ]
+    return listed_items
 
 
 def _pieces_by_item(step: StepTrace) -> dict[Item, RankPiece | None]:
@@ -149,7 +153,7 @@ def step_items(
 ) -> list[StepItem]:
     """Everything to compare in one step; `number` counts from 0."""
     tables = {trace.rank: _pieces_by_item(trace.steps[number]) for trace in ranks}
-    found: list[StepItem] = []
+    items: list[StepItem] = []
     for item, kind, name, piece in _list_step(reference):
         pieces = {rank: table[item] for rank, table in tables.items() if item in table}
         value = None if piece is None else piece.local
@@ -159,23 +163,23 @@ def step_items(
             together = _assemble_output(program, ranks, pieces, value)
         else:
             together = _assemble_state(pieces, value, slots.get(name))
-        found.append(StepItem(item, kind, name, value, together))
-    return found
+        items.append(StepItem(item, kind, name, value, together))
+    return items
 
 
 def initial_items(
     reference: Trace, ranks: list[Trace], slots: dict[str, dict[int, PlainPart]]
 ) -> list[StepItem]:
     """The parameters and buffers before the first step."""
-    found: list[StepItem] = []
+    items: list[StepItem] = []
     for name, piece in reference.initial.items():
         pieces: dict[int, RankPiece | None] = {
             trace.rank: trace.initial[name] for trace in ranks if name in trace.initial
         }
         together = _assemble_state(pieces, piece.local, slots.get(name))
         item = Item(ItemKind.INITIAL, name)
-        found.append(StepItem(item, INITIAL, name, piece.local, together))
-    return found
+        items.append(StepItem(item, INITIAL, name, piece.local, together))
+    return items
 
 
 def unmatched(reference: Trace, ranks: list[Trace]) -> list[str]:
@@ -190,8 +194,8 @@ def broken_ties(reference: Trace, ranks: list[Trace]) -> list[tuple[str, ...]]:
         tied
         for tied in reference.tied
         if any(
-            len(held := [name for name in tied if name in trace.initial]) > 1
-            and not any(set(held) <= set(kept) for kept in trace.tied)
+            len(held_names := [name for name in tied if name in trace.initial]) > 1
+            and not any(set(held_names) <= set(rank_tied) for rank_tied in trace.tied)
             for trace in ranks
         )
     ]
@@ -201,14 +205,16 @@ def _assemble_state(
     pieces: dict[int, RankPiece | None], value: Tensor | None, slots: dict[int, PlainPart] | None
 ) -> Assembled:
     """Assemble a parameter, its gradient or a buffer."""
-    held = [piece for piece in pieces.values() if piece is not None]
+    present_pieces = [piece for piece in pieces.values() if piece is not None]
     if value is None:
-        if not held:
+        if not present_pieces:
             return Assembled(without=tuple(pieces))
-        return assemble(pieces, held[0].whole_shape, slots)
-    if pieces and not held:
+        return assemble(pieces, present_pieces[0].whole_shape, slots)
+    if pieces and not present_pieces:
         return Assembled(value=torch.zeros_like(value), without=tuple(pieces))
-    return assemble(_with_zeros(pieces, held[0] if held else None), value.shape, slots)
+    return assemble(
+        _with_zeros(pieces, present_pieces[0] if present_pieces else None), value.shape, slots
+    )
 
 
 def _with_zeros(

@@ -86,9 +86,9 @@ class RankRecorder(TrainingRecorder):
 # --- Forms ----------------------------------------------------------------------------------------
 
 
-def _as_pieces(held: Mapping[int, Any]) -> Mapping[int, RankPiece | None]:
+def _as_pieces(pieces: Mapping[int, Any]) -> Mapping[int, RankPiece | None]:
     """The gradients of a call: a `RankRecorder` keeps pieces where one device parks tensors."""
-    return held
+    return pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,11 +125,11 @@ class Form:
 
     def piece(self, tensor: Tensor) -> RankPiece:
         """What a rank holds of a value in this form."""
-        made = piece_of(tensor)
-        local = made.local if self.factor == 1 else made.local / self.factor
-        if made.placement is not None:
-            where = locate(0, made) if made.placement.coordinate else None
-            return RankPiece(local, made.placement, where and self._in_whole(where))
+        piece = piece_of(tensor)
+        local = piece.local if self.factor == 1 else piece.local / self.factor
+        if piece.placement is not None:
+            where = locate(0, piece) if piece.placement.coordinate else None
+            return RankPiece(local, piece.placement, where and self._in_whole(where))
         where = self._in_whole(self.where)
         if self.turn is None:
             return RankPiece(local, where=where)
@@ -148,7 +148,9 @@ class Form:
         if self.rows is None or not where:
             return where
         begin = self.rows[0]
-        first = tuple(Segment(one.source, one.target + begin, one.length) for one in where[0])
+        first = tuple(
+            Segment(segment.source, segment.target + begin, segment.length) for segment in where[0]
+        )
         return (first, *where[1:])
 
 
@@ -157,16 +159,16 @@ def _distributed(local: Tensor, placement: LocalPlacement, mesh: DeviceMesh | No
     from torch.distributed import tensor as dt
 
     names = placement.mesh_names
-    own = _submesh(mesh, names)
-    if own is None or tuple(own.shape) != placement.mesh:
+    own_mesh = _submesh(mesh, names)
+    if own_mesh is None or tuple(own_mesh.shape) != placement.mesh:
         raise NotByBlocksError(f"the plan has a mesh ({', '.join(names)}) of its own")
     roles = list(map(dtensor_placement, placement.roles))
     shape = torch.Size(placement.global_shape)
     strides = torch.empty(shape, device="meta").stride()
-    made: Tensor = dt.DTensor.from_local(
-        local, own, roles, run_check=False, shape=shape, stride=strides
+    dtensor: Tensor = dt.DTensor.from_local(
+        local, own_mesh, roles, run_check=False, shape=shape, stride=strides
     )
-    return made.detach()
+    return dtensor.detach()
 
 
 def _submesh(mesh: DeviceMesh | None, names: tuple[str, ...]) -> DeviceMesh | None:
@@ -225,143 +227,155 @@ class FormFinder:
         """
         calls: dict[int, BlockCall] = {}
         for trace in self.ranks:
-            made = trace.steps[step].blocks.get(reference.name, [])
-            if reference.number >= len(made):
+            block_calls = trace.steps[step].blocks.get(reference.name, [])
+            if reference.number >= len(block_calls):
                 raise NotByBlocksError(f"rank {trace.rank} does not call it as one device does")
-            calls[trace.rank] = made[reference.number]
-        found = {r: CallForms(None, None, {}, {}, {}, call.around) for r, call in calls.items()}
-        for place, field in enumerate(("args", "kwargs")):
-            known = dict(leaves(getattr(reference, field)))
-            held = {rank: dict(leaves(getattr(call, field))) for rank, call in calls.items()}
-            forms = self._tree(f"its argument {'*' * (place + 1)}{field}", known, held)
+            calls[trace.rank] = block_calls[reference.number]
+        call_forms = {
+            r: CallForms(None, None, {}, {}, {}, call.around) for r, call in calls.items()
+        }
+        for argument_number, field in enumerate(("args", "kwargs")):
+            reference_leaves = dict(leaves(getattr(reference, field)))
+            rank_leaves = {rank: dict(leaves(getattr(call, field))) for rank, call in calls.items()}
+            forms = self._tree(
+                f"its argument {'*' * (argument_number + 1)}{field}", reference_leaves, rank_leaves
+            )
             for rank, call in calls.items():
-                setattr(found[rank], field, with_forms(getattr(call, field), forms[rank]))
+                setattr(call_forms[rank], field, with_forms(getattr(call, field), forms[rank]))
             for key, parked in reference.returned.items():
-                if key[0] == place:
+                if key[0] == argument_number:
                     pieces = _as_pieces({r: call.returned.get(key) for r, call in calls.items()})
                     values = {rank: forms[rank][key[1]] for rank in calls}
                     for rank, form in self._gradient(pieces, values, parked.back()).items():
-                        found[rank].returned[key] = form
-        known = dict(leaves(reference.result))
+                        call_forms[rank].returned[key] = form
+        reference_leaves = dict(leaves(reference.result))
         results = {rank: dict(leaves(call.result)) for rank, call in calls.items()}
-        forms = self._tree("its result", known, results)
+        forms = self._tree("its result", reference_leaves, results)
         for item, parked in reference.upstream.items():
             path = item.name.removeprefix(OUTPUT)
             pieces = _as_pieces({rank: call.upstream.get(item) for rank, call in calls.items()})
             values = {rank: forms[rank][path] for rank in calls}
             for rank, form in self._gradient(pieces, values, parked.back()).items():
-                found[rank].upstream[path] = form
+                call_forms[rank].upstream[path] = form
         for rank, table in forms.items():
-            found[rank].results = table
-        return found
+            call_forms[rank].results = table
+        return call_forms
 
     def _tree(
-        self, what: str, known: Mapping[str, Any], held: dict[int, dict[str, Any]]
+        self, what: str, reference_leaves: Mapping[str, Any], rank_leaves: dict[int, dict[str, Any]]
     ) -> dict[int, dict[str, Form]]:
         """Rank -> path -> form, of all tensors in nested values."""
-        found: dict[int, dict[str, Form]] = {rank: {} for rank in held}
-        for path, value in known.items():
+        forms_by_rank: dict[int, dict[str, Form]] = {rank: {} for rank in rank_leaves}
+        for path, value in reference_leaves.items():
             if not isinstance(value, Parked):
                 continue
-            whole = value.back().detach().cpu()
+            full_value = value.back().detach().cpu()
             pieces = {
                 rank: tree[path].value
-                for rank, tree in held.items()
+                for rank, tree in rank_leaves.items()
                 if isinstance(tree.get(path), Boxed)
             }
-            if len(pieces) < len(held):
+            if len(pieces) < len(rank_leaves):
                 raise NotByBlocksError(f"{what}{path} is not a tensor on all ranks")
-            for rank, form in self._value(f"{what}{path}", pieces, whole).items():
-                found[rank][path] = form
-        return found
+            for rank, form in self._value(f"{what}{path}", pieces, full_value).items():
+                forms_by_rank[rank][path] = form
+        return forms_by_rank
 
-    def _value(self, what: str, pieces: dict[int, RankPiece], whole: Tensor) -> dict[int, Form]:
+    def _value(
+        self, what: str, pieces: dict[int, RankPiece], full_value: Tensor
+    ) -> dict[int, Form]:
         """The form of one value on each rank."""
         samples = {trace.rank: trace.samples for trace in self.ranks}
-        found: dict[int, Form] = {}
+        forms_by_rank: dict[int, Form] = {}
         for rank, piece in pieces.items():
-            rows = rows_of_rank(self.program, samples, rank, whole)
+            rows = rows_of_rank(self.program, samples, rank, full_value)
             tried = [
                 form
                 for some in dict.fromkeys((rows, None))
-                if (form := self._form_in(rank, piece, Form((), some), whole)) is not None
+                if (form := self._form_in(rank, piece, Form((), some), full_value)) is not None
             ]
             if not tried:
-                shapes = f"{list(piece.whole_shape)}, on one device {list(whole.shape)}"
+                shapes = f"{list(piece.whole_shape)}, on one device {list(full_value.shape)}"
                 raise NotByBlocksError(f"{what} has another shape on the ranks: {shapes}")
-            found[rank] = next((form for form in tried if form.agrees), tried[0])
-        return self._as_terms(pieces, found, whole)
+            forms_by_rank[rank] = next((form for form in tried if form.agrees), tried[0])
+        return self._as_terms(pieces, forms_by_rank, full_value)
 
-    def _form_in(self, rank: int, piece: RankPiece, form: Form, whole: Tensor) -> Form | None:
+    def _form_in(self, rank: int, piece: RankPiece, form: Form, full_value: Tensor) -> Form | None:
         """The form of a piece that is a part of given rows; None if it has another shape."""
-        base, place = form.base(whole), piece.placement
-        if place is None:
+        base, placement = form.base(full_value), piece.placement
+        if placement is None:
             relation, where = find_part(self.program, rank, piece.local, base, self.near)
             agrees = relation in {Relation.WHOLE, Relation.SHARD}
             return None if where is None else dataclasses.replace(form, where=where, agrees=agrees)
-        if place.global_shape != tuple(base.shape) or not place.coordinate:
+        if placement.global_shape != tuple(base.shape) or not placement.coordinate:
             return None
         where = locate(rank, piece)
-        at = zip(place.coordinate, place.roles, strict=True)
-        terms = [place for place, role in at if role == Partial("sum")]
-        known = [
+        at = zip(placement.coordinate, placement.roles, strict=True)
+        terms = [coordinate for coordinate, role in at if role == Partial("sum")]
+        is_whole_or_shard = [
             isinstance(role, Replicate) or (isinstance(role, Shard) and role.pieces == 1)
-            for role in place.roles
+            for role in placement.roles
         ]
-        if sum(known) + len(terms) < len(place.roles):
-            raise NotByBlocksError(f"it is distributed as {', '.join(place.placements)}")
+        if sum(is_whole_or_shard) + len(terms) < len(placement.roles):
+            raise NotByBlocksError(f"it is distributed as {', '.join(placement.placements)}")
         agrees = bool(terms) or self.near(piece.local, take(base, where))
         return dataclasses.replace(
-            form, where=where, placement=place, turn=sum(terms) if terms else None, agrees=agrees
+            form,
+            where=where,
+            placement=placement,
+            turn=sum(terms) if terms else None,
+            agrees=agrees,
         )
 
     def _gradient(
-        self, pieces: Mapping[int, RankPiece | None], values: dict[int, Form], whole: Tensor
+        self, pieces: Mapping[int, RankPiece | None], values: dict[int, Form], full_value: Tensor
     ) -> dict[int, Form]:
         """The forms of gradients; plain ones lie where the values lie whose gradients they are."""
-        whole, factor = whole.detach().cpu(), float(self.program.data_ranks)
-        held = {rank: piece for rank, piece in pieces.items() if piece is not None}
-        found: dict[int, Form] = {}
+        full_value, factor = full_value.detach().cpu(), float(self.program.data_ranks)
+        rank_pieces = {rank: piece for rank, piece in pieces.items() if piece is not None}
+        forms_by_rank: dict[int, Form] = {}
         for rank, value in values.items():
             plain = dataclasses.replace(
                 value, placement=None, turn=None, factor=factor, agrees=False
             )
-            piece = held.get(rank)
+            piece = rank_pieces.get(rank)
             if piece is not None and piece.placement is not None:
-                form = self._form_in(rank, piece, plain, whole)
+                form = self._form_in(rank, piece, plain, full_value)
                 if form is None:
                     raise NotByBlocksError("a gradient has another shape on the ranks")
-                found[rank] = form
+                forms_by_rank[rank] = form
             else:
-                expected = take(plain.base(whole), plain.where)
+                expected = take(plain.base(full_value), plain.where)
                 agrees = piece is not None and self.near(piece.local, expected)
-                found[rank] = dataclasses.replace(plain, agrees=agrees)
-        return self._as_terms(held, found, whole)
+                forms_by_rank[rank] = dataclasses.replace(plain, agrees=agrees)
+        return self._as_terms(rank_pieces, forms_by_rank, full_value)
 
     def _as_terms(
-        self, pieces: Mapping[int, RankPiece], forms: dict[int, Form], whole: Tensor
+        self, pieces: Mapping[int, RankPiece], forms: dict[int, Form], full_value: Tensor
     ) -> dict[int, Form]:
         """Plain values that are wrong on each rank may be terms of a sum."""
-        found = dict(forms)
+        turned_forms = dict(forms)
         groups: dict[Any, list[int]] = {}
         for rank, form in forms.items():
             if form.placement is None and not form.agrees and rank in pieces:
                 groups.setdefault((form.where, form.rows), []).append(rank)
         for ranks in groups.values():
             for parts in group_terms(self.program, ranks):
-                if all(self._add_up(part, pieces, forms, whole) for part in parts):
+                if all(self._add_up(part, pieces, forms, full_value) for part in parts):
                     for part in parts:
                         for turn, rank in enumerate(part):
-                            found[rank] = dataclasses.replace(forms[rank], turn=turn, agrees=True)
+                            turned_forms[rank] = dataclasses.replace(
+                                forms[rank], turn=turn, agrees=True
+                            )
                     break
-        return found
+        return turned_forms
 
     def _add_up(
         self,
         ranks: list[int],
         pieces: Mapping[int, RankPiece],
         forms: Mapping[int, Form],
-        whole: Tensor,
+        full_value: Tensor,
     ) -> bool:
         values = [pieces[rank].local for rank in ranks]
         added = add_terms(values, self.near) if all(map(is_inexact, values)) else None
@@ -369,7 +383,7 @@ class FormFinder:
             return False
         total, noise = added
         form = forms[ranks[0]]
-        return self.near(total, take(form.base(whole), form.where).double(), noise)
+        return self.near(total, take(form.base(full_value), form.where).double(), noise)
 
 
 def with_forms(tree: Any, forms: Mapping[str, Form]) -> Any:

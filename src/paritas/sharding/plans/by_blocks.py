@@ -92,14 +92,14 @@ class Recording:
 
     def __call__(self, names: ModelNames, trace: Trace) -> Recorder:
         """The context around the forward pass of the current step."""
-        known = watched_modules(names)
-        blocks = {name: known[name][0] for name in self.blocks if name in known}
+        modules_by_name = watched_modules(names)
+        blocks = {name: modules_by_name[name][0] for name in self.blocks if name in modules_by_name}
         step = len(trace.steps)
-        made: Recorder = (
+        recorder: Recorder = (
             RankRecorder(blocks, trace.equal, step) if self.on_ranks else TrainingRecorder(blocks)
         )
-        trace.steps[-1].blocks, made.uncut = made.calls, trace.uncut
-        return made
+        trace.steps[-1].blocks, recorder.uncut = recorder.calls, trace.uncut
+        return recorder
 
 
 class _BlocksOfPlan:
@@ -127,7 +127,7 @@ class _BlocksOfPlan:
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-        abridge = Abridger(program, {name: one.detach() for name, one in tensors.items()})
+        abridge = Abridger(program, {name: tensor.detach() for name, tensor in tensors.items()})
         reference, off = self._reference(abridge)
         return_free_memory()
         if reference.error is not None:
@@ -177,19 +177,19 @@ class _BlocksOfPlan:
         calls: list[dict[str, list[BlockCall]]] = [{} for _ in reference.steps]
         forms: list[dict[str, list[dict[int, CallForms]]]] = [{} for _ in reference.steps]
         for name in self.blocks:
-            made = [step.blocks.get(name, []) for step in reference.steps]
-            if name in self.uncut or not all(made):
+            calls_by_step = [step.blocks.get(name, []) for step in reference.steps]
+            if name in self.uncut or not all(calls_by_step):
                 continue
             try:
-                found = [
+                forms_by_step = [
                     [finder.forms(call, number) for call in step]
-                    for number, step in enumerate(made)
+                    for number, step in enumerate(calls_by_step)
                 ]
             except NotByBlocksError as error:
                 self.uncut[name] = str(error)
                 continue
-            for number, step in enumerate(made):
-                calls[number][name], forms[number][name] = step, found[number]
+            for number, step in enumerate(calls_by_step):
+                calls[number][name], forms[number][name] = step, forms_by_step[number]
         return calls, forms
 
     # --- The pieces -------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ class _BlocksOfPlan:
         total = len(calls[0]) + 1
         for done, name in enumerate(list(calls[0])):
             self._tell(done, total)
-            one = [{name: step[name]} for step in calls]
+            block_calls = [{name: step[name]} for step in calls]
             shown = [{name: step[name]} for step in forms]
-            why = self._check_piece(PieceTask(self.runs.program, name, one, shown))
+            why = self._check_piece(PieceTask(self.runs.program, name, block_calls, shown))
             return_free_memory()
             if why:
                 self._leave_uncut(name, why, calls, forms)
@@ -239,15 +239,15 @@ class _BlocksOfPlan:
     def _check_piece(self, task: PieceTask) -> str:
         """Check one piece; why it cannot be run alone, or nothing."""
         why = ""
-        for whole in (True,) if self.needs_whole else (False, True):
-            task = dataclasses.replace(task, whole=whole)
+        for needs_whole in (True,) if self.needs_whole else (False, True):
+            task = dataclasses.replace(task, whole=needs_whole)
             runs = ProgramRuns(
                 piece_program(task), self.runs.team, self.runs.timeout, lambda _: None
             )
             verdict = check_program(runs, strict=self.strict)
-            failed = next((one for one in (runs.native, *runs.split) if one.error), None)
+            failed = next((trace for trace in (runs.native, *runs.split) if trace.error), None)
             if failed is None:
-                self.needs_whole = self.needs_whole or whole
+                self.needs_whole = self.needs_whole or needs_whole
                 self._take(task, verdict, runs)
                 return ""
             why = str(failed.error)
@@ -290,12 +290,12 @@ class _BlocksOfPlan:
         slots = find_slots(runs.program, runs.native.initial, runs.split)
         for number in range(complete_steps(runs.native, runs.split)):
             step = runs.native.steps[number]
-            for one in step_items(runs.program, step, runs.split, number, slots):
-                item = msgspec.structs.replace(one.item, step=number + 1)
-                value = one.ranks.value
-                if item not in failing or one.reference is None or value is None:
+            for step_item in step_items(runs.program, step, runs.split, number, slots):
+                item = msgspec.structs.replace(step_item.item, step=number + 1)
+                value = step_item.ranks.value
+                if item not in failing or step_item.reference is None or value is None:
                     continue
-                if not self.near(value, one.reference):
+                if not self.near(value, step_item.reference):
                     self.gross.setdefault(item, task.label)
 
     # --- The edges --------------------------------------------------------------------------------
@@ -309,11 +309,11 @@ class _BlocksOfPlan:
         judged = excuse_late_reductions(judge, judge.judge())
         findings = ordered_findings(judged, None)
         right = {
-            msgspec.structs.replace(one.item.item, step=one.step)
-            for one in judged
-            if one.item.reference is not None
-            and one.item.ranks.value is not None
-            and self.near(one.item.ranks.value, one.item.reference)
+            msgspec.structs.replace(judged_edge.item.item, step=judged_edge.step)
+            for judged_edge in judged
+            if judged_edge.item.reference is not None
+            and judged_edge.item.ranks.value is not None
+            and self.near(judged_edge.item.ranks.value, judged_edge.item.reference)
         }
         for item, label in self.gross.items():
             if item in right and item.kind in _STATE:
@@ -322,7 +322,7 @@ class _BlocksOfPlan:
                     "parallel model"
                 )
         self.findings += findings
-        self.compared += sum(1 for one in judged if one.item.reference is not None)
+        self.compared += sum(1 for judged_edge in judged if judged_edge.item.reference is not None)
         for note in judge.runs.notes:
             self.notes[note].append("the whole model")
 

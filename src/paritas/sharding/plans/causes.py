@@ -131,9 +131,9 @@ class WatchedStep:
 
     def calls(self) -> list[tuple[ModuleCall, dict[int, ModuleCall]]]:
         """Each call of the reference and the same call on the ranks that made it."""
-        known = {rank: dict(_numbered(step.modules)) for rank, step in self.ranks.items()}
+        calls_by_rank = {rank: dict(_numbered(step.modules)) for rank, step in self.ranks.items()}
         return [
-            (call, {rank: calls[key] for rank, calls in known.items() if key in calls})
+            (call, {rank: calls[key] for rank, calls in calls_by_rank.items() if key in calls})
             for key, call in _numbered(self.reference.modules)
         ]
 
@@ -147,20 +147,20 @@ def _numbered(calls: list[ModuleCall]) -> Iterator[tuple[tuple[str, int], Module
         yield (call.name, turn), call
 
 
-def locate_forward(seen: WatchedStep) -> Location | None:
+def locate_forward(watched_step: WatchedStep) -> Location | None:
     """The first module whose output is wrong, or was not reduced before a later one is wrong."""
-    calls = seen.calls()
-    near = seen.near(p.local for call, _ in calls for p in call.outputs.values())
+    calls = watched_step.calls()
+    near = watched_step.near(p.local for call, _ in calls for p in call.outputs.values())
     pending: list[Location] = []
     passed: dict[str, Tensor] = {}
     for call, others in calls:
         pieces = {rank: other.outputs for rank, other in others.items()}
-        for related in related_of(seen, call.outputs, pieces, near, (1.0,)):
+        for related in related_of(watched_step, call.outputs, pieces, near, (1.0,)):
             words = f"the output of {call.name or 'the model'} {describe_related(related)}"
             parts = pending[-1].related.held if pending else {}
             here = Location(call.name, call.kind, related, words, parts=parts, passing=dict(passed))
             if related.relation is Relation.WRONG:
-                return _suspect(seen, pending, here, near)
+                return _suspect(watched_step, pending, here, near)
             if related.relation in {Relation.PARTIAL, Relation.PERMUTED}:
                 pending.append(here)
             elif related.relation is Relation.WHOLE:
@@ -174,45 +174,49 @@ def pass_by(passed: dict[str, Tensor], words: str, related: Related | None) -> N
     if related is None:
         return
     wholes = list(related.expected.values())
-    if all(whole is wholes[0] for whole in wholes):
+    if all(whole_value is wholes[0] for whole_value in wholes):
         passed[words] = wholes[0]
         for old in list(passed)[:-_MOST_PASSING]:
             del passed[old]
 
 
-def _suspect(seen: WatchedStep, pending: list[Location], here: Location, near: Near) -> Location:
+def _suspect(
+    watched_step: WatchedStep, pending: list[Location], here: Location, near: Near
+) -> Location:
     """The location to report when a module is wrong.
 
     If it only passes on a sum that was never reduced, that is the pending location.
     """
-    if not pending or misreduced(seen, here.related, [pending[-1].related], near):
+    if not pending or misreduced(watched_step, here.related, [pending[-1].related], near):
         return here
     return pending[0]
 
 
-def misreduced(seen: WatchedStep, related: Related, before: list[Related], near: Near) -> bool:
+def misreduced(
+    watched_step: WatchedStep, related: Related, before: list[Related], near: Near
+) -> bool:
     """Whether the ranks reduced their terms there, but wrongly.
 
     The value is then a multiple of the right one, or the term of one rank.
     """
-    if not alike(seen.program, related.pieces, near):
+    if not alike(watched_step.program, related.pieces, near):
         return False
     rank, piece = next(iter(related.pieces.items()))
-    terms = [term for one in before for term in one.held.values()]
+    terms = [term for related_before in before for term in related_before.held.values()]
     return factor_of(piece.local, related.expected[rank], near) is not None or any(
         near(piece.local, term) for term in terms
     )
 
 
-def owner_of(name: str, seen: WatchedStep | None) -> tuple[str, str]:
+def owner_of(name: str, watched_step: WatchedStep | None) -> tuple[str, str]:
     """Path and class of the module that a parameter or buffer belongs to."""
     path = name.rpartition(".")[0]
-    calls = seen.reference.modules if seen is not None else []
+    calls = watched_step.reference.modules if watched_step is not None else []
     return path, next((call.kind for call in calls if call.name == path), "")
 
 
 def related_of(
-    seen: WatchedStep,
+    watched_step: WatchedStep,
     reference: dict[str, RankPiece],
     ranks: dict[int, dict[str, RankPiece]],
     near: Near,
@@ -223,9 +227,11 @@ def related_of(
         pieces = {rank: tables[path] for rank, tables in ranks.items() if path in tables}
         if not pieces:
             continue
-        found = relate(seen.program, seen.samples, pieces, piece.local, near, factors)
-        if found.relation is not Relation.UNKNOWN:
-            yield found
+        related = relate(
+            watched_step.program, watched_step.samples, pieces, piece.local, near, factors
+        )
+        if related.relation is not Relation.UNKNOWN:
+            yield related
 
 
 def describe_related(related: Related) -> str:
@@ -247,37 +253,43 @@ def describe_related(related: Related) -> str:
 _PENDING = frozenset({Relation.PARTIAL, Relation.PERMUTED})
 
 
-def locate_backward(seen: WatchedStep) -> Location | None:
+def locate_backward(watched_step: WatchedStep) -> Location | None:
     """Where gradients go wrong, or where a sum of them is never reduced."""
-    way = _Way(seen)
+    way = _Way(watched_step)
     passed: dict[str, Tensor] = {}
     pending: list[ValuePlace] = []
-    for place in seen.reference.backward:
-        match way.relation(place):
+    for value_place in watched_step.reference.backward:
+        match way.relation(value_place):
             case Relation.WRONG:
-                return way.location(way.blamed(place), passed)
+                return way.location(way.blamed(value_place), passed)
             case Relation.PARTIAL | Relation.PERMUTED:
-                pending.append(place)
+                pending.append(value_place)
             case Relation.WHOLE:
-                pass_by(passed, f"the gradient at the {way.side(place)}", way.related(place))
-    left = [place for place in pending if not way.taken_up(place)]
-    return way.location(left[0], passed) if left else None
+                pass_by(
+                    passed, f"the gradient at the {way.side(value_place)}", way.related(value_place)
+                )
+    untaken_places = [pending_place for pending_place in pending if not way.taken_up(pending_place)]
+    return way.location(untaken_places[0], passed) if untaken_places else None
 
 
-def own_share(seen: WatchedStep) -> float | None:
+def own_share(watched_step: WatchedStep) -> float | None:
     """The factor on the first gradient, before it reaches any module; None if unknown.
 
     If ranks have different samples, it is the number of parts if each rank takes the mean over its
     own samples, and 1 if it already divides by that number.
     """
-    way = _Way(seen)
-    for place in seen.reference.backward:
-        whole = seen.reference.modules[place.call].back(place.side)[place.path].local
-        if not whole.dim():
+    way = _Way(watched_step)
+    for value_place in watched_step.reference.backward:
+        local = (
+            watched_step.reference.modules[value_place.call]
+            .back(value_place.side)[value_place.path]
+            .local
+        )
+        if not local.dim():
             continue
         for factor in way.factors:
-            found = way.relate(place, (factor,))
-            if found is not None and found.relation is Relation.WHOLE:
+            related = way.relate(value_place, (factor,))
+            if related is not None and related.relation is Relation.WHOLE:
                 return factor
         return None
     return None
@@ -286,69 +298,74 @@ def own_share(seen: WatchedStep) -> float | None:
 class _Way:
     """The gradients of one step, compared with the reference's on demand."""
 
-    def __init__(self, seen: WatchedStep) -> None:
-        self.seen = seen
-        self.calls = seen.calls()
+    def __init__(self, watched_step: WatchedStep) -> None:
+        self.seen = watched_step
+        self.calls = watched_step.calls()
         both = (call.back(side) for call, _ in self.calls for side in (INPUT_SIDE, OUTPUT_SIDE))
-        self.near = seen.near(piece.local for table in both for piece in table.values())
-        parts = float(seen.program.data_ranks)
+        self.near = watched_step.near(piece.local for table in both for piece in table.values())
+        parts = float(watched_step.program.data_ranks)
         self.factors = (parts, 1.0) if parts > 1 else (1.0,)
-        self._order = {place: n for n, place in enumerate(seen.reference.backward)}
+        self._order = {
+            gradient_place: n for n, gradient_place in enumerate(watched_step.reference.backward)
+        }
         self._known: dict[ValuePlace, Related | None] = {}
         self._targets: dict[ValuePlace, list[ValuePlace]] = {}
-        for place, sources in seen.reference.sources.items():
+        for value_place, sources in watched_step.reference.sources.items():
             for source in sources:
-                self._targets.setdefault(source, []).append(place)
+                self._targets.setdefault(source, []).append(value_place)
 
-    def relate(self, place: ValuePlace, factors: tuple[float, ...]) -> Related | None:
+    def relate(self, value_place: ValuePlace, factors: tuple[float, ...]) -> Related | None:
         """How the ranks' gradients relate to the reference's; None if that is unknown."""
-        call, others = self.calls[place.call]
-        table = {place.path: call.back(place.side)[place.path]}
-        pieces = {rank: other.back(place.side) for rank, other in others.items()}
+        call, others = self.calls[value_place.call]
+        table = {value_place.path: call.back(value_place.side)[value_place.path]}
+        pieces = {rank: other.back(value_place.side) for rank, other in others.items()}
         return next(related_of(self.seen, table, pieces, self.near, factors), None)
 
-    def related(self, place: ValuePlace) -> Related | None:
+    def related(self, value_place: ValuePlace) -> Related | None:
         """The same, cached."""
-        if place not in self._known:
-            arrives = place in self._order
-            self._known[place] = self.relate(place, self.factors) if arrives else None
-        return self._known[place]
+        if value_place not in self._known:
+            arrives = value_place in self._order
+            self._known[value_place] = self.relate(value_place, self.factors) if arrives else None
+        return self._known[value_place]
 
-    def relation(self, place: ValuePlace) -> Relation:
-        related = self.related(place)
+    def relation(self, value_place: ValuePlace) -> Relation:
+        related = self.related(value_place)
         return Relation.UNKNOWN if related is None else related.relation
 
-    def side(self, place: ValuePlace) -> str:
-        return f"{place.side} of {self.calls[place.call][0].name or 'the model'}"
+    def side(self, value_place: ValuePlace) -> str:
+        return f"{value_place.side} of {self.calls[value_place.call][0].name or 'the model'}"
 
     def _beyond(
-        self, place: ValuePlace, ways: dict[ValuePlace, list[ValuePlace]]
+        self, value_place: ValuePlace, ways: dict[ValuePlace, list[ValuePlace]]
     ) -> list[ValuePlace]:
         """The next known places along the paths, in order; unknown ones are passed through."""
-        found: set[ValuePlace] = set()
-        stack, met = [*ways.get(place, ())], {place}
+        value_places: set[ValuePlace] = set()
+        stack, met = [*ways.get(value_place, ())], {value_place}
         while stack:
-            one = stack.pop()
-            if one in met:
+            next_place = stack.pop()
+            if next_place in met:
                 continue
-            met.add(one)
-            if self.related(one) is None:
-                stack += ways.get(one, ())
+            met.add(next_place)
+            if self.related(next_place) is None:
+                stack += ways.get(next_place, ())
             else:
-                found.add(one)
-        return sorted(found, key=self._order.__getitem__)
+                value_places.add(next_place)
+        return sorted(value_places, key=self._order.__getitem__)
 
-    def before(self, place: ValuePlace) -> list[ValuePlace]:
+    def before(self, value_place: ValuePlace) -> list[ValuePlace]:
         """The places its gradient comes from."""
-        ways = {one: list(places) for one, places in self.seen.reference.sources.items()}
-        return self._beyond(place, ways)
+        ways = {
+            target_place: list(places)
+            for target_place, places in self.seen.reference.sources.items()
+        }
+        return self._beyond(value_place, ways)
 
-    def taken_up(self, place: ValuePlace) -> bool:
+    def taken_up(self, value_place: ValuePlace) -> bool:
         """Whether a term here becomes whole, or a right shard, at a later place."""
-        stack, met = [place], set()
+        stack, met = [value_place], set()
         while stack:
-            one = stack.pop()
-            for after in self._beyond(one, self._targets):
+            next_place = stack.pop()
+            for after in self._beyond(next_place, self._targets):
                 if self.relation(after) in {Relation.WHOLE, Relation.SHARD}:
                     return True
                 if after not in met:
@@ -356,48 +373,56 @@ class _Way:
                     stack.append(after)
         return False
 
-    def blamed(self, place: ValuePlace) -> ValuePlace:
+    def blamed(self, value_place: ValuePlace) -> ValuePlace:
         """The place where a wrong gradient starts."""
-        place = self._follow(place, {Relation.WRONG})
-        late = self._late(place)
-        here, terms = self.related(place), [self._known[one] for one in late]
-        before = [one for one in terms if one is not None]
+        value_place = self._follow(value_place, {Relation.WRONG})
+        late = self._late(value_place)
+        here, terms = self.related(value_place), [self._known[late_place] for late_place in late]
+        before = [term for term in terms if term is not None]
         if here is not None and misreduced(self.seen, here, before, self.near):
-            return place
-        return self._follow(place, _PENDING)
+            return value_place
+        return self._follow(value_place, _PENDING)
 
-    def _follow(self, place: ValuePlace, relations: Collection[Relation]) -> ValuePlace:
+    def _follow(self, value_place: ValuePlace, relations: Collection[Relation]) -> ValuePlace:
         """The last place of a path; a tensor that was passed around may lead back to it."""
-        met = {place}
+        met = {value_place}
         while ahead := [
-            p for p in self.before(place) if p not in met and self.relation(p) in relations
+            p for p in self.before(value_place) if p not in met and self.relation(p) in relations
         ]:
-            place = ahead[0]
-            met.add(place)
-        return place
+            value_place = ahead[0]
+            met.add(value_place)
+        return value_place
 
-    def _late(self, place: ValuePlace) -> list[ValuePlace]:
+    def _late(self, value_place: ValuePlace) -> list[ValuePlace]:
         """The places before it at which a sum is pending."""
-        return [one for one in self.before(place) if self.relation(one) in _PENDING]
+        return [
+            earlier_place
+            for earlier_place in self.before(value_place)
+            if self.relation(earlier_place) in _PENDING
+        ]
 
-    def location(self, place: ValuePlace, passed: dict[str, Tensor]) -> Location:
-        related = self.related(place)
+    def location(self, value_place: ValuePlace, passed: dict[str, Tensor]) -> Location:
+        related = self.related(value_place)
         assert related is not None  # noqa: S101  (only known places are blamed)
-        name, kind = self._module(place)
-        words = f"the gradient at the {self.side(place)} {describe_related(related)}"
+        name, kind = self._module(value_place)
+        words = f"the gradient at the {self.side(value_place)} {describe_related(related)}"
         return Location(name, kind, related, words, backward=True, passing=dict(passed))
 
-    def _module(self, place: ValuePlace) -> tuple[str, str]:
+    def _module(self, value_place: ValuePlace) -> tuple[str, str]:
         """Name and class of the module that computed the gradient at a place."""
-        call = self.calls[place.call][0]
-        if place.side == INPUT_SIDE:
+        call = self.calls[value_place.call][0]
+        if value_place.side == INPUT_SIDE:
             return call.name, call.kind
-        sources = self.seen.reference.sources.get(place, ())
-        readers = [one for one in sources if one.side == INPUT_SIDE and self.related(one) is None]
+        sources = self.seen.reference.sources.get(value_place, ())
+        readers = [
+            source
+            for source in sources
+            if source.side == INPUT_SIDE and self.related(source) is None
+        ]
         if readers:  # it passes through a module whose gradient is unknown
             reader = self.calls[readers[0].call][0]
             return reader.name, reader.kind
-        for outer, _ in self.calls[place.call + 1 :] if sources else ():
+        for outer, _ in self.calls[value_place.call + 1 :] if sources else ():
             if not outer.name or call.name.startswith(f"{outer.name}."):
                 return outer.name, outer.kind
         return LOSS_MODULE, ""
@@ -411,8 +436,8 @@ _NOTHING = torch.empty(0)
 
 def explain(case: Case) -> Diagnosis | None:
     """Which collective is missing, doubled or mis-scaled; None if the numbers do not show it."""
-    found = rank_patterns(case, ACROSS_RANKS)
-    return Diagnosis(patterns=found) if found else None
+    patterns = rank_patterns(case, ACROSS_RANKS)
+    return Diagnosis(patterns=patterns) if patterns else None
 
 
 def case_of_item(judge: Judge, judged: Judged) -> Case | None:
@@ -430,18 +455,18 @@ def case_of_item(judge: Judge, judged: Judged) -> Case | None:
             table = step.parameters if item.kind == PARAMETER else step.buffers
             if item.name in table:
                 earlier[f"the value after step {number}"] = table[item.name].local
-    value, reference, held = item.ranks.value, item.reference, item.ranks.by_rank
+    value, reference, values_by_rank = item.ranks.value, item.reference, item.ranks.by_rank
     if item.ranks.disagreement is not None and judged.ranks:
-        value = held[judged.ranks[0]]
+        value = values_by_rank[judged.ranks[0]]
     elif item.ranks.disagreement is not None:
-        value, reference, held = _replicas_of_a_shard(item)
+        value, reference, values_by_rank = _replicas_of_a_shard(item)
     context = Context(
         world=judge.program.mesh,
         item=item.kind,
         unit=judge.unit,
         splits_samples=judge.program.data_ranks > 1,
         # Ranks with other samples have another loss.
-        held={} if item.kind == LOSS else held,
+        held={} if item.kind == LOSS else values_by_rank,
         earlier=earlier,
     )
     return Case(_NOTHING if value is None else value, reference, context=context)
@@ -449,14 +474,18 @@ def case_of_item(judge: Judge, judged: Judged) -> Case | None:
 
 def _replicas_of_a_shard(item: StepItem) -> tuple[Tensor | None, Tensor, dict[int, Tensor]]:
     """One rank's value, the reference and all replicas of the part that ranks disagree about."""
-    found, whole = item.ranks, item.reference
-    assert found.disagreement is not None  # noqa: S101  (the caller knows)
-    assert whole is not None  # noqa: S101
-    place = found.where.get(found.disagreement.rank)
-    if place is None or tuple(map(length, place)) == tuple(whole.shape):
-        return found.value, whole, found.by_rank
-    held = {rank: found.by_rank[rank] for rank, where in found.where.items() if where == place}
-    return held[found.disagreement.rank], take(whole, place), held
+    rank_value, reference = item.ranks, item.reference
+    assert rank_value.disagreement is not None  # noqa: S101  (the caller knows)
+    assert reference is not None  # noqa: S101
+    segments = rank_value.where.get(rank_value.disagreement.rank)
+    if segments is None or tuple(map(length, segments)) == tuple(reference.shape):
+        return rank_value.value, reference, rank_value.by_rank
+    replicas = {
+        rank: rank_value.by_rank[rank]
+        for rank, where in rank_value.where.items()
+        if where == segments
+    }
+    return replicas[rank_value.disagreement.rank], take(reference, segments), replicas
 
 
 def case_of_module(judge: Judge, location: Location, number: int) -> Case | None:
@@ -465,44 +494,52 @@ def case_of_module(judge: Judge, location: Location, number: int) -> Case | None
     first = next(iter(related.ranks or related.pieces))
     group = [r for r in related.pieces if program.data_rank(r) == program.data_rank(first)]
     expected = related.expected[first]
-    held = {rank: related.pieces[rank].local for rank in group}
-    value: Tensor | None = held[first]
+    values_by_rank = {rank: related.pieces[rank].local for rank in group}
+    value: Tensor | None = values_by_rank[first]
     if not expected.dim() and program.data_ranks > 1:
-        value, held = mean_of(related.pieces), {}
+        value, values_by_rank = mean_of(related.pieces), {}
     elif related.pieces[first].placement is not None:
         value = assemble({rank: related.pieces[rank] for rank in group}, expected.shape).value
         if is_partial(related.pieces[first]):
-            held = {}  # known to be terms, so their sum is wrong
-    elif held[first].shape != expected.shape:
-        expected, held = _part_of(judge, first, held[first], expected), {first: held[first]}
+            values_by_rank = {}  # known to be terms, so their sum is wrong
+    elif values_by_rank[first].shape != expected.shape:
+        expected, values_by_rank = (
+            _part_of(judge, first, values_by_rank[first], expected),
+            {first: values_by_rank[first]},
+        )
     trace = judge.reference if judge.lifted is None else judge.lifted[0]
     before = trace.steps[number - 1].parameters if number else trace.initial
-    own = {n: p.local for n, p in before.items() if n.startswith(f"{location.module}.")}
-    other = {n: p.local for n, p in before.items() if n not in own}
-    terms = {n: t for n, t in {**own, **other}.items() if t.dim() == 1}
+    own_parameters = {n: p.local for n, p in before.items() if n.startswith(f"{location.module}.")}
+    other = {n: p.local for n, p in before.items() if n not in own_parameters}
+    terms = {n: t for n, t in {**own_parameters, **other}.items() if t.dim() == 1}
     forward = not location.backward
     context = Context(
         world=program.mesh,
         item=GRADIENT if location.module == LOSS else "module",
         unit=judge.unit,
         splits_samples=program.data_ranks > 1,
-        held=held,
+        held=values_by_rank,
         everywhere=related.held,
         wholes=related.expected,
         summands=location.parts if forward else {},
         biases=terms,
-        added={**location.passing, **{n: t for n, t in own.items() if n in terms and forward}},
+        added={
+            **location.passing,
+            **{n: t for n, t in own_parameters.items() if n in terms and forward},
+        },
     )
     return Case(_NOTHING if value is None else value, expected, context=context)
 
 
-def _part_of(judge: Judge, rank: int, value: Tensor, whole: Tensor) -> Tensor:
+def _part_of(judge: Judge, rank: int, value: Tensor, full_value: Tensor) -> Tensor:
     """The shard that a rank should hold, in the order of ranks."""
-    dims = [d for d in range(whole.dim()) if value.shape[d] != whole.shape[d]]
+    dims = [d for d in range(full_value.dim()) if value.shape[d] != full_value.shape[d]]
     dim = dims[0]
     length = value.shape[dim]
-    chunk = natural_chunk(judge.program, rank, whole.shape[dim] // length)
-    return whole.narrow(dim, chunk * length, min(length, whole.shape[dim] - chunk * length))
+    chunk = natural_chunk(judge.program, rank, full_value.shape[dim] // length)
+    return full_value.narrow(
+        dim, chunk * length, min(length, full_value.shape[dim] - chunk * length)
+    )
 
 
 def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...]] | None:
@@ -526,9 +563,9 @@ def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...
         return None
     rank, slots = next(iter(moved[name].items()))
     local = next(trace for trace in judge.ranks if trace.rank == rank).initial[name].local
-    whole, dim = judge.reference.initial[name].local, slots.dim or 0
+    reference_value, dim = judge.reference.initial[name].local, slots.dim or 0
     right, taken = (
-        whole.narrow(dim, local.shape[dim] * (part or 0), local.shape[dim])
+        reference_value.narrow(dim, local.shape[dim] * (part or 0), local.shape[dim])
         for part in (slots.natural, slots.chunk)
     )
     sentence = (
@@ -537,9 +574,9 @@ def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...
     )
     evidence: dict[str, float | str] = {"parameter": name, "dim": float(dim)}
     case = Case(local, right, context=Context(unit=judge.unit))
-    found = claim(case, local, taken, PatternKind.WRONG_RANKS_SHARD, sentence, evidence)
-    stated = Diagnosis(patterns=with_confidence(found, at_output=False))
-    return (stated, tuple(moved[name])) if found else None
+    claimed_patterns = claim(case, local, taken, PatternKind.WRONG_RANKS_SHARD, sentence, evidence)
+    stated = Diagnosis(patterns=with_confidence(claimed_patterns, at_output=False))
+    return (stated, tuple(moved[name])) if claimed_patterns else None
 
 
 # --- The cause ------------------------------------------------------------------------------------
@@ -600,28 +637,34 @@ def find_cause(
         wrong: all wrong items, in order.
         reference: the run that watched its modules, as `ranks` did; None if there is none.
     """
-    step = min(one.step for one in wrong)
-    here = [one for one in wrong if one.step == step]
+    step = min(judged_item.step for judged_item in wrong)
+    here = [judged_item for judged_item in wrong if judged_item.step == step]
     others = {}
-    for one in here:
-        case = case_of_item(judge, one)
-        found = None if case is None else explain(case)
-        if found is not None:
-            others[(one.step, one.item.path)] = found
-    seen = None
+    for wrong_item in here:
+        case = case_of_item(judge, wrong_item)
+        diagnosis = None if case is None else explain(case)
+        if diagnosis is not None:
+            others[(wrong_item.step, wrong_item.item.path)] = diagnosis
+    watched_step = None
     if reference is not None:
-        seen = WatchedStep.of(judge.program, reference, ranks, max(0, step - 1), judge.unit)
-    kinds = {one.item.kind for one in here}
+        watched_step = WatchedStep.of(judge.program, reference, ranks, max(0, step - 1), judge.unit)
+    kinds = {judged_item.item.kind for judged_item in here}
     if INITIAL in kinds:
-        return _at_owner(here[0], seen, others)
+        return _at_owner(here[0], watched_step, others)
     if kinds & {OUTPUT, LOSS}:
-        return _forward_cause(judge, here, seen, others)
+        return _forward_cause(judge, here, watched_step, others)
     if kinds & {GRADIENT, RETURNED}:
-        return _backward_cause(judge, here, seen, others)
+        return _backward_cause(judge, here, watched_step, others)
     first = next(
-        (one for kind in (PARAMETER, BUFFER) for one in here if one.item.kind == kind), here[0]
+        (
+            judged_item
+            for kind in (PARAMETER, BUFFER)
+            for judged_item in here
+            if wrong_item.item.kind == kind
+        ),
+        here[0],
     )
-    return _at_owner(first, seen, others)
+    return _at_owner(first, watched_step, others)
 
 
 def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
@@ -630,23 +673,29 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
     They are terms of the right gradient, and the parameter after the step is right.
     """
     stepped = {
-        (one.step, one.item.name): one
-        for one in judged
-        if one.item.kind == PARAMETER and one.status.passes(strict=True)
+        (stepped_item.step, stepped_item.item.name): stepped_item
+        for stepped_item in judged
+        if stepped_item.item.kind == PARAMETER and stepped_item.status.passes(strict=True)
     }
-    found: list[Judged] = []
-    for one in judged:
-        after = stepped.get((one.step, one.item.name))
-        if one.item.kind == GRADIENT and not one.status.passes() and after is not None:
-            case = case_of_item(judge, one)
+    judgeds: list[Judged] = []
+    for judged_item in judged:
+        after = stepped.get((judged_item.step, judged_item.item.name))
+        if (
+            judged_item.item.kind == GRADIENT
+            and not judged_item.status.passes()
+            and after is not None
+        ):
+            case = case_of_item(judge, judged_item)
             moved = case is not None and _is_moved_by_step(judge, after)
             why = explain(case) if moved and case is not None else None
             if why is not None and why.best and why.best.kind == PatternKind.MISSING_REDUCTION:
-                findings = tuple(reconsider(one.findings[:1], _rule_on_late_reduction))
-                found.append(dataclasses.replace(one, findings=findings, ranks=(), is_judged=True))
+                findings = tuple(reconsider(judged_item.findings[:1], _rule_on_late_reduction))
+                judgeds.append(
+                    dataclasses.replace(judged_item, findings=findings, ranks=(), is_judged=True)
+                )
                 continue
-        found.append(one)
-    return judge.reconsider(found)
+        judgeds.append(judged_item)
+    return judge.reconsider(judgeds)
 
 
 def _rule_on_late_reduction(_: Finding) -> Ruling:
@@ -664,112 +713,126 @@ def _is_moved_by_step(judge: Judge, stepped: Judged) -> bool:
 Explained = dict[tuple[int, str], Diagnosis]
 
 
-def _item_key(one: Judged) -> tuple[int, str]:
-    return one.step, one.item.path
+def _item_key(judged: Judged) -> tuple[int, str]:
+    return judged.step, judged.item.path
 
 
-def _at_owner(one: Judged, seen: WatchedStep | None, others: Explained) -> ParallelCause:
+def _at_owner(judged: Judged, watched_step: WatchedStep | None, others: Explained) -> ParallelCause:
     """The cause in the module that owns the parameter or buffer."""
-    path, kind = owner_of(one.item.name, seen)
-    origin = Origin(kind=OriginKind.MODULE, name=path, operator=kind, ranks=one.ranks)
-    return ParallelCause(one, origin, others.get(_item_key(one)), others=others)
+    path, kind = owner_of(judged.item.name, watched_step)
+    origin = Origin(kind=OriginKind.MODULE, name=path, operator=kind, ranks=judged.ranks)
+    return ParallelCause(judged, origin, others.get(_item_key(judged)), others=others)
 
 
 def _forward_cause(
-    judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained
+    judge: Judge, here: list[Judged], watched_step: WatchedStep | None, others: Explained
 ) -> ParallelCause:
     """The cause if outputs or the loss are wrong: the first module with a wrong output."""
-    one = next(one for one in here if one.item.kind in {OUTPUT, LOSS})
-    location = None if seen is None else locate_forward(seen)
+    first_output = next(
+        wrong_output for wrong_output in here if wrong_output.item.kind in {OUTPUT, LOSS}
+    )
+    location = None if watched_step is None else locate_forward(watched_step)
     if location is not None:
-        cause = _cause_at_location(judge, one, location, others)
+        cause = _cause_at_location(judge, first_output, location, others)
         stale = _stale_state(here, location.module, others)
         return cause if stale is None else dataclasses.replace(cause, diagnosis=stale)
-    if one.item.kind == LOSS:
+    if first_output.item.kind == LOSS:
         # Every module is right, so the loss is computed wrongly.
-        origin = Origin(kind=OriginKind.TRAINING, name=LOSS, ranks=one.ranks)
-        return ParallelCause(one, origin, others.get(_item_key(one)), others=others)
-    return ParallelCause(one, None, others.get(_item_key(one)), others=others)
+        origin = Origin(kind=OriginKind.TRAINING, name=LOSS, ranks=first_output.ranks)
+        return ParallelCause(
+            first_output, origin, others.get(_item_key(first_output)), others=others
+        )
+    return ParallelCause(first_output, None, others.get(_item_key(first_output)), others=others)
 
 
 def _stale_state(here: list[Judged], module: str, others: Explained) -> Diagnosis | None:
     """The diagnosis of a stale buffer of the module, which makes its output wrong."""
-    for one in here:
-        found = others.get(_item_key(one))
-        owns = one.item.kind == BUFFER and owner_of(one.item.name, None)[0] == module
+    for wrong_item in here:
+        diagnosis = others.get(_item_key(wrong_item))
+        owns = wrong_item.item.kind == BUFFER and owner_of(wrong_item.item.name, None)[0] == module
         if (
             owns
-            and found is not None
-            and found.best is not None
-            and found.best.kind == PatternKind.STALE
+            and diagnosis is not None
+            and diagnosis.best is not None
+            and diagnosis.best.kind == PatternKind.STALE
         ):
-            return found
+            return diagnosis
     return None
 
 
 def _cause_at_location(
-    judge: Judge, one: Judged, location: Location, others: Explained
+    judge: Judge, judged: Judged, location: Location, others: Explained
 ) -> ParallelCause:
     ranks = location.related.ranks
-    case = case_of_module(judge, location, one.step - 1)
+    case = case_of_module(judge, location, judged.step - 1)
     diagnosis = None if case is None else explain(case)
     swapped = swapped_shards(judge, location.module)
     if swapped is not None:
         diagnosis, ranks = swapped
     if diagnosis is None and location.module == LOSS:
-        diagnosis = others.get(_item_key(one))
+        diagnosis = others.get(_item_key(judged))
     kind = OriginKind.TRAINING if location.module == LOSS else OriginKind.MODULE
     origin = Origin(kind=kind, name=location.module, operator=location.kind, ranks=ranks)
-    return ParallelCause(one, origin, diagnosis, location.words, others)
+    return ParallelCause(judged, origin, diagnosis, location.words, others)
 
 
 def _backward_cause(
-    judge: Judge, here: list[Judged], seen: WatchedStep | None, others: Explained
+    judge: Judge, here: list[Judged], watched_step: WatchedStep | None, others: Explained
 ) -> ParallelCause:
     """The cause if the forward pass is right and gradients are not."""
-    wrong = [one for one in here if one.item.kind == GRADIENT]
-    wrong = wrong or [one for one in here if one.item.kind == RETURNED]
-    location = None if seen is None else locate_backward(seen)
+    wrong = [wrong_item for wrong_item in here if wrong_item.item.kind == GRADIENT]
+    wrong = wrong or [wrong_item for wrong_item in here if wrong_item.item.kind == RETURNED]
+    location = None if watched_step is None else locate_backward(watched_step)
     if location is not None:
-        inside = [one for one in wrong if owner_of(one.item.name, seen)[0] == location.module]
-        one = inside[0] if inside else _first_backward(wrong, seen)
-        return _cause_at_location(judge, one, location, others)
-    one = _first_backward(wrong, seen)
+        inside = [
+            wrong_gradient
+            for wrong_gradient in wrong
+            if owner_of(wrong_gradient.item.name, watched_step)[0] == location.module
+        ]
+        first_backward = inside[0] if inside else _first_backward(wrong, watched_step)
+        return _cause_at_location(judge, first_backward, location, others)
+    first_backward = _first_backward(wrong, watched_step)
     if not _all_are(judge, wrong):
-        return _at_owner(one, seen, others)
+        return _at_owner(first_backward, watched_step, others)
     factor = _common_factor(wrong, Near(judge.unit))
     if factor is not None:
-        return _all_scaled(judge, wrong, seen, factor, others)
-    if seen is None:
-        return _at_owner(one, seen, others)
+        return _all_scaled(judge, wrong, watched_step, factor, others)
+    if watched_step is None:
+        return _at_owner(first_backward, watched_step, others)
     words = f"all {len(wrong)} gradients are wrong, but {_AT_MODULES}"
     origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)
-    return ParallelCause(one, origin, others.get(_item_key(one)), words, others)
+    return ParallelCause(
+        first_backward, origin, others.get(_item_key(first_backward)), words, others
+    )
 
 
 def _all_scaled(
-    judge: Judge, wrong: list[Judged], seen: WatchedStep | None, factor: float, others: Explained
+    judge: Judge,
+    wrong: list[Judged],
+    watched_step: WatchedStep | None,
+    factor: float,
+    others: Explained,
 ) -> ParallelCause:
     """The cause if every gradient is the same multiple, and right at every module."""
-    one = wrong[0]
-    found = others.get(_item_key(one))
-    if found is not None and found.best is not None:
-        sentence = f"every gradient is {found.best.sentence}"
-        best = msgspec.structs.replace(found.best, sentence=sentence)
-        found = Diagnosis(patterns=(best, *found.patterns[1:]))
+    wrong_item = wrong[0]
+    diagnosis = others.get(_item_key(wrong_item))
+    if diagnosis is not None and diagnosis.best is not None:
+        sentence = f"every gradient is {diagnosis.best.sentence}"
+        best = msgspec.structs.replace(diagnosis.best, sentence=sentence)
+        diagnosis = Diagnosis(patterns=(best, *diagnosis.patterns[1:]))
     alike = f"all {len(wrong)} gradients have the same factor"
-    if seen is None:
+    if watched_step is None:
         words = f"{alike}: the loss is scaled, or every reduction of gradients"
-        return ParallelCause(one, None, found, words, others)
+        return ParallelCause(wrong_item, None, diagnosis, words, others)
     parts = judge.program.data_ranks
-    if parts > 1 and own_share(seen) == 1 and abs(factor * parts - 1) < _SAME_FACTOR:
+    if parts > 1 and own_share(watched_step) == 1 and abs(factor * parts - 1) < _SAME_FACTOR:
         # Divided once before backward, and again by an average at its end.
         words = f"{alike}, and are {parts} times too small before they reach any module"
         origin = Origin(kind=OriginKind.TRAINING, name=LOSS)
-        return ParallelCause(one, origin, found, words, others)
+        return ParallelCause(wrong_item, origin, diagnosis, words, others)
     words = f"{alike}, but {_AT_MODULES}"
     origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)
-    return ParallelCause(one, origin, found, words, others)
+    return ParallelCause(wrong_item, origin, diagnosis, words, others)
 
 
 def _all_are(judge: Judge, wrong: list[Judged]) -> bool:
@@ -780,15 +843,15 @@ def _all_are(judge: Judge, wrong: list[Judged]) -> bool:
         for name, piece in step.gradients.items()
         if piece is not None and bool(piece.local.any())
     ]
-    owners = {owner_of(one.item.name, None)[0] for one in wrong}
+    owners = {owner_of(wrong_item.item.name, None)[0] for wrong_item in wrong}
     return len(wrong) >= len(present) and len(owners) > 1
 
 
 def _common_factor(wrong: list[Judged], near: Near) -> float | None:
     """The factor that all of them have in common; None if there is none."""
     factors: list[float] = []
-    for one in wrong:
-        item = one.best
+    for wrong_item in wrong:
+        item = wrong_item.best
         if item.reference is None or item.ranks.value is None or item.ranks.disagreement:
             return None
         factor = factor_of(item.ranks.value, item.reference, near)
@@ -799,9 +862,12 @@ def _common_factor(wrong: list[Judged], near: Near) -> float | None:
     return factors[0] if spread <= 100 * near.reach * abs(factors[0]) else None
 
 
-def _first_backward(wrong: list[Judged], seen: WatchedStep | None) -> Judged:
+def _first_backward(wrong: list[Judged], watched_step: WatchedStep | None) -> Judged:
     """The gradient whose module comes first in backward."""
-    if seen is None:
+    if watched_step is None:
         return wrong[-1]
-    places = {call.name: place for place, call in enumerate(seen.reference.modules)}
-    return max(wrong, key=lambda one: places.get(owner_of(one.item.name, seen)[0], -1))
+    places = {call.name: position for position, call in enumerate(watched_step.reference.modules)}
+    return max(
+        wrong,
+        key=lambda wrong_item: places.get(owner_of(wrong_item.item.name, watched_step)[0], -1),
+    )

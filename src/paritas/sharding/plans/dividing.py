@@ -65,8 +65,11 @@ def _neighbors(
 def _hold_parts(program: ParallelProgram, ranks: list[Trace], axis: str) -> bool:
     """Whether ranks along the axis hold different parameters, or different parts of them."""
     return any(
-        one.keys() != other.keys() or any(_differ(one[name], other[name]) for name in one)
-        for one, other in ((_state(a), _state(b)) for a, b in _neighbors(program, ranks, axis))
+        rank_state.keys() != other.keys()
+        or any(_differ(rank_state[name], other[name]) for name in rank_state)
+        for rank_state, other in (
+            (_state(a), _state(b)) for a, b in _neighbors(program, ranks, axis)
+        )
     )
 
 
@@ -75,14 +78,17 @@ def _state(trace: Trace) -> dict[str, RankPiece]:
     return trace.initial or {**trace.steps[0].parameters, **trace.steps[0].buffers}
 
 
-def _differ(one: RankPiece, other: RankPiece) -> bool:
-    if one.placement is not None and other.placement is not None:
+def _differ(rank_piece: RankPiece, other: RankPiece) -> bool:
+    if rank_piece.placement is not None and other.placement is not None:
         places = zip(
-            one.placement.coordinate, other.placement.coordinate, one.placement.roles, strict=False
+            rank_piece.placement.coordinate,
+            other.placement.coordinate,
+            rank_piece.placement.roles,
+            strict=False,
         )
         if any(a != b and not isinstance(role, Replicate) for a, b, role in places):
             return True
-    a, b = one.local, other.local
+    a, b = rank_piece.local, other.local
     return a.shape != b.shape or a.dtype is not b.dtype or not bitwise_equal(a, b)
 
 
@@ -97,10 +103,10 @@ def _send_others(program: ParallelProgram, heard: list[Trace], axis: str) -> boo
 def _average_equals(program: ParallelProgram, heard: list[Trace], axis: str) -> bool:
     """Whether every sum that is scattered along the axis, as FSDP does, is one of equal terms."""
     for a, b in _neighbors(program, heard, axis):
-        one, other = (
+        sums, other = (
             [message for message in trace.messages if message.scatters_a_sum] for trace in (a, b)
         )
-        if not one or one != other:
+        if not sums or sums != other:
             return False
     return True
 

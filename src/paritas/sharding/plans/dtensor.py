@@ -139,8 +139,8 @@ def wide(tensor: Tensor) -> Tensor:
 
 def argument_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """The tensors of a call by path."""
-    found = [*leaves(list(args), "args"), *leaves(dict(kwargs), "kwargs")]
-    return {path: leaf for path, leaf in found if isinstance(leaf, torch.Tensor)}
+    named_leaves = [*leaves(list(args), "args"), *leaves(dict(kwargs), "kwargs")]
+    return {path: leaf for path, leaf in named_leaves if isinstance(leaf, torch.Tensor)}
 
 
 def tensors_of(result: Any) -> dict[str, Any]:
@@ -162,29 +162,29 @@ def draw_cotangents(outputs: Mapping[str, Any], seed: int) -> list[dict[str, Ten
 
 def differentiate(
     outputs: Mapping[str, Any],
-    given: Mapping[str, Tensor],
+    arguments: Mapping[str, Tensor],
     cotangents: list[dict[str, Tensor]],
 ) -> dict[Item, Tensor | None]:
     """Gradients of all floating inputs, for each draw of cotangents."""
-    asked = {path: leaf for path, leaf in given.items() if leaf.requires_grad}
+    grad_arguments = {path: leaf for path, leaf in arguments.items() if leaf.requires_grad}
     ends = {
         path: leaf
         for path, leaf in outputs.items()
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
     gradients: dict[Item, Tensor | None] = {}
-    if not asked or not ends:
+    if not grad_arguments or not ends:
         return gradients
     for draw, upstream in enumerate(cotangents):
-        found = torch.autograd.grad(
+        leaf_gradients = torch.autograd.grad(
             list(ends.values()),
-            list(asked.values()),
+            list(grad_arguments.values()),
             [upstream[path] for path in ends],
             retain_graph=draw + 1 < len(cotangents),
             allow_unused=True,
         )
         which = f" (draw {draw + 1})"
-        for path, gradient in zip(asked, found, strict=True):
+        for path, gradient in zip(grad_arguments, leaf_gradients, strict=True):
             gradients[gradient_of(f"{path}{which}")] = gradient
     return gradients
 
@@ -212,27 +212,29 @@ class OperatorProgram(Program):
 
     def run(self, options: RunOptions) -> list[Observation]:
         """Run it forward and backward."""
-        seen = Observation()
+        observation = Observation()
         try:
             with default_dtype(torch.float64), options.around():
                 args, kwargs = map_call(self.args, self.kwargs, _leaf)
-                given = argument_tensors(args, kwargs)
+                arguments = argument_tensors(args, kwargs)
                 outputs = tensors_of(self.operator(*args, **kwargs))
                 if self.cotangents is None:
                     self.cotangents = draw_cotangents(outputs, self.seed)
-                seen.gradients |= differentiate(outputs, given, self.cotangents)
+                observation.gradients |= differentiate(outputs, arguments, self.cotangents)
         except Exception as error:  # noqa: BLE001  (there is no such run, which is reported)
-            seen.error = error
-            return [seen]
+            observation.error = error
+            return [observation]
         for path, leaf in outputs.items():
-            seen.outputs[output(path)] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-        note_decisions(seen, seen.outputs, options.mode)
-        return [seen]
+            observation.outputs[output(path)] = (
+                leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+            )
+        note_decisions(observation, observation.outputs, options.mode)
+        return [observation]
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    made = tensor.detach().clone()
-    return made.requires_grad_(made.is_floating_point() or made.is_complex())
+    leaf_copy = tensor.detach().clone()
+    return leaf_copy.requires_grad_(leaf_copy.is_floating_point() or leaf_copy.is_complex())
 
 
 # --- The claims -----------------------------------------------------------------------------------
@@ -267,8 +269,10 @@ class DTensorClaim:
     @property
     def words(self) -> str:
         """`S(0), R -> S(0)`."""
-        given = ", ".join(self.placements)
-        return f"{given} -> {', '.join(self.results)}" if self.results else given
+        input_placements = ", ".join(self.placements)
+        return (
+            f"{input_placements} -> {', '.join(self.results)}" if self.results else input_placements
+        )
 
 
 def check_dtensor(
@@ -360,53 +364,59 @@ class _Trial:
     def examine(self, roles: Mapping[str, Role]) -> DTensorClaim:
         """Run one placement of the arguments, and judge DTensor's claim."""
         words = tuple(map(short_word, roles.values()))
-        given = argument_tensors(self.truth.program.args, self.truth.program.kwargs)
+        arguments = argument_tensors(self.truth.program.args, self.truth.program.kwargs)
         # Made outside the simulation, where each rank would advance the generator.
         parts = {
             path: split_tensor(
                 tensor, roles[path], self.ranks, ExactTerms(self.seed + number), path
             )
-            for number, (path, tensor) in enumerate(given.items())
+            for number, (path, tensor) in enumerate(arguments.items())
         }
-        seen = _TrialResult()
+        trial_result = _TrialResult()
         with simulated_ranks(self.ranks) as mesh, default_dtype(torch.float64), self.within():
             # Do not raise through the contexts: `loss_parallel` would stay enabled.
             try:
-                self._run(roles, given, parts, mesh, seen)
+                self._run(roles, arguments, parts, mesh, trial_result)
             except Exception as error:  # noqa: BLE001  (DTensor has no rule for it)
-                seen.error = error
-        if isinstance(seen.error, Redistributed):
+                trial_result.error = error
+        if isinstance(trial_result.error, Redistributed):
             return DTensorClaim(words, "redistributed")
-        if seen.error is not None:
-            return DTensorClaim(words, "refused", seen.results, reason=in_one_line(seen.error, 160))
-        claim = DTensorClaim(words, "claimed", seen.results)
-        return dataclasses.replace(claim, verdict=self._judge(claim, seen))
+        if trial_result.error is not None:
+            return DTensorClaim(
+                words, "refused", trial_result.results, reason=in_one_line(trial_result.error, 160)
+            )
+        claim = DTensorClaim(words, "claimed", trial_result.results)
+        return dataclasses.replace(claim, verdict=self._judge(claim, trial_result))
 
     def _run(
         self,
         roles: Mapping[str, Role],
-        given: Mapping[str, Tensor],
+        arguments: Mapping[str, Tensor],
         parts: Mapping[str, list[Tensor]],
         mesh: DeviceMesh,
-        seen: _TrialResult,
+        trial_result: _TrialResult,
     ) -> None:
         leaves = {
             path: _distribute(tensor, parts[path], roles[path], mesh)
-            for path, tensor in given.items()
+            for path, tensor in arguments.items()
         }
         args, kwargs = _replace_tensors(
-            self.truth.program.args, self.truth.program.kwargs, given, leaves
+            self.truth.program.args, self.truth.program.kwargs, arguments, leaves
         )
         with watch_redistribution(stop=True):
             raw = tensors_of(self.truth.program.operator(*args, **kwargs))
-        seen.results = tuple(describe_placement(leaf) for leaf in raw.values())
-        whole = {path: _full_tensor(leaf) for path, leaf in raw.items()}
-        seen.outputs = {output(path): self._parts(leaf) for path, leaf in whole.items()}
+        trial_result.results = tuple(describe_placement(leaf) for leaf in raw.values())
+        full_tensors = {path: _full_tensor(leaf) for path, leaf in raw.items()}
+        trial_result.outputs = {
+            output(path): self._parts(leaf) for path, leaf in full_tensors.items()
+        }
         try:
-            found = differentiate(whole, leaves, self.truth.program.cotangents or [])
-            seen.gradients = {item: self._gradient(leaf) for item, leaf in found.items()}
+            gradients = differentiate(full_tensors, leaves, self.truth.program.cotangents or [])
+            trial_result.gradients = {
+                item: self._gradient(leaf) for item, leaf in gradients.items()
+            }
         except Exception as error:  # noqa: BLE001  (a refusal, which is reported)
-            seen.refused = f"backward raised {in_one_line(error, 160)}"
+            trial_result.refused = f"backward raised {in_one_line(error, 160)}"
 
     def _parts(self, leaf: Any) -> list[Any]:
         if isinstance(leaf, torch.Tensor):
@@ -416,8 +426,12 @@ class _Trial:
     def _gradient(self, leaf: Tensor | None) -> list[Tensor] | None:
         return None if leaf is None else parts_of(_full_tensor(leaf), self.ranks)
 
-    def _judge(self, claim: DTensorClaim, seen: _TrialResult) -> Verdict:
-        outputs, gradients, refused = seen.outputs, seen.gradients, seen.refused
+    def _judge(self, claim: DTensorClaim, trial_result: _TrialResult) -> Verdict:
+        outputs, gradients, refused = (
+            trial_result.outputs,
+            trial_result.gradients,
+            trial_result.refused,
+        )
         truth = self.truth.native[0]
         findings: list[Finding] = []
         notes: list[str] = []
@@ -426,12 +440,12 @@ class _Trial:
             reason = f"{len(outputs)} results instead of {len(truth.outputs)}"
             item = output().in_graph(claim.words)
             findings.append(mismatch(item, Aspect.STRUCTURE, reason))
-        found: dict[Item, Any] = {**outputs, **gradients}
+        trial_values: dict[Item, Any] = {**outputs, **gradients}
         for item, true in truth.items():
-            if item not in found:
+            if item not in trial_values:
                 continue
             compared += 1
-            new, noted = self._compare(claim, item, true, found[item])
+            new, noted = self._compare(claim, item, true, trial_values[item])
             findings += new
             notes += noted
         skipped = (f"{claim.words}: gradients ({refused})",) if refused else ()
@@ -467,7 +481,7 @@ class _Trial:
 def _distribute(tensor: Tensor, parts: list[Tensor], role: Role, mesh: DeviceMesh) -> Tensor:
     from torch.distributed.tensor import DTensor
 
-    made = DTensor.from_local(
+    dtensor = DTensor.from_local(
         of_ranks([part.clone() for part in parts]),
         mesh,
         [dtensor_placement(role)],
@@ -475,17 +489,17 @@ def _distribute(tensor: Tensor, parts: list[Tensor], role: Role, mesh: DeviceMes
         shape=tensor.shape,
         stride=tensor.stride(),
     ).detach()
-    return made.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+    return dtensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
 
 
 def _replace_tensors(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    given: Mapping[str, Tensor],
+    arguments: Mapping[str, Tensor],
     leaves: Mapping[str, Tensor],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with their tensors replaced, by identity."""
-    by_identity = {id(tensor): leaves[path] for path, tensor in given.items()}
+    by_identity = {id(tensor): leaves[path] for path, tensor in arguments.items()}
     return map_call(args, kwargs, lambda tensor: by_identity[id(tensor)])
 
 

@@ -69,32 +69,32 @@ class EdgeJudge(Judge):
 
     def judge(self) -> list[Judged]:
         """Judge everything but the initial values, which each piece compares."""
-        return [one for one in super().judge() if one.step]
+        return [judged_item for judged_item in super().judge() if judged_item.step]
 
     def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
         shown = msgspec.structs.replace(item.item, step=number + 1)
         return ComposedEvidence(self.noise, shown, item.reference, self.runs.unit)
 
     def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
-        whole = self._wholes.get(item.name)
+        full_value = self._wholes.get(item.name)
         some = item.reference if item.reference is not None else item.ranks.value
-        is_sketch = whole is not None and some is not None and some.shape != whole.shape
-        if not is_sketch or whole is None:
+        is_sketch = full_value is not None and some is not None and some.shape != full_value.shape
+        if not is_sketch or full_value is None:
             return super()._values(item, lifted, number)
         # A sketch has no rows and columns in which a pattern could be seen.
         explainer, self._explainer = self._explainer, Explainer(left=0)
         findings = super()._values(item, lifted, number)
         self._explainer = explainer
-        return [_about_sketch(finding, whole) for finding in findings]
+        return [_about_sketch(finding, full_value) for finding in findings]
 
 
-def _about_sketch(finding: Finding, whole: Tensor) -> Finding:
+def _about_sketch(finding: Finding, full_value: Tensor) -> Finding:
     reason = finding.reason
     if not finding.status.passes():
         reason = f"{reason} (its sketch was compared)"
-    dtype = str(whole.dtype).removeprefix("torch.")
+    dtype = str(full_value.dtype).removeprefix("torch.")
     return msgspec.structs.replace(
-        finding, shape=tuple(whole.shape), dtype=dtype, reason=reason, metrics=None
+        finding, shape=tuple(full_value.shape), dtype=dtype, reason=reason, metrics=None
     )
 
 
@@ -126,8 +126,8 @@ class Shaking:
 
     def __call__(self, names: ModelNames, trace: Trace) -> Shaken:
         """The context around the forward pass of the current step."""
-        known = watched_modules(names)
-        blocks = {name: known[name][0] for name in self.blocks if name in known}
+        modules_by_name = watched_modules(names)
+        blocks = {name: modules_by_name[name][0] for name in self.blocks if name in modules_by_name}
         step = len(trace.steps) - 1
         errors = self.errors[step] if step < len(self.errors) else {}
         return Shaken(blocks, errors, self.seed + 7919 * step)

@@ -69,11 +69,11 @@ class TrainingProgram(Program):
 
     def dtypes(self, native: list[Observation]) -> dict[torch.dtype, int]:
         """Count those of the initial parameters and of the outputs of the first step."""
-        held = self.native.initial or self.native.steps[0].parameters
-        pieces = [*held.values(), *self.native.steps[0].outputs.values()]
-        found = count_dtypes(piece.local for piece in pieces)
+        state_pieces = self.native.initial or self.native.steps[0].parameters
+        pieces = [*state_pieces.values(), *self.native.steps[0].outputs.values()]
+        dtypes = count_dtypes(piece.local for piece in pieces)
         narrow = self.program.compute_dtype
-        return found if narrow is None else {narrow: sum(found.values())}
+        return dtypes if narrow is None else {narrow: sum(dtypes.values())}
 
     def run(self, options: RunOptions) -> list[Observation]:
         """Train the reference again."""
@@ -83,10 +83,10 @@ class TrainingProgram(Program):
 
 def _observe_steps(trace: Trace) -> list[Observation]:
     """One observation for each step; an error is the last one."""
-    seen = [Observation(outputs=dict(reference_values(step))) for step in trace.steps]
+    observations = [Observation(outputs=dict(reference_values(step))) for step in trace.steps]
     if trace.error is not None:
-        seen.append(Observation(error=RuntimeError(trace.error)))
-    return seen
+        observations.append(Observation(error=RuntimeError(trace.error)))
+    return observations
 
 
 # --- The judge ------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ class Judged:
     @property
     def best(self) -> StepItem:
         """In float64 if there is such a run, since patterns show best there."""
-        known = self.lifted is not None and self.lifted.ranks.value is not None
-        return self.lifted if known and self.lifted is not None else self.item
+        has_lifted_value = self.lifted is not None and self.lifted.ranks.value is not None
+        return self.lifted if has_lifted_value and self.lifted is not None else self.item
 
 
 def complete_steps(reference: Trace, ranks: list[Trace]) -> int:
@@ -180,7 +180,7 @@ class Judge:
         self.runs = Evidence(training, _observe_steps(reference), program.seed)
         self.demand = Demand()
         ranks_in_float64 = [
-            Observation(outputs={item: held.ranks.value for item, held in items.items()})
+            Observation(outputs={item: step_item.ranks.value for item, step_item in items.items()})
             for items in self._lifted_items
         ]
         # The ranks run a model in float64, not under our dispatch mode. What the model itself casts
@@ -195,28 +195,28 @@ class Judge:
 
     def judge(self) -> list[Judged]:
         """Judge everything, in the order in which it is computed."""
-        found = [
+        judged_items = [
             self._initial(item) for item in initial_items(self.reference, self.ranks, self.slots)
         ]
         for number in range(self.steps):
             step = self.reference.steps[number]
             items = step_items(self.program, step, self.ranks, number, self.slots)
-            wrong = any(one.status is Status.DIFFERENT for one in found)
+            wrong = any(judged_item.status is Status.DIFFERENT for judged_item in judged_items)
             if wrong and number:
                 # It continues from wrong values, so further differences say nothing new.
-                found += [self._glance(item, number) for item in items]
+                judged_items += [self._glance(item, number) for item in items]
             else:
-                found += [self._judge(item, number) for item in items]
-        return found
+                judged_items += [self._judge(item, number) for item in items]
+        return judged_items
 
     def _glance(self, item: StepItem, number: int) -> Judged:
         """Compare without measuring noise; unverified unless they are plainly equal."""
         lifted = self._lifted_items[number].get(item.item) if self._lifted_items else None
         pair, ruling = self._pair(item, number + 1), None
-        held = item.ranks
-        if item.reference is not None and held.value is not None and held.disagreement is None:
+        ranks = item.ranks
+        if item.reference is not None and ranks.value is not None and ranks.disagreement is None:
             ruling = self._settle_plainly(pair, lifted)
-        elif item.reference is None and held.value is None and not held.fault:
+        elif item.reference is None and ranks.value is None and not ranks.fault:
             ruling = Ruling(Status.IDENTICAL)
         skipped = Ruling(Status.UNVERIFIED, "not judged: an earlier step is wrong")
         finding = settle_pair(pair, ruling or skipped)
@@ -224,12 +224,15 @@ class Judge:
 
     def reconsider(self, judged: list[Judged]) -> list[Judged]:
         """Judge what was left out because of an earlier step that turned out to be right."""
-        first = min((one.step for one in judged if one.status is Status.DIFFERENT), default=None)
+        first = min(
+            (judged_item.step for judged_item in judged if judged_item.status is Status.DIFFERENT),
+            default=None,
+        )
         return [
-            one
-            if one.is_judged or (first is not None and first < one.step)
-            else self._judge(one.item, one.step - 1)
-            for one in judged
+            judged_item
+            if judged_item.is_judged or (first is not None and first < judged_item.step)
+            else self._judge(judged_item.item, judged_item.step - 1)
+            for judged_item in judged
         ]
 
     def _initial(self, item: StepItem) -> Judged:
@@ -247,40 +250,42 @@ class Judge:
         faults = self._faults(item, lifted, number + 1)
         wrong = self._wrong_ranks(lifted or item) if faults else ()
         grave = [f for f in faults if f.status is not Status.DEGRADED]
-        found = list(faults)
+        findings = list(faults)
         if not grave:
-            found += self._values(item, lifted, number)
+            findings += self._values(item, lifted, number)
         if self.reference.random:
-            found = reconsider(found, _rule_on_random)
+            findings = reconsider(findings, _rule_on_random)
         self.demand.settle(number, item.item)
-        return Judged(number + 1, item, lifted, tuple(found), wrong)
+        return Judged(number + 1, item, lifted, tuple(findings), wrong)
 
     # --- structure --------------------------------------------------------------------------------
 
     def _faults(self, item: StepItem, lifted: StepItem | None, step: int) -> list[Finding]:
         """Faults that need no reference: the parts make no whole, or replicas differ."""
-        held = item.ranks
-        if held.disagreement is not None:
-            ruling = self._rule_on_replicas(held.disagreement, lifted, item)
+        ranks = item.ranks
+        if ranks.disagreement is not None:
+            ruling = self._rule_on_replicas(ranks.disagreement, lifted, item)
             return [settle_pair(self._pair(item, step), ruling)]
-        if held.fault:
+        if ranks.fault:
             advice = "use a DTensor, or keep the reference's names and the order of ranks"
             about = {"aspect": Aspect.STRUCTURE, "advice": advice}
-            ruling = Ruling(Status.UNVERIFIED, held.fault, about)
+            ruling = Ruling(Status.UNVERIFIED, ranks.fault, about)
             return [settle_pair(self._pair(item, step), ruling)]
         return []
 
     def _rule_on_replicas(
-        self, found: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
+        self, replica_disagreement: ReplicaDisagreement, lifted: StepItem | None, item: StepItem
     ) -> Ruling:
         """Replicas that differ by rounding are a fault too, since they drift apart."""
-        words = f"should be replicated, but {found}"
+        words = f"should be replicated, but {replica_disagreement}"
         apart = lifted.ranks.disagreement if lifted is not None else None
         value = next(iter(item.ranks.by_rank.values()))
         if not is_inexact(value) or item.kind == INITIAL:
             return Ruling(Status.DIFFERENT, words)
         if lifted is None:
-            rounding = found.relative <= ROUNDINGS * criterion.unit_roundoff(value.dtype)
+            rounding = replica_disagreement.relative <= ROUNDINGS * criterion.unit_roundoff(
+                value.dtype
+            )
         else:
             limit = max(ROUNDING_IN_FLOAT64, ROUNDINGS * self.lift.unit)
             rounding = apart is None or apart.relative <= limit
@@ -339,9 +344,13 @@ class Judge:
         """The context for a diagnosis; what is specific to a plan is diagnosed later."""
         from paritas.core.diagnosis.case import Context
 
-        held = {rank: one for rank, one in item.ranks.by_rank.items() if one.shape == shape}
+        same_shape = {
+            rank: rank_value
+            for rank, rank_value in item.ranks.by_rank.items()
+            if rank_value.shape == shape
+        }
         draws = self.runs.depends_on_draws(number, item.item)
-        return Context(world=dict(self.program.mesh), held=held, draws=draws)
+        return Context(world=dict(self.program.mesh), held=same_shape, draws=draws)
 
     def _settle_plainly(self, pair: Pair, lifted: StepItem | None) -> Ruling | None:
         """A gate: equal bits, or close in float64 and natively, need no measured noise."""
@@ -362,9 +371,13 @@ class Judge:
         """A gate: a difference in float64 far above rounding is a fault."""
         if lifted is None or not is_inexact(lifted.reference):
             return None
-        whole: Any = lifted.reference
+        reference: Any = lifted.reference
         split = lifted.ranks.value
-        if split is None or split.shape != whole.shape or not bool(torch.isfinite(whole).all()):
+        if (
+            split is None
+            or split.shape != reference.shape
+            or not bool(torch.isfinite(reference).all())
+        ):
             return None
 
         item = lifted.item
@@ -376,10 +389,10 @@ class Judge:
             spread = self.runs.spread(unit, number, item, 1, self.demand)
             return None if spread is None else shakes * criterion.rms(spread)
 
-        reason = gross_difference(whole, split, limit)
+        reason = gross_difference(reference, split, limit)
         if reason is None:
             return None
-        return Ruling(Status.DIFFERENT, reason, {"metrics": pair_metrics(whole, split)})
+        return Ruling(Status.DIFFERENT, reason, {"metrics": pair_metrics(reference, split)})
 
     def _pair(self, item: StepItem, step: int) -> Pair:
         """Both sides of an item; either may be None."""

@@ -50,11 +50,13 @@ class LaterSteps:
         if not program.later:
             return cls(program, {}, {}, program.steps)
         slots = find_slots(program, native.initial, ranks)
-        known = {
-            (name, rank): one.where for name, held in slots.items() for rank, one in held.items()
+        where_by_key = {
+            (name, rank): plain_part.where
+            for name, plain_parts in slots.items()
+            for rank, plain_part in plain_parts.items()
         }
         places = {
-            (name, trace.rank): known.get((name, trace.rank))
+            (name, trace.rank): where_by_key.get((name, trace.rank))
             for name in native.initial
             for trace in ranks
         }
@@ -86,11 +88,11 @@ class LaterSteps:
 
 
 def _is_near(item: StepItem, near: Callable[..., bool]) -> bool:
-    reference, held = item.reference, item.ranks
-    apart = held.disagreement
+    reference, rank_value = item.reference, item.ranks
+    apart = rank_value.disagreement
     if apart is not None and apart.relative > ROUNDING_IN_FLOAT64:
         return False
-    if reference is None or held.value is None:
-        some = reference if held.value is None else held.value
-        return not held.fault and (some is None or not bool(torch.count_nonzero(some)))
-    return near(held.value, reference)
+    if reference is None or rank_value.value is None:
+        some = reference if rank_value.value is None else rank_value.value
+        return not rank_value.fault and (some is None or not bool(torch.count_nonzero(some)))
+    return near(rank_value.value, reference)

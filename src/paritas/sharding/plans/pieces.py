@@ -118,11 +118,11 @@ class PieceMaker:
         """Copy the model, with the numbers of this piece only."""
         model: Any = self.task.program.model
         blocks = {name: model.get_submodule(name) for name in self.task.calls[0]}
-        own = blocks[self.task.name] if self.task.name else model
-        kept = {id(one) for one in _tensors(model if self.task.whole else own)}
+        piece_module = blocks[self.task.name] if self.task.name else model
+        kept_ids = {id(tensor) for tensor in _tensors(model if self.task.whole else piece_module)}
         if not self.task.name and not self.task.whole:
-            kept = {id(one) for one in _outside(model, blocks)}
-        return Piece(self.task, _skeleton(model, kept))
+            kept_ids = {id(tensor) for tensor in _outside(model, blocks)}
+        return Piece(self.task, _skeleton(model, kept_ids))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +133,12 @@ class PiecePlan:
 
     def __call__(self, piece: Any, mesh: DeviceMesh) -> None:
         """Change the piece in place."""
-        program, whole = self.task.program, piece.whole
+        program, full_model = self.task.program, piece.whole
         if isinstance(program.plan, dict) and self.task.name:
-            apply_styles(whole, mesh, program.plan, self.task.name)
-            piece.enter(whole, whole, mesh)
+            apply_styles(full_model, mesh, program.plan, self.task.name)
+            piece.enter(full_model, full_model, mesh)
         else:
-            piece.enter(apply_plan(program, whole, mesh, None), whole, mesh)
+            piece.enter(apply_plan(program, full_model, mesh, None), full_model, mesh)
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -147,7 +147,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _outside(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[Tensor]:
     """The parameters and buffers that modules outside of the blocks hold."""
-    inside = {id(one) for block in blocks.values() for one in block.modules()}
+    inside = {id(block_module) for block in blocks.values() for block_module in block.modules()}
     for module in model.modules():
         if id(module) not in inside:
             yield from itertools.chain(
@@ -155,11 +155,11 @@ def _outside(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Iterator[Tens
             )
 
 
-def _skeleton(model: nn.Module, kept: set[int]) -> nn.Module:
+def _skeleton(model: nn.Module, kept_ids: set[int]) -> nn.Module:
     """A copy of a model of which only some parameters and buffers hold numbers."""
     memo: dict[int, Any] = {}
     for tensor in _tensors(model):
-        if id(tensor) not in kept:
+        if id(tensor) not in kept_ids:
             empty = torch.empty_like(tensor, device="meta", requires_grad=False)
             if isinstance(tensor, nn.Parameter):
                 empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
@@ -208,11 +208,11 @@ class Piece(nn.Module):
         return Piece(self.task, copy_on_write(self.whole))
 
     def _blocks(self) -> dict[str, nn.Module]:
-        known = watched_modules(self.names)
-        missing = [name for name in self.task.calls[0] if name not in known]
+        modules_by_name = watched_modules(self.names)
+        missing = [name for name in self.task.calls[0] if name not in modules_by_name]
         if missing:
             raise NotByBlocksError(f"under the plan, the model has no module {missing[0]}")
-        return {name: known[name][0] for name in self.task.calls[0]}
+        return {name: modules_by_name[name][0] for name in self.task.calls[0]}
 
     def move(self, device: torch.device) -> Piece:
         """Move what holds numbers to a device."""
@@ -277,21 +277,21 @@ class _StepOfPiece:
     def prepare_block(self) -> Callable[[], Any]:
         """A function that calls the block as often as the model does."""
         inside: Any = getattr(self.piece, _INSIDE)
-        made: list[tuple[Any, Any, Any]] = []
+        prepared_calls: list[tuple[Any, Any, Any]] = []
         for call in self.calls[self.piece.task.name]:
             forms, mark = self._forms_of(call), self.piece.task.mark(call)
             args = self._fed(call.args, forms and forms.args)
             kwargs = self._fed(call.kwargs, forms and forms.kwargs)
-            for place, tree in enumerate((args, kwargs)):
+            for argument_number, tree in enumerate((args, kwargs)):
                 for path, leaf in leaves(tree):
                     if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                        form = forms.returned.get((place, path)) if forms else None
+                        form = forms.returned.get((argument_number, path)) if forms else None
                         self._given[f"{INPUT}{mark}{path}"] = leaf, form
-            made.append((call.around if forms is None else forms.around, args, kwargs))
+            prepared_calls.append((call.around if forms is None else forms.around, args, kwargs))
 
         def run() -> list[Any]:
             results = []
-            for around, args, kwargs in made:
+            for around, args, kwargs in prepared_calls:
                 with around.around():
                     results.append(inside(*args, **kwargs))
             return results
@@ -315,12 +315,12 @@ class _StepOfPiece:
         program, rest = self.piece.task.program, self.piece.rest
         assert rest is not None  # noqa: S101  (the caller knows)
         on_rank = self.trace.ranks > 1
-        given = (
+        rank_batch = (
             part_of_batch(program, self.trace.rank, self.number)
             if on_rank
             else program.batch(self.number)
         )
-        batch = copy_inputs(given, widen=self.wide)
+        batch = copy_inputs(rank_batch, widen=self.wide)
         results = {
             name: [self._result(call, self.piece.task.mark(call)) for call in calls]
             for name, calls in self.calls.items()
@@ -353,11 +353,11 @@ class _StepOfPiece:
 
     def returned(self) -> dict[str, RankPiece]:
         """The gradients of what the piece was given."""
-        found: dict[str, RankPiece] = {}
+        pieces: dict[str, RankPiece] = {}
         for path, (leaf, form) in self._given.items():
             value = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            found[path] = self._piece(value, form)
-        return found
+            pieces[path] = self._piece(value, form)
+        return pieces
 
     def _keep(self, path: str, value: Tensor, form: Form | None) -> None:
         self.trace.steps[-1].outputs[path] = self._piece(value, form)
@@ -381,17 +381,21 @@ class _StepOfPiece:
     def _taken(self, call: BlockCall, got: Any, mark: str) -> None:
         """What the model gives to a block is an output of what lies between."""
         forms = self._forms_of(call)
-        for place, (tree, known) in enumerate(zip(got, (call.args, call.kwargs), strict=True)):
-            there = dict(leaves(known))
-            shown = {} if forms is None else dict(leaves((forms.args, forms.kwargs)[place]))
+        for argument_number, (tree, recorded_tree) in enumerate(
+            zip(got, (call.args, call.kwargs), strict=True)
+        ):
+            there = dict(leaves(recorded_tree))
+            shown = (
+                {} if forms is None else dict(leaves((forms.args, forms.kwargs)[argument_number]))
+            )
             for path, leaf in leaves(tree):
                 if not isinstance(leaf, torch.Tensor) or not isinstance(there.get(path), Parked):
                     continue
                 form = shown.get(path)
-                own = form.value if isinstance(form, Boxed) else None
-                self._keep(f": {INPUT}{mark}{path}", leaf, own)
-                back = forms.returned.get((place, path)) if forms else None
-                self._head(leaf, call.returned.get((place, path)), back)
+                rank_piece = form.value if isinstance(form, Boxed) else None
+                self._keep(f": {INPUT}{mark}{path}", leaf, rank_piece)
+                back = forms.returned.get((argument_number, path)) if forms else None
+                self._head(leaf, call.returned.get((argument_number, path)), back)
 
     def _head(self, leaf: Tensor, gradient: Parked | None, form: Form | None) -> None:
         """Have backward start here too, with this gradient."""
@@ -407,17 +411,19 @@ class _StepOfPiece:
     def _fed(self, tree: Any, forms: Any) -> Any:
         """Recorded values as the piece gets them, in their forms on a rank."""
         shown = iter([leaf for _, leaf in leaves(forms)]) if forms is not None else None
-        made: dict[int, Tensor] = {}
+        fed_tensors: dict[int, Tensor] = {}
 
         def fed(leaf: Any) -> Any:
             form = None if shown is None else next(shown)
             if not isinstance(leaf, Parked):
                 return leaf if shown is None else form
-            if id(leaf) not in made:  # a tensor that is passed twice stays one tensor
+            if id(leaf) not in fed_tensors:  # a tensor that is passed twice stays one tensor
                 value = _widened(leaf.back(), wide=self.wide)
-                own = value.clone() if form is None else form.value.part_of(value, self.piece.mesh)
-                made[id(leaf)] = own.requires_grad_(leaf.on_host().requires_grad)
-            return made[id(leaf)]
+                rank_part = (
+                    value.clone() if form is None else form.value.part_of(value, self.piece.mesh)
+                )
+                fed_tensors[id(leaf)] = rank_part.requires_grad_(leaf.on_host().requires_grad)
+            return fed_tensors[id(leaf)]
 
         return map_leaves(tree, fed)
 

@@ -264,12 +264,14 @@ def _checked_plan(plan: Any) -> Any:
 
 
 def _split_axes(split: str | Sequence[str] | None, axes: dict[str, int]) -> tuple[str, ...]:
-    asked = (split,) if isinstance(split, str) else tuple(split or ())
-    for name in asked:
+    asked_axes = (split,) if isinstance(split, str) else tuple(split or ())
+    for name in asked_axes:
         if name not in axes:
-            known = ", ".join(axes)
-            raise UsageError(f"split={split!r}: the mesh has no axis {name!r}; its axes: {known}")
-    return tuple(name for name in axes if name in asked)
+            mesh_axes = ", ".join(axes)
+            raise UsageError(
+                f"split={split!r}: the mesh has no axis {name!r}; its axes: {mesh_axes}"
+            )
+    return tuple(name for name in axes if name in asked_axes)
 
 
 # --- Which samples of a batch each rank has -------------------------------------------------------
@@ -293,16 +295,18 @@ def check_batches(program: ParallelProgram) -> None:
     if parts == 1:
         return
     axes = " and ".join(program.split)
-    for place, batch in enumerate(program.batches):
+    for batch_number, batch in enumerate(program.batches):
         size = batch_size(batch)
         if size is None:
             raise UsageError(
-                f"batch {place} has no tensor to split over the {parts} ranks along {axes}: pass "
+                f"batch {batch_number} has no tensor to split over the {parts} ranks along "
+                f"{axes}: pass "
                 "split=() to give every rank the whole batch"
             )
         if size % parts:
             raise UsageError(
-                f"batch {place} has {size} samples, which do not divide evenly over the {parts} "
+                f"batch {batch_number} has {size} samples, which do not divide evenly over "
+                f"the {parts} "
                 f"ranks along {axes}: pass a batch of {size + parts - size % parts}, or another "
                 "mesh"
             )
@@ -319,23 +323,23 @@ def samples_of(program: ParallelProgram, rank: int, step: int = 0) -> tuple[int,
 
 def part_of_batch(program: ParallelProgram, rank: int, step: int) -> Inputs:
     """The inputs of a rank: its samples of each tensor as long as the batch, the rest whole."""
-    whole, samples = program.batch(step), samples_of(program, rank, step)
+    batch_inputs, samples = program.batch(step), samples_of(program, rank, step)
     if samples is None:
-        return whole
-    return samples_from(whole, *samples)
+        return batch_inputs
+    return samples_from(batch_inputs, *samples)
 
 
-def samples_from(whole: Inputs, begin: int, end: int) -> Inputs:
+def samples_from(inputs: Inputs, begin: int, end: int) -> Inputs:
     """These samples of each tensor as long as the batch, the rest whole."""
-    size = batch_size(whole)
+    size = batch_size(inputs)
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and leaf.shape[0] == size:
             return leaf[begin:end]
         return leaf
 
-    args, kwargs = map_leaves((whole.args, whole.kwargs), cut)
-    return dataclasses.replace(whole, args=args, kwargs=kwargs)
+    args, kwargs = map_leaves((inputs.args, inputs.kwargs), cut)
+    return dataclasses.replace(inputs, args=args, kwargs=kwargs)
 
 
 def to_device(inputs: Inputs, device: torch.device | None) -> Inputs:
@@ -377,10 +381,10 @@ def training_loss(
         loss = _own_loss(output)
         if loss is None:
             loss = _weighted_mean(program, output, trace, rows)
-    found = as_scalar(loss)
-    if not found.requires_grad:
+    scalar_loss = as_scalar(loss)
+    if not scalar_loss.requires_grad:
         raise UsageError("the loss does not depend on anything that requires a gradient")
-    return found
+    return scalar_loss
 
 
 def as_scalar(loss: Any) -> Tensor:
@@ -397,11 +401,15 @@ def as_scalar(loss: Any) -> Tensor:
 
 def _own_loss(output: Any) -> Tensor | None:
     """The loss that a model returns: its output, or `loss` in it."""
-    for one in (output, getattr(output, "loss", None)):
-        if isinstance(one, torch.Tensor) and one.numel() == 1 and one.is_floating_point():
-            return one
-    held = output.get("loss") if isinstance(output, dict) else None
-    return held if isinstance(held, torch.Tensor) and held.numel() == 1 else None
+    for candidate_loss in (output, getattr(output, "loss", None)):
+        if (
+            isinstance(candidate_loss, torch.Tensor)
+            and candidate_loss.numel() == 1
+            and candidate_loss.is_floating_point()
+        ):
+            return candidate_loss
+    loss_entry = output.get("loss") if isinstance(output, dict) else None
+    return loss_entry if isinstance(loss_entry, torch.Tensor) and loss_entry.numel() == 1 else None
 
 
 def _weighted_mean(
@@ -413,13 +421,13 @@ def _weighted_mean(
     """
     number = len(trace.steps) - 1
     total: Tensor | None = None
-    for place, (_, leaf) in enumerate(leaves(output)):
+    for leaf_number, (_, leaf) in enumerate(leaves(output)):
         if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
             continue
-        whole = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
-        seed = program.seed + 1009 * (program.first + number) + place
-        weights = _loss_weights(tuple(whole.shape), program, trace, number, seed, rows)
-        term = (whole * weights.to(whole.device, whole.dtype)).mean()
+        full_tensor = leaf.full_tensor() if hasattr(leaf, "full_tensor") else leaf
+        seed = program.seed + 1009 * (program.first + number) + leaf_number
+        weights = _loss_weights(tuple(full_tensor.shape), program, trace, number, seed, rows)
+        term = (full_tensor * weights.to(full_tensor.device, full_tensor.dtype)).mean()
         total = term if total is None else total + term
     if total is None:
         raise UsageError(
@@ -439,14 +447,18 @@ def _loss_weights(
     samples = rows
     if rows is None and trace.ranks > 1:
         samples = samples_of(program, trace.rank, number)
-    mine = samples is not None and bool(shape) and shape[0] == samples[1] - samples[0]
+    is_part_of_batch = samples is not None and bool(shape) and shape[0] == samples[1] - samples[0]
     size = batch_size(program.batch(number)) or 0
-    whole = (size, *shape[1:]) if mine else shape
+    full_shape = (size, *shape[1:]) if is_part_of_batch else shape
     draws = torch.Generator().manual_seed(seed)
-    weights = torch.randint(1, _EIGHTHS + 1, whole, generator=draws) / _EIGHTHS
-    signs = torch.randint(0, 2, whole, generator=draws) * 2 - 1
-    found = weights * signs
-    return found[samples[0] : samples[1]] if mine and samples is not None else found
+    weights = torch.randint(1, _EIGHTHS + 1, full_shape, generator=draws) / _EIGHTHS
+    signs = torch.randint(0, 2, full_shape, generator=draws) * 2 - 1
+    signed_weights = weights * signs
+    return (
+        signed_weights[samples[0] : samples[1]]
+        if is_part_of_batch and samples is not None
+        else signed_weights
+    )
 
 
 # --- Dropout: switched off, or with masks that every rank draws alike -----------------------------
@@ -503,8 +515,10 @@ class DropoutMode(TorchFunctionMode):
 
         if not isinstance(value, DTensor):
             return value * self._mask(value, p)
-        whole = [Replicate() if one.is_partial() else one for one in value.placements]
-        value = value.redistribute(placements=whole)
+        placements = [
+            Replicate() if placement.is_partial() else placement for placement in value.placements
+        ]
+        value = value.redistribute(placements=placements)
         local = value.to_local()
         return DTensor.from_local(
             local * self._mask(local, p),
@@ -522,8 +536,8 @@ class DropoutMode(TorchFunctionMode):
         # NumPy, because a run in float64 refuses to read bits, and a perturbed one adds noise.
         multiples = value.detach().double().cpu().numpy() * _MULTIPLES[self.kind]
         mixed = (np.ascontiguousarray(multiples).view(np.uint64) >> _LOST_BITS) * _PRIME
-        kept = (mixed ^ (mixed >> np.uint64(29))) % _RANGE >= p * float(_RANGE)
-        mask = torch.from_numpy(kept.reshape(value.shape) / (1 - p))
+        is_kept = (mixed ^ (mixed >> np.uint64(29))) % _RANGE >= p * float(_RANGE)
+        mask = torch.from_numpy(is_kept.reshape(value.shape) / (1 - p))
         return mask.to(value.device, value.dtype)
 
     def _attention(  # noqa: PLR0913, PLR0917  (in torch's order)
@@ -547,7 +561,7 @@ class DropoutMode(TorchFunctionMode):
             return F.scaled_dot_product_attention(query, key, value, **how)
         if enable_gqa:
             times = query.shape[-3] // key.shape[-3]
-            key, value = (one.repeat_interleave(times, -3) for one in (key, value))
+            key, value = (tensor.repeat_interleave(times, -3) for tensor in (key, value))
         # The weights of attention are what it returns for the identity matrix.
         length = key.shape[-2]
         identity = torch.eye(length, dtype=value.dtype, device=value.device)
@@ -580,12 +594,12 @@ class PipelinedModel(nn.Module):
     pipeline: Pipeline
     known: Mapping[nn.Module, str]
 
-    def __init__(self, pipeline: Pipeline, known: Mapping[nn.Module, str]) -> None:
+    def __init__(self, pipeline: Pipeline, module_names: Mapping[nn.Module, str]) -> None:
         super().__init__()
         self.stages = nn.ModuleList([stage.module for stage in pipeline.stages])
         # Not attributes of a module: these must not be registered as submodules.
         object.__setattr__(self, "pipeline", pipeline)
-        object.__setattr__(self, "known", known)
+        object.__setattr__(self, "known", module_names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -659,22 +673,23 @@ def apply_plan(
         matched = {name: style for name, style in plan.items() if name not in unmatched}
         # Styles keep state of their rank, so ranks that are threads must not share them.
         return parallelize_module(model, mesh, copy.deepcopy(matched))
-    known = {module: name for name, module in model.named_modules()}
-    made: Any = plan(model, mesh)
-    pipeline = pipeline_of(made)
+    module_names = {module: name for name, module in model.named_modules()}
+    planned_model: Any = plan(model, mesh)
+    pipeline = pipeline_of(planned_model)
     if pipeline is not None:
         if not pipeline.has_loss:
             raise UnsupportedPlanError(
                 "the pipeline schedule has no loss, so it trains nothing: pass loss_fn=, which "
                 "verify_parallel replaces by its own loss"
             )
-        return PipelinedModel(pipeline, known)
-    if made is not None and not isinstance(made, nn.Module):
+        return PipelinedModel(pipeline, module_names)
+    if planned_model is not None and not isinstance(planned_model, nn.Module):
         raise UnsupportedPlanError(
-            f"the plan returned {made!r:.80}: return the parallel module, a pipeline schedule, or "
+            f"the plan returned {planned_model!r:.80}: return the parallel module, a "
+            "pipeline schedule, or "
             "None if the model was changed in place"
         )
-    return model if made is None else made
+    return model if planned_model is None else planned_model
 
 
 def plan_notes(program: ParallelProgram, model: nn.Module) -> list[str]:
@@ -727,12 +742,12 @@ def _shard_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
     for child in module.children():
         holds = any(True for _ in child.parameters())
         listed = isinstance(module, nn.ModuleList | nn.Sequential)
         if listed and holds and not isinstance(child, nn.ModuleList | nn.ModuleDict):
-            found.append(child)
+            modules.append(child)
         else:
-            found += _blocks(child)
-    return found
+            modules += _blocks(child)
+    return modules

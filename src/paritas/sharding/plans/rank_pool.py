@@ -241,9 +241,9 @@ def operator_without_kernel(error: BaseException | None) -> str:
     chain = () if error is None else chain_of_causes(error, lambda e: e.__cause__ or e.__context__)
     for cause in chain:
         for pattern in _NO_KERNEL:
-            found = pattern.search(str(cause)) if isinstance(cause, NotImplementedError) else None
-            if found is not None:
-                return found[1]
+            match = pattern.search(str(cause)) if isinstance(cause, NotImplementedError) else None
+            if match is not None:
+                return match[1]
     return ""
 
 
@@ -314,9 +314,9 @@ class RankPool:
         answers: dict[int, RankAnswer] = {}
         deadline = time.monotonic() + timeout
         while len(answers) < self.ranks:
-            left = deadline - time.monotonic()
+            remaining_seconds = deadline - time.monotonic()
             late = [rank for rank in range(self.ranks) if rank not in answers]
-            if left <= 0:
+            if remaining_seconds <= 0:
                 if any(answer.error for answer in answers.values()):
                     self.close()
                     return [answers.get(rank, GIVEN_UP) for rank in range(self.ranks)]
@@ -324,7 +324,9 @@ class RankPool:
                 reason = f"{names} of {self.ranks} had {timeout:g} s {what}: {NO_ANSWER}"
                 self._fail(reason, late, answers, timed_out=True)
             # The channel of a rank that dies closes, which ends the wait as well.
-            ready = wait_for_any({rank: self._workers[rank].channel for rank in late}, max(left, 0))
+            ready = wait_for_any(
+                {rank: self._workers[rank].channel for rank in late}, max(remaining_seconds, 0)
+            )
             for rank in ready:
                 answers[rank] = answer = self._answer(rank, answers)
                 if answer.error is not None:

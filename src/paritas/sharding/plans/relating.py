@@ -85,11 +85,11 @@ def relate(
     expected: dict[int, Tensor] = {}
     for group in groups.values():
         tried = [
-            (*_relate_group(program, group, whole, near), whole)
-            for whole in _wholes(program, samples, group, reference, factors)
+            (*_relate_group(program, group, candidate_value, near), candidate_value)
+            for candidate_value in _wholes(program, samples, group, reference, factors)
         ]
         # A value of the right shape that is wrong says more than one of another shape.
-        best = min(tried, key=lambda one: (one[0] is Relation.UNKNOWN, one[0]))
+        best = min(tried, key=lambda attempt: (attempt[0] is Relation.UNKNOWN, attempt[0]))
         relation = max(relation, best[0])
         ranks += best[1]
         expected |= dict.fromkeys(group, best[2])
@@ -134,49 +134,51 @@ def _wholes(
     factors: tuple[float, ...],
 ) -> list[Tensor]:
     """The values that the ranks of one part of the batch may hold together."""
-    found = [reference]
+    expected_values = [reference]
     rows = rows_of_rank(program, samples, next(iter(group)), reference)
     if rows is not None:
-        found.insert(0, reference[rows[0] : rows[1]])
+        expected_values.insert(0, reference[rows[0] : rows[1]])
     if not reference.is_floating_point():
-        return found
-    return [value * factor if factor != 1 else value for value in found for factor in factors]
+        return expected_values
+    return [
+        value * factor if factor != 1 else value for value in expected_values for factor in factors
+    ]
 
 
 def _relate_group(
-    program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
+    program: ParallelProgram, pieces: dict[int, RankPiece], expected: Tensor, near: Near
 ) -> tuple[Relation, list[int]]:
     """How the pieces of ranks with the same samples relate to the whole, and the wrong ranks."""
     if any(piece.placement is not None for piece in pieces.values()):
-        return _relate_placed(pieces, whole, near)
+        return _relate_placed(pieces, expected, near)
     relations = {
-        rank: find_part(program, rank, piece.local, whole, near)[0]
+        rank: find_part(program, rank, piece.local, expected, near)[0]
         for rank, piece in pieces.items()
     }
     worst = max(relations.values())
     if worst is Relation.UNKNOWN or worst < Relation.PARTIAL:
         return worst, []
-    if worst is Relation.WRONG and _sums_up(program, pieces, whole, near):
+    if worst is Relation.WRONG and _sums_up(program, pieces, expected, near):
         return Relation.PARTIAL, []
     bad = [rank for rank, relation in relations.items() if relation is worst]
     return worst, bad
 
 
 def _relate_placed(
-    pieces: dict[int, RankPiece], whole: Tensor, near: Near
+    pieces: dict[int, RankPiece], expected: Tensor, near: Near
 ) -> tuple[Relation, list[int]]:
     shape = next(iter(pieces.values())).whole_shape
-    if any(p.placement is None for p in pieces.values()) or shape != tuple(whole.shape):
+    if any(p.placement is None for p in pieces.values()) or shape != tuple(expected.shape):
         return Relation.UNKNOWN, []
-    together = assemble(dict(pieces), whole.shape)
+    together = assemble(dict(pieces), expected.shape)
     if together.value is None:
         return Relation.UNKNOWN, []
-    if near(together.value, whole) and together.disagreement is None:
+    if near(together.value, expected) and together.disagreement is None:
         return Relation.WHOLE, []
     bad = [
         rank
         for rank, piece in pieces.items()
-        if not near(piece.local, take(whole, locate(rank, piece)))
+        if not near(piece.local, take(expected, locate(rank, piece)))
     ]
     if not bad:  # they differ by rounding
         return Relation.WHOLE, []
@@ -184,19 +186,19 @@ def _relate_placed(
 
 
 def find_part(
-    program: ParallelProgram, rank: int, value: Tensor, whole: Tensor, near: Near
+    program: ParallelProgram, rank: int, value: Tensor, whole_value: Tensor, near: Near
 ) -> tuple[Relation, Where | None]:
     """How a plain value relates to the whole, and which part of it it is by its values.
 
     A value that is wrong is taken for the part that is expected on this rank, if it has its shape.
     """
-    if value.shape == whole.shape:
-        where = tuple(map(all_of, whole.shape))
-        return (Relation.WHOLE if near(value, whole) else Relation.WRONG), where
-    if len(split_dims(whole.shape, value.shape) or ()) != 1:
+    if value.shape == whole_value.shape:
+        where = tuple(map(all_of, whole_value.shape))
+        return (Relation.WHOLE if near(value, whole_value) else Relation.WRONG), where
+    if len(split_dims(whole_value.shape, value.shape) or ()) != 1:
         return Relation.UNKNOWN, None
     expected = functools.partial(natural_chunk, program, rank)
-    part = find_plain_part(whole, value, expected, NearMatch(near))
+    part = find_plain_part(whole_value, value, expected, NearMatch(near))
     if part is None or not part.proven:
         return Relation.WRONG, None if part is None else part.where
     return (Relation.SHARD if part.chunk == part.natural else Relation.PERMUTED), part.where
@@ -222,11 +224,11 @@ def add_terms(values: list[Tensor], near: Near) -> tuple[Tensor, float] | None:
 
 
 def _sums_up(
-    program: ParallelProgram, pieces: dict[int, RankPiece], whole: Tensor, near: Near
+    program: ParallelProgram, pieces: dict[int, RankPiece], expected: Tensor, near: Near
 ) -> bool:
     """Whether the values of all ranks, or of those along one axis, add up to the whole."""
     return any(
-        all(_adds(program, ranks, pieces, whole, near) for ranks in groups)
+        all(_adds(program, ranks, pieces, expected, near) for ranks in groups)
         for groups in group_terms(program, list(pieces))
     )
 
@@ -235,13 +237,13 @@ def _adds(
     program: ParallelProgram,
     ranks: list[int],
     pieces: dict[int, RankPiece],
-    whole: Tensor,
+    expected: Tensor,
     near: Near,
 ) -> bool:
     added = add_terms([pieces[rank].local for rank in ranks], near)
     if added is None:
         return False
     total, noise = added
-    if total.shape == whole.shape:
-        return near(total, whole.double(), noise)
-    return find_part(program, ranks[0], total, whole.double(), near)[0] is Relation.SHARD
+    if total.shape == expected.shape:
+        return near(total, expected.double(), noise)
+    return find_part(program, ranks[0], total, expected.double(), near)[0] is Relation.SHARD

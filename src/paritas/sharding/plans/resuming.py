@@ -101,19 +101,21 @@ class Resumption:
 
     def program(self) -> ParallelProgram:
         """What the ranks train from the checkpoint on; their model has other numbers at first."""
-        made = _OtherNumbers(self.after)
-        return dataclasses.replace(self.after, model=made, first=self.before.steps, later=0)
+        other_numbers = _OtherNumbers(self.after)
+        return dataclasses.replace(
+            self.after, model=other_numbers, first=self.before.steps, later=0
+        )
 
     def reference(self, run: Callable[..., Trace], program: ParallelProgram, **how: Any) -> Trace:
         """The training on one device without an interruption; its trace from the checkpoint on."""
         first = self.before.steps
-        whole = dataclasses.replace(
+        uninterrupted_program = dataclasses.replace(
             program,
             model=self.before.model,
             first=0,
             steps=first + program.steps,
         )
-        trace = run(whole, **how)
+        trace = run(uninterrupted_program, **how)
         if len(trace.steps) < first:
             return trace
         last = trace.steps[first - 1]
@@ -136,8 +138,8 @@ class Resumption:
     def joined(self, before: Verdict, after: Verdict) -> Verdict:
         """One verdict about both parts."""
         resumed = tuple(
-            msgspec.structs.replace(one, item=one.item.in_graph(f"resumed on {self.mesh}"))
-            for one in after.findings
+            msgspec.structs.replace(finding, item=finding.item.in_graph(f"resumed on {self.mesh}"))
+            for finding in after.findings
         )
         note = (
             f"after {self.before.steps} of {self.before.steps + self.after.steps} steps, a "
@@ -175,9 +177,15 @@ def _from_loaded(trace: Trace) -> Trace:
     if not trace.initial:
         return trace
     buffers = trace.steps[0].buffers if trace.steps else {}
-    parameters = {name: one for name, one in trace.initial.items() if name not in buffers}
-    held = {name: one for name, one in trace.initial.items() if name in buffers}
-    return _from_state(trace, parameters, held, trace.steps)
+    parameters = {
+        name: parameter_piece
+        for name, parameter_piece in trace.initial.items()
+        if name not in buffers
+    }
+    buffers_of_state = {
+        name: buffer_piece for name, buffer_piece in trace.initial.items() if name in buffers
+    }
+    return _from_state(trace, parameters, buffers_of_state, trace.steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +195,16 @@ class _OtherNumbers:
     program: ParallelProgram
 
     def __call__(self) -> nn.Module:
-        given = self.program.model
-        made = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-        kept = {id(one) for one in made.state_dict(keep_vars=True).values()}
+        model = self.program.model
+        new_model = copy.deepcopy(model) if isinstance(model, nn.Module) else model()
+        saved_ids = {
+            id(state_tensor) for state_tensor in new_model.state_dict(keep_vars=True).values()
+        }
         with torch.no_grad():
-            for one in itertools.chain(made.parameters(), made.buffers()):
-                if id(one) in kept and one.is_floating_point():
-                    one.mul_(0.5).add_(0.25)
-        return made
+            for tensor in itertools.chain(new_model.parameters(), new_model.buffers()):
+                if id(tensor) in saved_ids and tensor.is_floating_point():
+                    tensor.mul_(0.5).add_(0.25)
+        return new_model
 
 
 def new_folder() -> tempfile.TemporaryDirectory[str]:

@@ -40,22 +40,24 @@ def apply_shipped_plan(model: nn.Module, mesh: DeviceMesh, *, experts: bool) -> 
         fsdp_size=sizes.get(DATA_AXIS, 1),
         ep_size=sizes.get(TENSOR_AXIS, 1) if experts else None,
     )
-    given: Any = model
-    _untie_weights(given)
+    pretrained_model: Any = model
+    _untie_weights(pretrained_model)
     try:
-        made: nn.Module = given.maybe_distribute_model(model, config, _meshes(mesh, config))
+        module: nn.Module = pretrained_model.maybe_distribute_model(
+            model, config, _meshes(mesh, config)
+        )
     except ValueError as error:  # sizes that do not divide, or styles that it does not know
         raise UnsupportedPlanError(
             f"transformers does not apply the plan of {type(model).__name__}: {error!s:.200}"
         ) from error
     # As `from_pretrained` does once the weights of the shards are loaded.
-    given.tie_weights(recompute_mapping=False)
-    if not any(_is_distributed(parameter) for parameter in made.parameters()):
+    pretrained_model.tie_weights(recompute_mapping=False)
+    if not any(_is_distributed(parameter) for parameter in module.parameters()):
         raise UnsupportedPlanError(
             f"no rule of the plan of {type(model).__name__} matches a parameter, so nothing is "
             "parallel"
         )
-    return made
+    return module
 
 
 def _untie_weights(model: Any) -> None:
@@ -66,10 +68,14 @@ def _untie_weights(model: Any) -> None:
     """
     for target, source in model.all_tied_weights_keys.items():
         holder, _, name = target.rpartition(".")
-        held = getattr(model.get_submodule(holder), name)
-        if isinstance(held, nn.Parameter) and held is model.get_parameter_or_buffer(source):
-            own = nn.Parameter(held.detach().clone(), requires_grad=held.requires_grad)
-            setattr(model.get_submodule(holder), name, own)
+        tied_weight = getattr(model.get_submodule(holder), name)
+        if isinstance(tied_weight, nn.Parameter) and tied_weight is model.get_parameter_or_buffer(
+            source
+        ):
+            parameter = nn.Parameter(
+                tied_weight.detach().clone(), requires_grad=tied_weight.requires_grad
+            )
+            setattr(model.get_submodule(holder), name, parameter)
 
 
 def _sizes(mesh: DeviceMesh) -> dict[str, int]:

@@ -45,36 +45,38 @@ class Abridger:
 
     def __call__(self, name: str, rank: int, piece: RankPiece) -> RankPiece:
         """The piece itself if it is small."""
-        whole = self.wholes.get(name)
-        if whole is None or whole.numel() <= MOST_KEPT or not is_inexact(piece.local):
+        full_value = self.wholes.get(name)
+        if full_value is None or full_value.numel() <= MOST_KEPT or not is_inexact(piece.local):
             return piece
-        shape, place = tuple(whole.shape), piece.placement
-        if place is None and piece.whole_shape == shape:
+        shape, placement = tuple(full_value.shape), piece.placement
+        if placement is None and piece.whole_shape == shape:
             where = tuple(map(all_of, shape))
             return RankPiece(_sums_of_part(piece.local, where, shape))
-        if place is None:
-            return self._part_by_hand(name, rank, piece, whole)
-        if place.global_shape != shape or not place.coordinate:
+        if placement is None:
+            return self._part_by_hand(name, rank, piece, full_value)
+        if placement.global_shape != shape or not placement.coordinate:
             return piece
         sums = _sums_of_part(piece.local, locate(rank, piece), shape)
-        roles = zip(place.placements, place.roles, strict=True)
+        roles = zip(placement.placements, placement.roles, strict=True)
         # The sketches of shards are terms of the sketch of the whole.
         words = tuple(_TERM if isinstance(role, Shard) else word for word, role in roles)
         moved = msgspec.structs.replace(
-            place, placements=words, global_shape=tuple(sums.shape), global_offset=(0,)
+            placement, placements=words, global_shape=tuple(sums.shape), global_offset=(0,)
         )
         return RankPiece(sums, moved)
 
-    def _part_by_hand(self, name: str, rank: int, piece: RankPiece, whole: Tensor) -> RankPiece:
+    def _part_by_hand(
+        self, name: str, rank: int, piece: RankPiece, full_value: Tensor
+    ) -> RankPiece:
         """The sketch of a plain shard, whose place the initial values show."""
         if (name, rank) not in self.places:
             expected = functools.partial(natural_chunk, self.program, rank)
-            plain_part = find_plain_part(whole, piece.local, expected, ExactMatch())
+            plain_part = find_plain_part(full_value, piece.local, expected, ExactMatch())
             self.places[name, rank] = None if plain_part is None else plain_part.where
         where = self.places[name, rank]
         if where is None:
             return piece
-        sums = _sums_of_part(piece.local, where, tuple(whole.shape))
+        sums = _sums_of_part(piece.local, where, tuple(full_value.shape))
         # Ranks that hold the same part are at the same place of a mesh of parts.
         part = sum(segment.target for segments in where for segment in segments)
         term = LocalPlacement(

@@ -185,13 +185,13 @@ class EqualPieces:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], list[Tensor]] = {}
 
-    def shared(self, place: tuple[Any, ...], piece: RankPiece) -> RankPiece:
+    def shared(self, key: tuple[Any, ...], piece: RankPiece) -> RankPiece:
         """The piece, with the tensor of another rank if that has the same bits at this place."""
-        known = self._known.setdefault(place, [])
-        for tensor in known:
+        known_tensors = self._known.setdefault(key, [])
+        for tensor in known_tensors:
             if bitwise_equal(tensor, piece.local):
                 return dataclasses.replace(piece, local=tensor)
-        known.append(piece.local)
+        known_tensors.append(piece.local)
         return piece
 
 
@@ -223,15 +223,18 @@ class Flows:
         Several modules may return the same tensor, a child and the module around it. The gradient
         then reaches the inner one through the outer one.
         """
-        found: dict[ValuePlace, list[ValuePlace]] = {}
+        source_lists: dict[ValuePlace, list[ValuePlace]] = {}
         chains = {key: self._chain(key) for key in self._marks}
         for key, chain in chains.items():
             for inner, outer in itertools.pairwise(chain):
-                found.setdefault(inner, []).append(outer)
+                source_lists.setdefault(inner, []).append(outer)
             for target in self._next(key):
                 if chain and chains[target]:
-                    found.setdefault(chains[target][-1], []).append(chain[0])
-        return {place: tuple(dict.fromkeys(places)) for place, places in found.items()}
+                    source_lists.setdefault(chains[target][-1], []).append(chain[0])
+        return {
+            value_place: tuple(dict.fromkeys(places))
+            for value_place, places in source_lists.items()
+        }
 
     def _chain(self, key: tuple[Node, int]) -> list[ValuePlace]:
         """The places of one tensor, innermost first; a call that never returned has none."""
@@ -239,7 +242,7 @@ class Flows:
 
     def _next(self, key: tuple[Node, int]) -> list[tuple[Node, int]]:
         """The marked values that a gradient reaches next."""
-        found: dict[tuple[Node, int], None] = {}
+        next_marked: dict[tuple[Node, int], None] = {}
         met = {key[0]}
         stack = [*key[0].next_functions]
         while stack:
@@ -247,11 +250,11 @@ class Flows:
             if node is None:
                 continue
             if (node, number) in self._marks:
-                found[(node, number)] = None
+                next_marked[(node, number)] = None
             elif node not in met:
                 met.add(node)
                 stack += node.next_functions
-        return list(found)
+        return list(next_marked)
 
 
 # --- Watching a model while it trains: values as a rank holds them, and calls of modules ----------
@@ -306,14 +309,14 @@ class ModelNames:
 
 def plain_name(model: nn.Module, path: str) -> str:
     """A path in a model without the wrappers of a plan, a compiler or checkpointing."""
-    kept: list[str] = []
+    plain_parts: list[str] = []
     module: Any = model
     for part in path.split(".") if path else ():
         wraps = part in _INNER or (part == "module" and isinstance(module, _PARALLEL))
         if not wraps:
-            kept.append(part)
+            plain_parts.append(part)
         module = getattr(module, part, None)
-    return ".".join(kept)
+    return ".".join(plain_parts)
 
 
 def watched_modules(names: ModelNames) -> dict[str, tuple[nn.Module, str]]:
@@ -321,27 +324,29 @@ def watched_modules(names: ModelNames) -> dict[str, tuple[nn.Module, str]]:
 
     Modules inside a compiled module are left out, since their hooks would be compiled.
     """
-    found: dict[str, tuple[nn.Module, str]] = {}
+    modules_by_name: dict[str, tuple[nn.Module, str]] = {}
     compiled: list[str] = []
     for path, module in names.model.named_modules():
         inside = any(path.startswith(prefix) for prefix in compiled)
         if "_orig_mod" in dict(module.named_children()):
             compiled.append(f"{path}." if path else "")
         name = names.of(path)
-        if name in found:
-            found[name] = (found[name][0], _kind(module))
+        if name in modules_by_name:
+            modules_by_name[name] = (modules_by_name[name][0], _kind(module))
         elif not inside and not isinstance(module, torch.jit.ScriptModule):
-            found[name] = (module, _kind(module))
-    return found
+            modules_by_name[name] = (module, _kind(module))
+    return modules_by_name
 
 
 def _kind(module: nn.Module) -> str:
     """The name of the user's class; FSDP derives its own class from it."""
-    own = type(module)
+    module_class = type(module)
     fsdp = sys.modules.get("torch.distributed.fsdp")  # no model uses what was never imported
     if fsdp is not None and isinstance(module, fsdp.FSDPModule):
-        return next((base.__name__ for base in own.__bases__ if base is not fsdp.FSDPModule), "")
-    return own.__name__
+        return next(
+            (base.__name__ for base in module_class.__bases__ if base is not fsdp.FSDPModule), ""
+        )
+    return module_class.__name__
 
 
 def is_fsdp(model: nn.Module) -> bool:
@@ -408,8 +413,8 @@ class ModuleWatch(ModuleHooks):
         self._trace.error_at = name
         if not self._keeps:
             return entered, args, kwargs
-        given = _Given(self, self._trace.steps[-1], entered)
-        return entered, given.replaced(args, "args"), given.replaced(kwargs, "kwargs")
+        input_marker = _Given(self, self._trace.steps[-1], entered)
+        return entered, input_marker.replaced(args, "args"), input_marker.replaced(kwargs, "kwargs")
 
     def leave_call(
         self, name: str, entered: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -446,9 +451,9 @@ class ModuleWatch(ModuleHooks):
         def arrived(gradient: Tensor) -> None:
             self._trace.error_at = entered.name
             if keeps and entered.position:
-                place = ValuePlace(entered.position[0], side, path)
+                value_place = ValuePlace(entered.position[0], side, path)
                 if path not in entered.gradients[side]:
-                    step.backward.append(place)
+                    step.backward.append(value_place)
                 entered.gradients[side][path] = piece_of(gradient)
 
         tensor.register_hook(arrived)
@@ -485,24 +490,29 @@ class _Given:
     entered: _EnteredCall
     views: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
-    def replaced(self, given: Any, path: str) -> Any:
+    def replaced(self, argument: Any, path: str) -> Any:
         """The inputs with views instead of the tensors that require a gradient."""
-        if type(given) is tuple:
-            return tuple(self.replaced(one, f"{path}[{n}]") for n, one in enumerate(given))
-        if type(given) is dict and path == "kwargs":
-            return {name: self.replaced(one, f"{path}[{name!r}]") for name, one in given.items()}
-        if not isinstance(given, torch.Tensor) or not given.requires_grad:
-            return given
+        if type(argument) is tuple:
+            return tuple(
+                self.replaced(element, f"{path}[{n}]") for n, element in enumerate(argument)
+            )
+        if type(argument) is dict and path == "kwargs":
+            return {
+                name: self.replaced(element, f"{path}[{name!r}]")
+                for name, element in argument.items()
+            }
+        if not isinstance(argument, torch.Tensor) or not argument.requires_grad:
+            return argument
         if not torch.is_grad_enabled():
-            return given
-        if id(given) not in self.views:
+            return argument
+        if id(argument) not in self.views:
             try:
-                view = given.view_as(given)
+                view = argument.view_as(argument)
             except (RuntimeError, NotImplementedError):  # this layout has no views
-                return given
-            self.views[id(given)] = view
+                return argument
+            self.views[id(argument)] = view
             self.watch.follow(self.step, self.entered, INPUT_SIDE, path, view)
-        return self.views[id(given)]
+        return self.views[id(argument)]
 
 
 # --- Calls of a module for each micro-batch -------------------------------------------------------
@@ -527,21 +537,31 @@ def merge_calls(step: StepTrace, microbatches: int | None = None) -> None:
     step.modules[:] = [
         ModuleCall(
             name,
-            made[0].kind,
-            _join_pieces([one.outputs for one in made[-count:]]),
-            _join_pieces([one.gradients for one in made[-count:]], microbatches),
-            _join_pieces([one.input_gradients for one in made[-count:]], microbatches),
+            same_name[0].kind,
+            _join_pieces([module_call.outputs for module_call in same_name[-count:]]),
+            _join_pieces(
+                [module_call.gradients for module_call in same_name[-count:]], microbatches
+            ),
+            _join_pieces(
+                [module_call.input_gradients for module_call in same_name[-count:]], microbatches
+            ),
         )
-        for name, made in calls.items()
-        if len(made) in allowed
+        for name, same_name in calls.items()
+        if len(same_name) in allowed
     ]
     numbers = {call.name: number for number, call in enumerate(step.modules)}
-    places = [(names[place.call], place) for place in step.backward if names[place.call] in numbers]
-    kept = [dataclasses.replace(place, call=numbers[name]) for name, place in places]
+    places = [
+        (names[value_place.call], value_place)
+        for value_place in step.backward
+        if names[value_place.call] in numbers
+    ]
+    merged_places = [
+        dataclasses.replace(value_place, call=numbers[name]) for name, value_place in places
+    ]
     step.backward[:] = [
-        place
-        for place in dict.fromkeys(kept)
-        if place.path in step.modules[place.call].back(place.side)
+        value_place
+        for value_place in dict.fromkeys(merged_places)
+        if value_place.path in step.modules[value_place.call].back(value_place.side)
     ]
 
 
@@ -549,28 +569,30 @@ def _join_pieces(
     parts: list[dict[str, RankPiece]], divisor: int | None = None
 ) -> dict[str, RankPiece]:
     """The tensors of several calls that all of them have, one after the other."""
-    found: dict[str, RankPiece] = {}
+    joined_pieces: dict[str, RankPiece] = {}
     for path in parts[0]:
         pieces = [part[path] for part in parts if path in part]
         if len(pieces) < len(parts) or not _are_rows(pieces):
             continue
-        whole = torch.cat([one.local for one in pieces])
-        whole = whole if divisor is None else whole / divisor
-        place = pieces[0].placement
-        if place is not None and len(pieces) > 1:
-            rows = sum(one.whole_shape[0] for one in pieces)
-            shape = (rows, *place.global_shape[1:])
-            place = msgspec.structs.replace(place, global_shape=shape)
-        found[path] = RankPiece(whole, place)
-    return found
+        joined_value = torch.cat([piece.local for piece in pieces])
+        joined_value = joined_value if divisor is None else joined_value / divisor
+        placement = pieces[0].placement
+        if placement is not None and len(pieces) > 1:
+            rows = sum(piece.whole_shape[0] for piece in pieces)
+            shape = (rows, *placement.global_shape[1:])
+            placement = msgspec.structs.replace(placement, global_shape=shape)
+        joined_pieces[path] = RankPiece(joined_value, placement)
+    return joined_pieces
 
 
 def _are_rows(pieces: list[RankPiece]) -> bool:
     """Whether tensors are rows of one tensor: they differ in the first dimension at most."""
     if len(pieces) == 1:
         return True
-    split = [role for one in pieces if one.placement for role in one.placement.roles]
+    split = [role for piece in pieces if piece.placement for role in piece.placement.roles]
     if any(isinstance(role, Shard) and role.dim == 0 for role in split):
         return False
-    kinds = {(one.whole_shape[1:], one.local.dtype, one.placement is None) for one in pieces}
-    return len(kinds) == 1 and all(one.local.dim() > 0 for one in pieces)
+    kinds = {
+        (piece.whole_shape[1:], piece.local.dtype, piece.placement is None) for piece in pieces
+    }
+    return len(kinds) == 1 and all(piece.local.dim() > 0 for piece in pieces)

@@ -165,19 +165,21 @@ def build_model(program: ParallelProgram, manner: Manner) -> BuiltModel:
     Raises:
         UsageError: the model cannot be made or copied.
     """
-    given = program.model
+    given_model = program.model
     torch.manual_seed(program.seed)
     with default_dtype(manner.default):  # drawn in float64, the initial values would differ
-        made = given if isinstance(given, nn.Module) else _make_model(given)
+        original = given_model if isinstance(given_model, nn.Module) else _make_model(given_model)
     try:
-        model = made if isinstance(made, Piece) else copy.deepcopy(made)  # a piece is always new
+        model = (
+            original if isinstance(original, Piece) else copy.deepcopy(original)
+        )  # a piece is always new
     except Exception as error:
-        if made is given:
+        if original is given_model:
             raise UsageError(
                 f"the model cannot be copied ({in_one_line(error, 300)}): pass a function that "
                 "makes it"
             ) from error
-        model = made
+        model = original
     dtype = dtype_of(model, manner.default)
     for tensor in itertools.chain(model.parameters(), model.buffers()):
         tensor.grad = None
@@ -199,13 +201,15 @@ def dtype_of(model: nn.Module, default: torch.dtype = torch.float32) -> torch.dt
 
 def _make_model(factory: Any) -> nn.Module:
     try:
-        made = factory()
+        new_model = factory()
     except Exception as error:
         raised = in_one_line(error, 300)
         raise UsageError(f"the function that makes the model raised {raised}") from error
-    if not isinstance(made, nn.Module):
-        raise UsageError(f"the function that makes the model returned {made!r:.80}, not a module")
-    return made
+    if not isinstance(new_model, nn.Module):
+        raise UsageError(
+            f"the function that makes the model returned {new_model!r:.80}, not a module"
+        )
+    return new_model
 
 
 def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Trace) -> None:
@@ -276,8 +280,10 @@ def _one_step(
     running: contextlib.AbstractContextManager[Any],
 ) -> None:
     number, noted = len(trace.steps) - 1, trace.steps[-1]
-    given = part_of_batch(program, trace.rank, number) if trace.ranks > 1 else program.batch(number)
-    batch = to_device(copy_inputs(given, widen=manner.wide), manner.device)
+    rank_batch = (
+        part_of_batch(program, trace.rank, number) if trace.ranks > 1 else program.batch(number)
+    )
+    batch = to_device(copy_inputs(rank_batch, widen=manner.wide), manner.device)
     if isinstance(names.model, PipelinedModel):
         with torch.enable_grad(), running:
             _run_schedule(program, names.model, batch, trace)
@@ -342,7 +348,7 @@ def _run_schedule(
     output, losses = pipeline.step(loss, torch.arange(size), batch.args, batch.kwargs)
     if losses:
         noted.outputs = named_pieces(output)
-        noted.loss = piece_of(torch.stack([one.detach() for one in losses]).mean())
+        noted.loss = piece_of(torch.stack([loss_value.detach() for loss_value in losses]).mean())
     merge_calls(noted, pipeline.microbatches)
 
 
@@ -366,10 +372,10 @@ def _optimizer(program: ParallelProgram, model: nn.Module) -> torch.optim.Optimi
     if program.optimizer is None:
         # On a GPU, the default form refuses a list of distributed and plain parameters.
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=False)
-    made = program.optimizer(iter(parameters))
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(f"the function that makes the optimizer returned {made!r:.80}")
-    return made
+    optimizer = program.optimizer(iter(parameters))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"the function that makes the optimizer returned {optimizer!r:.80}")
+    return optimizer
 
 
 def _parameters(names: ModelNames, trace: Trace) -> dict[str, RankPiece]:
@@ -490,7 +496,7 @@ def _check_blocks_run(model: nn.Module) -> None:
     """Make sure that a plan lets blocks be called one by one."""
     if isinstance(model, PipelinedModel):
         raise NotByBlocksError("a pipeline schedule calls the stages of the model itself")
-    if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in model.modules()):
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise NotByBlocksError(
             "DistributedDataParallel reduces the gradients of all blocks at once"
         )
@@ -579,14 +585,16 @@ def _run_threads(program: ParallelProgram, manner: Manner, timeout: float) -> li
     with same_surroundings(manner):
         models = _build_models(program, manner)
         first = models[0].model
-        held = hold_shared(first.whole if isinstance(first, Piece) else first)
+        shared_tensors = hold_shared(first.whole if isinstance(first, Piece) else first)
 
-        def work(rank: int, _held: list[Tensor] = held) -> None:  # also if it is never done
+        def work(
+            rank: int, _held: list[Tensor] = shared_tensors
+        ) -> None:  # also if it is never done
             train_as_rank(program, models[rank], manner, traces[rank])
 
         outcomes = run_in_threads(work, program.ranks, timeout)
     models.clear()
-    del first, held, work
+    del first, shared_tensors, work
     return_free_memory()
     failed = any(outcome.error is not None for outcome in outcomes)
     for trace in traces:
@@ -603,13 +611,13 @@ def _build_models(program: ParallelProgram, manner: Manner) -> list[BuiltModel]:
     models = [first]
     for _ in range(1, program.ranks):
         try:
-            one = (
+            model_copy = (
                 first.model.copy() if isinstance(first.model, Piece) else copy_on_write(first.model)
             )
         except Exception:  # noqa: BLE001  (a module may refuse to be copied in any way)
             models.append(build_model(program, manner))
         else:
-            models.append(dataclasses.replace(first, model=one, original=one))
+            models.append(dataclasses.replace(first, model=model_copy, original=model_copy))
     return models
 
 
@@ -619,12 +627,12 @@ def _trace_of_thread(
     """A copy of the trace, since a thread that could not be stopped may still write to its own."""
     if outcome.done and outcome.error is None:
         return trace
-    found = dataclasses.replace(trace, steps=list(trace.steps))
+    trace_copy = dataclasses.replace(trace, steps=list(trace.steps))
     if outcome.error is None:
-        found.fail(LET_GO if failed else _describe_timeout(timeout), waited=True)
-    elif found.error is None:
-        found.fail(in_one_line(outcome.error, 300))
-    return found
+        trace_copy.fail(LET_GO if failed else _describe_timeout(timeout), waited=True)
+    elif trace_copy.error is None:
+        trace_copy.fail(in_one_line(outcome.error, 300))
+    return trace_copy
 
 
 def _describe_timeout(timeout: float) -> str:
@@ -739,6 +747,6 @@ def _in_time(rank: int, task: Task, timeout: float) -> Trace:
     thread.join(timeout)
     if not thread.is_alive():
         return trace
-    found = dataclasses.replace(trace, steps=list(trace.steps))
-    found.fail(_describe_timeout(timeout), waited=True)
-    return found
+    trace_copy = dataclasses.replace(trace, steps=list(trace.steps))
+    trace_copy.fail(_describe_timeout(timeout), waited=True)
+    return trace_copy

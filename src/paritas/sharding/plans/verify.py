@@ -274,9 +274,9 @@ class ResumedRuns(ProgramRuns):
 
     def like(self, program: ParallelProgram) -> ProgramRuns:
         """Runs of a changed program."""
-        made = ResumedRuns(self.resumption, self.folder, self)
-        made.program, made.checkpoints = program, self.checkpoints
-        return made
+        resumed_runs = ResumedRuns(self.resumption, self.folder, self)
+        resumed_runs.program, resumed_runs.checkpoints = program, self.checkpoints
+        return resumed_runs
 
     def reference(self, program: ParallelProgram | None = None, **how: Any) -> Trace:
         """Train on one device, without an interruption."""
@@ -285,8 +285,8 @@ class ResumedRuns(ProgramRuns):
     def ranks(self, program: ParallelProgram | None = None, **how: Any) -> list[Trace]:
         """Train on the ranks before the checkpoint, and on those after it."""
         folder = f"{self.folder}/{next(self.checkpoints)}"
-        asked = self._asked(program, **how)
-        return self.resumption.ranks(super().ranks, asked, folder, **how)
+        resumed_program = self._asked(program, **how)
+        return self.resumption.ranks(super().ranks, resumed_program, folder, **how)
 
     def _asked(self, program: ParallelProgram | None, **how: Any) -> ParallelProgram:
         """The steps to train; of those that are watched, the first is what was loaded."""
@@ -307,14 +307,14 @@ def _with_dropout(verdict: Verdict, runs: ProgramRuns) -> Verdict:
     A mask by value differs by chance where a value is next to where its leading bits change. Only
     what fails with two kinds of masks is a fault.
     """
-    found: tuple[Finding, ...] = ()
+    mask_findings: tuple[Finding, ...] = ()
     if verdict.status.passes():
         for kind in KEYED:
-            found = _failures_with_masks(kind, runs, strict=verdict.strict)
-            if not found:
+            mask_findings = _failures_with_masks(kind, runs, strict=verdict.strict)
+            if not mask_findings:
                 break
     return msgspec.structs.replace(
-        verdict, findings=(*found, *verdict.findings), notes=(*verdict.notes, _DROPOUT)
+        verdict, findings=(*mask_findings, *verdict.findings), notes=(*verdict.notes, _DROPOUT)
     )
 
 
@@ -326,7 +326,7 @@ def _failures_with_masks(kind: Dropout, runs: ProgramRuns, *, strict: bool) -> t
     runs.tell("training on one device and on ranks, in float64, with dropout by value")
     reference = masked.native = masked.reference(wide=True)
     ranks = masked.ranks(wide=True)
-    failed = next((one.error for one in (reference, *ranks) if one.error is not None), None)
+    failed = next((trace.error for trace in (reference, *ranks) if trace.error is not None), None)
     if failed is not None:
         return (unverified("dropout", f"dropout could not be checked: {failed}", ADVICE),)
     verdict = judge_traces(
@@ -367,11 +367,11 @@ def judge_traces(
             judge.runs.tell = runs.tell
         judged = excuse_late_reductions(judge, judge.judge())
         noted += judge.runs.notes
-        wrong = [one for one in judged if not one.status.passes()]
+        wrong = [wrong_item for wrong_item in judged if not wrong_item.status.passes()]
         cause = None
         located = bool(wrong) and not errors
         if located if runs is None else runs.agreed(located):
-            first = min((one.step for one in wrong), default=1)
+            first = min((wrong_item.step for wrong_item in wrong), default=1)
             watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
             noted += _affected(judged, wrong)
@@ -383,7 +383,7 @@ def judge_traces(
         findings = ordered_findings(judged, cause)
     else:
         findings = []
-    compared = sum(1 for one in judged if one.item.reference is not None)
+    compared = sum(1 for judged_item in judged if judged_item.item.reference is not None)
     extra = tuple(f"{name} is on the ranks only" for name in unmatched(reference, ranks))
     coverage = Coverage(compared=compared, unmatched=extra)
     return Verdict(
@@ -421,9 +421,9 @@ def _lifted(
         return (runs.native, natively), []
     runs.tell("training on one device, in float64")
     reference = runs.reference(later.program, wide=is_wide, **later.how)
-    whole = later.begin(reference)
-    if whole.error is not None:
-        return None, [f"no run in float64: on one device {whole.error}; judged natively"]
+    reference_later = later.begin(reference)
+    if reference_later.error is not None:
+        return None, [f"no run in float64: on one device {reference_later.error}; judged natively"]
     runs.tell("training on ranks, in float64")
     ranks = runs.ranks(later.program, wide=is_wide, **later.how)
     split = [later.begin(trace) for trace in ranks]
@@ -433,13 +433,13 @@ def _lifted(
             runs.are_later_near = False  # the rank that failed early may have been waiting
         return None, [f"no run in float64: rank {failed.rank} {failed.error}; judged natively"]
     runs.are_later_near = later.are_near(reference, ranks)
-    return ((whole, split) if is_wide else (runs.native, natively)), []
+    return ((reference_later, split) if is_wide else (runs.native, natively)), []
 
 
 def _all_float64(trace: Trace) -> bool:
     """Whether the model itself runs in float64, so there is no wider run."""
-    held = trace.initial or trace.steps[0].parameters
-    pieces = [*held.values(), *trace.steps[0].outputs.values()]
+    state_pieces = trace.initial or trace.steps[0].parameters
+    pieces = [*state_pieces.values(), *trace.steps[0].outputs.values()]
     dtypes = {piece.local.dtype for piece in pieces if piece.local.is_floating_point()}
     return dtypes == {torch.float64}
 
@@ -480,43 +480,44 @@ def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
     """How many values of each kind are wrong in the first wrong step."""
     if not wrong:
         return []
-    step = min(one.step for one in wrong)
-    bad = Counter(one.item.kind for one in wrong if one.step == step)
-    whole = Counter(one.item.kind for one in judged if one.step == step)
+    step = min(wrong_item.step for wrong_item in wrong)
+    bad = Counter(wrong_item.item.kind for wrong_item in wrong if wrong_item.step == step)
+    counter = Counter(judged_item.item.kind for judged_item in judged if judged_item.step == step)
     when = f"in step {step}" if step else "before the first step"
-    parts = [f"{count} of {whole[kind]} {kind} values" for kind, count in bad.items()]
+    parts = [f"{count} of {counter[kind]} {kind} values" for kind, count in bad.items()]
     return [f"affected {when}: {', '.join(parts)}"]
 
 
 def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[Finding]:
     """All findings, the cause first; one finding for each step after the first wrong one."""
-    wrong = [one.step for one in judged if one.status is Status.DIFFERENT]
+    wrong = [wrong_item.step for wrong_item in judged if wrong_item.status is Status.DIFFERENT]
     # Wrong initial values are a cause of their own, and step 1 shows their effect.
     last = max(min(wrong), 1) if wrong else None
-    found: list[Finding] = []
+    sorted_findings: list[Finding] = []
     later: dict[int, list[Judged]] = {}
-    for one in judged:
-        if last is not None and one.step > last and not one.status.passes():
-            later.setdefault(one.step, []).append(one)
+    for judged_item in judged:
+        if last is not None and judged_item.step > last and not judged_item.status.passes():
+            later.setdefault(judged_item.step, []).append(judged_item)
             continue
-        findings = list(one.findings)
-        if cause is not None and one is cause.judged:
+        findings = list(judged_item.findings)
+        if cause is not None and judged_item is cause.judged:
             at = next(i for i, f in enumerate(findings) if not f.status.passes())
             findings[at] = cause.explained(findings[at])
-            found = [findings.pop(at), *found]
-        found += [_explained(finding, one, cause) for finding in findings]
+            sorted_findings = [findings.pop(at), *sorted_findings]
+        sorted_findings += [_explained(finding, judged_item, cause) for finding in findings]
     for step, those in later.items():
-        whole = sum(1 for one in judged if one.step == step)
+        value_count = sum(1 for item_of_step in judged if item_of_step.step == step)
         reason = (
-            f"{len(those)} of its {whole} values are not plainly the reference's, the first is "
+            f"{len(those)} of its {value_count} values are not plainly the reference's, the "
+            "first is "
             f"{those[0].item.path}; not judged, since it continues from wrong values"
         )
-        found.append(unverified(Item(name=f"step {step}"), reason, aspect=Aspect.VALUE))
-    return found
+        sorted_findings.append(unverified(Item(name=f"step {step}"), reason, aspect=Aspect.VALUE))
+    return sorted_findings
 
 
-def _explained(finding: Finding, one: Judged, cause: ParallelCause | None) -> Finding:
+def _explained(finding: Finding, judged: Judged, cause: ParallelCause | None) -> Finding:
     if cause is None or finding.status.passes():
         return finding
-    diagnosis = cause.others.get((one.step, one.item.path))
+    diagnosis = cause.others.get((judged.step, judged.item.path))
     return finding if diagnosis is None else msgspec.structs.replace(finding, diagnosis=diagnosis)

@@ -49,25 +49,27 @@ def factor(atom: Atom, power: int = 1) -> Normal:
 
 def total(*parts: Normal) -> Normal:
     """The sum."""
-    found: dict[Monomial, Fraction] = {}
+    coefficients: dict[Monomial, Fraction] = {}
     for part in parts:
         for monomial, value in part:
-            found[monomial] = found.get(monomial, Fraction(0)) + value
-    kept = [(monomial, value) for monomial, value in found.items() if value]
-    return tuple(sorted(kept, key=order)) if len(kept) > 1 else tuple(kept)
+            coefficients[monomial] = coefficients.get(monomial, Fraction(0)) + value
+    nonzero_terms = [(monomial, value) for monomial, value in coefficients.items() if value]
+    return (
+        tuple(sorted(nonzero_terms, key=order)) if len(nonzero_terms) > 1 else tuple(nonzero_terms)
+    )
 
 
 def product(left: Normal, right: Normal) -> Normal:
     """The product; indices of sums are renamed apart."""
-    made = []
+    terms = []
     for first, a in left:
         for second, b in right:
-            made.append(_scaled(_joined(first, second), a * b))
-    return total(*made)
+            terms.append(_scaled(_joined(first, second), a * b))
+    return total(*terms)
 
 
-def _scaled(one: Normal, by: Fraction) -> Normal:
-    return tuple((monomial, value * by) for monomial, value in one)
+def _scaled(normal: Normal, by: Fraction) -> Normal:
+    return tuple((monomial, value * by) for monomial, value in normal)
 
 
 def _joined(first: Monomial, second: Monomial) -> Normal:
@@ -85,11 +87,11 @@ def _merged(left: Factors, right: Factors) -> Factors:
 
 
 def _sorted(powers: Mapping[Atom, int]) -> Factors:
-    kept = []
+    nonzero_factors = []
     for atom, power in powers.items():
         if power:  # the first rank counts or does not: its powers are equal
-            kept.append((atom, min(power, 1) if atom[0] == "first" else power))
-    return tuple(sorted(kept, key=order))
+            nonzero_factors.append((atom, min(power, 1) if atom[0] == "first" else power))
+    return tuple(sorted(nonzero_factors, key=order))
 
 
 def inverse(value: Normal) -> Normal:
@@ -104,13 +106,13 @@ def inverse(value: Normal) -> Normal:
 
 def of_index(poly: Poly) -> Normal:
     """An index or a size as a number."""
-    made = []
+    terms = []
     for monomial, value in poly:
         powers: dict[Atom, int] = {}
-        for one in monomial:
-            powers[("sym", one)] = powers.get(("sym", one), 0) + 1
-        made.append(((((), _sorted(powers)), Fraction(value)),))
-    return total(*made)
+        for symbol_name in monomial:
+            powers[("sym", symbol_name)] = powers.get(("sym", symbol_name), 0) + 1
+        terms.append(((((), _sorted(powers)), Fraction(value)),))
+    return total(*terms)
 
 
 # --- Replacing indices ----------------------------------------------------------------------------
@@ -118,23 +120,23 @@ def of_index(poly: Poly) -> Normal:
 
 def replace_in(value: Normal, by: Mapping[Atom, Poly]) -> Normal:
     """A normal form with indices replaced."""
-    return total(*(_scaled(_replace_in_monomial(one, by), size) for one, size in value))
+    return total(*(_scaled(_replace_in_monomial(monomial, by), size) for monomial, size in value))
 
 
 def _replace_in_monomial(monomial: Monomial, by: Mapping[Atom, Poly]) -> Normal:
     binders, factors = monomial
     result = number(1)
     for atom, power in factors:
-        made = _replace_in_atom(atom, by)
-        if len(made) == 1 and not made[0][0][0]:
-            ((_, inner), coefficient) = made[0]
-            powered = tuple((one, exponent * power) for one, exponent in inner)
-            made = ((((), powered), coefficient**power),)
+        replace = _replace_in_atom(atom, by)
+        if len(replace) == 1 and not replace[0][0][0]:
+            ((_, inner), coefficient) = replace[0]
+            powered = tuple((inner_atom, exponent * power) for inner_atom, exponent in inner)
+            replace = ((((), powered), coefficient**power),)
         elif power != 1:
-            made = factor(("inv", made)) if power < 0 else made
+            replace = factor(("inv", replace)) if power < 0 else replace
             for _ in range(abs(power) - 1):
-                made = product(made, made)
-        result = product(result, made)
+                replace = product(replace, replace)
+        result = product(result, replace)
     if not binders:
         return result
     sizes = tuple(_replace_in_binder(binder, by) for binder in binders)
@@ -156,13 +158,13 @@ def _replace_in_atom(atom: Atom, by: Mapping[Atom, Poly]) -> Normal:
     if kind == "sym":
         return of_index(indices.replace(symbol(atom[1]), by, {}))
     if kind in ("read", "draw"):
-        places = tuple(indices.replace(place, by, {}) for place in atom[3])
+        places = tuple(indices.replace(position, by, {}) for position in atom[3])
         rank = atom[2] if atom[2] is None else indices.replace(atom[2], by, {})
         return factor((kind, atom[1], rank, places))
     if kind == "first":
         return factor(("first", indices.replace(atom[1], by, {})))
     if kind == "fn":
-        return factor((kind, atom[1], tuple(replace_in(one, by) for one in atom[2])))
+        return factor((kind, atom[1], tuple(replace_in(argument, by) for argument in atom[2])))
     if kind == "inv":
         return inverse(replace_in(atom[1], by))
     if kind == "fun":
@@ -195,18 +197,18 @@ def _uncanonical(monomial: Monomial, by: Mapping[Atom, Poly]) -> Normal:
 def depth(thing: Any, apart: frozenset[str] = frozenset()) -> int:
     """The number of levels of bound indices in it, without some names."""
     if isinstance(thing, str):
-        found = thing[1:].partition(".")
-        known = thing.startswith("%") and found[0].isdigit() and thing not in apart
-        return int(found[0]) if known else 0
+        level_parts = thing[1:].partition(".")
+        is_bound_index = thing.startswith("%") and level_parts[0].isdigit() and thing not in apart
+        return int(level_parts[0]) if is_bound_index else 0
     if isinstance(thing, tuple):
-        return max((depth(one, apart) for one in thing), default=0)
+        return max((depth(part, apart) for part in thing), default=0)
     return 0
 
 
 def occurs(name: str, thing: Any) -> bool:
     """Whether an index occurs in it."""
     if isinstance(thing, tuple):
-        return any(occurs(name, one) for one in thing)
+        return any(occurs(name, part) for part in thing)
     return isinstance(thing, str) and thing == name
 
 
@@ -217,10 +219,10 @@ def canonical(binders: tuple[Binder, ...], factors: Factors) -> Normal:
     """
     for binder in binders:
         if not _is_used(binder, binders, factors):
-            left = tuple(other for other in binders if other != binder)
+            other_binders = tuple(other for other in binders if other != binder)
             return total(
                 *(
-                    _scaled(canonical(left, _merged(factors, sizes)), value)
+                    _scaled(canonical(other_binders, _merged(factors, sizes)), value)
                     for (_, sizes), value in of_index(binder[1])
                 )
             )
@@ -262,14 +264,16 @@ def _without_ranks(
         others = tuple(binder for binder in binders if binder[0] != name)
         only = (("first", symbol(name)), 1)
         if only in factors:
-            left = tuple(one for one in factors if one != only)
-            ((((sizes, inner), _)),) = _uncanonical((others, left), {name: ZERO})
+            other_factors = tuple(factor_pair for factor_pair in factors if factor_pair != only)
+            ((((sizes, inner), _)),) = _uncanonical((others, other_factors), {name: ZERO})
             return _without_ranks(sizes, inner)
         part = (("sym", (indices.PART, name)), 1)
         if part in factors:
-            left = tuple(one for one in factors if one != part)
-            if not occurs(name, left) and not occurs(name, tuple(size for _, size in others)):
-                return _without_ranks(others, _merged(left, ((("sym", LENGTH), 1),)))
+            other_factors = tuple(factor_pair for factor_pair in factors if factor_pair != part)
+            if not occurs(name, other_factors) and not occurs(
+                name, tuple(size for _, size in others)
+            ):
+                return _without_ranks(others, _merged(other_factors, ((("sym", LENGTH), 1),)))
     return binders, factors
 
 
@@ -280,19 +284,19 @@ def _best_names(binders: tuple[Binder, ...], level: int, named: Callable[..., An
     names = [name for name, _ in binders]
     groups: dict[str, list[str]] = {}
     for name, size in binders:
-        masked = "".join("?" if one in names else order(one) for one in indices.atoms(size))
+        masked = "".join("?" if atom in names else order(atom) for atom in indices.atoms(size))
         groups.setdefault(masked + order(size) * (not _mentions(size, names)), []).append(name)
     ordered = [groups[key] for key in sorted(groups)]
-    found = []
+    forms = []
     for choice in itertools.product(*(itertools.permutations(group) for group in ordered)):
         flat = [name for group in choice for name in group]
         by = {name: symbol(f"%{level}.{at}") for at, name in enumerate(flat)}
-        found.append(named(by))
-    return min(found, key=order) if len(found) > 1 else found[0]
+        forms.append(named(by))
+    return min(forms, key=order) if len(forms) > 1 else forms[0]
 
 
 def _mentions(size: Poly, names: list[str]) -> bool:
-    return any(one in names for one in indices.atoms(size))
+    return any(atom in names for atom in indices.atoms(size))
 
 
 def reduced(kind: str, binders: tuple[Binder, ...], body: Normal) -> Normal:
@@ -381,7 +385,7 @@ class Normaliser:
     def _arithmetic(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
         kind = term[0]
         parts = (term[1],) if kind == "inv" else term[-1]
-        values = tuple(self.normal(one, env, ranges) for one in parts)
+        values = tuple(self.normal(part, env, ranges) for part in parts)
         if kind == "add":
             return total(*values)
         if kind == "mul":
@@ -391,7 +395,7 @@ class Normaliser:
     def _places(
         self, places: tuple[Poly, ...], env: Mapping[Atom, Poly], ranges: Ranges
     ) -> tuple[Poly, ...]:
-        return tuple(self.index(place, env, ranges) for place in places)
+        return tuple(self.index(position, env, ranges) for position in places)
 
     def fresh(self) -> str:
         """A new name of an index."""
@@ -403,8 +407,8 @@ class Normaliser:
         if length == ONE:
             return self.normal(body, {**env, name: ZERO}, ranges)
         fresh = self.fresh()
-        own: tuple[tuple[Binder, ...], Poly] = (((fresh, length),), symbol(fresh))
-        binders, at = self._side.tile(fresh, length) or own
+        untiled: tuple[tuple[Binder, ...], Poly] = (((fresh, length),), symbol(fresh))
+        binders, at = self._side.tile(fresh, length) or untiled
         inner = self.normal(body, {**env, name: at}, {**ranges, **dict(binders)})
         if kind == "sum":
             return summed(binders, inner)
@@ -412,16 +416,16 @@ class Normaliser:
 
     def _function(self, term: Term, env: Mapping[Atom, Poly], ranges: Ranges) -> Normal:
         _, name, arrays, places = term
-        made = []
+        normal_arrays = []
         for binders, body in arrays:
             inner_env, inner_ranges, fresh = dict(env), dict(ranges), []
-            for own, size in binders:
+            for binder_name, size in binders:
                 new = self.fresh()
                 length = self.index(size, env, ranges)
-                inner_env[own], inner_ranges[new] = symbol(new), length
+                inner_env[binder_name], inner_ranges[new] = symbol(new), length
                 fresh.append((new, length))
-            made.append(array(tuple(fresh), self.normal(body, inner_env, inner_ranges)))
-        return factor(("fun", name, tuple(made), self._places(places, env, ranges)))
+            normal_arrays.append(array(tuple(fresh), self.normal(body, inner_env, inner_ranges)))
+        return factor(("fun", name, tuple(normal_arrays), self._places(places, env, ranges)))
 
 
 def summed(binders: tuple[Binder, ...], body: Normal) -> Normal:
@@ -429,6 +433,6 @@ def summed(binders: tuple[Binder, ...], body: Normal) -> Normal:
     out = []
     for (inner, factors), coefficient in body:
         by = {name: symbol(name + "'") for name, _ in inner}
-        ((((own, renamed), scale)),) = _uncanonical((inner, factors), by)
-        out.append(_scaled(canonical((*binders, *own), renamed), coefficient * scale))
+        ((((inner_binders, renamed), scale)),) = _uncanonical((inner, factors), by)
+        out.append(_scaled(canonical((*binders, *inner_binders), renamed), coefficient * scale))
     return total(*out)

@@ -82,11 +82,11 @@ def _with_draws(term: Any, claim: Claim, drawn: dict[str, Any]) -> Any:
         return term
     if term[:1] != ("draw",):
         return tuple(_with_draws(part, claim, drawn) for part in term)
-    whole = {
+    whole_sizes = {
         f"{n}.{at}": s for n, (sizes, _) in claim.tensors.items() for at, s in enumerate(sizes)
     }
     split = {f"{n}.{role[1]}" for n, (_, role) in claim.tensors.items() if role[0] == "shard"}
-    sizes = tuple(indices.replace(size, whole, {}) for size in term[2])
+    sizes = tuple(indices.replace(size, whole_sizes, {}) for size in term[2])
     dims = [at for at, size in enumerate(term[2]) if split & set(indices.atoms(size))]
     drawn[f"draw {term[1]}"] = (sizes, ("shard", dims[0]) if dims else ("replicate",))
     return ("read", f"draw {term[1]}", term[3])
@@ -119,23 +119,23 @@ def _derive(data: Any, call: OperatorCall) -> tuple[dict[str, Any], list[torch.T
         annotation = Annotation.parse(rule)
         claims = Claims(call, annotation, assumed)
         recipes = [annotation.recipe(call, option) for option in annotation.options(call)]
-        asked = [recipe for recipe in recipes if recipe.identifier == data["split by"]]
-        if not asked:
+        matching_recipes = [recipe for recipe in recipes if recipe.identifier == data["split by"]]
+        if not matching_recipes:
             raise OutsideTheoryError(f"a split by {data['split by']!r:.40} under {annotation.text}")
-        definition, claim = claims.definition, claims.claim(asked[0])
-        rule, split_by = annotation.text, asked[0].identifier
+        definition, claim = claims.definition, claims.claim(matching_recipes[0])
+        rule, split_by = annotation.text, matching_recipes[0].identifier
     derived = certificate_of(definition, claim, data["parts"], rule, split_by)
     return derived, definition.results
 
 
 def read_call(data: Any, device: str) -> OperatorCall:
     """The call of a certificate, with tensors of ones, or without values on the device `meta`."""
-    name, given = data["operator"], data["call"]
+    name, call_data = data["operator"], data["call"]
     if not isinstance(name, str) or operator_called(name) is None:  # nothing else is imported
         raise OutsideTheoryError(f"no definition of {name!r:.80}")
     function = resolve_operator(f"torch.ops.{name}" if name.startswith("aten.") else name)
-    args = tuple(_read(value, device) for value in given["args"])
-    kwargs = {key: _read(value, device) for key, value in given["kwargs"].items()}
+    args = tuple(_read(value, device) for value in call_data["args"])
+    kwargs = {key: _read(value, device) for key, value in call_data["kwargs"].items()}
     return OperatorCall(function, args, kwargs, name)
 
 
@@ -159,9 +159,13 @@ def _write(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, list | tuple):
-        return {"list" if isinstance(value, list) else "tuple": [_write(one) for one in value]}
+        return {
+            "list" if isinstance(value, list) else "tuple": [_write(element) for element in value]
+        }
     if isinstance(value, slice):
-        return {"slice": [_write(one) for one in (value.start, value.stop, value.step)]}
+        return {
+            "slice": [_write(slice_bound) for slice_bound in (value.start, value.stop, value.step)]
+        }
     if value is Ellipsis:
         return {"ellipsis": True}
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
@@ -186,11 +190,11 @@ def _read(data: Any, device: str) -> Any:
         case {"float": ("inf" | "-inf" | "nan") as word}:
             return float(word)
         case {"list": list(items)}:
-            return [_read(one, device) for one in items]
+            return [_read(item, device) for item in items]
         case {"tuple": list(items)}:
-            return tuple(_read(one, device) for one in items)
+            return tuple(_read(item, device) for item in items)
         case {"slice": [start, stop, step]}:
-            return slice(*(_read(one, device) for one in (start, stop, step)))
+            return slice(*(_read(slice_bound, device) for slice_bound in (start, stop, step)))
         case {"ellipsis": True}:
             return ...
         case {"torch": str(name)}:

@@ -91,8 +91,9 @@ def as_text(data: Any) -> str:
 def theorem(data: dict[str, Any]) -> str:
     """What a certificate says, from what was checked."""
     roles = [
-        _role_words(one["role"]) + (f" (argument {one['written']})" if one["written"] else "")
-        for one in data["outputs"]
+        _role_words(output["role"])
+        + (f" (argument {output['written']})" if output["written"] else "")
+        for output in data["outputs"]
     ]
     rule = "" if data["rule"] is None else f", {data['rule']}, split by {data['split by']}"
     parts = {"any": "parts of any size", "equal": "parts of equal size"}[data["parts"]]
@@ -105,9 +106,14 @@ def theorem(data: dict[str, Any]) -> str:
 
 def call_words(data: dict[str, Any], tensor: Callable[[str], str]) -> str:
     """The call of a certificate, with words for its tensors."""
-    given = data["call"]
-    arguments = [_argument(tensor, str(at), one) for at, one in enumerate(given["args"])]
-    arguments += [f"{name}={_argument(tensor, name, one)}" for name, one in given["kwargs"].items()]
+    call_data = data["call"]
+    arguments = [
+        _argument(tensor, str(at), argument) for at, argument in enumerate(call_data["args"])
+    ]
+    arguments += [
+        f"{name}={_argument(tensor, name, argument)}"
+        for name, argument in call_data["kwargs"].items()
+    ]
     return f"{data['operator']}({', '.join(arguments)})"
 
 
@@ -122,10 +128,10 @@ def _argument(tensor: Callable[[str], str], name: str, value: Any) -> str:
         case {"tensor": _}:
             return tensor(name)
         case {"list": items} | {"tuple": items}:
-            each = [_argument(tensor, f"{name}[{at}]", one) for at, one in enumerate(items)]
+            each = [_argument(tensor, f"{name}[{at}]", item) for at, item in enumerate(items)]
             return f"({', '.join(each)})"
         case {"slice": items}:
-            return ":".join("" if one is None else str(one) for one in items)
+            return ":".join("" if item is None else str(item) for item in items)
         case {"ellipsis": _}:
             return "..."
         case {"float": word} | {"torch": word}:

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 def symbolic_numbers(expansion: Expansion) -> dict[tuple[Place, int | None], Poly | None]:
     """The numbers that depend on lengths, and their values on the whole."""
-    found: dict[tuple[Place, int | None], Poly | None] = {}
+    number_values: dict[tuple[Place, int | None], Poly | None] = {}
     call = expansion.call
     names = set(expansion.lengths)
     for name, value in call.kwargs.items():
         if name in names and isinstance(value, int) and not isinstance(value, bool):
-            found[name, None] = _length(expansion, name)
+            number_values[name, None] = _length(expansion, name)
     for number in expansion.signature.numbers:
         if isinstance(number, Number):
-            found[number.place, number.item] = _size(expansion, number.dim)
+            number_values[number.place, number.item] = _size(expansion, number.dim)
         elif isinstance(number, Bounds):
-            found[number.begin, None] = found[number.end, None] = None
-    return found
+            number_values[number.begin, None] = number_values[number.end, None] = None
+    return number_values
 
 
 def _length(expansion: Expansion, name: str) -> Poly:
@@ -41,8 +41,8 @@ def _length(expansion: Expansion, name: str) -> Poly:
 
 def _size(expansion: Expansion, dim: Dim) -> Poly:
     factors = [
-        constant(int(one.name)) if one.is_number else _length(expansion, one.name)
-        for one in dim.factors
+        constant(int(factor.name)) if factor.is_number else _length(expansion, factor.name)
+        for factor in dim.factors
     ]
     return indices.multiply(*factors)
 
@@ -72,10 +72,12 @@ class Claims:
         split = {f"n:{recipe.identifier}": symbol(LENGTH)}
         tensors = {}
         for name, sizes in self._sizes().items():
-            place = name.partition("[")[0]
-            role = recipe.placement(int(place) if place.isdigit() else place)
-            whole = tuple(indices.replace(size, split, {}) for size in sizes)
-            tensors[name] = (whole, _role_words(role, name))
+            argument_name = name.partition("[")[0]
+            role = recipe.placement(
+                int(argument_name) if argument_name.isdigit() else argument_name
+            )
+            whole_sizes = tuple(indices.replace(size, split, {}) for size in sizes)
+            tensors[name] = (whole_sizes, _role_words(role, name))
         numbers = self._numbers(recipe, split, tensors)
         outputs = []
         count = sum(output.written is None for output in self.definition.outputs)
@@ -98,7 +100,7 @@ class Claims:
 
     def _sizes(self) -> dict[str, tuple[Poly, ...]]:
         """The sizes of all tensors in terms of lengths."""
-        found = {
+        sizes_by_name = {
             name: tuple(
                 ONE if size == 1 else symbol(f"{name}.{at}") for at, size in enumerate(tensor.shape)
             )
@@ -107,15 +109,15 @@ class Claims:
         for operand in self.expansion.inputs:
             if operand.place is None or operand.dims is None:
                 continue
-            for name, sizes in found.items():
+            for name, sizes in sizes_by_name.items():
                 if name.partition("[")[0] == str(operand.place) and len(sizes) == len(operand.dims):
-                    found[name] = tuple(
+                    sizes_by_name[name] = tuple(
                         size
                         if size == ONE or dim.factors[0].name == ANY_LENGTH
                         else _size(self.expansion, dim)
                         for size, dim in zip(sizes, operand.dims, strict=True)
                     )
-        return found
+        return sizes_by_name
 
     def _numbers(
         self,
@@ -129,30 +131,36 @@ class Claims:
         }
         if any(isinstance(rule, Group) for rule in rules.values()):
             raise OutsideTheoryError("an operator whose ranks exchange data")
-        known = {key for key in rules if key not in self.numbers}
-        if known:
-            raise OutsideTheoryError(f"argument {next(iter(known))[0]} is divided")
-        found: dict[str, tuple[Poly, Poly]] = {}
-        for (place, item), value in self.numbers.items():
-            name = number_name(place, item)
-            given = self._value(place, item)
-            whole = indices.replace(value, split, {}) if value else constant(given)
-            local = whole
-            rule = rules.get((place, item))
+        unsupported_keys = {key for key in rules if key not in self.numbers}
+        if unsupported_keys:
+            raise OutsideTheoryError(f"argument {next(iter(unsupported_keys))[0]} is divided")
+        bounds_by_name: dict[str, tuple[Poly, Poly]] = {}
+        for (argument_place, item), value in self.numbers.items():
+            name = number_name(argument_place, item)
+            call_value = self._value(argument_place, item)
+            whole_value = indices.replace(value, split, {}) if value else constant(call_value)
+            local = whole_value
+            rule = rules.get((argument_place, item))
             if isinstance(rule, Divided):
-                if LENGTH not in indices.atoms(whole):
-                    raise OutsideTheoryError(f"argument {place} is divided, but is not a length")
-                local = indices.replace(whole, {LENGTH: symbol("m")}, {})
+                if LENGTH not in indices.atoms(whole_value):
+                    raise OutsideTheoryError(
+                        f"argument {argument_place} is divided, but is not a length"
+                    )
+                local = indices.replace(whole_value, {LENGTH: symbol("m")}, {})
             elif isinstance(rule, Range):
-                whole, local = self._bounds(rule, given, tensors)
+                whole_value, local = self._bounds(rule, call_value, tensors)
             elif value is None:
-                whole, local = self._unsplit_bounds(place, given)
-            found[name] = (whole, local)
-        return found
+                whole_value, local = self._unsplit_bounds(argument_place, call_value)
+            bounds_by_name[name] = (whole_value, local)
+        return bounds_by_name
 
-    def _value(self, place: Place, item: int | None) -> Any:
+    def _value(self, argument_place: Place, item: int | None) -> Any:
         call = self.call
-        value: Any = call.kwargs.get(place) if isinstance(place, str) else call.args[place]
+        value: Any = (
+            call.kwargs.get(argument_place)
+            if isinstance(argument_place, str)
+            else call.args[argument_place]
+        )
         return value if item is None else value[item]
 
     def _bounds(
@@ -176,9 +184,9 @@ class Claims:
         end = indices.add(begin, indices.multiply(symbol("m"), unit))
         return indices.add(start, size), indices.add(start, end)
 
-    def _unsplit_bounds(self, place: Place, value: int) -> tuple[Poly, Poly]:
+    def _unsplit_bounds(self, argument_place: Place, value: int) -> tuple[Poly, Poly]:
         for number in self.expansion.signature.numbers:
-            if isinstance(number, Bounds) and number.end == place:
+            if isinstance(number, Bounds) and number.end == argument_place:
                 length = self.expansion.lengths.get(number.name)
                 if length == value:
                     return _length(self.expansion, number.name), _length(
@@ -189,8 +197,8 @@ class Claims:
     def _own_gradients(self, recipe: Recipe, outputs: Sequence[Any]) -> None:
         """A gradient that each rank has as a whole is known only if all results are replicated."""
         claimed = [
-            place
-            for place, role in recipe.inputs
+            argument_place
+            for argument_place, role in recipe.inputs
             if isinstance(role, Replicate) and not role.summed and not role.own
         ]
         if claimed and any(role[0] != "replicate" for _, role in outputs):

@@ -51,10 +51,10 @@ def prove_dtensor(
         name: the operator's name, if the function does not know it.
         within: makes a context for forward and backward, such as `loss_parallel`.
     """
-    known = _defined(op, tuple(args), dict(kwargs or {}), name)
+    defined = _defined(op, tuple(args), dict(kwargs or {}), name)
     for claim in examine_dtensor(op, args, kwargs, ranks=ranks, seed=seed, within=within):
         if claim.verdict is not None:
-            yield _decided(known, claim, ranks, seed)
+            yield _decided(defined, claim, ranks, seed)
 
 
 # --- The definition of what is called -------------------------------------------------------------
@@ -80,28 +80,30 @@ def _defined(
     op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> _Defined:
     call = lifted(OperatorCall(op, args, kwargs, name))
-    known = _Defined(name or getattr(op, "__name__", ""), call)
-    given = list(argument_tensors(call.args, call.kwargs).values())
+    defined = _Defined(name or getattr(op, "__name__", ""), call)
+    call_tensors = list(argument_tensors(call.args, call.kwargs).values())
     inner = call if name else _called(call) or call
     try:
         definition = define(inner)
         validate(definition)
     except OutsideTheoryError as error:
-        return dataclasses.replace(known, outside=str(error))
-    found = [_number(tensor, given) for tensor in definition.tensors.values()]
-    places = tuple(place for place in found if place is not None)
-    if len(places) != len(found):
-        return dataclasses.replace(known, outside="a tensor that is not an argument")
-    return dataclasses.replace(known, definition=definition, places=places)
+        return dataclasses.replace(defined, outside=str(error))
+    argument_numbers = [_number(tensor, call_tensors) for tensor in definition.tensors.values()]
+    places = tuple(
+        argument_number for argument_number in argument_numbers if argument_number is not None
+    )
+    if len(places) != len(argument_numbers):
+        return dataclasses.replace(defined, outside="a tensor that is not an argument")
+    return dataclasses.replace(defined, definition=definition, places=places)
 
 
-def _number(tensor: Any, given: list[Any]) -> int | None:
-    return next((at for at, one in enumerate(given) if one is tensor), None)
+def _number(tensor: Any, call_tensors: list[Any]) -> int | None:
+    return next((at for at, call_tensor in enumerate(call_tensors) if call_tensor is tensor), None)
 
 
 def _called(call: OperatorCall) -> OperatorCall | None:
     """The one operator that a function of tensors calls; None if it calls others too."""
-    if call.kwargs or not all(isinstance(one, torch.Tensor) for one in call.args):
+    if call.kwargs or not all(isinstance(argument, torch.Tensor) for argument in call.args):
         return None
     try:
         graph = fx.symbolic_trace(call.function).graph
@@ -114,8 +116,8 @@ def _called(call: OperatorCall) -> OperatorCall | None:
         return None
     values = dict(zip(inputs, call.args, strict=True))
 
-    def item(one: Any) -> Any:
-        return values[one] if isinstance(one, fx.Node) else one
+    def item(argument: Any) -> Any:
+        return values[argument] if isinstance(argument, fx.Node) else argument
 
     target: Any = calls[0].target
     function = getattr(torch.Tensor, target) if calls[0].op == "call_method" else target
@@ -135,57 +137,59 @@ def _plain(value: Any) -> Any:
 # --- The decision ---------------------------------------------------------------------------------
 
 
-def _decided(known: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> RuleProof:
+def _decided(defined: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> RuleProof:
     proof = RuleProof(
-        operator=known.name,
+        operator=defined.name,
         rule=claim.words,
         split_by="DTensor",
         status="not decided",
-        reason=known.outside,
+        reason=defined.outside,
     )
     verdict = claim.verdict
     if verdict is not None and not verdict.passed:
         worst = verdict.failures[0]
         example = Counterexample(
-            shapes={n: tuple(t.shape) for n, t in tensors_by_name(known.call).items()},
+            shapes={n: tuple(t.shape) for n, t in tensors_by_name(defined.call).items()},
             ranks=ranks,
             seed=seed,
             reason=f"{worst.path}: {worst.reason or worst.status}",
         )
         return msgspec.structs.replace(proof, status="refuted", counterexample=example)
-    if known.definition is None:
+    if defined.definition is None:
         return proof
     try:
-        stated = _claim(claim, known.definition, known.places)
-        found = find_proof(stated)
-        if isinstance(found, Failure):
-            return msgspec.structs.replace(proof, reason=found.reason)
-        certificate = certificate_of(known.definition, stated, found[0], None, None)
+        stated = _claim(claim, defined.definition, defined.places)
+        proof_outcome = find_proof(stated)
+        if isinstance(proof_outcome, Failure):
+            return msgspec.structs.replace(proof, reason=proof_outcome.reason)
+        certificate = certificate_of(defined.definition, stated, proof_outcome[0], None, None)
     except OutsideTheoryError as error:
         return msgspec.structs.replace(proof, reason=str(error))
-    parts, forms = found
+    parts, forms = proof_outcome
     return msgspec.structs.replace(
         proof,
         status="proved",
         parts=parts,
         reason="; ".join(forms),
-        assumes=tuple(known.definition.call.assumes),
+        assumes=tuple(defined.definition.call.assumes),
         certificate=certificate,
     )
 
 
 def _claim(claim: DTensorClaim, definition: Definition, places: tuple[int, ...]) -> Claim:
     """The placements of the arguments and results."""
-    given = zip(definition.tensors, places, strict=True)
-    roles = {name: _role(claim.placements[place]) for name, place in given}
+    numbered_tensors = zip(definition.tensors, places, strict=True)
+    roles = {
+        name: _role(claim.placements[argument_number]) for name, argument_number in numbered_tensors
+    }
     return placed_claim(definition, roles, list(map(_role, claim.results)))
 
 
 def _role(word: str) -> RoleWords:
     if word in ("R", "plain"):
         return ("replicate",)
-    if found := _SHARD.fullmatch(word):
-        return ("shard", int(found[1]))
-    if found := _PARTIAL.fullmatch(word):
-        return ("partial", found[1])
+    if match := _SHARD.fullmatch(word):
+        return ("shard", int(match[1]))
+    if match := _PARTIAL.fullmatch(word):
+        return ("partial", match[1])
     raise OutsideTheoryError(f"the placement {word}")

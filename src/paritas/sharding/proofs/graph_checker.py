@@ -45,9 +45,9 @@ FIELDS = {
 
 def role_of(word: str) -> list[Any]:
     """A placement as a certificate of a call writes it."""
-    found = SHARD.fullmatch(word) or PACKED.fullmatch(word)
-    if found:
-        return ["shard", int(found[1])]
+    match = SHARD.fullmatch(word) or PACKED.fullmatch(word)
+    if match:
+        return ["shard", int(match[1])]
     kind = re.fullmatch(r"partial\((sum|avg|max|min|product)\)", word)
     if kind is None and word not in {SAME, "once"}:
         raise Refused(f"unknown placement {word!r:.40}")
@@ -92,8 +92,8 @@ class GraphChecker:
             raise Refused("it has other fields than a certificate of a graph")
         if as_text(self.data["paritas graph certificate"]) != as_text(GRAPH_VERSION):
             raise Refused("it is of another version")
-        for name, given in self.data["inputs"].items():
-            self._take_input(name, given)
+        for name, input_data in self.data["inputs"].items():
+            self._take_input(name, input_data)
         for call in self.data["calls"]:
             self._take_call(call)
         if not self.data["outputs"]:
@@ -110,15 +110,15 @@ class GraphChecker:
         )
         return "\n  ".join([proved, *self.lines])
 
-    def _take_input(self, name: str, given: Any) -> None:
-        if set(given) != {"placement", "tensor", "dtype"}:
+    def _take_input(self, name: str, input_data: Any) -> None:
+        if set(input_data) != {"placement", "tensor", "dtype"}:
             raise Refused(f"input {name} has other fields")
-        role = role_of(given["placement"])
-        if role[0] == "shard" and role[1] >= len(given["tensor"]):
+        role = role_of(input_data["placement"])
+        if role[0] == "shard" and role[1] >= len(input_data["tensor"]):
             raise Refused(f"input {name} has no dimension {role[1]}")
-        self.placements[name] = [given["placement"]]
-        self.tensors[name] = [{key: given[key] for key in ("tensor", "dtype")}]
-        self.lines.append(f"input {name}: {given['placement']}")
+        self.placements[name] = [input_data["placement"]]
+        self.tensors[name] = [{key: input_data[key] for key in ("tensor", "dtype")}]
+        self.lines.append(f"input {name}: {input_data['placement']}")
 
     def _take_call(self, call: Any) -> None:
         kinds = [kind for kind in FIELDS if kind in call]
@@ -137,22 +137,26 @@ class GraphChecker:
 
     def collective(self, call: Any) -> tuple[str, list[str], list[Any]]:
         """Ranks that exchange data."""
-        kind, source, given = call["collective"], call["of"], call["with"]
+        kind, source, dim_or_reduction = call["collective"], call["of"], call["with"]
         (tensor,) = self.tensors[source]
-        if kind != "all_reduce" and (type(given) is not int or given >= len(tensor["tensor"])):
-            raise Refused(f"{source} has no dimension {given!r:.40}")
-        placement = self.after(kind, self.one(source), given)
-        return f"{kind}({source}, {given})", [placement], [tensor]
+        if kind != "all_reduce" and (
+            type(dim_or_reduction) is not int or dim_or_reduction >= len(tensor["tensor"])
+        ):
+            raise Refused(f"{source} has no dimension {dim_or_reduction!r:.40}")
+        placement = self.after(kind, self.one(source), dim_or_reduction)
+        return f"{kind}({source}, {dim_or_reduction})", [placement], [tensor]
 
     def item(self, call: Any) -> tuple[str, list[str], list[Any]]:
         """One of several results."""
         source, number = call["item"]
-        known, tensors = self.placements[source], self.tensors[source]
-        if len(known) == 1 and known != [SAME]:
+        source_placements, tensors = self.placements[source], self.tensors[source]
+        if len(source_placements) == 1 and source_placements != [SAME]:
             raise Refused(f"{source} is one tensor")
         if type(number) is not int or (tensors and not 0 <= number < len(tensors)):
             raise Refused(f"{source} has no part {number!r:.40}")
-        placements = known if len(known) == 1 else [known[number]]
+        placements = (
+            source_placements if len(source_placements) == 1 else [source_placements[number]]
+        )
         return f"{source}[{number}]", placements, [tensors[number]] if tensors else []
 
     def same_as(self, call: Any) -> tuple[str, list[str], list[Any]]:
@@ -179,11 +183,14 @@ class GraphChecker:
         if any(self.one(name) != SAME for name in names):
             raise Refused(f"{call['value']} is not the same on all ranks")
         results = call["same on all ranks"]
-        if any(set(one) != {"tensor", "dtype"} for one in results):
+        if any(set(described_result) != {"tensor", "dtype"} for described_result in results):
             raise Refused(f"{call['value']}: its results are not described")
-        shapes = ", ".join(f"{one['dtype']} {one['tensor']}" for one in results)
-        given = ", ".join(names) or "nothing"
-        words = f"any function of {given} that gives {shapes or 'no tensor'}"
+        shapes = ", ".join(
+            f"{described_result['dtype']} {described_result['tensor']}"
+            for described_result in results
+        )
+        argument_words = ", ".join(names) or "nothing"
+        words = f"any function of {argument_words} that gives {shapes or 'no tensor'}"
         return words, [SAME], results
 
     def by_rule(self, call: Any) -> tuple[str, list[str], list[Any]]:
@@ -195,12 +202,15 @@ class GraphChecker:
         for name, value in values.items():
             if certificate["tensors"][name]["role"] != role_of(self.one(value)):
                 raise Refused(f"{call['value']}: {value} is placed in another way")
-        given = {place: list(map(self.one, names)) for place, names in arguments.items()}
-        pieces = self.pieces(call, given)
+        placements_by_argument = {
+            argument_place: list(map(self.one, names))
+            for argument_place, names in arguments.items()
+        }
+        pieces = self.pieces(call, placements_by_argument)
         if any(output["written"] is not None for output in certificate["outputs"]):
             raise Refused(f"{call['value']} writes to its arguments")
-        found = [output["role"] for output in certificate["outputs"]]
-        if found != list(map(role_of, call["placements"])):
+        output_roles = [output["role"] for output in certificate["outputs"]]
+        if output_roles != list(map(role_of, call["placements"])):
             raise Refused(f"{call['value']}: the result is placed in another way")
         for word in call["placements"]:
             packed = PACKED.fullmatch(word)
@@ -208,7 +218,11 @@ class GraphChecker:
                 raise Refused(f"{call['value']}: the result has other pieces")
         self.assumes |= dict.fromkeys(certificate["assumes"])
         words = call_words(certificate, values.__getitem__)
-        return words, call["placements"], [describe_tensor(one) for one in checker.results]
+        return (
+            words,
+            call["placements"],
+            [describe_tensor(result_tensor) for result_tensor in checker.results],
+        )
 
     def values_by_tensor(self, call: Any) -> dict[str, str]:
         """The value for each tensor of a certificate; shapes and dtypes must be the same."""
@@ -217,22 +231,24 @@ class GraphChecker:
             tensors.setdefault(name.partition("[")[0], []).append((name, described))
         if set(tensors) != set(call["arguments"]):
             raise Refused(f"{call['value']}: the certificate is about other arguments")
-        found = {}
-        for place, names in call["arguments"].items():
-            for (name, described), value in zip(tensors[place], names, strict=True):
+        values_by_name = {}
+        for argument_place, names in call["arguments"].items():
+            for (name, described), value in zip(tensors[argument_place], names, strict=True):
                 if as_text(self.tensors[value]) != as_text([described]):
                     raise Refused(f"{call['value']}: {value} has another shape or dtype")
-                found[name] = value
-        return found
+                values_by_name[name] = value
+        return values_by_name
 
-    def pieces(self, call: Any, given: dict[str, list[str]]) -> int:
+    def pieces(self, call: Any, placements_by_argument: dict[str, list[str]]) -> int:
         """Into how many pieces what is split is cut: each rank has a part of each of them.
 
         A rule for parts of any size holds for parts of one element, so that all elements are
         treated alike, and any of them may be on a rank.
         """
-        words = [word for words in given.values() for word in words]
-        counts = {int(found[2]) for word in words if (found := PACKED.fullmatch(word))}
+        words = [word for words in placements_by_argument.values() for word in words]
+        counts = {
+            int(packed_match[2]) for word in words if (packed_match := PACKED.fullmatch(word))
+        }
         counts |= {1 for word in words if SHARD.fullmatch(word)}
         if len(counts) > 1:
             raise Refused(f"{call['value']}: arguments with different pieces")
@@ -240,30 +256,30 @@ class GraphChecker:
             return 1
         certificate = call["certificate"]
         tensors = certificate["tensors"]
-        roles = [one["role"] for one in tensors.values()]
+        roles = [tensor["role"] for tensor in tensors.values()]
         if (
             certificate["parts"] != "any"
-            or any(whole != local for whole, local in certificate["numbers"].values())
+            or any(whole_number != local for whole_number, local in certificate["numbers"].values())
             or any(role[0] not in {"shard", "replicate"} for role in roles)
             or any(name.startswith("draw ") for name in tensors)
             or any(
-                one["sizes"][one["role"][1]] != WHOLE_LENGTH
-                for one in tensors.values()
-                if one["role"][0] == "shard"
+                tensor["sizes"][tensor["role"][1]] != WHOLE_LENGTH
+                for tensor in tensors.values()
+                if tensor["role"][0] == "shard"
             )
         ):
             raise Refused(f"{call['value']}: the rule does not hold for packed shards")
         return counts.pop()
 
-    def after(self, kind: str, before: str, given: Any) -> str:
+    def after(self, kind: str, before: str, dim_or_reduction: Any) -> str:
         """The placement after a collective."""
         changes = {
-            ("all_reduce", f"partial({given})"): SAME,
-            ("all_gather", f"shard({given})"): SAME,
-            ("reduce_scatter", TERMS): f"shard({given})",
-            ("keep_slice", SAME): f"shard({given})",
+            ("all_reduce", f"partial({dim_or_reduction})"): SAME,
+            ("all_gather", f"shard({dim_or_reduction})"): SAME,
+            ("reduce_scatter", TERMS): f"shard({dim_or_reduction})",
+            ("keep_slice", SAME): f"shard({dim_or_reduction})",
         }
-        if kind == "all_reduce" and given in {"max", "min"}:
+        if kind == "all_reduce" and dim_or_reduction in {"max", "min"}:
             changes[kind, SAME] = SAME  # of what all ranks have
         if (kind, before) not in changes:
             raise Refused(f"{kind} of a value that is {before}")
@@ -271,21 +287,23 @@ class GraphChecker:
 
     def one(self, name: str) -> str:
         """The placement of a value that is one tensor."""
-        known = self.placements[name]
-        if len(known) != 1:
+        value_placements = self.placements[name]
+        if len(value_placements) != 1:
             raise Refused(f"{name} has several parts")
-        return known[0]
+        return value_placements[0]
 
 
 def _described_tensors(call: Any) -> list[tuple[str, Any]]:
     """The tensors of a call by the names that its certificate has for them."""
-    found = []
-    for place, value in (*enumerate(call["args"]), *call["kwargs"].items()):
+    described_tensors = []
+    for argument_place, value in (*enumerate(call["args"]), *call["kwargs"].items()):
         items = value.get("list", value.get("tuple")) if isinstance(value, dict) else None
-        for at, one in enumerate([value] if items is None else items):
-            if isinstance(one, dict) and "tensor" in one:
-                found.append((str(place) if items is None else f"{place}[{at}]", one))
-    return found
+        for at, element in enumerate([value] if items is None else items):
+            if isinstance(element, dict) and "tensor" in element:
+                described_tensors.append(
+                    (str(argument_place) if items is None else f"{argument_place}[{at}]", element)
+                )
+    return described_tensors
 
 
 def check_any(data: Any) -> str:

@@ -77,9 +77,9 @@ def keep_slice(x: Any, dim: int) -> Any:
     return _collective(keep_slice, x, dim)
 
 
-def _collective(kind: Callable[..., Any], x: Any, given: Any) -> Any:
+def _collective(kind: Callable[..., Any], x: Any, dim_or_reduction: Any) -> Any:
     if isinstance(x, fx.Proxy):
-        return x.tracer.create_proxy("call_function", kind, (x, given), {})
+        return x.tracer.create_proxy("call_function", kind, (x, dim_or_reduction), {})
     return x
 
 
@@ -91,15 +91,18 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 }
 
 
-def _after(kind: str, before: Role, given: Any) -> Role | None:
+def _after(kind: str, before: Role, dim_or_reduction: Any) -> Role | None:
     """The placement after a collective; None if it does not fit the one before."""
     if kind == "all_reduce":
-        unchanged = before == Replicate() and given in {"max", "min"}  # of what all ranks have
-        return Replicate() if before == Partial(given) or unchanged else None
+        unchanged = before == Replicate() and dim_or_reduction in {
+            "max",
+            "min",
+        }  # of what all ranks have
+        return Replicate() if before == Partial(dim_or_reduction) or unchanged else None
     if kind == "all_gather":
-        return Replicate() if before == Shard(given) else None
+        return Replicate() if before == Shard(dim_or_reduction) else None
     fits = Partial("sum") if kind == "reduce_scatter" else Replicate()
-    return Shard(given) if before == fits else None
+    return Shard(dim_or_reduction) if before == fits else None
 
 
 # --- A program as data ----------------------------------------------------------------------------
@@ -167,8 +170,10 @@ def prove_graph(
         graph = fx.symbolic_trace(function).graph
     except Exception as error:
         raise UsageError(f"torch.fx cannot trace the function: {error!s:.200}") from error
-    wanted = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    return decide_program(_traced_program(graph), inputs, placements, wanted, ranks=ranks)
+    output_placements = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    return decide_program(
+        _traced_program(graph), inputs, placements, output_placements, ranks=ranks
+    )
 
 
 def decide_program(
@@ -196,8 +201,8 @@ def decide_program(
         for step in program.steps:
             run.follow(step)
         proof = run.proof(program.outputs, tuple(map(_read, outputs)))
-    kept = proof.shapes if shown is None else {n: proof.shapes[n] for n in shown}
-    return msgspec.structs.replace(proof, shapes=kept)
+    shown_shapes = proof.shapes if shown is None else {n: proof.shapes[n] for n in shown}
+    return msgspec.structs.replace(proof, shapes=shown_shapes)
 
 
 def _traced_program(graph: fx.Graph) -> GraphProgram:
@@ -206,7 +211,7 @@ def _traced_program(graph: fx.Graph) -> GraphProgram:
     for node in graph.nodes:
         args, kwargs = _with_refs(node)
         if node.op == "output":
-            outputs = tuple(one.name for one in _refs(args))
+            outputs = tuple(ref.name for ref in _refs(args))
         elif node.op == "call_function":
             target: Any = node.target
             steps.append(GraphStep(node.name, _FUNCTIONS.get(target, target), args, kwargs))
@@ -219,8 +224,8 @@ def _traced_program(graph: fx.Graph) -> GraphProgram:
 
 
 def _with_refs(node: fx.Node) -> tuple[Any, Any]:
-    def item(one: Any) -> Any:
-        return Ref(one.name) if isinstance(one, fx.Node) else one
+    def item(argument: Any) -> Any:
+        return Ref(argument.name) if isinstance(argument, fx.Node) else argument
 
     args: Any = fx.node.map_aggregate(node.args, item)
     kwargs: Any = fx.node.map_aggregate(dict(node.kwargs), item)
@@ -245,15 +250,15 @@ def subscript(args: tuple[Any, ...]) -> tuple[Callable[..., Any], str, tuple[Any
 
 
 def _refs(tree: Any) -> list[Ref]:
-    found: list[Ref] = []
+    refs: list[Ref] = []
 
-    def note(one: Any) -> Any:
-        if isinstance(one, Ref):
-            found.append(one)
-        return one
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            refs.append(leaf)
+        return leaf
 
     fx.node.map_aggregate(tree, note)
-    return found
+    return refs
 
 
 def _read(word: str) -> Role:
@@ -320,29 +325,29 @@ class _Decision:
         self.stopped: tuple[str, str] | None = None
         self.comparable = True  # whether the ranks' numbers mean anything
         self.proofs: dict[Any, RuleProof] = {}
-        for name, whole in self.inputs.items():
-            parts = parts_of(whole, roles[name], ranks)
+        for name, whole_tensor in self.inputs.items():
+            parts = parts_of(whole_tensor, roles[name], ranks)
             if parts is None:
-                shape = list(whole.shape)
+                shape = list(whole_tensor.shape)
                 raise UsageError(f"{name} of shape {shape} cannot be {_word(roles[name])}")
-            self.values[name] = _Value(whole, parts, roles[name])
+            self.values[name] = _Value(whole_tensor, parts, roles[name])
 
-    def proof(self, names: Sequence[str], wanted: Sequence[Role]) -> GraphProof:
+    def proof(self, names: Sequence[str], roles: Sequence[Role]) -> GraphProof:
         """The result, from the placements and the numbers of the results."""
         results = [self._get(name) for name in names]
-        for number, (value, role) in enumerate(zip(results, wanted, strict=True)):
+        for number, (value, role) in enumerate(zip(results, roles, strict=True)):
             if self.stopped is None and value.role != role:
                 what = f"result {number} is {_word(value.role)}, not {_word(role)}"
                 self.stopped = ("output", f"{what}{_missing(value.role, role)}")
         off = max(
             (
-                distance(one.whole, one.parts, role)
-                for one, role in zip(results, wanted, strict=True)
+                distance(result_value.whole, result_value.parts, role)
+                for result_value, role in zip(results, roles, strict=True)
             ),
             default=0.0,
         )
         node, reason = self.stopped or ("", "")
-        found = GraphProof(
+        graph_proof = GraphProof(
             status="not decided",
             node=node,
             reason=reason,
@@ -357,10 +362,12 @@ class _Decision:
         wrong = not off <= _ROUNDING and self.comparable
         if self.stopped is not None:
             status: ProofStatus = "refuted" if wrong else "not decided"
-            return msgspec.structs.replace(found, status=status, off_by=off if wrong else None)
+            return msgspec.structs.replace(
+                graph_proof, status=status, off_by=off if wrong else None
+            )
         if wrong:
             reason = f"proved, but the ranks are off by {off:.2g}; please report this"
-            return msgspec.structs.replace(found, reason=reason)
+            return msgspec.structs.replace(graph_proof, reason=reason)
         certificate = {
             "paritas graph certificate": GRAPH_VERSION,
             "inputs": {
@@ -370,7 +377,7 @@ class _Decision:
             "calls": self.calls,
             "outputs": [
                 {"value": name, "placement": _word(role)}
-                for name, role in zip(names, wanted, strict=True)
+                for name, role in zip(names, roles, strict=True)
             ],
         }
         assumes = tuple(
@@ -381,7 +388,7 @@ class _Decision:
             )
         )
         return msgspec.structs.replace(
-            found, status="proved", assumes=assumes, certificate=certificate
+            graph_proof, status="proved", assumes=assumes, certificate=certificate
         )
 
     def _get(self, name: str) -> _Value:
@@ -433,64 +440,70 @@ class _Decision:
         entry = {"value": name or step.name, "item": [source, at], "placements": [_word(role)]}
         self.calls.append(entry)
         parts = [run_part(operator.getitem, (part, at), {}) for part in value.parts]
-        whole = None if value.whole is None else value.whole[at]
-        return _Value(whole, parts, role, value.constant)
+        whole_item = None if value.whole is None else value.whole[at]
+        return _Value(whole_item, parts, role, value.constant)
 
     def _call(self, step: GraphStep) -> _Value:
-        given = [self._get(one.name) for one in _refs((step.args, step.kwargs))]
-        constant = all(one.constant for one in given)
-        if step.function is None or any(one.whole is None for one in given):
+        argument_values = [self._get(ref.name) for ref in _refs((step.args, step.kwargs))]
+        constant = all(argument_value.constant for argument_value in argument_values)
+        if step.function is None or any(
+            argument_value.whole is None for argument_value in argument_values
+        ):
             self._stop(step.name, step.obstacle or "it cannot be run", comparable=False)
             return _Value(None, [None] * self.ranks, None)
         args, kwargs = self._with_values(step, lambda value: value.whole)
         call = OperatorCall(step.function, args, kwargs, step.operator)
-        whole = self._run_whole(step, call)
+        whole_result = self._run_whole(step, call)
         annotation = _annotation(call)
         role: Any = None
         if self.stopped is None:
             try:
-                role = self._placed(step, call, annotation, whole)
+                role = self._placed(step, call, annotation, whole_result)
             except _Stopped as stop:
                 self._stop(step.name, str(stop))
-        if whole is None:
+        if whole_result is None:
             return _Value(None, [None] * self.ranks, None)
-        return _Value(whole, self._on_ranks(step, call, annotation, whole), role, constant)
+        return _Value(
+            whole_result, self._on_ranks(step, call, annotation, whole_result), role, constant
+        )
 
     def _run_whole(self, step: GraphStep, call: OperatorCall) -> Any:
         """The result on one device; stops at what is not a function of its arguments."""
-        given = [one for value in (*call.args, *call.kwargs.values()) for one in tensors_in(value)]
-        before = [tensor.clone() for tensor in given]
+        tensors = [
+            tensor for value in (*call.args, *call.kwargs.values()) for tensor in tensors_in(value)
+        ]
+        before = [tensor.clone() for tensor in tensors]
         try:
             first, second = (call.function(*call.args, **call.kwargs) for _ in range(2))
         except Exception as error:  # noqa: BLE001  (the proof ends here, and says so)
             self._stop(step.name, f"{_name(call)} raises: {error!s:.200}", comparable=False)
             return None
-        if not _all_equal(before, given):
+        if not _all_equal(before, tensors):
             self._stop(step.name, f"{_name(call)} writes to its argument", comparable=False)
         elif not _all_equal(tensors_in(first), tensors_in(second)):
             self._stop(step.name, f"{_name(call)} draws random numbers", comparable=False)
         return first
 
     def _on_ranks(
-        self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole: Any
+        self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole_result: Any
     ) -> list[Any]:
         """The result of each rank, which has its own parts and the lengths of these parts."""
-        pieces = self._pieces(step, whole)
+        pieces = self._pieces(step, whole_result)
         if pieces is not None:
             source = self.values[step.args[0].name]
             dim, count = pieces
             return [None if part is None else part.chunk(count, dim) for part in source.parts]
-        places = {place: tree for place, tree in _places(step) if _refs(tree)}
+        places = {argument_place: tree for argument_place, tree in _places(step) if _refs(tree)}
         layouts = {
-            place: {layout_of(self.values[one.name]) for one in _refs(tree)}
-            for place, tree in places.items()
+            argument_place: {layout_of(self.values[ref.name]) for ref in _refs(tree)}
+            for argument_place, tree in places.items()
         }
         numbers = numbers_by_layout(call, annotation, layouts, self.ranks)
         parts = []
         for rank in range(self.ranks):
             args, kwargs = self._with_values(step, _on_rank(rank))
-            args = tuple(numbers[rank].get(at, one) for at, one in enumerate(args))
-            kwargs = {name: numbers[rank].get(name, one) for name, one in kwargs.items()}
+            args = tuple(numbers[rank].get(at, argument) for at, argument in enumerate(args))
+            kwargs = {name: numbers[rank].get(name, argument) for name, argument in kwargs.items()}
             parts.append(run_part(call.function, args, kwargs))
         if any(part is None for part in parts):
             self._explain_failure(step, annotation)
@@ -498,18 +511,22 @@ class _Decision:
 
     def _explain_failure(self, step: GraphStep, annotation: Annotation | None) -> None:
         """A rank that cannot run it shows a fault only if its arguments are surely its own."""
-        given = [self.values[one.name] for one in _refs((step.args, step.kwargs))]
-        lost = any(part is None for one in given for part in one.parts)
+        argument_values = [self.values[ref.name] for ref in _refs((step.args, step.kwargs))]
+        lost = any(
+            part is None for argument_value in argument_values for part in argument_value.parts
+        )
         sizes = annotation is None or bool(annotation.signature.numbers)
-        if not lost and (sizes or any(one.constant for one in given)):
+        if not lost and (
+            sizes or any(argument_value.constant for argument_value in argument_values)
+        ):
             reason = "it cannot be run on ranks: its lengths are those of one device"
             self._stop(step.name, reason, comparable=False)
 
     def _with_values(
         self, step: GraphStep, part: Callable[[_Value], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        def item(one: Any) -> Any:
-            return part(self.values[one.name]) if isinstance(one, Ref) else one
+        def item(argument: Any) -> Any:
+            return part(self.values[argument.name]) if isinstance(argument, Ref) else argument
 
         args = fx.node.map_aggregate(step.args, item)
         return tuple(args), dict(fx.node.map_aggregate(dict(step.kwargs), item))
@@ -517,27 +534,35 @@ class _Decision:
     # --- placements -------------------------------------------------------------------------------
 
     def _placed(
-        self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole: Any
+        self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole_result: Any
     ) -> Any:
         """The placement of the result, by a proved rule for those of the arguments."""
-        names = {place: [one.name for one in _refs(tree)] for place, tree in _places(step)}
         names = {
-            place: own
-            for place, own in names.items()
-            if any(tensors_in(self.values[name].whole) for name in own)
+            argument_place: [ref.name for ref in _refs(tree)]
+            for argument_place, tree in _places(step)
         }
-        roles = {place: {self.values[name].role for name in own} for place, own in names.items()}
+        names = {
+            argument_place: value_names
+            for argument_place, value_names in names.items()
+            if any(tensors_in(self.values[name].whole) for name in value_names)
+        }
+        roles = {
+            argument_place: {self.values[name].role for name in value_names}
+            for argument_place, value_names in names.items()
+        }
         entry: dict[str, Any] = {
             "value": step.name,
-            "arguments": {str(place): own for place, own in names.items()},
+            "arguments": {
+                str(argument_place): value_names for argument_place, value_names in names.items()
+            },
         }
-        if any(None in found for found in roles.values()):
+        if any(None in role for role in roles.values()):
             raise _Stopped("the placement of an argument is unknown")
-        if all(found == {Replicate()} for found in roles.values()):
-            results = [describe_tensor(one) for one in tensors_in(whole)]
+        if all(role == {Replicate()} for role in roles.values()):
+            results = [describe_tensor(tensor) for tensor in tensors_in(whole_result)]
             self.calls.append({**entry, "same on all ranks": results, "placements": ["replicate"]})
             return Replicate()
-        pieces = self._pieces(step, whole)
+        pieces = self._pieces(step, whole_result)
         if pieces is not None:
             dim, count = pieces
             words = [_word(Shard(dim))] * count
@@ -554,25 +579,34 @@ class _Decision:
         if annotation is None:
             raise _Stopped(f"no rule is known for {_name(call)}")
         shown = ", ".join(
-            f"{names[place][0]} is {' or '.join(sorted(map(_word, found)))}"
-            for place, found in roles.items()
+            f"{names[argument_place][0]} is {' or '.join(sorted(map(_word, place_roles)))}"
+            for argument_place, place_roles in roles.items()
         )
-        if any(len(found) > 1 for found in roles.values()):
+        if any(len(role) > 1 for role in roles.values()):
             raise _Stopped(f"no rule of {_name(call)} fits: {shown}")
-        one_role = {place: next(iter(found)) for place, found in roles.items()}
+        one_role = {
+            argument_place: next(iter(place_roles)) for argument_place, place_roles in roles.items()
+        }
         return self._by_rule(call, annotation, one_role, entry, names, shown)
 
-    def _pieces(self, step: GraphStep, whole: Any) -> tuple[int, int] | None:
+    def _pieces(self, step: GraphStep, whole_result: Any) -> tuple[int, int] | None:
         """The dimension and number of pieces, if a packed shard is cut into them."""
         source = step.args[0] if step.args else None
         function: Any = step.function
         word = (step.operator or getattr(function, "__name__", "")).split(".")
         if not isinstance(source, Ref) or not _CUTS & set(word):
             return None
-        role, shapes = self.values[source.name].role, {one.shape for one in tensors_in(whole)}
-        if not isinstance(role, Shard) or role.pieces == 1 or isinstance(whole, torch.Tensor):
+        role, shapes = (
+            self.values[source.name].role,
+            {tensor.shape for tensor in tensors_in(whole_result)},
+        )
+        if (
+            not isinstance(role, Shard)
+            or role.pieces == 1
+            or isinstance(whole_result, torch.Tensor)
+        ):
             return None
-        count, size = len(whole), self.values[source.name].whole.shape[role.dim]
+        count, size = len(whole_result), self.values[source.name].whole.shape[role.dim]
         along = {shape[role.dim] * count for shape in shapes}
         return (role.dim, count) if count == role.pieces and along == {size} else None
 
@@ -588,8 +622,8 @@ class _Decision:
         pieces = {role.pieces for role in roles.values() if isinstance(role, Shard)}
         packed = max(pieces, default=1)
         plain = {
-            place: Shard(role.dim) if isinstance(role, Shard) else role
-            for place, role in roles.items()
+            argument_place: Shard(role.dim) if isinstance(role, Shard) else role
+            for argument_place, role in roles.items()
         }
         reasons = []
         for option in annotation.options(call) if len(pieces) <= 1 else ():
@@ -597,7 +631,10 @@ class _Decision:
                 recipe = annotation.recipe(call, dataclasses.replace(option, num=self.ranks))
             except UsageError:  # a length that cannot be divided
                 continue
-            if any(_plain(recipe.placement(place)) != role for place, role in plain.items()):
+            if any(
+                _plain(recipe.placement(argument_place)) != role
+                for argument_place, role in plain.items()
+            ):
                 continue
             proof = self._proved(call, annotation, option)
             if proof.status != "proved" or proof.certificate is None:
@@ -614,8 +651,8 @@ class _Decision:
             return linear
         hint = "" if not _CUTS & set(_name(call).split(".")) else _PACKED_HINT
         hint += "".join(
-            f"; an all_reduce of {names[place][0]} is missing before it"
-            for place, role in roles.items()
+            f"; an all_reduce of {names[argument_place][0]} is missing before it"
+            for argument_place, role in roles.items()
             if isinstance(role, Partial)
         )
         raise _Stopped(reasons[0] if reasons else f"no rule of {_name(call)} fits: {shown}{hint}")
@@ -632,17 +669,18 @@ class _Decision:
             validate(definition)
             words: dict[str, RoleWords] = {
                 name: ("partial", "sum")
-                if roles[int(place) if place.isdigit() else place] == terms
+                if roles[int(argument_place) if argument_place.isdigit() else argument_place]
+                == terms
                 else ("replicate",)
                 for name in definition.tensors
-                for place in [name.partition("[")[0]]
+                for argument_place in [name.partition("[")[0]]
             }
             results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
             claim = placed_claim(definition, words, results)
-            found = find_proof(claim)
-            if isinstance(found, Failure):
+            proof = find_proof(claim)
+            if isinstance(proof, Failure):
                 return None
-            certificate = certificate_of(definition, claim, found[0], None, None)
+            certificate = certificate_of(definition, claim, proof[0], None, None)
         except OutsideTheoryError:
             return None
         placements = [_word(terms)] * len(results)
@@ -664,18 +702,18 @@ class _Decision:
         source = step.args[0].name
         value = self._get(source)
         function: Any = step.function
-        kind, given = function.__name__, step.args[1]
+        kind, dim_or_reduction = function.__name__, step.args[1]
         if kind != "all_reduce" and isinstance(value.whole, torch.Tensor) and value.whole.dim():
-            given %= value.whole.dim()
-        role = None if value.role is None else _after(kind, value.role, given)
+            dim_or_reduction %= value.whole.dim()
+        role = None if value.role is None else _after(kind, value.role, dim_or_reduction)
         if role is None:
             reason = f"{kind} of {source}, which is {_word(value.role)}"
             if kind == "all_reduce" and value.role == Replicate():
                 reason += ": it is reduced once too often"
             self._stop(step.name, reason)
-        entry = {"value": step.name, "collective": kind, "of": source, "with": given}
+        entry = {"value": step.name, "collective": kind, "of": source, "with": dim_or_reduction}
         self.calls.append({**entry, "placements": [_word(role)]})
-        return _Value(value.whole, combined(kind, value.parts, given), role)
+        return _Value(value.whole, combined(kind, value.parts, dim_or_reduction), role)
 
 
 def _on_rank(rank: int) -> Callable[[_Value], Any]:
@@ -719,14 +757,14 @@ def _places(step: GraphStep) -> Iterator[tuple[int | str, Any]]:
 
 def _all_equal(left: list[Tensor], right: list[Tensor]) -> bool:
     pairs = zip(left, right, strict=True)
-    return all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
+    return all(torch.equal(tensor.nan_to_num(), other.nan_to_num()) for tensor, other in pairs)
 
 
 def _name(call: OperatorCall) -> str:
     return call.name or getattr(call.function, "__name__", str(call.function))
 
 
-def _missing(role: Role | None, wanted: Role) -> str:
-    if isinstance(role, Partial) and wanted == Replicate():
+def _missing(role: Role | None, expected_role: Role) -> str:
+    if isinstance(role, Partial) and expected_role == Replicate():
         return ": an all_reduce is missing"
     return ""

@@ -31,14 +31,16 @@ class Poly(frozenset):  # type: ignore[type-arg]
 
     @staticmethod
     def read(data: Any) -> Poly:
-        def atom(one: Any) -> Any:
-            if isinstance(one, str):
-                return one
-            if one[0] == "size":
-                return ("size", one[1], tuple(map(Poly.read, one[2])))
-            return ({"//": "//", "%": "%"}[one[0]], *map(Poly.read, one[1:]))
+        def atom(atom_data: Any) -> Any:
+            if isinstance(atom_data, str):
+                return atom_data
+            if atom_data[0] == "size":
+                return ("size", atom_data[1], tuple(map(Poly.read, atom_data[2])))
+            return ({"//": "//", "%": "%"}[atom_data[0]], *map(Poly.read, atom_data[1:]))
 
-        monomials = ((add((atom(one), 1) for one in atoms), value) for atoms, value in data)
+        monomials = (
+            (add((atom(raw_atom), 1) for raw_atom in atoms), value) for atoms, value in data
+        )
         return Poly(add((frozenset(monomial), value) for monomial, value in monomials))
 
     def __add__(self, other: Any) -> Poly:
@@ -75,26 +77,30 @@ class Poly(frozenset):  # type: ignore[type-arg]
         if len(by) != 1:
             return (number(1), number(0)) if self == by else (number(0), self)
         ((divisor, value),) = by
-        found: tuple[list[Any], list[Any]] = ([], [])
+        split_terms: tuple[list[Any], list[Any]] = ([], [])
         for monomial, size in self:
-            left = frozenset(add((*monomial, *((atom, -power) for atom, power in divisor))))
-            fits = size % value == 0 and all(power > 0 for _, power in left)
-            found[not fits].append((left, size // value) if fits else (monomial, size))
-        return Poly(add(found[0])), Poly(add(found[1]))
+            reduced_monomial = frozenset(
+                add((*monomial, *((atom, -power) for atom, power in divisor)))
+            )
+            fits = size % value == 0 and all(power > 0 for _, power in reduced_monomial)
+            split_terms[not fits].append(
+                (reduced_monomial, size // value) if fits else (monomial, size)
+            )
+        return Poly(add(split_terms[0])), Poly(add(split_terms[1]))
 
     def floor(self, kind: str, by: Poly, ranges: Any) -> Poly:
-        whole, rest = self.divide(by)
+        quotient, rest = self.divide(by)
         if not rest or rest.below(by, ranges):
-            return whole if kind == "//" else rest
-        return (whole if kind == "//" else number(0)) + name((kind, rest, by))
+            return quotient if kind == "//" else rest
+        return (quotient if kind == "//" else number(0)) + name((kind, rest, by))
 
     def below(self, size: Poly, ranges: Any) -> bool:
         """Whether it is certainly from 0 to size - 1, if sizes are 1 or more."""
         try:
-            left = (size - self.top(ranges)).each(lambda atom: name(atom) + number(is_size(atom)))
+            slack = (size - self.top(ranges)).each(lambda atom: name(atom) + number(is_size(atom)))
         except ValueError:
             return False
-        return all(value >= 0 for _, value in left) and any(not monomial for monomial, _ in left)
+        return all(value >= 0 for _, value in slack) and any(not monomial for monomial, _ in slack)
 
     def top(self, ranges: Any) -> Poly:
         """A bound; ValueError if it may be negative, or has none."""
@@ -107,10 +113,10 @@ class Poly(frozenset):  # type: ignore[type-arg]
             if isinstance(atom, tuple) and atom[0] == "o":  # a part ends within the whole
                 return name("N") - name(("m", atom[1]))
             if isinstance(atom, tuple) and atom[0] == "//":
-                whole, rest = atom[1].top(ranges).divide(atom[2])
+                quotient, rest = atom[1].top(ranges).divide(atom[2])
                 if rest and rest != number(-1) and not rest.below(atom[2], ranges):
                     raise ValueError
-                return whole - number(int(rest == number(-1)))
+                return quotient - number(int(rest == number(-1)))
             return name(atom)
 
         if any(value < 0 for _, value in self):
@@ -165,22 +171,22 @@ def mentions(thing: Any, what: str) -> bool:
 
 def add(*lists: Any) -> list[Any]:
     """All pairs, with the numbers of equal things added: a sum of sums, a product of factors."""
-    found: list[Any] = []
+    totals: list[Any] = []
     for thing, value in itertools.chain(*lists):
-        at = next((i for i, (other, _) in enumerate(found) if same(thing, other)), None)
+        at = next((i for i, (other, _) in enumerate(totals) if same(thing, other)), None)
         if at is None:
-            found.append((thing, value))
+            totals.append((thing, value))
         else:
-            found[at] = (thing, found[at][1] + value)
-    return [(thing, value) for thing, value in found if value]
+            totals[at] = (thing, totals[at][1] + value)
+    return [(thing, value) for thing, value in totals if value]
 
 
 def multiply(left: list[Any], right: list[Any]) -> list[Any]:
-    made = []
+    terms = []
     for (a, x), (b, y) in itertools.product(left, right):
         (first, some), (second, others) = apart(a), apart(b)
-        made.append(term(first + second, add(some, others), x * y))
-    return add(*made)
+        terms.append(term(first + second, add(some, others), x * y))
+    return add(*terms)
 
 
 def invert(value: list[Any]) -> list[Any]:
@@ -190,21 +196,21 @@ def invert(value: list[Any]) -> list[Any]:
 
 
 def sum_over(k: str, size: Poly, body: list[Any]) -> list[Any]:
-    made = []
+    terms = []
     for bound, value in body:
         binders, factors = apart(bound)
         first, part = ("first", name(k)), ("sym", ("m", k))
         others = [pair for pair in factors if pair not in ((first, 1), (part, 1))]
-        found = [atom for atom in (first, part) if (atom, 1) in factors]
+        rank_factors = [atom for atom in (first, part) if (atom, 1) in factors]
         if not mentions((factors, binders), k):
-            made.append(multiply(term(binders, factors, value), of_poly(size)))
-        elif size == name("R") and len(found) == 1 and not mentions((others, binders), k):
+            terms.append(multiply(term(binders, factors, value), of_poly(size)))
+        elif size == name("R") and len(rank_factors) == 1 and not mentions((others, binders), k):
             # Only the first rank has it; or the parts of all ranks make up the whole.
-            whole = [] if found == [first] else [(("sym", "N"), 1)]
-            made.append(term(binders, add(others, whole), value))
+            length_factors = [] if rank_factors == [first] else [(("sym", "N"), 1)]
+            terms.append(term(binders, add(others, length_factors), value))
         else:
-            made.append(term((*binders, (k, size)), factors, value))
-    return add(*made)
+            terms.append(term((*binders, (k, size)), factors, value))
+    return add(*terms)
 
 
 def extreme(kind: str, binders: Any, body: list[Any]) -> list[Any]:
@@ -265,48 +271,58 @@ class Kernel:
             for key, tensor in data["tensors"].items()
             for at, size in enumerate(tensor["sizes"])
         } | {key: Poly.read(pair[0]) for key, pair in data["numbers"].items()}
-        known = self.equalities(sizes)
-        self.whole = {key: size.put(known) for key, size in sizes.items()}
+        substitutions = self.equalities(sizes)
+        self.whole = {key: size.put(substitutions) for key, size in sizes.items()}
         self.local = dict(self.whole)
         for key, role in self.roles.items():
             if role[0] == "shard":
                 size = self.local[f"{key}.{role[1]}"]
                 self.local[f"{key}.{role[1]}"] = self.part * self.unit(size)
-        by = {**known, "m": self.part, "o": self.offset}
+        by = {**substitutions, "m": self.part, "o": self.offset}
         self.local |= {key: Poly.read(pair[1]).put(by) for key, pair in data["numbers"].items()}
 
     def parts(self, rank: str) -> tuple[Poly, Poly]:
-        own = (name("m"), name(rank) * name("m"))
-        return own if self.equal else (name(("m", rank)), name(("o", rank)))
+        equal_part = (name("m"), name(rank) * name("m"))
+        return equal_part if self.equal else (name(("m", rank)), name(("o", rank)))
 
     def unit(self, size: Poly) -> Poly:
-        whole, rest = size.divide(self.length)
-        if rest or not whole:
+        quotient, rest = size.divide(self.length)
+        if rest or not quotient:
             raise Refused("what is split is not a multiple of the length")
-        return whole
+        return quotient
 
     def equalities(self, sizes: Any) -> dict[Any, Poly]:
-        known = {"N": self.length}
+        substitutions = {"N": self.length}
         for pair in [rest for kind, *rest in self.data["requires"] if kind == "same"]:
-            left, right = (Poly.read(size).put(sizes).put(known) for size in pair)
+            left, right = (Poly.read(size).put(sizes).put(substitutions) for size in pair)
             for a, b in ((left, right), (right, left)):
-                own = next((atom for monomial, _ in a for atom, _ in monomial), "R")
-                free = isinstance(own, str) and own not in ("N", "R", "m") and a == name(own)
-                if left != right and free and not mentions(b, own):
-                    known = {k: v.put({own: b}) for k, v in known.items()} | {own: b}
+                size_name = next((atom for monomial, _ in a for atom, _ in monomial), "R")
+                free = (
+                    isinstance(size_name, str)
+                    and size_name not in ("N", "R", "m")
+                    and a == name(size_name)
+                )
+                if left != right and free and not mentions(b, size_name):
+                    substitutions = {k: v.put({size_name: b}) for k, v in substitutions.items()} | {
+                        size_name: b
+                    }
                     break
-        return known
+        return substitutions
 
     def element(self, key: str, places: list[Poly], *, local: bool) -> list[Any]:
         role, rank = self.roles[key], "%r" if local else f"%c{next(COUNT)}"
         if role[0] == "partial":
-            found = one("read", key, tuple(places), name(rank))
-            return found if local else over_ranks(role[1], rank, found)
+            read_term = one("read", key, tuple(places), name(rank))
+            return read_term if local else over_ranks(role[1], rank, read_term)
         if role[0] == "shard" and local:
             unit = self.unit(self.whole[f"{key}.{role[1]}"])
             places[role[1]] = places[role[1]] + self.offset * unit
-        found = one("read", key, tuple(places))
-        return multiply(one("first", name("%r")), found) if role[0] == "once" and local else found
+        read_term = one("read", key, tuple(places))
+        return (
+            multiply(one("first", name("%r")), read_term)
+            if role[0] == "once" and local
+            else read_term
+        )
 
     def value(self, data: Any, env: Any, ranges: Any, *, local: bool) -> list[Any]:
         kind, *rest = data
@@ -333,21 +349,25 @@ class Kernel:
         if kind == "fun":
             arrays = []
             for binders, body in rest[1]:
-                own = [(f"%c{next(COUNT)}", index(size)) for _, size in binders]
-                bound = {k: name(new) for (k, _), (new, _) in zip(binders, own, strict=True)}
-                array = self.value(body, {**env, **bound}, {**ranges, **dict(own)}, local=local)
-                arrays.append(("bound", tuple(own), array, True))
+                new_binders = [(f"%c{next(COUNT)}", index(size)) for _, size in binders]
+                bound = {
+                    k: name(new) for (k, _), (new, _) in zip(binders, new_binders, strict=True)
+                }
+                array = self.value(
+                    body, {**env, **bound}, {**ranges, **dict(new_binders)}, local=local
+                )
+                arrays.append(("bound", tuple(new_binders), array, True))
             return one("fun", rest[0], tuple(arrays), tuple(map(index, rest[2])))
         return self.reduction(kind, rest, (env, ranges), index(rest[1]), local=local)
 
     def reduction(self, kind: str, rest: Any, where: Any, size: Poly, *, local: bool) -> list[Any]:
         k, rank = f"%c{next(COUNT)}", f"%c{next(COUNT)}"
-        unit, left = size.divide(self.length)
+        unit, remainder = size.divide(self.length)
         binders: Any = ((k, size),)
         at = name(k)
         if size == number(1):
             binders, at = (), number(0)
-        elif not local and unit and not left:  # over the parts of all ranks
+        elif not local and unit and not remainder:  # over the parts of all ranks
             part, offset = self.parts(rank)
             binders, at = ((rank, name("R")), (k, part * unit)), offset * unit + name(k)
         env, ranges = {**where[0], rest[0]: at}, {**where[1], **dict(binders)}
@@ -366,19 +386,19 @@ class Kernel:
         if not self.data["outputs"]:
             raise Refused("nothing is claimed: the certificate has no result")
         for kind, *pair in self.data["requires"]:
-            whole, local = ([Poly.read(size).put(sizes) for size in pair] for sizes in both)
-            if local != whole and (kind != "same" or local[0] != local[1]):
+            whole_sizes, local = ([Poly.read(size).put(sizes) for size in pair] for sizes in both)
+            if local != whole_sizes and (kind != "same" or local[0] != local[1]):
                 raise Refused("the operator does not run on a rank")
         for output in self.data["outputs"]:
             role, shape, names = output["role"], output["shape"], output["index"]
-            whole, local = ([Poly.read(size).put(sizes) for size in shape] for sizes in both)
+            whole_sizes, local = ([Poly.read(size).put(sizes) for size in shape] for sizes in both)
             ranges, env = {**dict(zip(names, local, strict=True)), "%r": name("R")}, {}
             if role[0] == "shard":
-                unit, k = self.unit(whole[role[1]]), names[role[1]]
-                env[k], whole[role[1]] = self.offset * unit + name(k), self.part * unit
+                unit, k = self.unit(whole_sizes[role[1]]), names[role[1]]
+                env[k], whole_sizes[role[1]] = self.offset * unit + name(k), self.part * unit
             left = self.value(output["term"], env, ranges, local=False)
             right = self.value(output["term"], {}, ranges, local=True)
             if role[0] == "partial":
                 right = over_ranks(role[1], "%r", right)
-            if whole != local or role[0] == "once" or not same(left, right):
+            if whole_sizes != local or role[0] == "once" or not same(left, right):
                 raise Refused("the results of the ranks do not make up the result of the whole")

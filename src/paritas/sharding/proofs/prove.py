@@ -66,8 +66,8 @@ def prove(
     if rule is None:
         raise UsageError(f"no rule is known for {call.name}: pass annotation=")
     prover = Prover(call, rule, ranks, seed)
-    asked = [Option.of(dict(option)) for option in config.parti_options] or rule.options(call)
-    return tuple(prover.decide(option) for option in asked)
+    options = [Option.of(dict(option)) for option in config.parti_options] or rule.options(call)
+    return tuple(prover.decide(option) for option in options)
 
 
 # --- The decision ---------------------------------------------------------------------------------
@@ -105,35 +105,37 @@ class Prover:
     def decide(self, option: Option) -> RuleProof:
         """Decide one option."""
         began = time.perf_counter()
-        asked = dataclasses.replace(option, num=option.num or self.ranks)
-        recipe = self.annotation.recipe(self.call, asked)
+        ranked_option = dataclasses.replace(option, num=option.num or self.ranks)
+        recipe = self.annotation.recipe(self.call, ranked_option)
         proof = self._decided(recipe)
         return msgspec.structs.replace(proof, seconds=time.perf_counter() - began)
 
     def _decided(self, recipe: Recipe) -> RuleProof:
-        found = self.prove(recipe)
-        if found.status == "proved":
+        proof = self.prove(recipe)
+        if proof.status == "proved":
             if not self.check:
-                return found
+                return proof
             verdict = check_recipe(self.call, recipe, self.ranks, seed=self.seed)
             if verdict.status in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
-                return found
-            if found.parts == "equal" and self._has_unequal_parts(recipe):
-                return self._only_for_equal_parts(found, recipe)
-            return self._contradicted(found, verdict)
+                return proof
+            if proof.parts == "equal" and self._has_unequal_parts(recipe):
+                return self._only_for_equal_parts(proof, recipe)
+            return self._contradicted(proof, verdict)
         example = self.refute(recipe)
         if example is not None:
             return msgspec.structs.replace(
-                found, status="refuted", reason=found.reason, counterexample=example
+                proof, status="refuted", reason=proof.reason, counterexample=example
             )
-        return found
+        return proof
 
-    def _contradicted(self, found: RuleProof, verdict: Verdict) -> RuleProof:
+    def _contradicted(self, rule_proof: RuleProof, verdict: Verdict) -> RuleProof:
         reason = (
             f"proved, but the numerical check says {verdict.status}: "
             f"{verdict.failures[0].reason if verdict.failures else ''}; please report this"
         )
-        return msgspec.structs.replace(found, status="not decided", reason=reason, certificate=None)
+        return msgspec.structs.replace(
+            rule_proof, status="not decided", reason=reason, certificate=None
+        )
 
     def _has_unequal_parts(self, recipe: Recipe) -> bool:
         return bool(self._split_length(recipe) % self.ranks)
@@ -141,16 +143,16 @@ class Prover:
     def _split_length(self, recipe: Recipe) -> int:
         return expand(self.annotation.signature, self.call).lengths.get(recipe.identifier, 0)
 
-    def _only_for_equal_parts(self, found: RuleProof, recipe: Recipe) -> RuleProof:
+    def _only_for_equal_parts(self, rule_proof: RuleProof, recipe: Recipe) -> RuleProof:
         """The parts of this call are unequal, for which the split is wrong."""
         expansion = expand(self.annotation.signature, self.call)
         length = self._split_length(recipe)
         equal = resized(self.call, expansion, {recipe.identifier: length - length % self.ranks})
         again = check_recipe(equal, recipe, self.ranks, seed=self.seed)
         if again.status not in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
-            return self._contradicted(found, again)
+            return self._contradicted(rule_proof, again)
         return msgspec.structs.replace(
-            found,
+            rule_proof,
             status="refuted",
             certificate=None,
             counterexample=self._fails(self.call, recipe, self.ranks),
@@ -193,14 +195,14 @@ class Prover:
             expansion = expand(self.annotation.signature, self.call)
         except UsageError:
             return None
-        given = self._fails(self.call, recipe, self.ranks)
-        most = _MOST_TRIED if given is not None else _MOST_TRIED_IN_VAIN
+        counterexample = self._fails(self.call, recipe, self.ranks)
+        most = _MOST_TRIED if counterexample is not None else _MOST_TRIED_IN_VAIN
         smaller = _smaller_calls(self.call, expansion, recipe.identifier, self.ranks)
         for call, ranks in itertools.islice(smaller, most):
-            found = self._fails_again(call, recipe.identifier, ranks)
-            if found is not None:
-                return found
-        return given or self._fails(_varied(self.call, self.seed), recipe, self.ranks)
+            smaller_counterexample = self._fails_again(call, recipe.identifier, ranks)
+            if smaller_counterexample is not None:
+                return smaller_counterexample
+        return counterexample or self._fails(_varied(self.call, self.seed), recipe, self.ranks)
 
     def _fails_again(
         self, call: OperatorCall, identifier: str, ranks: int
@@ -208,8 +210,8 @@ class Prover:
         """Check the same split of another call."""
         try:
             for option in self.annotation.options(call):
-                asked = dataclasses.replace(option, num=ranks)
-                recipe = self.annotation.recipe(call, asked)
+                ranked_option = dataclasses.replace(option, num=ranks)
+                recipe = self.annotation.recipe(call, ranked_option)
                 if recipe.identifier == identifier:
                     return self._fails(call, recipe, ranks)
         except UsageError:  # not for these sizes
@@ -254,25 +256,29 @@ def _smaller_calls(
     lengths = {
         name: length for name, length in expansion.lengths.items() if length > 1 and name != "_"
     }
-    own = [size for size in (ranks, ranks + 1, 2 * ranks) if size != lengths.get(identifier)]
+    split_lengths = [
+        size for size in (ranks, ranks + 1, 2 * ranks) if size != lengths.get(identifier)
+    ]
     others = [name for name in lengths if name != identifier]
     small = {name: sorted({2, lengths[name]}) for name in others}
     all_small = {name: sizes[0] for name, sizes in small.items()}
-    for size in own:
+    for size in split_lengths:
         yield resized(call, expansion, {**all_small, identifier: size}), ranks
-    for size in own:
+    for size in split_lengths:
         yield resized(call, expansion, {identifier: size}), ranks
     for name in others:
-        yield resized(call, expansion, {name: 2, identifier: own[-1]}), ranks
+        yield resized(call, expansion, {name: 2, identifier: split_lengths[-1]}), ranks
 
 
 def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]) -> OperatorCall:
     """The call with other lengths of identifiers; values are repeated or left out."""
-    known = {**expansion.lengths, **lengths}
+    all_lengths = {**expansion.lengths, **lengths}
     args, kwargs = list(call.args), dict(call.kwargs)
 
     def size(dim: Dim) -> int:
-        return math.prod(int(f.name) if f.is_number else known.get(f.name, 1) for f in dim.factors)
+        return math.prod(
+            int(f.name) if f.is_number else all_lengths.get(f.name, 1) for f in dim.factors
+        )
 
     for operand in expansion.inputs:
         if operand.place is not None and operand.dims is not None:
@@ -297,11 +303,11 @@ def _varied(call: OperatorCall, seed: int) -> OperatorCall:
     """The call with other values, of the same signs and not larger: equal ones hide faults."""
     generator = torch.Generator().manual_seed(seed)
 
-    def value(one: torch.Tensor) -> torch.Tensor:
-        if not one.is_floating_point():
-            return one
-        factors = between(0.5, 1.0)(tuple(one.shape), generator)
-        return (one.detach() * factors.to(one.device)).to(one.dtype)
+    def value(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        factors = between(0.5, 1.0)(tuple(tensor.shape), generator)
+        return (tensor.detach() * factors.to(tensor.device)).to(tensor.dtype)
 
     return call.map_tensors(value)
 

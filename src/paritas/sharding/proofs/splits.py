@@ -96,14 +96,14 @@ class _Comparison:
         self.local = Normaliser(
             Side(self.local_sizes, self._read_local, self._draw_local, lambda *_: None)
         )
-        found = []
+        normal_forms = []
         for at, (output, role) in enumerate(self.claim.outputs):
             what = f"result {at}" if output.written is None else f"argument {output.written} after"
             form = self._compare(output, role, what)
             if isinstance(form, Failure):
                 return form
-            found.append(form)
-        return tuple(found)
+            normal_forms.append(form)
+        return tuple(normal_forms)
 
     # --- sizes ------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class _Comparison:
             f"{name}.{at}": size
             for name, (sizes, _) in self.claim.tensors.items()
             for at, size in enumerate(sizes)
-        } | {name: whole for name, (whole, _) in self.claim.numbers.items()}
+        } | {name: whole_number for name, (whole_number, _) in self.claim.numbers.items()}
         for kind, *sizes in self.claim.requires:
             if kind != "same":
                 continue
@@ -121,8 +121,8 @@ class _Comparison:
                 indices.replace(indices.replace(size, generic, {}), self.lengths, {})
                 for size in sizes
             )
-            for one, other in ((left, right), (right, left)):
-                name = _single(one)
+            for replaced_size, other in ((left, right), (right, left)):
+                name = _single(replaced_size)
                 if left != right and name is not None and name not in (LENGTH, RANKS, "m"):
                     if name in indices.atoms(other):
                         raise OutsideTheoryError(f"a size that depends on itself ({name})")
@@ -139,33 +139,33 @@ class _Comparison:
         length = self.lengths[LENGTH]
         for name, (sizes, role) in self.claim.tensors.items():
             for at, size in enumerate(sizes):
-                whole = self._resolve(size)
-                local = whole
+                whole_size = self._resolve(size)
+                local = whole_size
                 if role[0] == "shard" and role[1] == at:
-                    unit = indices.quotient(whole, length)
+                    unit = indices.quotient(whole_size, length)
                     if unit is None:
                         raise OutsideTheoryError(
                             f"dimension {at} of {name}, which is not a multiple of the length"
                         )
                     local = indices.multiply(self.part, unit)
                     self.offsets[name] = (at, indices.multiply(self.offset, unit))
-                self.whole_sizes[f"{name}.{at}"] = whole
+                self.whole_sizes[f"{name}.{at}"] = whole_size
                 self.local_sizes[f"{name}.{at}"] = local
         ranked = {**self.lengths, "m": self.part, "o": self.offset}
-        for name, (whole, local) in self.claim.numbers.items():
-            self.whole_sizes[name] = self._resolve(whole)
+        for name, (whole_size, local) in self.claim.numbers.items():
+            self.whole_sizes[name] = self._resolve(whole_size)
             self.local_sizes[name] = indices.replace(local, ranked, {})
 
     def _requirements(self) -> Failure | None:
         for kind, *sizes in self.claim.requires:
             local = [indices.replace(size, self.local_sizes, {}) for size in sizes]
-            whole = [indices.replace(size, self.whole_sizes, {}) for size in sizes]
-            if kind == "same" and local[0] != local[1] and local != whole:
+            whole_sizes = [indices.replace(size, self.whole_sizes, {}) for size in sizes]
+            if kind == "same" and local[0] != local[1] and local != whole_sizes:
                 return Failure("on a rank, sizes that must be equal are not")
-            if kind == "keep" and local != whole:
+            if kind == "keep" and local != whole_sizes:
                 what = shown_index(sizes[0])
                 what = f"argument {what[1:]}" if what.startswith("#") else f"the size {what}"
-                changed = f"{shown_index(whole[0])}, on a rank {shown_index(local[0])}"
+                changed = f"{shown_index(whole_sizes[0])}, on a rank {shown_index(local[0])}"
                 return Failure(
                     f"{what} is {changed}; how the operator depends on it is not written out"
                 )
@@ -201,15 +201,15 @@ class _Comparison:
         """Each rank draws its part of the numbers of the whole."""
         moved = list(places)
         for at, size in enumerate(shape):
-            whole = indices.replace(size, self.whole_sizes, {})
+            whole_size = indices.replace(size, self.whole_sizes, {})
             local = indices.replace(size, self.local_sizes, {})
-            if whole != local:
-                moved[at] = indices.add(moved[at], self._offset_of(whole, local))
+            if whole_size != local:
+                moved[at] = indices.add(moved[at], self._offset_of(whole_size, local))
         return algebra.factor(("draw", name, None, tuple(moved)))
 
-    def _offset_of(self, whole: Poly, local: Poly) -> Poly:
+    def _offset_of(self, poly: Poly, local: Poly) -> Poly:
         """Where a part begins; its size and that of the whole are the same multiple of a length."""
-        unit = indices.quotient(whole, self.lengths[LENGTH])
+        unit = indices.quotient(poly, self.lengths[LENGTH])
         if unit is None or indices.multiply(self.part, unit) != local:
             raise OutsideTheoryError("a part whose size is not a multiple of the rank's length")
         return indices.multiply(self.offset, unit)
@@ -248,13 +248,15 @@ class _Comparison:
             whole_shape[dim] = local_shape[dim]
         if whole_shape != local_shape:
             return Failure(f"{what} of a rank has another shape than the whole")
-        whole = self.whole.normal(output.term, whole_places, ranges)
+        whole_form = self.whole.normal(output.term, whole_places, ranges)
         local = self.local.normal(output.term, places, ranges)
         if role[0] == "partial":
             local = self._over_ranks(role[1], RANK, local)
-        if whole != local:
-            return Failure(f"{what}: the whole has {shown(whole)}, the ranks have {shown(local)}")
-        return shown(whole)
+        if whole_form != local:
+            return Failure(
+                f"{what}: the whole has {shown(whole_form)}, the ranks have {shown(local)}"
+            )
+        return shown(whole_form)
 
     def _over_ranks(self, reduction: str, rank: str, term: Normal) -> Normal:
         binders = ((rank, symbol(RANKS)),)
@@ -271,8 +273,8 @@ class _Comparison:
 def _single(poly: Poly) -> str | None:
     """The symbol that it is."""
     if len(poly) == 1 and poly[0][1] == 1 and len(poly[0][0]) == 1:
-        one = poly[0][0][0]
-        return one if isinstance(one, str) else None
+        atom = poly[0][0][0]
+        return atom if isinstance(atom, str) else None
     return None
 
 
@@ -285,7 +287,7 @@ def shown(value: Normal) -> str:
     """A normal form as a person reads it."""
     if not value:
         return "0"
-    return " + ".join(_shown_monomial(one, size) for one, size in value)
+    return " + ".join(_shown_monomial(monomial, size) for monomial, size in value)
 
 
 def _shown_monomial(monomial: algebra.Monomial, size: Fraction) -> str:
@@ -329,18 +331,18 @@ def shown_index(poly: Poly) -> str:
         return "0"
     parts = []
     for monomial, value in poly:
-        names = [_shown_symbol(one) for one in monomial]
+        names = [_shown_symbol(symbol_name) for symbol_name in monomial]
         if value != 1 or not names:
             names.insert(0, str(value))
         parts.append(" ".join(names))
     return " + ".join(parts)
 
 
-def _shown_symbol(one: Atom) -> str:
-    if isinstance(one, str):
-        return one
-    if one[0] in ("//", "%"):
-        return f"({shown_index(one[1])} {one[0]} {shown_index(one[2])})"
-    if one[0] == "size":
-        return f"size({one[1]})"
-    return f"{_SHORT[one[0]]}({one[1]})"
+def _shown_symbol(atom: Atom) -> str:
+    if isinstance(atom, str):
+        return atom
+    if atom[0] in ("//", "%"):
+        return f"({shown_index(atom[1])} {atom[0]} {shown_index(atom[2])})"
+    if atom[0] == "size":
+        return f"size({atom[1]})"
+    return f"{_SHORT[atom[0]]}({atom[1]})"

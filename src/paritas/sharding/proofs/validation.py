@@ -47,7 +47,7 @@ class DisagreementError(OutsideTheoryError):
 def lifted(call: OperatorCall) -> OperatorCall:
     """The call in float64, where rounding does not matter."""
     return call.map_tensors(
-        lambda one: one.detach().double() if one.is_floating_point() else one.detach()
+        lambda tensor: tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
     )
 
 
@@ -107,16 +107,20 @@ class _Run:
             for name, tensor in self.before.items()
         }
         self.after = {name: leaf.detach().clone() for name, leaf in self.leaves.items()}
-        given = {
+        argument_tensors = {
             name: leaf.clone() if leaf.requires_grad else self.after[name]
             for name, leaf in self.leaves.items()
         }
-        self._given = given
+        self._given = argument_tensors
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(call.seed)
             try:
-                args = [_rebuilt(str(at), value, given) for at, value in enumerate(call.args)]
-                kwargs = {n: _rebuilt(n, value, given) for n, value in call.kwargs.items()}
+                args = [
+                    _rebuilt(str(at), value, argument_tensors) for at, value in enumerate(call.args)
+                ]
+                kwargs = {
+                    n: _rebuilt(n, value, argument_tensors) for n, value in call.kwargs.items()
+                }
                 self.results = flat(call.function(*args, **kwargs))
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise OutsideTheoryError(
@@ -126,15 +130,15 @@ class _Run:
 
     def changed(self) -> list[str]:
         """The arguments that the operator wrote to."""
-        found = []
+        changed_names = []
         for name, before in self.before.items():
             now = self._given[name].detach()
             if now.shape == before.shape and not torch.equal(
                 torch.nan_to_num(now), torch.nan_to_num(before)
             ):
-                found.append(name)
+                changed_names.append(name)
             self.after[name] = now
-        return found
+        return changed_names
 
     def check_sizes(self) -> None:
         """What the operator is said to need must be so: it ran."""
@@ -150,7 +154,7 @@ class _Run:
         """The shape that the definition gives must be that of torch, as far as it is given."""
         evaluation = _Evaluation(self.definition, self.leaves, self.sizes)
         for at, (size, real) in enumerate(zip(output.shape, value.shape, strict=True)):
-            unknown = any(isinstance(one, tuple) and one[0] == "size" for one in atoms(size))
+            unknown = any(isinstance(atom, tuple) and atom[0] == "size" for atom in atoms(size))
             if not unknown and evaluation.index(size, {}) != real:
                 raise DisagreementError(
                     f"dimension {at} of the result has length {evaluation.index(size, {})} by the "
@@ -159,32 +163,32 @@ class _Run:
 
     def compare(self, output: DefinedOutput, value: torch.Tensor, places: list[int]) -> int:
         """Compare elements of one result, and the gradients of the first ones."""
-        chosen = [tuple(map(int, np.unravel_index(place, value.shape))) for place in places]
-        known: dict[Any, Tensor] = {}
+        chosen = [tuple(map(int, np.unravel_index(position, value.shape))) for position in places]
+        function_cache: dict[Any, Tensor] = {}
         for turn, at in enumerate(chosen):
             differentiated = turn < 2 and output.written is None  # noqa: PLR2004 - two of them
             evaluation = _Evaluation(
-                self.definition, self.leaves, self.sizes, None if differentiated else known
+                self.definition, self.leaves, self.sizes, None if differentiated else function_cache
             )
             env = dict(zip(output.index, at, strict=True))
             try:
-                found = evaluation.number(output.term, env)
+                defined_value = evaluation.number(output.term, env)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise DisagreementError(
                     f"the definition cannot be evaluated: {in_one_line(error, 120)}"
                 ) from error
             real = value[at]
-            if not _close(found.detach().reshape(()), real.detach()):
+            if not _close(defined_value.detach().reshape(()), real.detach()):
                 raise DisagreementError(
-                    f"at {list(at)} the definition gives {found.detach().item()}, "
+                    f"at {list(at)} the definition gives {defined_value.detach().item()}, "
                     f"torch {real.detach().item()}"
                 )
             if differentiated:
-                self._compare_gradients(found.reshape(()), real, at)
+                self._compare_gradients(defined_value.reshape(()), real, at)
         return len(chosen)
 
     def _compare_gradients(
-        self, found: torch.Tensor, real: torch.Tensor, at: tuple[int, ...]
+        self, defined_value: torch.Tensor, real: torch.Tensor, at: tuple[int, ...]
     ) -> None:
         if not real.requires_grad or not real.is_floating_point():
             return
@@ -198,25 +202,28 @@ class _Run:
                 f"a call whose gradient fails: {in_one_line(error, 120)}"
             ) from error
         ours: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
-        if found.requires_grad:
+        if defined_value.requires_grad:
             ours = torch.autograd.grad(
-                found.to(real.dtype), list(leaves.values()), allow_unused=True
+                defined_value.to(real.dtype), list(leaves.values()), allow_unused=True
             )
-        for name, mine, theirs in zip(leaves, ours, torch_own, strict=True):
+        for name, defined_gradient, torch_gradient in zip(leaves, ours, torch_own, strict=True):
             zero = torch.zeros_like(leaves[name])
-            left, right = (zero if one is None else one for one in (mine, theirs))
+            left, right = (
+                zero if gradient is None else gradient
+                for gradient in (defined_gradient, torch_gradient)
+            )
             if not _close(left, right):
                 raise DisagreementError(
                     f"the gradient of the result at {list(at)} with respect to {name} differs"
                 )
 
 
-def _rebuilt(name: str, value: Any, given: Mapping[str, torch.Tensor]) -> Any:
+def _rebuilt(name: str, value: Any, argument_tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return given[name]
+        return argument_tensors[name]
     if isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
         return type(value)(
-            given[f"{name}[{at}]"] if isinstance(item, torch.Tensor) else item
+            argument_tensors[f"{name}[{at}]"] if isinstance(item, torch.Tensor) else item
             for at, item in enumerate(value)
         )
     return value
@@ -225,7 +232,8 @@ def _rebuilt(name: str, value: Any, given: Mapping[str, torch.Tensor]) -> Any:
 def _close(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.is_complex() or right.is_complex():
         pair = (
-            torch.view_as_real(one.resolve_conj().to(torch.complex128)) for one in (left, right)
+            torch.view_as_real(tensor.resolve_conj().to(torch.complex128))
+            for tensor in (left, right)
         )
         return _close(*pair)
     left, right = left.double(), right.double()
@@ -240,9 +248,13 @@ def _sizes(definition: Definition) -> dict[Atom, int]:
     for name, tensor in definition.tensors.items():
         sizes |= {f"{name}.{at}": size for at, size in enumerate(tensor.shape)}
     call = definition.call.call
-    for place, item in definition.call.symbolic:
-        value = call.kwargs[place] if isinstance(place, str) else call.args[place]
-        sizes[number_name(place, item)] = value if item is None else value[item]
+    for argument_place, item in definition.call.symbolic:
+        value = (
+            call.kwargs[argument_place]
+            if isinstance(argument_place, str)
+            else call.args[argument_place]
+        )
+        sizes[number_name(argument_place, item)] = value if item is None else value[item]
     return sizes
 
 
@@ -255,10 +267,10 @@ class _Evaluation:
         definition: Definition,
         tensors: Mapping[str, torch.Tensor],
         sizes: Mapping[Atom, int],
-        known: dict[Any, Tensor] | None = None,
+        function_cache: dict[Any, Tensor] | None = None,
     ) -> None:
-        """With `known`, a function that is evaluated again for the same arrays is looked up."""
-        self._known = known
+        """With `function_cache`, a function is evaluated once for the same arrays."""
+        self._known = function_cache
         self._functions = definition.call.functions
         self._draws = definition.call.draws
         self._tensors = tensors
@@ -268,16 +280,16 @@ class _Evaluation:
     def index(self, poly: Poly, env: Mapping[Atom, int]) -> int:
         total = 0
         for monomial, value in poly:
-            total += value * math.prod(self._atom(one, env) for one in monomial)
+            total += value * math.prod(self._atom(atom, env) for atom in monomial)
         return total
 
-    def _atom(self, one: Atom, env: Mapping[Atom, int]) -> int:
-        if isinstance(one, tuple):
-            if one[0] not in ("//", "%"):
+    def _atom(self, atom: Atom, env: Mapping[Atom, int]) -> int:
+        if isinstance(atom, tuple):
+            if atom[0] not in ("//", "%"):
                 raise OutsideTheoryError("a size that only torch knows")
-            left, right = self.index(one[1], env), self.index(one[2], env)
-            return left // right if one[0] == "//" else left % right
-        return env[one] if one in env else self._sizes[one]
+            left, right = self.index(atom[1], env), self.index(atom[2], env)
+            return left // right if atom[0] == "//" else left % right
+        return env[atom] if atom in env else self._sizes[atom]
 
     def number(self, term: Term, env: Mapping[Atom, int]) -> torch.Tensor:
         """The value of a term."""
@@ -293,25 +305,25 @@ class _Evaluation:
             tensor = self._tensors[term[1]] if kind == "read" else self._draws[term[1]]()
             return tensor[tuple(self.index(p, env) for p in term[-1])]
         if kind in ("add", "mul"):
-            values = [self.number(one, env) for one in term[1]]
+            values = [self.number(operand, env) for operand in term[1]]
             total = values[0]
-            for one in values[1:]:
-                total = total + one if kind == "add" else total * one
+            for value in values[1:]:
+                total = total + value if kind == "add" else total * value
             return total
         if kind == "inv":
             return 1.0 / self.number(term[1], env)
         if kind == "fn":
-            return self._functions[term[1]]([self.number(one, env) for one in term[2]])
+            return self._functions[term[1]]([self.number(argument, env) for argument in term[2]])
         if kind == "fun":
             arrays = [self._array(binders, body, env) for binders, body in term[2]]
             result = self._function(term[1], arrays)
-            return result[tuple(self.index(place, env) for place in term[3])]
+            return result[tuple(self.index(position, env) for position in term[3])]
         return self._reduction(term, env)
 
     def _function(self, name: str, arrays: list[Tensor]) -> Tensor:
         if self._known is None:
             return self._functions[name](arrays)
-        contents = tuple((tuple(one.shape), one.detach().numpy().tobytes()) for one in arrays)
+        contents = tuple((tuple(array.shape), array.detach().numpy().tobytes()) for array in arrays)
         if (name, contents) not in self._known:
             self._known[name, contents] = self._functions[name](arrays).detach()
         return self._known[name, contents]
@@ -345,16 +357,24 @@ class _Evaluation:
         at: list[Any] = []
         order: list[str] = []
         lengths = dict(zip(names, sizes, strict=True))
-        for place in body[2]:
-            own = [m for m, _ in place if any(name in names for name in m)]
-            nested = any(isinstance(one, tuple) for m, _ in place for one in m)
-            if not own:
-                at.append(self.index(place, env))
+        for index_poly in body[2]:
+            bound_monomials = [m for m, _ in index_poly if any(name in names for name in m)]
+            nested = any(isinstance(atom, tuple) for m, _ in index_poly for atom in m)
+            if not bound_monomials:
+                at.append(self.index(index_poly, env))
                 continue
-            if nested or len(own) > 1 or len(own[0]) != 1 or dict(place)[own[0]] != 1:
+            if (
+                nested
+                or len(bound_monomials) > 1
+                or len(bound_monomials[0]) != 1
+                or dict(index_poly)[bound_monomials[0]] != 1
+            ):
                 return None
-            begin = self.index(tuple(one for one in place if one[0] != own[0]), env)
-            name = own[0][0]
+            begin = self.index(
+                tuple(poly_term for poly_term in index_poly if poly_term[0] != bound_monomials[0]),
+                env,
+            )
+            name = bound_monomials[0][0]
             at.append(slice(begin, begin + lengths[name]))
             order.append(name)
         if order != names:
@@ -378,21 +398,24 @@ class OnRanks(Protocol):
     parts: list[Any]
 
 
-def parts_of(whole: Tensor, role: Role, ranks: int) -> list[Tensor] | None:
+def parts_of(whole_tensor: Tensor, role: Role, ranks: int) -> list[Tensor] | None:
     """The part of each rank; None if it cannot be split so."""
     match role:
         case Shard(dim=dim, pieces=pieces) if (
-            dim < whole.dim() and whole.shape[dim] % (ranks * pieces) == 0
+            dim < whole_tensor.dim() and whole_tensor.shape[dim] % (ranks * pieces) == 0
         ):
-            cut = [piece.chunk(ranks, dim) for piece in whole.chunk(pieces, dim)]
+            cut = [piece.chunk(ranks, dim) for piece in whole_tensor.chunk(pieces, dim)]
             return [torch.cat([piece[rank] for piece in cut], dim) for rank in range(ranks)]
         case Replicate():
-            return [whole] * ranks
+            return [whole_tensor] * ranks
         case Once():
-            return [whole if rank == 0 else torch.zeros_like(whole) for rank in range(ranks)]
+            return [
+                whole_tensor if rank == 0 else torch.zeros_like(whole_tensor)
+                for rank in range(ranks)
+            ]
         case Partial(reduction="sum"):
-            terms = [whole * (rank + 2) for rank in range(ranks - 1)]
-            return [*terms, whole - sum(terms)]
+            terms = [whole_tensor * (rank + 2) for rank in range(ranks - 1)]
+            return [*terms, whole_tensor - sum(terms)]
     return None
 
 
@@ -401,8 +424,10 @@ def assembled(parts: list[Tensor], role: Role) -> list[Tensor]:
     match role:
         case Shard(dim=dim, pieces=pieces) if dim < parts[0].dim():
             cut = [part.chunk(pieces, dim) for part in parts]
-            fits = all(len(one) == pieces for one in cut)
-            order = [one[at] for at in range(pieces) for one in cut] if fits else parts
+            fits = all(len(part_pieces) == pieces for part_pieces in cut)
+            order = (
+                [part_pieces[at] for at in range(pieces) for part_pieces in cut] if fits else parts
+            )
             return [torch.cat(order, dim)]
         case Partial(reduction=reduction):
             return [_reduced(parts, reduction)]
@@ -418,16 +443,16 @@ def _reduced(parts: list[Tensor], reduction: str) -> Tensor:
     return stacked.mean(0) if reduction == "avg" else stacked.sum(0)
 
 
-def combined(kind: str, parts: list[Any], given: Any) -> list[Any]:
+def combined(kind: str, parts: list[Any], dim_or_reduction: Any) -> list[Any]:
     """The parts after a collective; None if they do not fit together."""
     ranks = len(parts)
     try:
         if kind == "all_gather":
-            return [torch.cat(parts, given)] * ranks
+            return [torch.cat(parts, dim_or_reduction)] * ranks
         if kind == "all_reduce":
-            return [_reduced(parts, given)] * ranks
+            return [_reduced(parts, dim_or_reduction)] * ranks
         total = parts[0] if kind == "keep_slice" else _reduced(parts, "sum")
-        slices = list(total.chunk(ranks, given))
+        slices = list(total.chunk(ranks, dim_or_reduction))
         return slices if len(slices) == ranks else [None] * ranks
     except (RuntimeError, TypeError, AttributeError, IndexError):
         return [None] * ranks
@@ -441,12 +466,16 @@ def layout_of(value: OnRanks) -> Layout:
     if len(shapes) != 1 or shapes == {None}:
         return None
     shape = shapes.pop() or ()
-    whole = tuple(value.whole.shape)
-    if shape == whole:
+    whole_shape = tuple(value.whole.shape)
+    if shape == whole_shape:
         return WHOLE
-    if len(shape) != len(whole):
+    if len(shape) != len(whole_shape):
         return None
-    changed = [at for at, (own, all_) in enumerate(zip(shape, whole, strict=True)) if own != all_]
+    changed = [
+        at
+        for at, (part_length, all_) in enumerate(zip(shape, whole_shape, strict=True))
+        if part_length != all_
+    ]
     return changed[0] if len(changed) == 1 else None
 
 
@@ -458,7 +487,7 @@ def numbers_by_layout(
 ) -> list[dict[Any, Any]]:
     """Place -> the value on each rank, for arguments that are lengths of what is split."""
     nothing: list[dict[Any, Any]] = [{} for _ in range(ranks)]
-    if annotation is None or all(found == {WHOLE} for found in layouts.values()):
+    if annotation is None or all(layout == {WHOLE} for layout in layouts.values()):
         return nothing
     for option in annotation.options(call):
         try:
@@ -471,18 +500,25 @@ def numbers_by_layout(
 
 
 def _fits(recipe: Recipe, layouts: Mapping[int | str, set[Layout]]) -> bool:
-    for place, found in layouts.items():
-        role = recipe.placement(place)
-        if found != {role.dim if isinstance(role, Shard) else WHOLE}:
+    for argument_place, place_layouts in layouts.items():
+        role = recipe.placement(argument_place)
+        if place_layouts != {role.dim if isinstance(role, Shard) else WHOLE}:
             return False
     return True
 
 
 def _local_numbers(call: OperatorCall, recipe: Recipe, ranks: int) -> list[dict[Any, Any]]:
     values: dict[Any, Any] = {**dict(enumerate(call.args)), **call.kwargs}
-    places = {place for place, _ in recipe.numbers}
+    places = {argument_place for argument_place, _ in recipe.numbers}
     each = split_values(values, recipe, ranks, Terms(0, lifted=True))
-    return [{place: value for place, value in one.items() if place in places} for one in each]
+    return [
+        {
+            argument_place: value
+            for argument_place, value in rank_values.items()
+            if argument_place in places
+        }
+        for rank_values in each
+    ]
 
 
 def run_part(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -493,18 +529,22 @@ def run_part(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         return None
 
 
-def distance(whole: Any, parts: list[Any], role: Role) -> float:
+def distance(whole_result: Any, parts: list[Any], role: Role) -> float:
     """How far the ranks' result is off, relative to the largest value."""
-    if not isinstance(whole, torch.Tensor):
+    if not isinstance(whole_result, torch.Tensor):
         return float("nan")
     if any(not isinstance(part, torch.Tensor) for part in parts):
         return float("inf")
     if len({part.shape for part in parts}) > 1:
         return float("inf")
     together = assembled(parts, role)
-    if any(one.shape != whole.shape for one in together):
+    if any(assembled_part.shape != whole_result.shape for assembled_part in together):
         return float("inf")
-    exact = whole.double()
-    largest = max(float(exact.abs().max()) if whole.numel() else 0.0, 1e-300)
-    gaps = [(one.double() - exact).abs() / largest for one in together if one.numel()]
+    exact = whole_result.double()
+    largest = max(float(exact.abs().max()) if whole_result.numel() else 0.0, 1e-300)
+    gaps = [
+        (assembled_part.double() - exact).abs() / largest
+        for assembled_part in together
+        if assembled_part.numel()
+    ]
     return max((float(gap.max()) for gap in gaps), default=0.0)

@@ -131,9 +131,9 @@ def name_factor(case: Case, value: float, error: float) -> list[NamedFactor]:
 def _rank_factors(case: Case) -> Iterator[NamedFactor]:
     world = case.context.world
     total = math.prod(world.values())
-    whole = [("the world size", total)] if total > 1 else []
+    world_factors = [("the world size", total)] if total > 1 else []
     axes = [(f"the size of the mesh axis {name}", size) for name, size in world.items()]
-    for name, size in whole + (axes if len(axes) > 1 else []):
+    for name, size in world_factors + (axes if len(axes) > 1 else []):
         if size > 1:
             yield NamedFactor(float(size), f"{name}, {size}")
             yield NamedFactor(1 / size, f"1 / {size}, one over {name}")
@@ -447,7 +447,7 @@ def _broadcast_shapes(target: tuple[int, ...], shape: tuple[int, ...]) -> list[t
     shapes = []
     padded = (1,) * (len(target) - len(shape)) + shape
     if len(padded) == len(target) and all(
-        extent in {1, whole} for extent, whole in zip(padded, target, strict=True)
+        extent in {1, target_size} for extent, target_size in zip(padded, target, strict=True)
     ):
         shapes.append(padded)
     if len(shape) == 1:
@@ -464,8 +464,8 @@ def _is_like(case: Case, tensor: Tensor) -> bool:
     factor, _ = proportion(case, tensor, case.right, finite)
     if not math.isfinite(factor):
         return True
-    left = (case.right - factor * tensor)[finite].abs().square().sum()
-    return float(left) <= _ALIKE**2 * float(case.right[finite].abs().square().sum())
+    squared_residual = (case.right - factor * tensor)[finite].abs().square().sum()
+    return float(squared_residual) <= _ALIKE**2 * float(case.right[finite].abs().square().sum())
 
 
 def _describe_times(case: Case, name: str, times: float, error: float) -> str:

@@ -525,8 +525,8 @@ def _scaled(
     search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
 ) -> list[tuple[int, int, Variation]]:
     """Forms with one part that differs, and a short factor."""
-    values, given = search.values.nan_to_num(0.0, 0.0, 0.0), search.sample.given
-    factors = (values * given).sum(-1) / values.square().sum(-1)
+    values, sampled_values = search.values.nan_to_num(0.0, 0.0, 0.0), search.sample.given
+    factors = (values * sampled_values).sum(-1) / values.square().sum(-1)
     variations = []
     for position in search.sample.fits(factors[:, None] * values).nonzero().flatten().tolist():
         form, factor = search.forms[position], float(factors[position])

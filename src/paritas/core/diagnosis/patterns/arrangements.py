@@ -56,7 +56,7 @@ def regular_orders(size: int) -> Iterator[Order]:
         return
     index = torch.arange(size)
     yield Order(index.flip(0), "flipped", 2.0)
-    inner = [one for one in range(2, size // 2 + 1) if size % one == 0]
+    inner = [divisor for divisor in range(2, size // 2 + 1) if size % divisor == 0]
     for width in inner:
         count = size // width
         text = (
@@ -477,7 +477,7 @@ def _distances(candidate: Tensor, right: Tensor, wrong: Tensor, axis: int) -> li
     size = right.shape[axis]
     if size < 2:  # noqa: PLR2004
         return []
-    kept = min(size, _LONGEST)
+    line_length = min(size, _LONGEST)
 
     # A few lines are enough, if they are among the most wrong.
     others = [length for dim, length in enumerate(right.shape) if dim != axis]
@@ -486,7 +486,7 @@ def _distances(candidate: Tensor, right: Tensor, wrong: Tensor, axis: int) -> li
     at = list(unravel(starts, others))
 
     def lines(value: Tensor) -> Tensor:
-        moved = value.narrow(axis, 0, kept).movedim(axis, -1)
+        moved = value.narrow(axis, 0, line_length).movedim(axis, -1)
         return moved[tuple(at)] if at else moved.unsqueeze(0)
 
     hit = lines(wrong).sum(dim=-1)
@@ -497,10 +497,10 @@ def _distances(candidate: Tensor, right: Tensor, wrong: Tensor, axis: int) -> li
     left, source = left.masked_fill(bad, 0.0), source.masked_fill(bad, 0.0)
     left = left - left.mean(dim=-1, keepdim=True)
     source = source - source.mean(dim=-1, keepdim=True)
-    spectrum = torch.fft.rfft(left, n=kept) * torch.fft.rfft(source, n=kept).conj()
-    correlation = torch.fft.irfft(spectrum.sum(dim=0), n=kept)
-    peaks = correlation.topk(min(_PEAKS, kept)).indices.tolist()
-    shifts = [peak if peak <= kept // 2 else peak - kept for peak in peaks]
+    spectrum = torch.fft.rfft(left, n=line_length) * torch.fft.rfft(source, n=line_length).conj()
+    correlation = torch.fft.irfft(spectrum.sum(dim=0), n=line_length)
+    peaks = correlation.topk(min(_PEAKS, line_length)).indices.tolist()
+    shifts = [peak if peak <= line_length // 2 else peak - line_length for peak in peaks]
     # Also the small distances that loops are off by: correlation cannot separate smooth values.
     return [shift for shift in dict.fromkeys([*shifts, 1, -1]) if shift % size]
 

@@ -279,13 +279,15 @@ def _names_of(call: LiveCall) -> list[str]:
     """The names of the floating-point tensors of a call."""
     parameters = _parameters_of(call.target)
     names = [*parameters, *[""] * len(call.args)][: len(call.args)]
-    given = [*zip(names, call.args, strict=True), *call.kwargs.items()]
-    found: list[str] = []
-    for name, value in given:
+    named_arguments = [*zip(names, call.args, strict=True), *call.kwargs.items()]
+    tensor_names: list[str] = []
+    for name, value in named_arguments:
         tensors = [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
         is_plain = isinstance(value, torch.Tensor)
-        found += [name if is_plain and name else f"tensor {len(found)}" for _ in tensors]
-    return found
+        tensor_names += [
+            name if is_plain and name else f"tensor {len(tensor_names)}" for _ in tensors
+        ]
+    return tensor_names
 
 
 def _parameters_of(target: Any) -> list[str]:
@@ -321,13 +323,13 @@ def _visible_operands(predictor: Predictor) -> Iterator[_Operand]:
         values = list(case.context.inner(wide=wide))[-_MOST_VALUES:]
     except UNUSABLE:
         return
-    found = False
+    is_any_visible = False
     for slot in _slots(predictor):
-        if found and " of " in slot.name:
+        if is_any_visible and " of " in slot.name:
             return  # the operand of the call says more than that of its operator
         right = widen(slot.operand) if wide else slot.operand.detach().cpu()
         for operand in _first_used(case, slot, right, values):
-            found = True
+            is_any_visible = True
             yield operand
 
 

@@ -203,9 +203,12 @@ def expressed_variations(
         if not case.is_exact and bool((value != value[0]).any())
     }
     is_near = float(case.error.norm()) <= _NEAR * float(case.right.norm())
-    tried = sum(len(one.formats) for one in tables.values())
+    tried = sum(len(operand_table.formats) for operand_table in tables.values())
     for position, table in tables.items():
-        expressions += [((position,), one) for one in _of_one(sample, table, is_near=is_near)]
+        expressions += [
+            ((position,), expression_found)
+            for expression_found in _of_one(sample, table, is_near=is_near)
+        ]
     for pair in itertools.permutations(range(len(wide)), 2):
         a, b = (wide[expression] for expression in pair)
         if pair[1] in tables:
@@ -426,21 +429,24 @@ def _plain_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
 
 def _scaled_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
     """With a factor and a number added, which are solved for and must be short."""
-    values, given = table.values.nan_to_num(0.0, 0.0, 0.0), sample.given
-    if len(given) < _FEWEST_SOLVED:
+    values, sampled_values = table.values.nan_to_num(0.0, 0.0, 0.0), sample.given
+    if len(sampled_values) < _FEWEST_SOLVED:
         return
     weight = 1 / sample.noise.clamp(min=1e-300).square()
     weight = torch.where(torch.isfinite(sample.noise) & (sample.noise > 0), weight, 0.0)
     if not bool(weight.any()):
-        weight = torch.ones_like(given)
+        weight = torch.ones_like(sampled_values)
     weight = weight / weight.max()
     total = weight.sum()
-    mean, middle = (values * weight).sum(-1, keepdim=True) / total, (given * weight).sum() / total
+    mean, middle = (
+        (values * weight).sum(-1, keepdim=True) / total,
+        (sampled_values * weight).sum() / total,
+    )
     apart = values - mean
     spread = (apart.square() * weight).sum(-1)
-    slope = (apart * (given - middle) * weight).sum(-1) / spread
+    slope = (apart * (sampled_values - middle) * weight).sum(-1) / spread
     start = middle - slope * mean[:, 0]
-    alone = (values * given * weight).sum(-1) / (values.square() * weight).sum(-1)
+    alone = (values * sampled_values * weight).sum(-1) / (values.square() * weight).sum(-1)
     for factors, offsets, numbers in (
         (alone, torch.zeros_like(alone), 1),
         (slope, start, 2),
@@ -458,11 +464,11 @@ def _short_numbers(
 ) -> tuple[float, float] | None:
     """The shortest factor and offset near these that still give the sample."""
     for digits in _DIGITS:
-        for one, other in itertools.product(
+        for short_factor, other in itertools.product(
             _rounded(factor, digits), _rounded(offset, digits) if offset else [0.0]
         ):
-            if one and bool(sample.fits(one * row + other)):
-                return one, other
+            if short_factor and bool(sample.fits(short_factor * row + other)):
+                return short_factor, other
     return None
 
 
@@ -559,12 +565,12 @@ def _written(numbers: Sequence[float]) -> str:
 def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
     """Expressions of two operands: something of the second, and the first."""
     size = a.abs().clamp(min=1e-30)
-    given = sample.given.abs().clamp(min=1e-30)
+    candidate_size = sample.given.abs().clamp(min=1e-30)
     for sentence, pair, inverse, slope in (
         ("{} * {}", torch.mul, lambda y: y / a, 1 / size),
         ("{} + {}", torch.add, lambda y: y - a, torch.ones_like(a)),
         ("{} - {}", torch.sub, lambda y: a - y, torch.ones_like(a)),
-        ("{} / {}", torch.div, lambda y: a / y, size / given.square()),
+        ("{} / {}", torch.div, lambda y: a / y, size / candidate_size.square()),
     ):
         residual = sample.inverted(inverse, slope)
         if not bool(torch.isfinite(residual.given).all()):
@@ -609,7 +615,7 @@ def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[E
     """w(u(a) op v(b)) of plain functions, with a factor."""
     plain = {text: FUNCTIONS[text] for text in _PLAIN}
     first, second = (_rows_of(plain, x[None]) or {_IDENTITY: x[None]} for x in (a, b))
-    rows, columns = (torch.cat([*one.values()]) for one in (first, second))
+    rows, columns = (torch.cat([*rows_by_name.values()]) for rows_by_name in (first, second))
     outers = _OF_WHOLE if exact else _PLAIN
     for sentence, pair in _PAIRS.items():
         both = pair(rows[:, None], columns[None, :]).flatten(0, 1)

@@ -112,32 +112,32 @@ def _with_result(step: Step, place: int, other: int) -> Any:
 def _weight_norm_variations(step: Step) -> Iterator[Variation]:
     """Another length that the direction is divided by, or none."""
     v, dim = step.values["v"], step.values["dim"] % step.values["v"].dim()
-    kept = tuple(each_axis for each_axis in range(v.dim()) if each_axis != dim)
+    kept_axes = tuple(each_axis for each_axis in range(v.dim()) if each_axis != dim)
     axes = {tuple(range(v.dim())): "the whole of v"}
-    for axis in kept:
+    for axis in kept_axes:
         others = tuple(other_axis for other_axis in range(v.dim()) if other_axis != axis)
         axes[others] = f"each slice along axis {axis}"
         axes[(axis,)] = f"each line along axis {axis}"
     for dims, words in axes.items():
-        if dims != kept:
+        if dims != kept_axes:
             sentence = f"v is divided by the length of {words}, not of each slice along axis {dim}"
             yield Variation(
                 PatternKind.WRONG_AXIS, sentence, _with_first(partial(_weight_norm, dims=dims))
             )
     for power, words in ((1.0, "the sum of magnitudes"), (torch.inf, "the largest magnitude")):
         sentence = f"v is divided by {words} of each slice, not by its length"
-        change = partial(_weight_norm, dims=kept, power=power)
+        change = partial(_weight_norm, dims=kept_axes, power=power)
         yield Variation(PatternKind.STATISTICS, sentence, _with_first(change))
     for length, words in (
         (lambda value: value.square(), "the square of its length"),
         (lambda value: value.sqrt(), "the root of its length"),
     ):
         sentence = f"each slice of v is divided by {words}"
-        change = partial(_weight_norm, dims=kept, bend=length)
+        change = partial(_weight_norm, dims=kept_axes, bend=length)
         yield Variation(PatternKind.STATISTICS, sentence, _with_first(change))
     for sentence, compute in (
         ("v is not divided by its length", lambda step: step.values["v"] * step.values["g"]),
-        ("v is not multiplied by g", lambda step: _weight_norm(step, kept, scaled=False)),
+        ("v is not multiplied by g", lambda step: _weight_norm(step, kept_axes, scaled=False)),
     ):
         yield Variation(PatternKind.MISSING_OPERAND, sentence, _with_first(compute))
 

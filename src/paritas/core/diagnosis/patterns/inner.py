@@ -215,8 +215,8 @@ def _other_axes(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
             if isinstance(dim, int) and count > 1:
                 continue
             sentence = f"along axes {list(other)} instead of {list(dims)}"
-            given = other[0] if isinstance(dim, int) else list(other)
-            change = partial(_along, dim=given)
+            other_dim = other[0] if isinstance(dim, int) else list(other)
+            change = partial(_along, dim=other_dim)
             yield Variation(PatternKind.WRONG_AXIS, sentence, change)
 
 

@@ -201,26 +201,28 @@ def _state_moved(
 
     Or too few levels, so that what is outside of them has the last one.
     """
-    right, given = groups
-    limits = given.aminmax(dim=1, keepdim=True)
-    if steps.are_near(right.clamp(*limits), given):
-        least, most = float(given.min()), float(given.max())
+    right, candidate_groups = groups
+    limits = candidate_groups.aminmax(dim=1, keepdim=True)
+    if steps.are_near(right.clamp(*limits), candidate_groups):
+        least, most = float(candidate_groups.min()), float(candidate_groups.max())
         if steps.most < _FEWEST_CLIPPED:
-            return _state(case, value, words, len(given))
+            return _state(case, value, words, len(candidate_groups))
         sentence = f"{words}, and clipped at {least:.4g} and {most:.4g}"
-        return _state(case, value, sentence, 2 * len(given), PatternKind.CLIPPED)
-    offset = (given - right).median(1, keepdim=True).values
-    factor = (right * given).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
+        return _state(case, value, sentence, 2 * len(candidate_groups), PatternKind.CLIPPED)
+    offset = (candidate_groups - right).median(1, keepdim=True).values
+    factor = (right * candidate_groups).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
     is_whole = len(right) == 1
     for kinds, text, moved, numbers in (
         ((PatternKind.OFFSET, PatternKind.AXIS_OFFSET), "an offset", right + offset, offset),
         ((PatternKind.SCALE, PatternKind.AXIS_SCALE), "a factor", right * factor, factor),
     ):
-        if steps.are_near(moved, given) and given.shape[1] > _FEWEST_MOVED:
+        if steps.are_near(moved, candidate_groups) and candidate_groups.shape[1] > _FEWEST_MOVED:
             least, most = float(numbers.min()), float(numbers.max())
             span = f"{least:.4g}" if is_whole else f"{least:.4g} to {most:.4g}"
             sentence = f"{words}, and with {text} of {span}"
-            return _state(case, value, sentence, 2 * len(given), kinds[0 if is_whole else 1])
+            return _state(
+                case, value, sentence, 2 * len(candidate_groups), kinds[0 if is_whole else 1]
+            )
     return None
 
 

@@ -256,10 +256,10 @@ def summed_axis(call: LiveCall, argument: str) -> int | None:
 
 
 def _form_of(predictor: Predictor) -> _Form | None:
-    name, given = _name_of(predictor.call), predictor.call.floating
-    if name in _PRODUCTS and len(given) > max(_PRODUCTS[name][:2]):
+    name, operands = _name_of(predictor.call), predictor.call.floating
+    if name in _PRODUCTS and len(operands) > max(_PRODUCTS[name][:2]):
         return _product(predictor, name)
-    if name in _CONVOLUTIONS and len(given) > 1:
+    if name in _CONVOLUTIONS and len(operands) > 1:
         return _convolution(predictor)
     return None
 

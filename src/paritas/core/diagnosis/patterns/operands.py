@@ -480,13 +480,13 @@ def _kernels(result: _Result) -> Iterator[_Reading]:
         )
     if values["transposed"] or values["groups"] != 1 or values["input"].dim() not in (3, 4):
         return
-    weight, given = _wide(values["weight"]), result.given
+    weight, candidate_result = _wide(values["weight"]), result.given
     if values["bias"] is not None:
-        given = given - bias
+        candidate_result = candidate_result - bias
     rows = _windows(step)
     if rows.shape[1] > _MOST_TERMS:
         return
-    target = given.movedim(1, -1).reshape(-1, given.shape[1])
+    target = candidate_result.movedim(1, -1).reshape(-1, candidate_result.shape[1])
     value = _solution(rows, target)
     if value is not None:
         yield _reading(step, "weight", value.T.reshape(weight.shape))

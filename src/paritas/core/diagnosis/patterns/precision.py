@@ -175,10 +175,10 @@ def _changed(change: Callable[[Tensor], Tensor], candidate: Tensor) -> Tensor:
 
 
 def _roundings(
-    given: Sequence[Tensor],
+    operands: Sequence[Tensor],
 ) -> Iterator[tuple[NarrowFormat, str, Callable[[Tensor], Tensor]]]:
     for form in FORMATS:
-        if form.name == "float16" or any(form.unit <= roundoff(tensor) for tensor in given):
+        if form.name == "float16" or any(form.unit <= roundoff(tensor) for tensor in operands):
             continue  # tf32 has as many digits and the wider range
         yield form, "rounded", form.rounded
         yield form, "cut off", form.truncated
@@ -616,9 +616,11 @@ def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
         bits = candidate.numel() * (digits - form.digits)
-        held = float(form.holds(candidate).double().mean()) if bits >= _ENOUGH_BITS else 0.0
+        representable_share = (
+            float(form.holds(candidate).double().mean()) if bits >= _ENOUGH_BITS else 0.0
+        )
         usual = widen(case.reference)[told]
-        if held < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
+        if representable_share < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
             continue
         share = _error_to_value(candidate, right)
         if not share <= min(_STILL_ROUNDING, units * form.unit):
@@ -627,11 +629,11 @@ def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
         return [
             Pattern(
                 kind=PatternKind.PRECISION,
-                confidence=0.85 * held,
+                confidence=0.85 * representable_share,
                 sentence=f"computed in {name}: it can represent every value",
                 evidence={
                     "format": form.name,
-                    "representable": held,
+                    "representable": representable_share,
                     "elements": float(candidate.numel()),
                     "error to value": share,
                 },

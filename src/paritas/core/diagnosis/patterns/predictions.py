@@ -130,7 +130,9 @@ def propose_predictions(case: Case) -> list[Pattern]:
     if is_inexact(case.given) and not bool(torch.isfinite(case.given).any()):
         return []  # many mistakes give nothing but NaN
     calls = itertools.chain([call], call.operators_alone())
-    prediction = next(filter(None, (Predictor.of(case, one) for one in calls)), None)
+    prediction = next(
+        filter(None, (Predictor.of(case, candidate_call) for candidate_call in calls)), None
+    )
     if prediction is None:
         return _propose_items(case, call)
     with quietly():
@@ -301,13 +303,13 @@ class Predictor:
     def with_operand(self, number: int, operand: Tensor) -> Tensor | None:
         """The value in question, in float64, with another floating-point tensor of the call."""
         # The call is also run as it is, where all must have one dtype.
-        given = [
+        operands = [
             tensor.to(torch.promote_types(tensor.dtype, operand.dtype))
             for tensor in self.call.floating
         ]
-        given[number] = operand
+        operands[number] = operand
         try:
-            call = self.call.with_floating(given)
+            call = self.call.with_floating(operands)
         except UNUSABLE:
             return None
         value = dataclasses.replace(self, call=call).value(WHOLE, None, wide=True)
@@ -648,7 +650,11 @@ class Predictor:
         if search is None or first.kind in _OF_A_NUMBER:
             return False
         with contextlib.suppress(*UNUSABLE):
-            others = [one.variation for one in search(self) if one is not None]
+            others = [
+                reproduction_found.variation
+                for reproduction_found in search(self)
+                if reproduction_found is not None
+            ]
             if search is Predictor._found_expressions:
                 others = [
                     variation

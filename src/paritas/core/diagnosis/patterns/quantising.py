@@ -25,14 +25,14 @@ _GROUPS = (8, 16, 32, 64, 128)
 _FEWEST = 4
 
 
-def quantisations(given: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+def quantisations(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
     """What a tensor may be rounded to, in words, and how.
 
     Args:
-        given: the tensors that may be rounded.
+        tensors: the tensors that may be rounded.
     """
     extents: dict[str, Callable[[Tensor], tuple[Tensor, tuple[int, ...]]]] = {"tensor": _whole}
-    rank = max((tensor.dim() for tensor in given), default=0)
+    rank = max((tensor.dim() for tensor in tensors), default=0)
     if rank > 1:
         extents["row"] = functools.partial(_along, axis=-1)
         extents["column"] = functools.partial(_along, axis=-2)
@@ -41,7 +41,7 @@ def quantisations(given: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Tens
     if rank > 2:  # noqa: PLR2004
         extents["slice along axes 0 and 1"] = _channels
     for group in _GROUPS:
-        if any(tensor.dim() and tensor.shape[-1] > group for tensor in given):
+        if any(tensor.dim() and tensor.shape[-1] > group for tensor in tensors):
             extents[f"{group} elements"] = functools.partial(_grouped, group=group)
     for kind, quantise in _KINDS.items():
         for words, extent in extents.items():

@@ -364,7 +364,9 @@ def _wrong_axis(case: Case, near: Near) -> list[Pattern]:
             for rank in wholes
             for other_rank in context.ranks_along(rank, taken)
         )
-        if alike and all(near(mine, theirs, noise) for mine, theirs in sums.values()):
+        if alike and all(
+            near(actual_sum, expected_sum, noise) for actual_sum, expected_sum in sums.values()
+        ):
             actual, expected = sums[farthest]
             return claim(
                 dataclasses.replace(case, reference=wholes[farthest]),

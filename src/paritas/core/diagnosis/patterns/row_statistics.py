@@ -488,7 +488,7 @@ def _fit(
     free = [
         column for column, coefficient in zip(columns, numbers, strict=True) if coefficient is None
     ]
-    matrix = torch.stack([(one / size).reshape(-1) for one in free], dim=1)
+    matrix = torch.stack([(free_column / size).reshape(-1) for free_column in free], dim=1)
     if len(matrix) <= len(free) or not bool(torch.isfinite(matrix).all()):
         return None
     solution = torch.linalg.lstsq(matrix, (target / size).reshape(-1, 1), driver="gelsd")

@@ -25,12 +25,12 @@ _MOST_OPERANDS = 5
 
 
 def _operands(step: Step) -> dict[str, Tensor]:
-    given = {
+    operands_by_name = {
         name: value
         for name, value in step.values.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
-    return dict(itertools.islice(given.items(), _MOST_OPERANDS))
+    return dict(itertools.islice(operands_by_name.items(), _MOST_OPERANDS))
 
 
 # --- Operands -------------------------------------------------------------------------------------

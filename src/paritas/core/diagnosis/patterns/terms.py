@@ -241,11 +241,11 @@ def _solve_groups(
     target = (candidate - base).nan_to_num(0.0, 0.0, 0.0).unsqueeze(1)
     # Nothing here depends on some terms. Others that depend on each other have many solutions.
     used = (matrix != 0).any(dim=0)
-    found = torch.linalg.lstsq(matrix[:, used], target, driver="gelsd")
-    if int(found.rank) < int(used.sum()):
+    least_squares = torch.linalg.lstsq(matrix[:, used], target, driver="gelsd")
+    if int(least_squares.rank) < int(used.sum()):
         return None
     solution = torch.ones(len(groups), dtype=torch.float64)
-    solution[used] = found.solution.reshape(-1)
+    solution[used] = least_squares.solution.reshape(-1)
     return solution
 
 

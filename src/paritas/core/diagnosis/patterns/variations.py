@@ -173,8 +173,8 @@ def _axis_variations(step: Step, name: str, value: Any) -> Iterator[Variation]:
     for position, other in itertools.product(range(len(chosen)), others):
         dims = [*chosen[:position], other, *chosen[position + 1 :]]
         sentence = f"along axis {other} instead of axis {chosen[position]}"
-        given = other if isinstance(value, int) else dims
-        yield Variation(PatternKind.WRONG_AXIS, sentence, with_argument(name, given))
+        dim_argument = other if isinstance(value, int) else dims
+        yield Variation(PatternKind.WRONG_AXIS, sentence, with_argument(name, dim_argument))
 
 
 # --- Numbers --------------------------------------------------------------------------------------

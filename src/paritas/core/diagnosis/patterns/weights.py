@@ -100,17 +100,17 @@ def propose_bends(case: Case) -> list[Pattern]:
     return [Pattern(kind=kind, confidence=0.9, sentence=sentence, evidence={"untold": untold})]
 
 
-def _becomes(right: float, given: float) -> str:
+def _becomes(right: float, candidate_value: float) -> str:
     """Both numbers, with so many digits that they differ."""
     digits = next(
         (
             digit_count
             for digit_count in range(4, 12)
-            if f"{right:.{digit_count}g}" != f"{given:.{digit_count}g}"
+            if f"{right:.{digit_count}g}" != f"{candidate_value:.{digit_count}g}"
         ),
         4,
     )
-    return f"{right:.{digits}g} becomes {given:.{digits}g}"
+    return f"{right:.{digits}g} becomes {candidate_value:.{digits}g}"
 
 
 def _changed(case: Case) -> Iterator[Pattern | None]:

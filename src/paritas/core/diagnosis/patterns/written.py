@@ -172,7 +172,11 @@ class Written:
     def _rounded_places(self) -> Iterator[tuple[str, ...]]:
         """Each result, those of two statistics, those that belong together, all but the last."""
         roles = [*self.inner]
-        yield from (one for one in self.formula.joint if all(role in self.inner for role in one))
+        yield from (
+            joint_roles
+            for joint_roles in self.formula.joint
+            if all(role in self.inner for role in joint_roles)
+        )
         yield from ((role,) for role in roles[:-1])
         statistics = [role for role in ("the mean", "the variance", "the root") if role in roles]
         yield from itertools.combinations(statistics, 2)

@@ -64,8 +64,8 @@ def claim_text(claim: RuleClaim, bound: Bound) -> str:
         numbers.append(f"{_number_place(bound, begin)}:{_number_place(bound, end)}={dim}")
     if claim.group is not None:
         name, dim = claim.group
-        place = _number_place(bound, name) if name in bound.values else name
-        numbers.append(f"{place}=ranks({dim})")
+        place_text = _number_place(bound, name) if name in bound.values else name
+        numbers.append(f"{place_text}=ranks({dim})")
     text = f"{', '.join(inputs)} -> {', '.join(outputs)}"
     return text + (f" ; {', '.join(numbers)}" if numbers else "")
 
@@ -78,19 +78,21 @@ def _number_place(bound: Bound, name: str, item: int | None = None) -> str:
     """The position or keyword of a number, or of the sequence of which it is an item."""
     position = bound.positions.index(name) if name in bound.positions else None
     if position is None:
-        place = next(keyword for keyword, given in bound.keywords.items() if given == name)
+        place_text = next(
+            keyword for keyword, parameter_name in bound.keywords.items() if parameter_name == name
+        )
     else:
-        place = str(position)
+        place_text = str(position)
     if item is None:
-        return place
+        return place_text
     if position is not None and bound.spread(name):
         return str(position + item)
-    return f"{place}[{item}]"
+    return f"{place_text}[{item}]"
 
 
-def frozen(dims: Sequence[str], whole: Iterable[int]) -> list[str]:
+def frozen(dims: Sequence[str], whole_positions: Iterable[int]) -> list[str]:
     """The dimensions, with those at the given positions never split."""
-    stay = set(whole)
+    stay = set(whole_positions)
     return [f"{dim}^" if i in stay and dim != "1" else dim for i, dim in enumerate(dims)]
 
 

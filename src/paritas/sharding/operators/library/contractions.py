@@ -143,8 +143,8 @@ def _convolve(bound: Bound, *, transposed: bool) -> RuleClaim | None:
     if len(shape) != len(samples) + 1 + len(space):
         return None
     if groups == 1:
-        taken, made = (weight[0], weight[1]) if transposed else (weight[1], weight[0])
-        inside, outside = dim_of(taken, f"c{SUM}"), dim_of(made, "o")
+        taken, output_channels = (weight[0], weight[1]) if transposed else (weight[1], weight[0])
+        inside, outside = dim_of(taken, f"c{SUM}"), dim_of(output_channels, "o")
         kernel = (inside, outside) if transposed else (outside, inside)
     else:
         inside, outside = "(g c^)", "(g o^)"

@@ -49,7 +49,9 @@ def derive_claim(name: str, operator: DefinedOperator, bound: Bound) -> RuleClai
     has the same claim.
     """
     call = (bound.positions, tuple(bound.keywords.items()), bound.starred)
-    arguments = tuple((own, _without_values(value)) for own, value in bound.values.items())
+    arguments = tuple(
+        (operand_name, _without_values(value)) for operand_name, value in bound.values.items()
+    )
     key = (name, operator, call, arguments)
     if key not in _DERIVED:
         if len(_DERIVED) >= _MOST_REMEMBERED:
@@ -173,26 +175,26 @@ class _Derivation:
                 index.whole |= unlike or bool(missing) or (is_mean and kind != "sum")
                 index.marks.add((number, AVERAGE if is_mean else _MARKS[kind]))
                 for other, beside in parts:
-                    if name not in {own for _, own, _ in other}:
+                    if name not in {reduction_name for _, reduction_name, _ in other}:
                         index.beside |= set(_tensors_read(beside))
             self._read_term(number, body)
 
     def _read_term(self, number: int, term: Term) -> None:
         kind, *parts = term
         if kind == "read":
-            for at, place in enumerate(parts[1]):
-                self._read_dim(number, (parts[0], at), place)
+            for at, poly in enumerate(parts[1]):
+                self._read_dim(number, (parts[0], at), poly)
             return
         for name in _indices_needed_whole(term):
             self._index(number, name).whole = True
         for part in _terms_in(term):
             self._read_term(number, part)
 
-    def _read_dim(self, number: int, dim: tuple[str, int], place: Poly) -> None:
+    def _read_dim(self, number: int, dim: tuple[str, int], poly: Poly) -> None:
         if self._tensors[dim[0]][1].shape[dim[1]] == 1:
             return
-        name = place[0][0][0] if len(place) == 1 and len(place[0][0]) == 1 else None
-        if place != (((name,), 1),) or not isinstance(name, str):
+        name = poly[0][0][0] if len(poly) == 1 and len(poly[0][0]) == 1 else None
+        if poly != (((name,), 1),) or not isinstance(name, str):
             raise OutsideTheoryError("an element at a place that is computed")
         self._index(number, name).dims.add(dim)
 
@@ -223,7 +225,9 @@ class _Derivation:
         after: dict[int, list[str]] = {number: [] for number, _ in results}
         once: dict[str, list[str]] = {}
         split: dict[str, bool] = {"_": False}
-        for index in sorted((each for each in indices if each.dims), key=lambda own: min(own.dims)):
+        for index in sorted(
+            (each for each in indices if each.dims), key=lambda read_index: min(read_index.dims)
+        ):
             name, mark = self._name_of(index), ""
             if index.is_split and index.marks:
                 mark = min(index.marks)[1]
@@ -310,10 +314,10 @@ def _reduced_parts(term: Term) -> tuple[list[Any], list[tuple[list[Reduction], T
         sizes, parts = _reduced_parts(others[0])
         return [*(atom for size in divisors for atom in size[0][0]), *sizes], parts
     if term[0] == "add":
-        found = [_reduced_parts(part) for part in term[1]]
-        if any(sizes for sizes, _ in found):
+        reduced_parts = [_reduced_parts(part) for part in term[1]]
+        if any(sizes for sizes, _ in reduced_parts):
             return as_it_is
-        return [], [part for _, parts in found for part in parts]
+        return [], [part for _, parts in reduced_parts for part in parts]
     if term[0] in _MARKS:
         kind, name, size, body = term
         sizes, parts = _reduced_parts(body)
@@ -355,5 +359,5 @@ def _indices_needed_whole(term: Term) -> Sequence[Any]:
 def _tensors_read(term: Any) -> set[str]:
     if not isinstance(term, tuple):
         return set()
-    own = {term[1]} if term[:1] == ("read",) else set()
-    return own.union(*map(_tensors_read, term))
+    own_tensor = {term[1]} if term[:1] == ("read",) else set()
+    return own_tensor.union(*map(_tensors_read, term))

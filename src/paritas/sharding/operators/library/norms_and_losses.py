@@ -39,13 +39,13 @@ _VECTORS = ("running_mean", "running_var", "weight", "bias")
 
 
 def _channelwise(
-    bound: Bound, whole: tuple[int, ...], vectors: tuple[str, ...] = _VECTORS
+    bound: Bound, whole_positions: tuple[int, ...], vectors: tuple[str, ...] = _VECTORS
 ) -> RuleClaim | None:
     """Vectors have one entry for each channel."""
     dims = bound.dims()
     if dims is None or len(dims) < 2:  # noqa: PLR2004 - samples and channels
         return None
-    dims = frozen(dims, whole)
+    dims = frozen(dims, whole_positions)
     inputs = {"x": dims} | {name: dims[1:2] for name in vectors if bound.has(name)}
     return RuleClaim(inputs, (dims,))
 
@@ -81,8 +81,8 @@ def _elementwise_loss(*names: str) -> Rule:
         dims, reduction = bound.dims(names[0]), _reduction(bound)
         if dims is None or reduction is None or len({bound.shape(name) for name in names}) > 1:
             return None
-        inside, left = _reduced(dims, reduction)
-        return RuleClaim(dict.fromkeys(names, inside), (left,))
+        inside, outside = _reduced(dims, reduction)
+        return RuleClaim(dict.fromkeys(names, inside), (outside,))
 
     return claim
 
@@ -127,14 +127,14 @@ def _samples(bound: Bound) -> RuleClaim | None:
     vectors = next(iter(shapes.values()))
     if len(vectors) != 2 or any(s not in (vectors, vectors[:1]) for s in shapes.values()):  # noqa: PLR2004
         return None
-    sample, left = _reduced(named(vectors[:1], ["b"]), reduction)
+    sample, outside = _reduced(named(vectors[:1], ["b"]), reduction)
     classes = dim_of(vectors[1], "c^")
     inputs = {
         name: [*sample, classes] if len(shape) > 1 else sample for name, shape in shapes.items()
     }
     if bound.has("weight"):
         inputs["weight"] = [classes]
-    return RuleClaim(inputs, (left,))
+    return RuleClaim(inputs, (outside,))
 
 
 @rule("cross_entropy nll_loss")
@@ -145,7 +145,7 @@ def _by_class(bound: Bound) -> RuleClaim | None:
     if shape is None or target is None or reduction is None or len(shape) < 2:  # noqa: PLR2004
         return None
     names = named(shape, letters(len(shape)))
-    dims, left = _reduced([names[0], *names[2:]], reduction)
+    dims, outside = _reduced([names[0], *names[2:]], reduction)
     if reduction == "mean" and not _all_alike(bound):
         dims = [d if d == "1" else f"{d.removesuffix(AVERAGE)}^" for d in dims]
     classes = dim_of(shape[1], "k^")
@@ -156,7 +156,7 @@ def _by_class(bound: Bound) -> RuleClaim | None:
         return None
     if bound.has("weight"):
         inputs["weight"] = [classes]
-    return RuleClaim(inputs, (left,))
+    return RuleClaim(inputs, (outside,))
 
 
 def _all_alike(bound: Bound) -> bool:
@@ -217,15 +217,17 @@ def _index(bound: Bound) -> RuleClaim | None:
         return None
     picked = [at for at, item in enumerate(items) if item is not None]
     tensors = [item for item in items if item is not None]
-    known = all(isinstance(t, torch.Tensor) and t.dtype != torch.bool for t in tensors)
-    if not picked or not known:
+    has_only_index_tensors = all(
+        isinstance(t, torch.Tensor) and t.dtype != torch.bool for t in tensors
+    )
+    if not picked or not has_only_index_tensors:
         return None
     inside = ["_" if at in picked else dim for at, dim in enumerate(dims)]
-    made = ["_"] * max(t.dim() for t in tensors)
+    index_dims = ["_"] * max(t.dim() for t in tensors)
     adjacent = picked[-1] - picked[0] + 1 == len(picked)
     first = picked[0] if adjacent else 0
-    kept = [dim for at, dim in enumerate(dims) if at not in picked]
-    return unary(inside, [*kept[:first], *made, *kept[first:]])
+    kept_dims = [dim for at, dim in enumerate(dims) if at not in picked]
+    return unary(inside, [*kept_dims[:first], *index_dims, *kept_dims[first:]])
 
 
 # --- Functions of nnScaler, under the names in its users' configurations --------------------------
@@ -257,11 +259,11 @@ def _slice(bound: Bound) -> RuleClaim | None:
             outside.append("1")
             continue
         name = next(rest)
-        whole = isinstance(slicer, slice) and slicer == slice(None)
-        inside.append(name if whole else "_")
+        is_full_slice = isinstance(slicer, slice) and slicer == slice(None)
+        inside.append(name if is_full_slice else "_")
         outside += inside[-1:] if isinstance(slicer, slice) else []
-    left = list(rest)
-    return unary([*inside, *left], [*outside, *left])
+    remaining_dims = list(rest)
+    return unary([*inside, *remaining_dims], [*outside, *remaining_dims])
 
 
 @rule("wrap_batchnorm2d_func")
@@ -296,5 +298,5 @@ def _instance_norm(bound: Bound) -> RuleClaim | None:
         return claim
     samples = claim.inputs["x"][0]
     running = [] if samples == "1" else [name for name in _RUNNING if bound.has(name)]
-    own = {name: [*claim.inputs[name], ":", f"@{samples}"] for name in running}
-    return dataclasses.replace(claim, inputs={**claim.inputs, **own})
+    drifting_inputs = {name: [*claim.inputs[name], ":", f"@{samples}"] for name in running}
+    return dataclasses.replace(claim, inputs={**claim.inputs, **drifting_inputs})

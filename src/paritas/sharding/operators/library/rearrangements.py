@@ -110,11 +110,11 @@ def _unflatten(bound: Bound) -> RuleClaim | None:
 @rule("squeeze")
 def _squeeze(bound: Bound) -> RuleClaim | None:
     """A part of length 1 would be removed too, so squeezed dimensions are not split."""
-    dims, asked = bound.dims(), positive_dims(bound.get("dim"), bound.shape())
-    if dims is None or asked is None or bound.get("dim") in ((), []):
+    dims, squeezed_dims = bound.dims(), positive_dims(bound.get("dim"), bound.shape())
+    if dims is None or squeezed_dims is None or bound.get("dim") in ((), []):
         return None
-    dims = frozen(dims, asked)
-    return unary(dims, [d for i, d in enumerate(dims) if not (i in asked and d == "1")])
+    dims = frozen(dims, squeezed_dims)
+    return unary(dims, [d for i, d in enumerate(dims) if not (i in squeezed_dims and d == "1")])
 
 
 @rule("expand broadcast_to")
@@ -207,10 +207,10 @@ def _common_dims(tensors: Any, dim: Any, *, new: bool) -> tuple[list[str], int] 
 
 @rule("stack")
 def _stack(bound: Bound) -> RuleClaim | None:
-    found = _common_dims(bound.get("tensors"), bound.get("dim", 0), new=True)
-    if found is None:
+    common_dims = _common_dims(bound.get("tensors"), bound.get("dim", 0), new=True)
+    if common_dims is None:
         return None
-    dims, at = found
+    dims, at = common_dims
     outside = [*dims[:at], str(len(bound.get("tensors"))), *dims[at:]]
     return RuleClaim({"tensors": dims}, (outside,))
 
@@ -283,17 +283,19 @@ def _along_index(
 
 @rule("gather")
 def _gather(bound: Bound) -> RuleClaim | None:
-    found = _along_index(bound, "i")
-    return found and RuleClaim({"x": found[0], "index": found[1]}, (found[1],))
+    along_index = _along_index(bound, "i")
+    return along_index and RuleClaim(
+        {"x": along_index[0], "index": along_index[1]}, (along_index[1],)
+    )
 
 
 @rule("take_along_dim")
 def _take_along(bound: Bound) -> RuleClaim | None:
     """Like gather, but without a claim for shapes that broadcast."""
-    found = _along_index(bound, "i", "indices")
-    if found is None or not isinstance(bound.get("dim"), int):
+    along_index = _along_index(bound, "i", "indices")
+    if along_index is None or not isinstance(bound.get("dim"), int):
         return None
-    table, ids, at = found
+    table, ids, at = along_index
     if "_" in [*table[:at], *table[at + 1 :]]:
         return None
     return RuleClaim({"x": table, "indices": ids}, (ids,))
@@ -312,10 +314,10 @@ def _scatter_add(bound: Bound) -> RuleClaim | None:
 
 
 def _scattered(bound: Bound, mark: str) -> RuleClaim | None:
-    found = _along_index(bound, mark)
-    if found is None or bound.shape("src") != bound.shape("index"):
+    along_index = _along_index(bound, mark)
+    if along_index is None or bound.shape("src") != bound.shape("index"):
         return None
-    table, ids, at = found
+    table, ids, at = along_index
     return RuleClaim({"x": once(table, ids[at]), "index": ids, "src": ids}, (table,))
 
 

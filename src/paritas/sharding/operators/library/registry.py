@@ -38,8 +38,8 @@ _REGISTERED: dict[str, Registered] = {}
 
 def name_of(operator: str | Callable[..., Any]) -> str:
     """The name under which an operator is registered, or defined."""
-    own = "" if isinstance(operator, str) else name_in_module(operator)
-    return own if own in _REGISTERED else full_name(operator)
+    own_name = "" if isinstance(operator, str) else name_in_module(operator)
+    return own_name if own_name in _REGISTERED else full_name(operator)
 
 
 # --- The library ----------------------------------------------------------------------------------
@@ -91,8 +91,8 @@ def annotation_for(
     key, keywords = name_of(name), dict(kwargs or {})
     if key in _REGISTERED:
         text = _REGISTERED[key]
-        said = text if isinstance(text, str) else text(*args, **keywords)
-        return None if said is None else Annotation.parse(said)
+        annotation_text = text if isinstance(text, str) else text(*args, **keywords)
+        return None if annotation_text is None else Annotation.parse(annotation_text)
     operator = operator_called(key)
     bound = bind(operator.parameters, args, keywords) if operator else None
     if operator is None or bound is None:

@@ -56,31 +56,31 @@ _OPERATIONS = {
 
 def gather_parts(tensor: Tensor, dim: int, ranks: int) -> Tensor | None:
     """The concatenated parts of all ranks; None if they do not fit together."""
-    held = _gather_shapes(tensor, ranks)
+    shapes = _gather_shapes(tensor, ranks)
     if not -tensor.dim() <= dim < tensor.dim():
         return None
     dim %= tensor.dim()
-    rests = {(dtype, shape[:dim], shape[dim + 1 :]) for dtype, shape in held if len(shape) > dim}
-    if len(rests) != 1 or any(len(shape) != tensor.dim() for _, shape in held):
+    rests = {(dtype, shape[:dim], shape[dim + 1 :]) for dtype, shape in shapes if len(shape) > dim}
+    if len(rests) != 1 or any(len(shape) != tensor.dim() for _, shape in shapes):
         return None
-    sizes = [shape[dim] for _, shape in held]
+    sizes = [shape[dim] for _, shape in shapes]
     # An all-gather needs parts of equal size, so all ranks pad to the largest.
     padded = tensor.new_zeros((*tensor.shape[:dim], max(sizes), *tensor.shape[dim + 1 :]))
     padded.narrow(dim, 0, tensor.shape[dim]).copy_(tensor)
     sent = _on_sending_device(_plain(padded))
     parts = [torch.empty_like(sent) for _ in range(ranks)]
     distributed.all_gather(parts, sent)
-    whole = [
+    trimmed_parts = [
         _as_before(part, tensor).narrow(dim, 0, size)
         for part, size in zip(parts, sizes, strict=True)
     ]
-    return torch.cat(whole, dim)
+    return torch.cat(trimmed_parts, dim)
 
 
 def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
     """The reduced terms of all ranks; None if they do not fit together."""
-    held = _gather_shapes(tensor, ranks)
-    if len(set(held)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
+    shapes = _gather_shapes(tensor, ranks)
+    if len(set(shapes)) != 1 or (tensor.is_complex() and reduction not in {"sum", "avg"}):
         return None
     small = not tensor.is_floating_point() and not tensor.is_complex()
     sent = tensor.to(torch.int64) if small else _plain(tensor.detach()).clone()
@@ -88,15 +88,15 @@ def all_reduce(tensor: Tensor, reduction: str, ranks: int) -> Tensor | None:
     distributed.all_reduce(sent, op=_OPERATIONS[reduction])
     if small:
         return sent.to(tensor.dtype)
-    found = _as_before(sent, tensor)
-    return found / ranks if reduction == "avg" else found
+    reduced_tensor = _as_before(sent, tensor)
+    return reduced_tensor / ranks if reduction == "avg" else reduced_tensor
 
 
 def _gather_shapes(tensor: Tensor, ranks: int) -> list[tuple[str, tuple[int, ...]]]:
     """The dtype and shape that each rank holds."""
-    found: list[Any] = [None] * ranks
-    distributed.all_gather_object(found, (str(tensor.dtype), tuple(tensor.shape)))
-    return found
+    shapes_by_rank: list[Any] = [None] * ranks
+    distributed.all_gather_object(shapes_by_rank, (str(tensor.dtype), tuple(tensor.shape)))
+    return shapes_by_rank
 
 
 def _on_sending_device(tensor: Tensor) -> Tensor:
@@ -141,10 +141,14 @@ class Sent:
         Args:
             imports: modules to import first, because they register the operator.
         """
-        own = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
-        for known in (name, own, f"torch.ops.{function}"):  # the last one for aten and custom ones
-            if _find_by_name(known) is function:
-                return cls(name=known, imports=tuple(imports))
+        function_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+        for candidate_name in (
+            name,
+            function_name,
+            f"torch.ops.{function}",
+        ):  # the last one for aten and custom ones
+            if _find_by_name(candidate_name) is function:
+                return cls(name=candidate_name, imports=tuple(imports))
         try:
             return cls(pickled=pickle.dumps(function), imports=tuple(imports))
         except Exception:  # noqa: BLE001  (pickling may raise anything)
@@ -158,20 +162,23 @@ class Sent:
         """The operator, on the rank."""
         if self.itself is not None:
             return self.itself
-        found: Any = None
+        operator_function: Any = None
         reason = "there is nothing with that name"
         try:
             for module in self.imports:
                 import_module(module)
-            found = pickle.loads(self.pickled) if self.pickled else _find_by_name(self.name)  # noqa: S301
+            if self.pickled:
+                operator_function = pickle.loads(self.pickled)  # noqa: S301
+            else:
+                operator_function = _find_by_name(self.name)
         except Exception as error:  # noqa: BLE001  (an import may raise anything)
             reason = f"{type(error).__name__}: {error}"
-        if not callable(found):
+        if not callable(operator_function):
             raise UsageError(
                 f"a rank cannot import the operator ({reason}); define it in a module before the "
                 "first check on real ranks"
             )
-        return found  # type: ignore[no-any-return]
+        return operator_function  # type: ignore[no-any-return]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,12 +241,12 @@ class _RankRunner(Runner):
         if work.draws is not None:
             self.draws = Draws(work.draws)
         with default_dtype(work.default), torch.enable_grad():
-            mine = {
-                place: _own_group() if isinstance(value, Group) else value
-                for place, value in self.cloned(values).items()
+            rank_values = {
+                argument_place: _own_group() if isinstance(value, Group) else value
+                for argument_place, value in self.cloned(values).items()
             }
             with self.drawing(list(work.reach)):
-                return self.named(self.invoke(mine), mine)
+                return self.named(self.invoke(rank_values), rank_values)
 
 
 # The graph of each rank between forward and backward; ranks that are threads share this module.
@@ -253,10 +260,13 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
     tensors: list[Tensor] = []
     try:
         device = _own_device(work, rank)
-        values = {place: _to_own_device(value, device) for place, value in work.values.items()}
+        values = {
+            argument_place: _to_own_device(value, device)
+            for argument_place, value in work.values.items()
+        }
         tensors = _all_tensors(values)
-        for tensor, asked in zip(tensors, work.asked, strict=True):
-            tensor.requires_grad_(asked)
+        for tensor, needs_gradient in zip(tensors, work.asked, strict=True):
+            tensor.requires_grad_(needs_gradient)
         call = OperatorCall(work.operator.unpack())
         live = _RankRunner(call, (), work.seed).run_part(work, values)
     except Exception as error:
@@ -266,35 +276,42 @@ def go_forward(rank: int, ranks: int, work: RankWork) -> Done:
             raise
     if not _all_ranks_succeeded(done, ranks):
         return done
-    found = {item: value for item, value in live.items() if isinstance(value, torch.Tensor)}
-    _KEPT[rank] = ({item: value for item, value in found.items() if value.requires_grad}, tensors)
-    own = {item: value.detach() if item in found else value for item, value in live.items()}
-    results = [item for item in found if item.kind is ItemKind.OUTPUT]
+    tensor_items = {item: value for item, value in live.items() if isinstance(value, torch.Tensor)}
+    _KEPT[rank] = (
+        {item: value for item, value in tensor_items.items() if value.requires_grad},
+        tensors,
+    )
+    own_results = {
+        item: value.detach() if item in tensor_items else value for item, value in live.items()
+    }
+    results = [item for item in tensor_items if item.kind is ItemKind.OUTPUT]
     together = {}
     for item, rule in zip(results, work.outputs, strict=False):
-        value = _by_collective(own[item], rule, ranks)
+        value = _by_collective(own_results[item], rule, ranks)
         if value is not None:
             together[item] = value
-    kept = together if rank == 0 else {}
-    return Done(_on_the_host(own), frozenset(_KEPT[rank][0]), _on_the_host(kept))
+    sent_together = together if rank == 0 else {}
+    return Done(_on_the_host(own_results), frozenset(_KEPT[rank][0]), _on_the_host(sent_together))
 
 
 def go_back(rank: int, ranks: int, back: Back) -> Done:
     """Send cotangents back through this rank's part, and join the gradients."""
     outputs, tensors = _KEPT[rank]
-    asked = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
+    gradient_positions = [
+        tensor_position for tensor_position, tensor in enumerate(tensors) if tensor.requires_grad
+    ]
     ends = {item: end for item, end in outputs.items() if item in back.cotangents}
-    done, own = Done(), {}
+    done, own_gradients = Done(), {}
     try:
-        if ends and asked:
-            found = torch.autograd.grad(
+        if ends and gradient_positions:
+            gradients = torch.autograd.grad(
                 list(ends.values()),
-                [tensors[place] for place in asked],
+                [tensors[tensor_position] for tensor_position in gradient_positions],
                 [back.cotangents[item].to(end.device) for item, end in ends.items()],
                 retain_graph=True,
                 allow_unused=True,
             )
-            own = dict(zip(asked, found, strict=True))
+            own_gradients = dict(zip(gradient_positions, gradients, strict=True))
     except Exception as error:
         done = Done(error=in_one_line(error))
         if back.exchanges:
@@ -302,17 +319,17 @@ def go_back(rank: int, ranks: int, back: Back) -> Done:
     if not _all_ranks_succeeded(done, ranks):
         return done
     together = {}
-    for place, placement in enumerate(back.placements):
+    for position, placement in enumerate(back.placements):
         role = _gradient_role(placement)
-        if role is None or not tensors[place].requires_grad:
+        if role is None or not tensors[position].requires_grad:
             continue
         # A rank without a gradient contributes zeros.
-        gradient = own.get(place)
-        mine = torch.zeros_like(tensors[place]) if gradient is None else gradient
-        value = _by_collective(mine, role, ranks)
+        gradient = own_gradients.get(position)
+        rank_gradient = torch.zeros_like(tensors[position]) if gradient is None else gradient
+        value = _by_collective(rank_gradient, role, ranks)
         if value is not None:
-            together[place] = value
-    return Done(_on_the_host(own), together=_on_the_host(together if rank == 0 else {}))
+            together[position] = value
+    return Done(_on_the_host(own_gradients), together=_on_the_host(together if rank == 0 else {}))
 
 
 def _own_device(work: RankWork, rank: int) -> torch.device:
@@ -365,8 +382,8 @@ _GROUPS: dict[int, tuple[Any, Any]] = {}
 def _own_group() -> Any:
     """A group of all ranks that only the operator uses."""
     rank, world = distributed.get_rank(), distributed.group.WORLD
-    known, group = _GROUPS.get(rank, (None, None))
-    if known is not world:
+    known_world, group = _GROUPS.get(rank, (None, None))
+    if known_world is not world:
         group = distributed.new_group()
         _GROUPS[rank] = world, group
     return group
@@ -452,10 +469,10 @@ class RemoteRunner(Runner):
             return super().run_leaves(ranks)
         flat = [_all_tensors(leaf.values) for leaf in ranks]
         run = _RanksPass(self, ranks, [len(tensors) for tensors in flat])
-        made = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
-        found = dict(zip(run.order, made, strict=True))
+        result_tensors = _OnRanks.apply(run, *[tensor for tensors in flat for tensor in tensors])  # type: ignore[no-untyped-call]
+        tensor_by_item = dict(zip(run.order, result_tensors, strict=True))
         return [
-            {item: found.get((rank, item), value) for item, value in done.own.items()}
+            {item: tensor_by_item.get((rank, item), value) for item, value in done.own.items()}
             for rank, done in enumerate(run.done)
         ]
 
@@ -466,10 +483,10 @@ class RemoteRunner(Runner):
             RankWork(
                 operator=self.operator,
                 values={
-                    place: map_tensors(value, _copy_to_host)
+                    argument_place: map_tensors(value, _copy_to_host)
                     if isinstance(value, torch.Tensor | list | tuple)
                     else value
-                    for place, value in leaf.values.items()
+                    for argument_place, value in leaf.values.items()
                 },
                 asked=tuple(tensor.requires_grad for tensor in _all_tensors(leaf.values)),
                 written=self.written,
@@ -488,8 +505,8 @@ class RemoteRunner(Runner):
         """The role of each tensor of a rank; with several axes, gradients are joined here."""
         recipe = self.levels[0][0] if len(self.levels) == 1 else None
         return tuple(
-            recipe.placement(place) if recipe else Replicate(summed=False)
-            for place, value in leaf.values.items()
+            recipe.placement(argument_place) if recipe else Replicate(summed=False)
+            for argument_place, value in leaf.values.items()
             for _ in tensors_in(value)
         )
 
@@ -506,11 +523,11 @@ class RemoteRunner(Runner):
         """Move the answer of a rank from the CPU to the device of the call."""
         if self.device == _HOST:
             return done
-        own, together = (
+        own_items, together = (
             {key: moved(item, self.device) for key, item in items.items()}
             for items in (done.own, done.together)
         )
-        return dataclasses.replace(done, own=own, together=together)
+        return dataclasses.replace(done, own=own_items, together=together)
 
 
 @dataclasses.dataclass
@@ -541,8 +558,8 @@ class _RanksPass:
             Back(
                 {
                     item: torch.zeros_like(done.own[item], device=_HOST)
-                    if (given := sent[rank, item]) is None
-                    else given.contiguous().cpu()
+                    if (cotangent := sent[rank, item]) is None
+                    else cotangent.contiguous().cpu()
                     for item in done.live
                 },
                 self.runner.placements(self.leaves[rank]),
@@ -550,30 +567,38 @@ class _RanksPass:
             )
             for rank, done in enumerate(self.done)
         ]
-        found = self.runner.ask(go_back, list(backs))
-        _raise_first(found)
-        own = [
-            [done.own.get(place) for place in range(count)]
-            for done, count in zip(found, self.counts, strict=True)
+        answers = self.runner.ask(go_back, list(backs))
+        _raise_first(answers)
+        rank_gradients = [
+            [done.own.get(tensor_position) for tensor_position in range(count)]
+            for done, count in zip(answers, self.counts, strict=True)
         ]
-        for place, whole in found[0].together.items():
-            self._place_collective(own, place, whole, backs[0].placements[place])
-        return [gradient for gradients in own for gradient in gradients]
+        for position, whole_gradient in answers[0].together.items():
+            self._place_collective(
+                rank_gradients, position, whole_gradient, backs[0].placements[position]
+            )
+        return [gradient for gradients in rank_gradients for gradient in gradients]
 
     def _place_collective(
-        self, own: list[list[Tensor | None]], place: int, whole: Tensor, placement: Role
+        self,
+        rank_gradients: list[list[Tensor | None]],
+        position: int,
+        whole_gradient: Tensor,
+        placement: Role,
     ) -> None:
         """Distribute what a collective gave so that autograd joins it to the same value again."""
-        if all(gradients[place] is None for gradients in own):
+        if all(gradients[position] is None for gradients in rank_gradients):
             return
         if isinstance(placement, Shard):
-            parts = [_all_tensors(leaf.values)[place] for leaf in self.leaves]
+            parts = [_all_tensors(leaf.values)[position] for leaf in self.leaves]
             sizes = [part.shape[placement.dim] for part in parts]
-            for gradients, part in zip(own, whole.split(sizes, placement.dim), strict=True):
-                gradients[place] = part
+            for gradients, part in zip(
+                rank_gradients, whole_gradient.split(sizes, placement.dim), strict=True
+            ):
+                gradients[position] = part
             return
-        for rank, gradients in enumerate(own):
-            gradients[place] = whole if rank == 0 else torch.zeros_like(whole)
+        for rank, gradients in enumerate(rank_gradients):
+            gradients[position] = whole_gradient if rank == 0 else torch.zeros_like(whole_gradient)
 
 
 class _OnRanks(torch.autograd.Function):
@@ -581,14 +606,14 @@ class _OnRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: _RanksPass, *_: Tensor) -> tuple[Tensor, ...]:
-        made = tuple(run.forward())
+        rank_outputs = tuple(run.forward())
         live = [item in run.done[rank].live for rank, item in run.order]
         ctx.run = run
         ctx.mark_non_differentiable(
-            *[tensor for tensor, keeps in zip(made, live, strict=True) if not keeps]
+            *[tensor for tensor, keeps in zip(rank_outputs, live, strict=True) if not keeps]
         )
         ctx.set_materialize_grads(False)
-        return made
+        return rank_outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
