@@ -299,7 +299,7 @@ class _Grouping:
         *,
         planned: str,
     ) -> None:
-        """`graph` has the nodes, `recorded_calls` the other side's values; `planned` is one of them."""
+        """`planned` is the side whose graph has the nodes; `recorded_calls` are of the other."""
         self.target = target
         self.graph = graph
         self.scope: Scope = scope_of(target.site)
