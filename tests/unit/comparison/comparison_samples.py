@@ -11,7 +11,14 @@ import random
 
 import msgspec
 
-from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, DumpFacts, SideFacts
+from paritas.comparison.rows import (
+    Basis,
+    Comparison,
+    ComparisonRow,
+    Divergence,
+    DumpFacts,
+    SideFacts,
+)
 from paritas.core.results.details import Detail, HeatMap, WorstElement
 from paritas.core.results.findings import Aspect, Coverage, Score, Status
 from paritas.core.results.items import Extremes, Metrics, PairFigures
@@ -282,6 +289,7 @@ def odd_rows(start: int) -> list[ComparisonRow]:
             "golden": side,
             "matched_by": "order",
             "judged_by": "statistics",
+            "basis": Basis.SUMMARIES,
             "limits": "only minimum, maximum, mean and norm were recorded: elements may be swapped",
             "reason": "the norms agree to 1e-7; that does not show that the elements do",
         },

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paritas.comparison.report import MOST_ROWS, comparison_report
-from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, DumpFacts
+from paritas.comparison.rows import Basis, Comparison, ComparisonRow, Divergence, DumpFacts
 from paritas.core.results.findings import Coverage, Status
 from paritas.core.results.wording import headline
 from unit.comparison.comparison_samples import (
@@ -64,7 +64,14 @@ def test_it_fits_80_columns_and_ends_with_the_verdict(comparison):
 
 def test_equal_statistics_are_not_called_equal_bits():
     rows = [
-        ComparisonRow(index=0, step=0, name="a", status=Status.IDENTICAL, judged_by="statistics")
+        ComparisonRow(
+            index=0,
+            step=0,
+            name="a",
+            status=Status.IDENTICAL,
+            judged_by="statistics",
+            basis=Basis.SUMMARIES,
+        )
     ]
     facts = DumpFacts(path="a", kind="msprobe")
     found = Comparison(my=facts, golden=facts, rows=tuple(rows), coverage=Coverage(compared=1))
