@@ -12,7 +12,7 @@ from paritas.core.file_trees import natural_key
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
-    from paritas.comparison.operands import Book, GraphKey, MatchItem, Scope
+    from paritas.comparison.operands import GraphKey, MatchItem, OperandLinks, Scope
     from paritas.comparison.rules import Renaming
     from paritas.formats.files.records import Site
 
@@ -34,23 +34,23 @@ _MOST_NAMES = 50_000
 # --- canonical names ------------------------------------------------------------------------------
 
 
-def match_ids(book: Book) -> None:
+def match_ids(operand_links: OperandLinks) -> None:
     """Link items with the same canonical name and the same meaning."""
     golden_items: dict[tuple[object, ...], MatchItem] = {}
-    for item in book.left(mine=False):
+    for item in operand_links.left(mine=False):
         golden_items.setdefault((item.scope, item.record.id), item)
     unequal = _find_unequal(
-        [(item, item.site.name) for item in book.left(mine=True)],
-        [(item, item.site.name) for item in book.left(mine=False)],
+        [(item, item.site.name) for item in operand_links.left(mine=True)],
+        [(item, item.site.name) for item in operand_links.left(mine=False)],
     )
-    my_code, golden_code = _collect_code(book.my), _collect_code(book.golden)
+    my_code, golden_code = _collect_code(operand_links.my), _collect_code(operand_links.golden)
     same_code = {key for key, code in my_code.items() if golden_code.get(key) == code}
-    for item in book.left(mine=True):
+    for item in operand_links.left(mine=True):
         other = golden_items.get((item.scope, item.record.id))
         if other is None or other.found or _call_name(item, item.site.name) in unequal:
             continue
         if (item.scope, item.graph) in same_code or _same_value(item, other):
-            book.link(item, other, "id")
+            operand_links.link(item, other, "id")
 
 
 def _find_unequal(
@@ -109,25 +109,27 @@ def _same_value(match_item: MatchItem, other: MatchItem) -> bool:
 # --- rules ----------------------------------------------------------------------------------------
 
 
-def match_renamed(book: Book, renamings: Iterable[Renaming]) -> None:
+def match_renamed(operand_links: OperandLinks, renamings: Iterable[Renaming]) -> None:
     """Link by the user's rename rules; note rules that have no effect."""
     renamings = list(renamings)
     if not renamings:
         return
     golden_items: dict[tuple[object, ...], MatchItem] = {}
-    for item in book.left(mine=False):
+    for item in operand_links.left(mine=False):
         golden_items.setdefault((item.scope, item.record.id), item)
         golden_items.setdefault((item.scope, *_call_place(item.site), item.site.name), item)
     for renaming in renamings:
         if renaming.concat:
-            match_count, linked = _match_joining(book, renaming, renaming.concat.of, golden_items)
+            match_count, linked = _match_joining(
+                operand_links, renaming, renaming.concat.of, golden_items
+            )
         else:
-            match_count, linked = _match_renaming(book, renaming, golden_items)
+            match_count, linked = _match_renaming(operand_links, renaming, golden_items)
         rule = f"rename {renaming.my!r} to {renaming.golden!r}"
         if not match_count:
-            book.notes.append(f"{rule} matched none of my names")
+            operand_links.notes.append(f"{rule} matched none of my names")
         elif not linked:
-            book.notes.append(
+            operand_links.notes.append(
                 f"{rule} matched {match_count} of my names but produced no golden name"
             )
 
@@ -155,11 +157,13 @@ def _find_golden(
 
 
 def _match_renaming(
-    book: Book, renaming: Renaming, golden_items: dict[tuple[object, ...], MatchItem]
+    operand_links: OperandLinks,
+    renaming: Renaming,
+    golden_items: dict[tuple[object, ...], MatchItem],
 ) -> tuple[int, int]:
     (pattern,) = renaming.patterns()
     match_count = linked = 0
-    for item in list(book.left(mine=True)):
+    for item in list(operand_links.left(mine=True)):
         if item.is_number and (renaming.split or renaming.permute):
             continue
         for part, new in enumerate(renaming.replacements()):
@@ -168,13 +172,13 @@ def _match_renaming(
                 break
             match_count += part == 0
             if other is not None and not other.found:
-                book.link(item, other, "rename", renaming.operand([item.operand], part))
+                operand_links.link(item, other, "rename", renaming.operand([item.operand], part))
                 linked += 1
     return match_count, linked
 
 
 def _match_joining(
-    book: Book,
+    operand_links: OperandLinks,
     renaming: Renaming,
     names: tuple[str, ...],
     golden_items: dict[tuple[object, ...], MatchItem],
@@ -182,7 +186,7 @@ def _match_joining(
     groups: dict[int, dict[int, MatchItem]] = {}
     targets: dict[int, MatchItem] = {}
     match_count = linked = 0
-    for item in list(book.left(mine=True)):
+    for item in list(operand_links.left(mine=True)):
         for part, pattern in enumerate(renaming.patterns()):
             applies, other = _find_golden(golden_items, item, pattern, renaming.golden)
             match_count += applies
@@ -193,13 +197,13 @@ def _match_joining(
         other = targets[key]
         if len(parts) < len(names):
             missing = [name for at, name in enumerate(names) if at not in parts]
-            book.notes.append(
+            operand_links.notes.append(
                 f"rename {renaming.my!r}: cannot concatenate {other.record.id}, because "
                 f"{', '.join(missing)} is missing"
             )
             continue
         items = [parts[at] for at in range(len(names))]
-        book.link(
+        operand_links.link(
             items[0], other, "rename", renaming.operand([part_item.operand for part_item in items])
         )
         for joined_item in items:
@@ -244,20 +248,20 @@ def unwrapped(name: str) -> str:
     return _WRAPPERS.sub("", name)
 
 
-def match_prefixed(book: Book) -> None:
+def match_prefixed(operand_links: OperandLinks) -> None:
     """Link items with the same name except for a common prefix of one side."""
     sides = []
     for is_mine in (True, False):
         items = [
             unlinked_item
-            for unlinked_item in book.left(mine=is_mine)
+            for unlinked_item in operand_links.left(mine=is_mine)
             if unlinked_item.site.level in _NAMED_LEVELS
         ]
         sides.append([(side_item, unwrapped(side_item.site.name)) for side_item in items])
     my, golden = sides
     if not my or not golden:
         return
-    roots = [_find_root(book, mine=is_my_side) for is_my_side in (True, False)]
+    roots = [_find_root(operand_links, mine=is_my_side) for is_my_side in (True, False)]
     if all(roots) and roots[0] != roots[1]:
         my = [(my_item, _move_name(name, roots[0], roots[1])) for my_item, name in my]
     else:
@@ -278,24 +282,24 @@ def match_prefixed(book: Book) -> None:
         name = full.removeprefix(prefix)
         other = golden_items.get(_name_key(item, name))
         if other is not None and not other.found and _call_name(item, name) not in unequal:
-            book.link(item, other, "module")
+            operand_links.link(item, other, "module")
             linked += 1
     if linked and (prefix or other_prefix):
         whose, text = ("my", prefix) if prefix else ("golden", other_prefix)
-        book.notes.append(
+        operand_links.notes.append(
             f"{whose} names start with {text!r}; this prefix was ignored to match them"
         )
     if linked and all(roots):
-        book.notes.append(f"my {roots[0]} was matched with the golden {roots[1]}")
+        operand_links.notes.append(f"my {roots[0]} was matched with the golden {roots[1]}")
 
 
 def _name_key(item: MatchItem, name: str) -> tuple[object, ...]:
     return item.scope, item.site.level, *_call_place(item.site), name
 
 
-def _find_root(book: Book, *, mine: bool) -> str:
+def _find_root(operand_links: OperandLinks, *, mine: bool) -> str:
     """The outermost module, which is named after its class, if there is only one."""
-    items = book.my if mine else book.golden
+    items = operand_links.my if mine else operand_links.golden
     names = {
         item.site.name
         for item in items
@@ -528,7 +532,9 @@ _MOVERS = {
 }  # fmt: skip
 
 
-def skip_inexact(book: Book, items: list[MatchItem], plain: set[GraphKey] | None = None) -> None:
+def skip_inexact(
+    operand_links: OperandLinks, items: list[MatchItem], plain: set[GraphKey] | None = None
+) -> None:
     """Leave out buffers that do not hold a value of the graph.
 
     Args:
@@ -540,15 +546,17 @@ def skip_inexact(book: Book, items: list[MatchItem], plain: set[GraphKey] | None
         if not item.is_left or site.level != "buffer" or site.exact:
             continue
         if site.kernel:
-            book.skip(item, "buffer", "of fused code without a value of the graph")
+            operand_links.skip(item, "buffer", "of fused code without a value of the graph")
         elif plain is not None and item.graph in plain and item.graph in traced:
             if site.nodes and site.side == "output":
-                book.skip(item, "result", "of only a part of a node, without a counterpart")
+                operand_links.skip(
+                    item, "result", "of only a part of a node, without a counterpart"
+                )
             elif not site.nodes and site.op in _MOVERS:
-                book.skip(item, "value", "of operators that the engine added to move data")
+                operand_links.skip(item, "value", "of operators that the engine added to move data")
 
 
-def _fold_fused(book: Book, side: GraphSide, other: GraphSide) -> None:
+def _fold_fused(operand_links: OperandLinks, side: GraphSide, other: GraphSide) -> None:
     """Leave out what is inside the other side's fused code."""
     inside, unseen, done = _find_covered(other)
     covered_keys = inside | unseen | done
@@ -559,18 +567,18 @@ def _fold_fused(book: Book, side: GraphSide, other: GraphSide) -> None:
         node_name = held_node(item) or site.name
         if site.side == "input":
             if item.is_number:
-                book.skip(item, "number", "inlined into fused kernels")
+                operand_links.skip(item, "number", "inlined into fused kernels")
                 continue
             node_name = site.nodes[-1] if site.nodes and site.nodes[-1] != site.name else node_name
         key = node_key(item, node_name)
         reader = node_key(item, site.name)
         if site.side == "input":
             if key in covered_keys or reader in covered_keys:
-                book.skip(item, "input", "of nodes; compared where computed or read")
+                operand_links.skip(item, "input", "of nodes; compared where computed or read")
         elif key in inside:
-            book.skip(item, "node", "inside fused kernels; compared at their outputs")
+            operand_links.skip(item, "node", "inside fused kernels; compared at their outputs")
         elif key in unseen:
-            book.skip(
+            operand_links.skip(
                 item,
                 "node",
                 "inside fused kernels that write none of their values; compared at later values",
@@ -600,14 +608,14 @@ def _find_covered(side: GraphSide) -> tuple[set[NodeKey], set[NodeKey], set[Node
     return inside, unseen, done
 
 
-def skip_rewritten(book: Book) -> None:
+def skip_rewritten(operand_links: OperandLinks) -> None:
     """Leave out nodes that a compiler replaced by others.
 
     This requires that each graph has nodes that the other does not have, that a value of both
     follows, and that the other side has some value of the same module. Otherwise the value may
     just not have been recorded.
     """
-    my, golden = GraphSide(book.my), GraphSide(book.golden)
+    my, golden = GraphSide(operand_links.my), GraphSide(operand_links.golden)
     if not my.items or not golden.items:
         return
     my_nodes, golden_nodes = _all_nodes(my), _all_nodes(golden)
@@ -630,7 +638,7 @@ def skip_rewritten(book: Book) -> None:
                 and call in compared
                 and (item.scope, item.graph, item.site.module) in modules
             ):
-                book.skip(
+                operand_links.skip(
                     item,
                     "value",
                     "from nodes that only one of the two graphs has; compared at "
@@ -653,12 +661,12 @@ def _all_nodes(side: GraphSide) -> set[tuple[object, ...]]:
 # side, even if it was matched before: a value can be read many times.
 
 
-def align_graphs(book: Book) -> None:
+def align_graphs(operand_links: OperandLinks) -> None:
     """Rename my graphs to the matching golden graphs.
 
     Graphs with the same name match. The others match by the number of node names in common.
     """
-    my_names, golden_names = _node_names(book.my), _node_names(book.golden)
+    my_names, golden_names = _node_names(operand_links.my), _node_names(operand_links.golden)
     moved: dict[GraphKey, GraphKey] = {}
     rest = [key for key in my_names if key not in golden_names]
     free = [key for key in golden_names if key not in my_names]
@@ -674,9 +682,9 @@ def align_graphs(book: Book) -> None:
     for shared, _, key, other in scores:
         if shared and key not in moved and other not in moved.values():
             moved[key] = other
-    for item in book.my:
+    for item in operand_links.my:
         item.graph = moved.get(item.graph, item.graph)
-    book.notes += [
+    operand_links.notes += [
         f"my graph {' '.join(key[::-1])} was matched with the golden {' '.join(other[::-1])}"
         for key, other in moved.items()
     ]
@@ -693,28 +701,28 @@ def _node_names(items: list[MatchItem]) -> dict[GraphKey, set[str]]:
     return names
 
 
-def match_nodes(book: Book) -> None:
+def match_nodes(operand_links: OperandLinks) -> None:
     """Link values of the same node, and leave out what is compared elsewhere."""
-    my, golden = GraphSide(book.my), GraphSide(book.golden)
+    my, golden = GraphSide(operand_links.my), GraphSide(operand_links.golden)
     if not my.items or not golden.items:
         return
-    _match_places(book, my, golden)
+    _match_places(operand_links, my, golden)
     for side, other in ((my, golden), (golden, my)):
         for item in side.items:
             node = held_node(item) if item.is_left else ""
             counterpart = other.value(item, node) if node else None
             # Fused code may read a value that is already matched.
             if counterpart is not None and (not counterpart.found or item.site.source == "fused"):
-                book.link_either(item, counterpart, "node")
+                operand_links.link_either(item, counterpart, "node")
     for side, other in ((my, golden), (golden, my)):
-        _match_arguments(book, side, other)
-    skip_inexact(book, my.items, golden.plain)
-    skip_inexact(book, golden.items, my.plain)
+        _match_arguments(operand_links, side, other)
+    skip_inexact(operand_links, my.items, golden.plain)
+    skip_inexact(operand_links, golden.items, my.plain)
     for side, other in ((my, golden), (golden, my)):
-        _fold_fused(book, side, other)
+        _fold_fused(operand_links, side, other)
 
 
-def _match_places(book: Book, my: GraphSide, golden: GraphSide) -> None:
+def _match_places(operand_links: OperandLinks, my: GraphSide, golden: GraphSide) -> None:
     """Link the same position of the same node, in graphs with different names."""
     golden_items = {
         _graph_place(item): item
@@ -725,7 +733,7 @@ def _match_places(book: Book, my: GraphSide, golden: GraphSide) -> None:
         if item.is_left and item.site.level == "node":
             other = golden_items.get(_graph_place(item))
             if other is not None and other.is_left:
-                book.link(item, other, "node")
+                operand_links.link(item, other, "node")
 
 
 def _graph_place(item: MatchItem) -> tuple[object, ...]:
@@ -734,7 +742,7 @@ def _graph_place(item: MatchItem) -> tuple[object, ...]:
     return item.scope, item.graph, tapped, site.name, site.call, site.side, site.position
 
 
-def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
+def _match_arguments(operand_links: OperandLinks, side: GraphSide, other: GraphSide) -> None:
     """Link the inputs of an engine's operators, if the graph's text does not say what made them.
 
     Each is either a program input, by name, or one of the tensors that the node takes, by position.
@@ -749,7 +757,7 @@ def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
         if item.is_left and site.side == "input" and len(site.nodes) == 1:
             value = other.value(item, site.nodes[0])
             if value is not None and value.site.op in ("", "placeholder"):
-                book.link_either(item, value, "node")
+                operand_links.link_either(item, value, "node")
     for inputs, outputs in calls.values():
         nodes = {output.site.nodes for output in outputs if output.site.exact}
         if len(nodes) != 1 or not any(input_item.is_left for input_item in inputs):
@@ -766,7 +774,7 @@ def _match_arguments(book: Book, side: GraphSide, other: GraphSide) -> None:
             continue
         for own_input, taken_input in zip(ours, taken_inputs, strict=True):
             if own_input.is_left and not taken_input.found:
-                book.link_either(own_input, taken_input, "node")
+                operand_links.link_either(own_input, taken_input, "node")
 
 
 def _in_place(items: list[MatchItem]) -> list[MatchItem]:

@@ -396,7 +396,7 @@ class Link(NamedTuple):
     is_home: bool
 
 
-class Book:
+class OperandLinks:
     """All items of both sides, the links between them, and what was left out.
 
     Attributes:

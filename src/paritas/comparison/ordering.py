@@ -17,7 +17,7 @@ from paritas.core.results.wording import counted, enumerated
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from paritas.comparison.operands import Book, MatchItem
+    from paritas.comparison.operands import MatchItem, OperandLinks
     from paritas.comparison.rows import MatchedBy
 
 _ATEN = re.compile(r"(?:aten|prims)\.")
@@ -26,31 +26,31 @@ _MODULES = ("module",)
 _INSIDE = ("op", "node", "buffer", "parameter", "tensor")
 
 
-def match_order(book: Book) -> None:
+def match_order(operand_links: OperandLinks) -> None:
     """Link calls with unrelated names; note how many, and propose rules for their names."""
-    my_calls, golden = _collect_calls(book)
+    my_calls, golden = _collect_calls(operand_links)
     if not my_calls or not golden:
         return
-    _match_values(book, my_calls, golden)
-    _match_makers(book, my_calls, golden)
-    before = len(book.links)
-    _match_between(book, *(_select(calls, _MODULES) for calls in (my_calls, golden)))
-    _confine_operators(book, my_calls, golden)
-    _match_between(book, *(_select(calls, _INSIDE) for calls in (my_calls, golden)))
-    guessed = len(book.links) - before
+    _match_values(operand_links, my_calls, golden)
+    _match_makers(operand_links, my_calls, golden)
+    before = len(operand_links.links)
+    _match_between(operand_links, *(_select(calls, _MODULES) for calls in (my_calls, golden)))
+    _confine_operators(operand_links, my_calls, golden)
+    _match_between(operand_links, *(_select(calls, _INSIDE) for calls in (my_calls, golden)))
+    guessed = len(operand_links.links) - before
     if guessed:
-        book.notes.append(
+        operand_links.notes.append(
             f"{counted(guessed, 'pair')} matched by order and shape only, because the names are "
             f"unrelated: check these rows with care"
         )
     renames = propose_renames(
         (link.my.site.name, link.golden.site.name)
-        for link in book.links
+        for link in operand_links.links
         if link.by in ("order", "value") and link.my.site.level == "module"
     )
     if renames:
         rules = enumerated((f"--rename '{old}={new}'" for old, new in renames), 12, between=" ")
-        book.notes.append(f"rules for names that seem to belong together: {rules}")
+        operand_links.notes.append(f"rules for names that seem to belong together: {rules}")
 
 
 # --- Calls ----------------------------------------------------------------------------------------
@@ -84,17 +84,20 @@ class _Call:
         return next(iter(self.items.values())).site.level
 
 
-def _collect_calls(book: Book) -> tuple[list[_Call], list[_Call]]:
+def _collect_calls(operand_links: OperandLinks) -> tuple[list[_Call], list[_Call]]:
     """The calls of both sides with values that are left, in program order."""
-    strange = _naming_schemes(book.my).isdisjoint(_naming_schemes(book.golden))
-    classes = _same_classes(_leaf_classes(book.my), _leaf_classes(book.golden))
-    sides = [{side_item.site.side for side_item in items} for items in (book.my, book.golden)]
+    strange = _naming_schemes(operand_links.my).isdisjoint(_naming_schemes(operand_links.golden))
+    classes = _same_classes(_leaf_classes(operand_links.my), _leaf_classes(operand_links.golden))
+    sides = [
+        {side_item.site.side for side_item in items}
+        for items in (operand_links.my, operand_links.golden)
+    ]
     both = sides[0] & sides[1]
     callss: list[list[_Call]] = []
     for is_mine in (True, False):
-        composite = _composite_modules(book.my if is_mine else book.golden)
+        composite = _composite_modules(operand_links.my if is_mine else operand_links.golden)
         calls: dict[Hashable, _Call] = {}
-        for item in book.left(mine=is_mine):
+        for item in operand_links.left(mine=is_mine):
             site = item.site
             kind = _order_class(item, strange=strange)
             if site.level == "module":
@@ -188,13 +191,13 @@ def _same_classes(my_classes: set[str], golden: set[str]) -> dict[str, str]:
 # --- Weights and values ---------------------------------------------------------------------------
 
 
-def _match_values(book: Book, calls: list[_Call], golden: list[_Call]) -> None:
+def _match_values(operand_links: OperandLinks, calls: list[_Call], golden: list[_Call]) -> None:
     """Link calls of one kind that share a weight, or all results, with no other call."""
     index_values = _index_values(golden)
     for key, call in _index_values(calls).items():
         other = index_values.get(key)
         if call is not None and other is not None and call.is_left and other.is_left:
-            _link_calls(book, call, other, "value")
+            _link_calls(operand_links, call, other, "value")
 
 
 def _index_values(calls: list[_Call]) -> dict[Hashable, _Call | None]:
@@ -222,7 +225,7 @@ def _identify_call(call: _Call) -> Iterator[Hashable]:
         yield *where, tuple(results)
 
 
-def _match_makers(book: Book, calls: list[_Call], golden: list[_Call]) -> None:
+def _match_makers(operand_links: OperandLinks, calls: list[_Call], golden: list[_Call]) -> None:
     """Link the calls that made what linked calls of operators read, and so on upstream.
 
     Two calls that belong together read what the same calls made. A port may exchange the operands
@@ -232,7 +235,7 @@ def _match_makers(book: Book, calls: list[_Call], golden: list[_Call]) -> None:
     callers = {id(item): call for call in (*calls, *golden) for item in call.items.values()}
     waiting = [
         (callers[id(link.my)], callers[id(link.golden)])
-        for link in book.links
+        for link in operand_links.links
         if link.by == "value" and link.my.site.level == link.golden.site.level == "op"
     ]
     while waiting:
@@ -253,7 +256,7 @@ def _match_makers(book: Book, calls: list[_Call], golden: list[_Call]) -> None:
                 _find_makers(partner, made_golden)
             )
             if tensors == 1 or are_ordered:
-                _link_calls(book, maker, partner, "value")
+                _link_calls(operand_links, maker, partner, "value")
                 waiting.append((maker, partner))
 
 
@@ -280,11 +283,11 @@ def _find_makers(
     return makers
 
 
-def _link_calls(book: Book, call: _Call, other: _Call, by: MatchedBy) -> None:
+def _link_calls(operand_links: OperandLinks, call: _Call, other: _Call, by: MatchedBy) -> None:
     for side_position, item in call.items.items():
         other_item = other.items.get(side_position)
         if other_item is not None and item.shape == other_item.shape:
-            book.link(item, other_item, by)
+            operand_links.link(item, other_item, by)
 
 
 # --- Order between them ---------------------------------------------------------------------------
@@ -299,14 +302,18 @@ def _select(calls: list[_Call], levels: Sequence[str]) -> dict[Hashable, list[_C
     return calls_by_stretch
 
 
-def _confine_operators(book: Book, my_calls: list[_Call], golden: list[_Call]) -> None:
+def _confine_operators(
+    operand_links: OperandLinks, my_calls: list[_Call], golden: list[_Call]
+) -> None:
     """Let operators of eager code match only inside modules that match."""
-    levels = [{item.site.level for item in items} for items in (book.my, book.golden)]
+    levels = [
+        {item.site.level for item in items} for items in (operand_links.my, operand_links.golden)
+    ]
     if not all("module" in level for level in levels):
         return
     modules = {
         (link.my.scope, link.my.site.name): link.golden.site.name
-        for link in book.links
+        for link in operand_links.links
         if link.my.site.level == "module"
     }
     for calls, module_names in ((my_calls, modules), (golden, {})):
@@ -318,11 +325,13 @@ def _confine_operators(book: Book, my_calls: list[_Call], golden: list[_Call]) -
 
 
 def _match_between(
-    book: Book, my_stretches: Mapping[Hashable, list[_Call]], golden: Mapping[Hashable, list[_Call]]
+    operand_links: OperandLinks,
+    my_stretches: Mapping[Hashable, list[_Call]],
+    golden: Mapping[Hashable, list[_Call]],
 ) -> None:
     """Link calls in order, between the links that there are."""
     anchors: defaultdict[Hashable, set[tuple[int, int]]] = defaultdict(set)
-    for link in book.links:
+    for link in operand_links.links:
         anchors[link.my.scope, link.my.site.phase].add((link.my.at, link.golden.at))
     for stretch, ours in my_stretches.items():
         ends = increasing(sorted(anchors[stretch]))
@@ -333,7 +342,7 @@ def _match_between(
                 parts[bisect_left(places, call.at)][side].append(call)
         for part in parts.values():
             for call, other in _pair_unambiguous(*part):
-                _link_calls(book, call, other, "order")
+                _link_calls(operand_links, call, other, "order")
 
 
 def _pair_unambiguous(calls: list[_Call], golden: list[_Call]) -> Iterator[tuple[_Call, _Call]]:

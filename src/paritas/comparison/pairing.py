@@ -24,12 +24,12 @@ from paritas.comparison.matching import (
     skip_rewritten,
     unwrapped,
 )
-from paritas.comparison.operands import Book, NearestNames, Pair
+from paritas.comparison.operands import NearestNames, OperandLinks, Pair
 from paritas.comparison.ordering import match_order
 from paritas.comparison.rules import span_text
 from paritas.core.errors import UsageError
 from paritas.core.file_trees import natural_key
-from paritas.formats.dumps.selection import Selection, Sieve
+from paritas.formats.dumps.selection import Selection, SelectionFilter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,10 @@ def _are_alike(match_item: MatchItem, other: MatchItem) -> bool:
 
 
 def _match_results(
-    book: Book, eager: list[MatchItem], graph: list[MatchItem], named: Callable[[MatchItem], str]
+    operand_links: OperandLinks,
+    eager: list[MatchItem],
+    graph: list[MatchItem],
+    named: Callable[[MatchItem], str],
 ) -> None:
     """Link a module's output with the node that leaves the module.
 
@@ -84,7 +87,7 @@ def _match_results(
             graph_item for graph_item in unread if _are_alike(item, graph_item)
         ]
         if len(alike_items) == 1:
-            book.link_either(item, alike_items[0], "module")
+            operand_links.link_either(item, alike_items[0], "module")
 
 
 def _find_leaving(
@@ -124,7 +127,9 @@ def _find_leaving(
     return leaving
 
 
-def _match_program_inputs(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> None:
+def _match_program_inputs(
+    operand_links: OperandLinks, eager: list[MatchItem], graph: list[MatchItem]
+) -> None:
     """Link the inputs of the outermost module with those of the graph, except parameters."""
     inputs_by_scope: defaultdict[Scope | None, tuple[list[MatchItem], list[MatchItem]]] = (
         defaultdict(lambda: ([], []))
@@ -143,7 +148,7 @@ def _match_program_inputs(book: Book, eager: list[MatchItem], graph: list[MatchI
     for ours, graph_inputs in inputs_by_scope.values():
         if [eager_item.shape for eager_item in ours] == [its.shape for its in graph_inputs]:
             for eager_input, other in zip(ours, graph_inputs, strict=True):
-                book.link_either(eager_input, other, "module")
+                operand_links.link_either(eager_input, other, "module")
 
 
 # --- the same memory ------------------------------------------------------------------------------
@@ -155,13 +160,13 @@ _VIEWS = re.compile(
 )
 
 
-def _match_shared(book: Book, eager: list[MatchItem]) -> None:
+def _match_shared(operand_links: OperandLinks, eager: list[MatchItem]) -> None:
     """Give a module's or parameter's value the counterpart of the operator's value that it is.
 
     They share memory and bytes, so it is the same tensor recorded again. Views of a compared value
     are left out.
     """
-    partners = _find_partners(book)
+    partners = _find_partners(operand_links)
     same: dict[tuple[object, ...], MatchItem] = {}
     first: dict[tuple[object, ...], MatchItem] = {}
     for item in eager:
@@ -176,17 +181,17 @@ def _match_shared(book: Book, eager: list[MatchItem]) -> None:
             same.get(item.stored_value) if item.is_left and item.record.tensor is not None else None
         )
         if other is not None and other.found:
-            book.link_either(item, partners[id(other)], "module")
+            operand_links.link_either(item, partners[id(other)], "module")
         elif other is not None:
-            book.skip(item, "value", "recorded again; compared elsewhere")
+            operand_links.skip(item, "value", "recorded again; compared elsewhere")
         elif item.is_left and _VIEWS.fullmatch(item.site.op) and item.memory in first:
-            book.skip(item, "view", "of values that are compared themselves")
+            operand_links.skip(item, "view", "of values that are compared themselves")
 
 
-def _find_partners(book: Book) -> dict[int, MatchItem]:
+def _find_partners(operand_links: OperandLinks) -> dict[int, MatchItem]:
     """The counterpart of each linked item, by the item's id."""
-    partners = {id(link.golden): link.my for link in book.links}
-    return partners | {id(link.my): link.golden for link in book.links}
+    partners = {id(link.golden): link.my for link in operand_links.links}
+    return partners | {id(link.my): link.golden for link in operand_links.links}
 
 
 # --- Eager code against a captured graph: calls inside a module -----------------------------------
@@ -237,11 +242,14 @@ class _OperatorCall:
         return self.module, self.op, line, self.result.shape, shapes
 
 
-def match_modules(book: Book) -> None:
+def match_modules(operand_links: OperandLinks) -> None:
     """Link operators of eager code with nodes of graphs, and modules with their outputs."""
-    for eager, graph in ((book.my, book.golden), (book.golden, book.my)):
+    for eager, graph in (
+        (operand_links.my, operand_links.golden),
+        (operand_links.golden, operand_links.my),
+    ):
         if _has_levels(eager, ("op", "module")) and _has_levels(graph, GRAPH_LEVELS):
-            _match_sides(book, eager, graph)
+            _match_sides(operand_links, eager, graph)
             return
 
 
@@ -249,9 +257,11 @@ def _has_levels(items: Iterable[MatchItem], levels: tuple[str, ...]) -> bool:
     return any(item.is_left and item.site.level in levels for item in items)
 
 
-def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> None:
-    named = _name_paths(book, eager, graph)
-    skip_inexact(book, graph)
+def _match_sides(
+    operand_links: OperandLinks, eager: list[MatchItem], graph: list[MatchItem]
+) -> None:
+    named = _name_paths(operand_links, eager, graph)
+    skip_inexact(operand_links, graph)
     eager_calls = _collect_calls(
         (eager_item for eager_item in eager if eager_item.site.level == "op"), named
     )
@@ -260,19 +270,19 @@ def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> 
         (node for node in nodes if node.site.level == "buffer" or node.site.op not in _NO_CALLS),
         named,
     )
-    _match_results(book, eager, graph, named)
+    _match_results(operand_links, eager, graph, named)
     for key in eager_calls.keys() & graph_calls.keys():
-        _match_calls(book, eager_calls[key], graph_calls[key])
-    _match_again(book, (call for calls in graph_calls.values() for call in calls))
-    _match_shared(book, eager)
-    _match_shared(book, graph)
-    _match_program_inputs(book, eager, graph)
-    book.skip_left(
+        _match_calls(operand_links, eager_calls[key], graph_calls[key])
+    _match_again(operand_links, (call for calls in graph_calls.values() for call in calls))
+    _match_shared(operand_links, eager)
+    _match_shared(operand_links, graph)
+    _match_program_inputs(operand_links, eager, graph)
+    operand_links.skip_left(
         (graph_item for graph_item in graph if graph_item.site.op == "placeholder"),
         "graph input",
         "that eager code does not have",
     )
-    book.skip_left(
+    operand_links.skip_left(
         (
             graph_item
             for graph_item in graph
@@ -281,7 +291,7 @@ def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> 
         "part",
         "of results; compared with the whole result",
     )
-    book.skip_left(
+    operand_links.skip_left(
         (
             match_item
             for match_item in (*eager, *graph)
@@ -293,11 +303,11 @@ def _match_sides(book: Book, eager: list[MatchItem], graph: list[MatchItem]) -> 
         "of operators and modules; compared where computed",
     )
     if not eager_calls:
-        _fold_into_modules(book, eager, graph, named)
+        _fold_into_modules(operand_links, eager, graph, named)
 
 
 def _name_paths(
-    book: Book, eager: list[MatchItem], graph: list[MatchItem]
+    operand_links: OperandLinks, eager: list[MatchItem], graph: list[MatchItem]
 ) -> Callable[[MatchItem], str]:
     """A function that returns the module path of an item, the same on both sides."""
     left = {unwrapped(eager_item.site.module) for eager_item in eager if eager_item.site.module}
@@ -324,7 +334,7 @@ def _name_paths(
         roots = rest if len(rest) == 1 else roots
     if any(prefixes):
         whose = "eager code" if prefixes[0] else "the graph"
-        book.notes.append(
+        operand_links.notes.append(
             f"module paths of {whose} start with {prefixes[0] or prefixes[1]!r}; this prefix was "
             f"ignored to match them"
         )
@@ -369,7 +379,9 @@ def _collect_calls(
     }
 
 
-def _match_calls(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCall]) -> None:
+def _match_calls(
+    operand_links: OperandLinks, eager: list[_OperatorCall], graph: list[_OperatorCall]
+) -> None:
     is_fused = any(call.result.site.level == "buffer" for call in graph)
     before = (-1, -1)
     anchors = _same_calls(eager, graph, is_fused=is_fused)
@@ -380,11 +392,11 @@ def _match_calls(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCa
         before = (at, there)
         is_anchored = at < len(eager)
         if is_anchored:
-            _link_calls(book, eager[at], graph[there], with_inputs=not is_fused)
+            _link_calls(operand_links, eager[at], graph[there], with_inputs=not is_fused)
         if not is_fused:
-            _match_stretch(book, *stretch, is_anchored=is_anchored)
+            _match_stretch(operand_links, *stretch, is_anchored=is_anchored)
         elif is_anchored or any(graph_call.result.found for graph_call in stretch[1]):
-            _skip_fused(book, *stretch)
+            _skip_fused(operand_links, *stretch)
 
 
 def _same_calls(
@@ -421,7 +433,7 @@ def _keeps_order(call: _OperatorCall) -> bool:
 
 
 def _link_calls(
-    book: Book, eager: _OperatorCall, graph: _OperatorCall, *, with_inputs: bool
+    operand_links: OperandLinks, eager: _OperatorCall, graph: _OperatorCall, *, with_inputs: bool
 ) -> None:
     sides = [(eager.outputs, graph.outputs)]
     if with_inputs:
@@ -430,9 +442,9 @@ def _link_calls(
         for position, item in ours.items():
             other = graph_items.get(position)
             if other is not None and item.is_left and (other.is_left or other.found):
-                book.link_either(item, other, "module")
+                operand_links.link_either(item, other, "module")
     inputs = (*eager.inputs.values(), *graph.inputs.values())
-    book.skip_left(
+    operand_links.skip_left(
         (item for item in inputs if item.is_number),
         "number argument",
         "that the other side records differently",
@@ -440,7 +452,11 @@ def _link_calls(
 
 
 def _match_stretch(
-    book: Book, eager: list[_OperatorCall], graph: list[_OperatorCall], *, is_anchored: bool
+    operand_links: OperandLinks,
+    eager: list[_OperatorCall],
+    graph: list[_OperatorCall],
+    *,
+    is_anchored: bool,
 ) -> None:
     """Between operators that both sides have, match the last value of each module."""
     stretches: defaultdict[str, tuple[list[_OperatorCall], list[_OperatorCall]]] = defaultdict(
@@ -459,43 +475,50 @@ def _match_stretch(
         if not same_line or not _are_alike(eager_result, other):
             continue
         if eager_result.is_left and (other.is_left or other.found):
-            book.link_either(eager_result, other, "module")
+            operand_links.link_either(eager_result, other, "module")
         inside = [item for call in (*ours, *graph_calls) for item in call.items()]
-        book.skip_left(inside, "value", "inside operators that the other side splits differently")
+        operand_links.skip_left(
+            inside, "value", "inside operators that the other side splits differently"
+        )
     added = [item for call in graph if is_anchored for item in call.items()]
-    book.skip_left(
+    operand_links.skip_left(
         (item for item in added if not item.site.line and not item.site.module),
         "value",
         "from nodes that the compiler added; compared at the next value",
     )
 
 
-def _skip_fused(book: Book, eager: list[_OperatorCall], graph: list[_OperatorCall]) -> None:
+def _skip_fused(
+    operand_links: OperandLinks, eager: list[_OperatorCall], graph: list[_OperatorCall]
+) -> None:
     """Leave out what is inside fused kernels before a compared value."""
-    book.skip_left(
+    operand_links.skip_left(
         (item for call in eager for item in call.items()),
         "value",
         "inside fused kernels; compared at their outputs",
     )
-    book.skip_left(
+    operand_links.skip_left(
         (item for call in graph for item in (*call.outputs.values(), *call.again)),
         "value",
         "of fused code that belongs to no operator of eager code",
     )
 
 
-def _match_again(book: Book, calls: Iterable[_OperatorCall]) -> None:
+def _match_again(operand_links: OperandLinks, calls: Iterable[_OperatorCall]) -> None:
     """Link a repeated record of an output with the counterpart of that output."""
-    partners = _find_partners(book)
+    partners = _find_partners(operand_links)
     for call in calls:
         for item in call.again:
             other = partners.get(id(call.outputs.get(item.site.position)))
             if item.is_left and other is not None:
-                book.link_either(item, other, "module")
+                operand_links.link_either(item, other, "module")
 
 
 def _fold_into_modules(
-    book: Book, eager: list[MatchItem], graph: list[MatchItem], named: Callable[[MatchItem], str]
+    operand_links: OperandLinks,
+    eager: list[MatchItem],
+    graph: list[MatchItem],
+    named: Callable[[MatchItem], str],
 ) -> None:
     """Leave out what is inside modules with compared outputs."""
     compared = {
@@ -509,7 +532,7 @@ def _fold_into_modules(
         path = named(item)
         while item.is_left:
             if (item.scope, item.site.phase, path) in compared:
-                book.skip(item, "node", "inside modules; compared at the modules' outputs")
+                operand_links.skip(item, "node", "inside modules; compared at the modules' outputs")
             if not path:
                 break
             path = path.rpartition(".")[0]
@@ -547,7 +570,11 @@ class RecordedSelection:
 
 
 def _leave_out_unselected(
-    book: Book, my: RecordedSelection, golden: RecordedSelection, *, of_graphs: bool = False
+    operand_links: OperandLinks,
+    my: RecordedSelection,
+    golden: RecordedSelection,
+    *,
+    of_graphs: bool = False,
 ) -> None:
     """Set aside values without a counterpart that the other side's selection excludes.
 
@@ -555,18 +582,18 @@ def _leave_out_unselected(
         of_graphs: only values of graphs, if both sides have graphs: only nodes can match them.
     """
     for items, others, other_selection, own_selection in (
-        (book.my, book.golden, golden, my),
-        (book.golden, book.my, my, golden),
+        (operand_links.my, operand_links.golden, golden, my),
+        (operand_links.golden, operand_links.my, my, golden),
     ):
         if other_selection.selection != _EVERYTHING:
             same_code = own_selection.fusion == other_selection.fusion
             outside = _OutsideSelection(items, others, other_selection, same_code=same_code)
-            outside.leave_out(book, of_graphs=of_graphs)
+            outside.leave_out(operand_links, of_graphs=of_graphs)
 
 
-def _note_unselected(book: Book) -> list[str]:
+def _note_unselected(operand_links: OperandLinks) -> list[str]:
     """How many values of either side were not selected, and why."""
-    counts = Counter((item.mine, why) for item, why in book.unselected)
+    counts = Counter((item.mine, why) for item, why in operand_links.unselected)
     notes = []
     for (is_mine, why), count in counts.items():
         side, other = ("my", "the golden") if is_mine else ("golden", "my")
@@ -592,7 +619,7 @@ class _OutsideSelection:
         self._items = items
         self._selection = recorded_selection.selection
         self._words = recorded_selection.selection.describe()
-        self._sieve = Sieve(recorded_selection.selection)
+        self._sieve = SelectionFilter(recorded_selection.selection)
         self._same_code = same_code
         self._families = {_name_family(item) for item in others}
         self._fused = {item.graph for item in others if item.site.level == "buffer"}
@@ -601,7 +628,7 @@ class _OutsideSelection:
         # Names that do not occur on this side cannot select anything on it.
         self._understood = not self._sieve.unmet()
 
-    def leave_out(self, book: Book, *, of_graphs: bool) -> None:
+    def leave_out(self, operand_links: OperandLinks, *, of_graphs: bool) -> None:
         """Outputs first: the input of a node is the output of another."""
         makers: dict[object, str] = {}
         items = self._items
@@ -617,7 +644,7 @@ class _OutsideSelection:
                     # Fused code reads buffers, not the inputs of each node.
                     why = makers.get(_node_value_key(item, item.site.nodes[-1]), "")
                 if why:
-                    book.leave_unselected(item, why)
+                    operand_links.leave_unselected(item, why)
                     makers[_node_value_key(item, item.site.name)] = why
 
     def _why(self, item: MatchItem) -> str:
@@ -713,57 +740,59 @@ def match(
         steps: my steps, and the golden steps they match.
         selections: the recorded selections of my dump and the golden one.
     """
-    book = Book(my, golden, steps)
-    _leave_out(book, rules)
-    match_renamed(book, rules.renamings)
-    match_ids(book)
-    align_graphs(book)
-    match_nodes(book)
-    _leave_out_unselected(book, *selections, of_graphs=True)
-    skip_rewritten(book)
-    match_modules(book)
-    match_prefixed(book)
-    _leave_out_unselected(book, *selections)
-    match_order(book)
+    operand_links = OperandLinks(my, golden, steps)
+    _leave_out(operand_links, rules)
+    match_renamed(operand_links, rules.renamings)
+    match_ids(operand_links)
+    align_graphs(operand_links)
+    match_nodes(operand_links)
+    _leave_out_unselected(operand_links, *selections, of_graphs=True)
+    skip_rewritten(operand_links)
+    match_modules(operand_links)
+    match_prefixed(operand_links)
+    _leave_out_unselected(operand_links, *selections)
+    match_order(operand_links)
     alone = [
         Pair(item.operand, None, "") if item.mine else Pair(None, item.operand, "")
-        for item, _ in book.unselected
+        for item, _ in operand_links.unselected
     ]
-    notes = [*book.notes, *_note_unselected(book)]
-    return Matches(_make_pairs(book, steps), book.skipped(), alone, notes)
+    notes = [*operand_links.notes, *_note_unselected(operand_links)]
+    return Matches(_make_pairs(operand_links, steps), operand_links.skipped(), alone, notes)
 
 
-def _leave_out(book: Book, rules: Rules) -> None:
-    for whose, items in (("my", book.my), ("the golden", book.golden)):
+def _leave_out(operand_links: OperandLinks, rules: Rules) -> None:
+    for whose, items in (("my", operand_links.my), ("the golden", operand_links.golden)):
         unselected = span_text({item.operand.step for item in items if item.scope is None})
         for item in items:
             if rules.ignores(item.record.id, item.site.module):
-                book.skip(item, "value", f"of {whose} dump, ignored as requested")
+                operand_links.skip(item, "value", f"of {whose} dump, ignored as requested")
             elif item.scope is None and rules.steps:
-                book.skip(item, "value", f"of {whose} dump in unselected steps {unselected}")
+                operand_links.skip(
+                    item, "value", f"of {whose} dump in unselected steps {unselected}"
+                )
 
 
-def _make_pairs(book: Book, steps: Mapping[int, int]) -> list[Pair]:
+def _make_pairs(operand_links: OperandLinks, steps: Mapping[int, int]) -> list[Pair]:
     """All pairs, in program order."""
     placed: list[tuple[Place, Pair]] = []
     homes: dict[int, Place] = {
-        id(link.my): _order_key(link.golden) for link in book.links if link.is_home
+        id(link.my): _order_key(link.golden) for link in operand_links.links if link.is_home
     }
     # For each of my items, the golden position of the last matched item before it.
     behind: dict[int, Place] = {}
     at: dict[tuple[int, int], Place] = {}
-    for item in book.my:
+    for item in operand_links.my:
         operand = item.operand
         key = (operand.step, operand.record.rank)
         step = steps.get(operand.step, operand.step)
         at[key] = homes.get(id(item)) or at.get(key, (step, key[1], -1, 0, 0))
         behind[id(item)] = (*at[key][:3], 1, item.at)
-    for link in book.links:
+    for link in operand_links.links:
         # A repeated read is listed where it reads, not where the value was computed.
         is_own = link.is_home or link.golden.site.side == "input"
         where = _order_key(link.golden) if is_own else behind[id(link.my)]
         placed.append((where, Pair(link.operand, link.golden.operand, link.by)))
-    placed += _list_unmatched(book, behind)
+    placed += _list_unmatched(operand_links, behind)
     placed.sort(key=lambda placed_pair: placed_pair[0])
     return [pair for _, pair in placed]
 
@@ -773,14 +802,18 @@ def _order_key(item: MatchItem) -> Place:
     return (record.step, record.rank, item.at, 0, 0)
 
 
-def _list_unmatched(book: Book, behind: dict[int, Place]) -> list[tuple[Place, Pair]]:
+def _list_unmatched(
+    operand_links: OperandLinks, behind: dict[int, Place]
+) -> list[tuple[Place, Pair]]:
     """Items without a counterpart, with the most similar names."""
     alone = [
         [item for item in side if not item.found and not item.gone]
-        for side in (book.my, book.golden)
+        for side in (operand_links.my, operand_links.golden)
     ]
     unmatched_pairs: list[tuple[Place, Pair]] = []
-    for items, others, side in zip(alone, alone[::-1], (book.golden, book.my), strict=True):
+    for items, others, side in zip(
+        alone, alone[::-1], (operand_links.golden, operand_links.my), strict=True
+    ):
         if not items:
             continue
         near = NearestNames(other_item.record.id for other_item in others or side)

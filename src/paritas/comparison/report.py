@@ -78,7 +78,7 @@ _NEXT = {
 def comparison_report(comparison: Comparison, *remarked: str) -> Group:
     """The whole report with the caller's remarks; print with `crop=False`."""
     verdict = comparison.verdict
-    parts: list[RenderableType] = [heading(_compared(comparison)), Text()]
+    parts: list[RenderableType] = [heading(_describe_compared(comparison)), Text()]
     if comparison.rows:
         parts += [count_table(comparison), Text()]
     gravest = _gravest(comparison)
@@ -124,7 +124,7 @@ def comparison_verdict_line(comparison: Comparison) -> Text:
 # --- the heading and the counts -------------------------------------------------------------------
 
 
-def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
+def _describe_compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "my", _dump_words(comparison.my)
     yield "golden", _dump_words(comparison.golden)
     if comparison.nbytes:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.engines.changes import LogitsOf
-    from paritas.engines.judging import Bench, Clock, Judged
+    from paritas.engines.judging import Clock, Judged, RequestJudgements
     from paritas.engines.records import Request
 
 # Hypotheses are tried on so many of the failing requests; the best are then confirmed on all.
@@ -111,10 +111,14 @@ class Search:
     """
 
     def __init__(
-        self, bench: Bench, older: dict[str, Any], clock: Clock, tell: Callable[[str], None]
+        self,
+        judgements: RequestJudgements,
+        older: dict[str, Any],
+        clock: Clock,
+        tell: Callable[[str], None],
     ) -> None:
         """Nothing is tried yet."""
-        self.bench, self.older, self.clock, self.tell = bench, older, clock, tell
+        self.judgements, self.older, self.clock, self.tell = judgements, older, clock, tell
         self.tried = 0
         self.is_cut_short = False
         self.observed: list[str] = []
@@ -123,7 +127,7 @@ class Search:
     def explain(self, failing: list[Request]) -> list[EngineCause]:
         """Look for what gives the records of the failing requests."""
         self.clock.start_steps()
-        looks = [(request, look_of(self.bench, request)) for request in failing]
+        looks = [(request, look_of(self.judgements, request)) for request in failing]
         self.observed = observations(looks)
         unexplained, causes = looks, list[EngineCause]()
         while unexplained and len(causes) < _MOST_CAUSES and not self.is_cut_short:
@@ -160,7 +164,7 @@ class Search:
         extended = list(causes)
         for cause, hypothesis in self._confirmed_ones:
             names = cause.requests
-            for batch in self.bench.batches(failing):
+            for batch in self.judgements.batches(failing):
                 if not self.clock.allows_another():
                     break
                 names += self._explained(hypothesis, batch)
@@ -226,7 +230,7 @@ class Search:
     def _screen(self, sample: list[tuple[Request, Look]], *, pairs: bool) -> Iterator[list[Scored]]:
         """Hypotheses with the share of the difference that they leave, in groups."""
         requests, looks = [request for request, _ in sample], [look for _, look in sample]
-        unchanged_logits = self.bench.logits(None, requests)
+        unchanged_logits = self.judgements.logits(None, requests)
         yield [
             (
                 self._remaining(unchanged_logits, hypothesis.readout, requests) * hypothesis.doubt,
@@ -234,28 +238,28 @@ class Search:
             )
             for hypothesis in (
                 *self._known_readouts(requests),
-                *self._fitted(unchanged_logits, requests),
+                *self._fit_readouts(unchanged_logits, requests),
             )
         ]
         at_end = any(look.reach is Reach.OUTPUT for look in looks)
         if at_end:
-            yield self._added(requests, looks)
+            yield self._try_added_tokens(requests, looks)
         everything: list[Change] = []
-        for group in self._ordered(self._changes(requests), looks):
+        for group in self._order_groups(self._changes(requests), looks):
             everything += [change for change in group if isinstance(change, Change)]
             yield list(self._scores(group, requests))
         if not at_end:
-            yield self._added(requests, looks)
+            yield self._try_added_tokens(requests, looks)
         yield self._flips(requests)
         # In float64 it is the reference itself: only the confirmation can tell.
-        coarser = list(changed_models.coarser_dtypes(self.bench.model))
+        coarser = list(changed_models.coarser_dtypes(self.judgements.model))
         yield [(_CLOSE, Hypothesis(change.kind, change.text, change)) for change in coarser]
         if pairs:
             yield list(self._pairs(everything, requests))
 
     def _changes(self, sample: list[Request]) -> Iterator[list[Change | Family]]:
-        bench = self.bench
-        runner, model = bench.runner, bench.model
+        judgements = self.judgements
+        runner, model = judgements.runner, judgements.model
         yield list(changed_models.older_weights(runner, model, self.older))
         yield list(prompt_changes(runner, sample))
         yield list(position_changes(runner))
@@ -263,11 +267,11 @@ class Search:
         yield list(changed_models.skipped_layers(model))
         yield list(changed_models.quantised_weights())
         yield list(stored_weights(model))
-        yield list(cache_changes(runner, [*sample, *bench.requests]))
+        yield list(cache_changes(runner, [*sample, *judgements.requests]))
         yield list(loaded_weights(model))
 
     @staticmethod
-    def _ordered(
+    def _order_groups(
         groups: Iterable[list[Change | Family]], looks: list[Look]
     ) -> list[list[Change | Family]]:
         """The groups, in parts that can make one of these looks; the likeliest parts first."""
@@ -287,17 +291,17 @@ class Search:
             if isinstance(member, Change):
                 if not self._goes_on():
                     return
-                yield self._scored(member, sample)
+                yield self._score_change(member, sample)
         yield from self._fitted_families(families, sample)
 
-    def _scored(self, change: Change, sample: list[Request]) -> Scored:
+    def _score_change(self, change: Change, sample: list[Request]) -> Scored:
         self.tell(f"trying hypothesis {self.tried + 1}: {change.text}")
         remaining = self._remaining(self._run(change, sample), AS_RECORDED, sample)
         return remaining, Hypothesis(change.kind, change.text, change)
 
     def _run(self, change: Change, sample: list[Request]) -> dict[int, Tensor]:
         self.tried += 1
-        return self.bench.logits(change, sample)
+        return self.judgements.logits(change, sample)
 
     # --- Hypotheses with a number that is fitted ---
 
@@ -314,7 +318,7 @@ class Search:
             for value in family.grid:
                 if value == family.own or not self._goes_on():
                     continue
-                points.append(self._scored(family.make(value), sample))
+                points.append(self._score_change(family.make(value), sample))
             yield from points
             least = min((share for share, _ in points), default=math.inf)
             if least <= _BETTER:
@@ -342,7 +346,7 @@ class Search:
         logits = self._run(family.make(family.own * _STEP), sample)
         best = (0.0, family.own)
         for request in sample:
-            number = self.bench.numbers[id(request)]
+            number = self.judgements.numbers[id(request)]
             if number not in logits:
                 continue
             engine, truth, moved = self._vectors(logits[number], AS_RECORDED, request)
@@ -362,7 +366,7 @@ class Search:
             if value not in scored_by_value:
                 if not self._goes_on():
                     return math.inf
-                scored_by_value[value] = self._scored(family.make(value), sample)
+                scored_by_value[value] = self._score_change(family.make(value), sample)
             return scored_by_value[value][0]
 
         around = max(abs(math.log(start / family.own)), _LEAST_AROUND)
@@ -373,7 +377,7 @@ class Search:
         for _ in range(_NEWTON if not family.whole else 0):
             if not self._goes_on():
                 break
-            value = self._improved(family, value, sample)
+            value = self._improve_value(family, value, sample)
             left(value)
         for digits in range(1, 5):
             left(float(f"{value:.{digits - 1}e}"))
@@ -387,11 +391,11 @@ class Search:
         share, hypothesis = scored_by_value[chosen]
         return share, dataclasses.replace(hypothesis, doubt=_FITTED)
 
-    def _improved(self, family: Family, value: float, sample: list[Request]) -> float:
+    def _improve_value(self, family: Family, value: float, sample: list[Request]) -> float:
         """A step of Newton's method, by a difference, on the request that is fitted best."""
         here = self._run(family.make(value), sample)
         beside = self._run(family.make(value * _STEP), sample)
-        numbers = {self.bench.numbers[id(request)]: request for request in sample}
+        numbers = {self.judgements.numbers[id(request)]: request for request in sample}
         shared_numbers = [number for number in here if number in beside]
         if not shared_numbers:
             return value
@@ -418,7 +422,9 @@ class Search:
             for text, (kind, readout) in readout_by_text.items()
         ]
 
-    def _fitted(self, logits: dict[int, Tensor], sample: list[Request]) -> Iterator[Hypothesis]:
+    def _fit_readouts(
+        self, logits: dict[int, Tensor], sample: list[Request]
+    ) -> Iterator[Hypothesis]:
         """Readouts with one number that is fitted to the records."""
 
         def rest(readout: Readout) -> float:
@@ -432,17 +438,17 @@ class Search:
         padding = math.exp(many)
         words = f"about {padding:.3g} unused entries of the vocabulary are counted"
         yield Hypothesis("normalisation", words, None, Readout(padding=padding), _FITTED)
-        named = {self.bench.numbers[id(request)]: request for request in sample}
+        named = {self.judgements.numbers[id(request)]: request for request in sample}
         for words, readout in fitted_truncation(logits, named).items():
             yield Hypothesis("truncation", words, None, readout, _FITTED)
 
     # --- Tokens, experts and pairs ---
 
-    def _added(self, sample: list[Request], looks: list[Look]) -> list[Scored]:
+    def _try_added_tokens(self, sample: list[Request], looks: list[Look]) -> list[Scored]:
         """A token that a template adds: all of a small vocabulary are tried."""
-        model = self.bench.float32
+        model = self.judgements.float32
         scoreds: list[Scored] = []
-        for plan in added_tokens(self.bench.runner, sample[0]):
+        for plan in added_tokens(self.judgements.runner, sample[0]):
             if not any(look.admits(plan.reach) for look in looks):
                 continue
             least: tuple[float, int] = (math.inf, -1)
@@ -453,14 +459,16 @@ class Search:
                 for token, logits in plan.run(model, batch):
                     least = min(least, (self._left(logits, sample[0]), token))
             if least[0] <= _CLOSE:
-                scoreds.append(self._scored(plan.change(least[1]), sample))
+                scoreds.append(self._score_change(plan.change(least[1]), sample))
         return scoreds
 
     def _left(self, logits: Tensor, request: Request) -> float:
-        return self._remaining({self.bench.numbers[id(request)]: logits}, AS_RECORDED, [request])
+        return self._remaining(
+            {self.judgements.numbers[id(request)]: logits}, AS_RECORDED, [request]
+        )
 
     def _flips(self, sample: list[Request]) -> list[Scored]:
-        experts = number_of_experts(self.bench.tokens.config)
+        experts = number_of_experts(self.judgements.tokens.config)
         scoreds: list[Scored] = []
         for request in sample if experts else ():
             if not self._goes_on():
@@ -473,7 +481,7 @@ class Search:
                 return self._remaining(changed_logits, AS_RECORDED, [request])
 
             self.tell(f"looking for other experts in {request.record.name}")
-            change = search_flips(self.bench.runner, experts, request, rest_of)
+            change = search_flips(self.judgements.runner, experts, request, rest_of)
             if change is not None and change.logits is not None:
                 hypothesis = Hypothesis("routing", change.text, change)
                 scoreds.append((rest_of(change.logits), hypothesis))
@@ -486,7 +494,7 @@ class Search:
         for change in changes:
             if not self._goes_on():
                 return
-            logits = self.bench.logits(change, sample)
+            logits = self.judgements.logits(change, sample)
             if not logits:
                 continue
             for other in others:
@@ -500,8 +508,8 @@ class Search:
         self, logits: Tensor, readout: Readout, request: Request
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The engine's numbers, the reference's, and those of a changed run; known ones only."""
-        number = self.bench.numbers[id(request)]
-        base, values = self.bench.base[number], readout.values(logits, request)
+        number = self.judgements.numbers[id(request)]
+        base, values = self.judgements.base[number], readout.values(logits, request)
         kinds = [kind for kind in request.values if kind not in CLAIMS]
         columns = [
             torch.cat([request.values[kind] for kind in kinds]),
@@ -522,10 +530,10 @@ class Search:
         """
         shares = [math.inf]
         for request in sample:
-            number = self.bench.numbers[id(request)]
+            number = self.judgements.numbers[id(request)]
             if number not in logits:
                 continue
-            base = self.bench.base[number]
+            base = self.judgements.base[number]
             before, after = 0.0, 0.0
             values = readout.values(logits[number], request)
             for kind, engine in request.values.items():
@@ -540,15 +548,15 @@ class Search:
         """The share of one request's difference that a hypothesis leaves."""
         if not self._goes_on():
             return math.inf
-        logits = self.bench.logits(hypothesis.change, [request])
+        logits = self.judgements.logits(hypothesis.change, [request])
         return self._remaining(logits, hypothesis.readout, [request]) if logits else math.inf
 
     def _rounding_share(self, sample: list[Request]) -> float:
         """How much of the difference the reference's own rounding would be."""
         shares = []
         for request in sample:
-            number = self.bench.numbers[id(request)]
-            base = self.bench.base[number]
+            number = self.judgements.numbers[id(request)]
+            base = self.judgements.base[number]
             native_squares, engine_squares = 0.0, 0.0
             for kind in request.values.keys() - CLAIMS:
                 truth = base.truth(number, kind)
@@ -569,11 +577,11 @@ class Search:
         for remaining, hypothesis in scored[:_MOST_CONFIRMED]:
             if remaining > _MENTIONED or hypothesis.only_rounds:
                 continue
-            logits = self.bench.logits(hypothesis.change, sample)
+            logits = self.judgements.logits(hypothesis.change, sample)
             patterns = [
                 _pattern_left(*self._vectors(logits[number], hypothesis.readout, request))
                 for request in sample
-                if (number := self.bench.numbers[id(request)]) in logits
+                if (number := self.judgements.numbers[id(request)]) in logits
             ]
             if min(patterns, default=math.inf) <= _MENTIONED:
                 closest = EngineCause(
@@ -612,7 +620,7 @@ class Search:
             explanation for explanation in confirmed if len(explanation[2]) == most
         ]
         rest = [request for request in failing if request not in sample]
-        for batch in self.bench.batches(rest):
+        for batch in self.judgements.batches(rest):
             if not self._goes_on():
                 break
             names += self._explained(chosen, batch)
@@ -629,13 +637,13 @@ class Search:
     def _explained(self, hypothesis: Hypothesis, failing: list[Request]) -> tuple[str, ...]:
         """The failing requests that a hypothesis gives up to rounding, by all the evidence."""
         try:
-            judged = self.bench.run(hypothesis.change, hypothesis.readout, failing)
+            judged = self.judgements.run(hypothesis.change, hypothesis.readout, failing)
         except Exception:  # noqa: BLE001  (a hypothesis that cannot be run explains nothing)
             return ()
         numbers = {number for number, _ in judged.items}
         explained_names = []
         for request in failing:
-            number = self.bench.numbers[id(request)]
+            number = self.judgements.numbers[id(request)]
             kinds = [kind for kind in request.values if kind != TOKENS or len(request.values) == 1]
             if (
                 number in numbers
@@ -658,7 +666,7 @@ class Search:
         if request.values.keys() <= CLAIMS:
             return True
         rounding = min(_ALIKE * self._rounding_share([request]), _BETTER)
-        logits = self.bench.logits(hypothesis.change, [request])
+        logits = self.judgements.logits(hypothesis.change, [request])
         return self._remaining(logits, hypothesis.readout, [request]) <= max(_CLOSE, rounding)
 
     def _as_coarse_as(self, rounding: list[Scored], failing: list[Request]) -> list[str]:
@@ -667,7 +675,7 @@ class Search:
             if hypothesis.change is None or not self._goes_on():
                 continue
             try:
-                judged = self.bench.run(hypothesis.change, hypothesis.readout, failing)
+                judged = self.judgements.run(hypothesis.change, hypothesis.readout, failing)
             except Exception:  # noqa: BLE001, S112  (what cannot be run is as large as nothing)
                 continue
             pairs = [self._compared(judged, request) for request in failing]
@@ -683,8 +691,8 @@ class Search:
 
     def _compared(self, judged: Judged, request: Request) -> tuple[Tensor, Tensor, Tensor]:
         """The engine's numbers, the reference's, and those of a run; known ones only."""
-        number = self.bench.numbers[id(request)]
-        base = self.bench.base[number]
+        number = self.judgements.numbers[id(request)]
+        base = self.judgements.base[number]
         kinds = [kind for kind in request.values if kind not in CLAIMS]
         columns = [
             torch.cat([request.values[kind] for kind in kinds]),

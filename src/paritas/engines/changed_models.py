@@ -218,7 +218,7 @@ def _nf4(weight: Tensor) -> Tensor:
     return levels[nearest] * scale
 
 
-def _grouped(size: int, rounding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _round_in_groups(size: int, rounding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Round groups of `size` values along the last axis; 0 for whole rows, -1 for the tensor."""
 
     def rounded(weight: Tensor) -> Tensor:
@@ -233,16 +233,19 @@ def _grouped(size: int, rounding: Callable[[Tensor], Tensor]) -> Callable[[Tenso
 
 _SIZES = (128, 64, 32)
 QUANTISERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "int8 by channel": _grouped(0, lambda w: _by_steps(w, 127)),
-    "int8 by tensor": _grouped(-1, lambda w: _by_steps(w, 127)),
-    **{f"int8 in groups of {size}": _grouped(size, lambda w: _by_steps(w, 127)) for size in _SIZES},
-    "float8 by tensor": _grouped(-1, _float8),
-    "float8 by channel": _grouped(0, _float8),
-    "int4 in groups of 128": _grouped(128, lambda w: _by_steps(w, 7)),
-    "int4 in groups of 32": _grouped(32, lambda w: _by_steps(w, 7)),
-    "int4 with zero points in groups of 128": _grouped(128, lambda w: _by_range(w, 15)),
-    "int4 with zero points in groups of 32": _grouped(32, lambda w: _by_range(w, 15)),
-    "nf4 in groups of 64": _grouped(64, _nf4),
+    "int8 by channel": _round_in_groups(0, lambda w: _by_steps(w, 127)),
+    "int8 by tensor": _round_in_groups(-1, lambda w: _by_steps(w, 127)),
+    **{
+        f"int8 in groups of {size}": _round_in_groups(size, lambda w: _by_steps(w, 127))
+        for size in _SIZES
+    },
+    "float8 by tensor": _round_in_groups(-1, _float8),
+    "float8 by channel": _round_in_groups(0, _float8),
+    "int4 in groups of 128": _round_in_groups(128, lambda w: _by_steps(w, 7)),
+    "int4 in groups of 32": _round_in_groups(32, lambda w: _by_steps(w, 7)),
+    "int4 with zero points in groups of 128": _round_in_groups(128, lambda w: _by_range(w, 15)),
+    "int4 with zero points in groups of 32": _round_in_groups(32, lambda w: _by_range(w, 15)),
+    "nf4 in groups of 64": _round_in_groups(64, _nf4),
 }
 
 
@@ -260,15 +263,15 @@ def quantised_weights() -> Iterator[Change]:
         for head in (False, True):
             words = f"the weights are quantised to {name}"
             words += ", those of the head too" if head else ""
-            make = functools.partial(_quantised, rounding=rounding, head=head)
+            make = functools.partial(_quantise_model, rounding=rounding, head=head)
             yield Change("quantised weights", words, make_model=make)
     for name, inputs in INPUT_QUANTISERS.items():
         words = f"the weights are quantised to {name}, and the inputs of products by token"
-        make = functools.partial(_quantised, rounding=QUANTISERS[name], inputs=inputs)
+        make = functools.partial(_quantise_model, rounding=QUANTISERS[name], inputs=inputs)
         yield Change("quantised weights", words, make_model=make)
 
 
-def _quantised(
+def _quantise_model(
     model: Any,
     rounding: Callable[[Tensor], Tensor],
     inputs: Callable[[Tensor], Tensor] | None = None,
@@ -298,14 +301,14 @@ def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:
     outer = {
         id(outer_module.weight)
         for outer_module in (
-            _asked(model, "get_input_embeddings"),
-            _asked(model, "get_output_embeddings"),
+            _ask_module(model, "get_input_embeddings"),
+            _ask_module(model, "get_output_embeddings"),
         )
         if outer_module is not None
     }
     heads = [
         head_module
-        for head_module in [_asked(model, "get_output_embeddings")]
+        for head_module in [_ask_module(model, "get_output_embeddings")]
         if head_module is not None
     ]
     embeddings = {
@@ -324,7 +327,7 @@ def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:
         )
 
 
-def _asked(model: nn.Module, name: str) -> Any:
+def _ask_module(model: nn.Module, name: str) -> Any:
     with contextlib.suppress(Exception):
         return getattr(model, name)()
     return None

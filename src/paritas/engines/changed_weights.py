@@ -50,7 +50,7 @@ def _reach(path: str) -> Reach:
     return Reach.LATER if path.rpartition(".")[2] in _BETWEEN else Reach.ALL
 
 
-def _changed(text: str, values: Mapping[str, Order], kind: str = KIND) -> Change:
+def _change_parameters(text: str, values: Mapping[str, Order], kind: str = KIND) -> Change:
     """The parameters of these paths, each by a function of itself."""
 
     def make(base: Any) -> Any:
@@ -65,7 +65,7 @@ def _changed(text: str, values: Mapping[str, Order], kind: str = KIND) -> Change
     return Change(kind, text, make_model=make, reach=max(reaches, default=Reach.ALL))
 
 
-def _exchanged(text: str, pairs: list[tuple[str, str]]) -> Change:
+def _exchange_parameters(text: str, pairs: list[tuple[str, str]]) -> Change:
     """The parameters of each pair of paths take each other's place."""
 
     def make(base: Any) -> Any:
@@ -100,7 +100,9 @@ def _embeddings(model: nn.Module) -> Iterator[Change]:
         name = path.removesuffix(".weight")
         for step, other in ((1, "t - 1"), (-1, "t + 1")):
             text = f"the rows of {name} are shifted by one: token t has that of token {other}"
-            yield _changed(text, {path: functools.partial(torch.roll, shifts=step, dims=0)})
+            yield _change_parameters(
+                text, {path: functools.partial(torch.roll, shifts=step, dims=0)}
+            )
     if not embeddings or not head:
         return
     a, b = model.get_parameter(embeddings), model.get_parameter(head)
@@ -136,15 +138,15 @@ def _layers(model: nn.Module) -> Iterator[Change]:
         if shapes[first] != shapes[second]:
             continue
         pairs = [(f"{path}.{first}.{name}", f"{path}.{second}.{name}") for name in states[first]]
-        yield _exchanged(f"{path}.{first} and {path}.{second} are exchanged", pairs)
+        yield _exchange_parameters(f"{path}.{first} and {path}.{second} are exchanged", pairs)
     for first, second in _pairs(len(blocks)):
         if shapes[first] != shapes[second]:
             continue
         for source, target in ((first, second), (second, first)):
-            yield _copied(f"{path}.{source}", f"{path}.{target}", list(states[source]))
+            yield _copy_module_weights(f"{path}.{source}", f"{path}.{target}", list(states[source]))
 
 
-def _copied(source: str, target: str, names: list[str]) -> Change:
+def _copy_module_weights(source: str, target: str, names: list[str]) -> Change:
     def make(base: Any) -> Any:
         changed_model = share(base)
         for name in names:
@@ -174,11 +176,13 @@ def _exchanged_modules(model: nn.Module) -> Iterator[Change]:
         ]
         every = [some for some in every if all(_has_both(model, pair) for pair in some)]
         words = f"{first} and {second} are exchanged"
-        yield _exchanged(f"{words} in all layers", [pair for some in every for pair in some])
+        yield _exchange_parameters(
+            f"{words} in all layers", [pair for some in every for pair in some]
+        )
         if len(every) > 1:
             for some in every:
                 where = some[0][0].removesuffix(f".{first}.{next(iter(parts[first]))}")
-                yield _exchanged(f"{words} in {where}", some)
+                yield _exchange_parameters(f"{words} in {where}", some)
 
 
 def _has_both(model: nn.Module, pair: tuple[str, str]) -> bool:
@@ -225,12 +229,12 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
         are = "are" if len(names) > 1 else "is"
         yield _without(f"{words} {are} left out", paths)
         ones = {f"{path}.weight": torch.ones_like for path in paths}
-        yield _changed(f"the weights of {words} are 1", ones)
-        yield _changed(
+        yield _change_parameters(f"the weights of {words} are 1", ones)
+        yield _change_parameters(
             f"the weights of {words} are those of the checkpoint less 1",
             {path: lambda norm_weight: norm_weight - 1 for path in ones},
         )
-        yield _changed(
+        yield _change_parameters(
             f"the weights of {words} are those of the checkpoint plus 1",
             {path: lambda norm_weight: norm_weight + 1 for path in ones},
         )
@@ -240,11 +244,11 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
         if isinstance(getattr(module, "bias", None), nn.Parameter)
     ]
     if biased:
-        yield _changed("all biases are left out", dict.fromkeys(biased, torch.zeros_like))
+        yield _change_parameters("all biases are left out", dict.fromkeys(biased, torch.zeros_like))
         for name, paths in _in_layers(model).items():
             some = {f"{path}.bias": torch.zeros_like for path in paths if f"{path}.bias" in biased}
             if some:
-                yield _changed(f"the bias of {name} is left out", some)
+                yield _change_parameters(f"the bias of {name} is left out", some)
 
 
 def _without(text: str, paths: list[str]) -> Change:
@@ -261,7 +265,7 @@ def _without(text: str, paths: list[str]) -> Change:
 # --- Heads, rows and columns ----------------------------------------------------------------------
 
 
-def _swapped(weight: Tensor, axis: int, count: int, pair: tuple[int, int]) -> Tensor:
+def _swap_chunks(weight: Tensor, axis: int, count: int, pair: tuple[int, int]) -> Tensor:
     parts = list(weight.chunk(count, dim=axis))
     first, second = pair
     parts[first], parts[second] = parts[second], parts[first]
@@ -308,22 +312,24 @@ def _heads(model: nn.Module) -> Iterator[Change]:
             if parameter.shape[0] % (2 * count) == 0
         }
         if some:
-            yield _changed(words, some)
+            yield _change_parameters(words, some)
     for path, count in linears:
         axis = 1 if path.endswith("o_proj") else 0
         for pair in _pairs(count):
-            order = functools.partial(_swapped, axis=axis, count=count, pair=pair)
+            order = functools.partial(_swap_chunks, axis=axis, count=count, pair=pair)
             values = {f"{path}.weight": order}
             if axis == 0 and isinstance(model.get_submodule(path).bias, nn.Parameter):
                 values[f"{path}.bias"] = order
-            change = _changed(f"{path} has its heads {pair[0]} and {pair[1]} exchanged", values)
+            change = _change_parameters(
+                f"{path} has its heads {pair[0]} and {pair[1]} exchanged", values
+            )
             if axis and pair[0] // shared == pair[1] // shared:
                 # Heads with one key and value in common give the first token the same.
                 change = dataclasses.replace(change, reach=Reach.LATER)
             yield change
             if len(values) > 1:
                 words = f"the weight of {path} has its heads {pair[0]} and {pair[1]} exchanged"
-                yield _changed(words, {f"{path}.weight": order})
+                yield _change_parameters(words, {f"{path}.weight": order})
 
 
 def _orders(model: nn.Module) -> Iterator[Change]:
@@ -333,20 +339,26 @@ def _orders(model: nn.Module) -> Iterator[Change]:
             continue
         rows, columns = module.weight.shape
         weight = f"{path}.weight"
-        halves = functools.partial(_swapped, axis=0, count=2, pair=(0, 1))
+        halves = functools.partial(_swap_chunks, axis=0, count=2, pair=(0, 1))
         if rows % 2 == 0:
-            yield _changed(f"{path} has the two halves of its rows exchanged", {weight: halves})
+            yield _change_parameters(
+                f"{path} has the two halves of its rows exchanged", {weight: halves}
+            )
         if columns % 2 == 0:
-            across = functools.partial(_swapped, axis=1, count=2, pair=(0, 1))
-            yield _changed(f"{path} has the two halves of its columns exchanged", {weight: across})
+            across = functools.partial(_swap_chunks, axis=1, count=2, pair=(0, 1))
+            yield _change_parameters(
+                f"{path} has the two halves of its columns exchanged", {weight: across}
+            )
         if rows == columns:
-            yield _changed(f"{path} is transposed", {weight: lambda matrix: matrix.mT.contiguous()})
+            yield _change_parameters(
+                f"{path} is transposed", {weight: lambda matrix: matrix.mT.contiguous()}
+            )
         for text, order in (
             ("the second half of its rows", functools.partial(_zero_half, axis=0)),
             ("the second half of its columns", functools.partial(_zero_half, axis=1)),
             ("its weight", torch.zeros_like),
         ):
-            yield _changed(f"in {path}, {text} is 0", {weight: order})
+            yield _change_parameters(f"in {path}, {text} is 0", {weight: order})
 
 
 def _zero_half(weight: Tensor, axis: int) -> Tensor:
@@ -369,9 +381,9 @@ def _experts(model: nn.Module) -> Iterator[Change]:
         return
     count = model.get_parameter(stacks[0]).shape[0]
     for pair in _pairs(count):
-        order = functools.partial(_swapped, axis=0, count=count, pair=pair)
+        order = functools.partial(_swap_chunks, axis=0, count=count, pair=pair)
         words = f"the experts {pair[0]} and {pair[1]} are exchanged in all layers"
-        yield _changed(words, dict.fromkeys(stacks, order))
+        yield _change_parameters(words, dict.fromkeys(stacks, order))
 
 
 # --- Scaled products ------------------------------------------------------------------------------
@@ -404,7 +416,9 @@ def _stronger_attention(paths: list[str]) -> Callable[[float], Change]:
 
     def change(factor: float) -> Change:
         scaled = {path: lambda weight: weight * factor for path in paths}
-        return _changed(f"attention scores are {factor:.4g} times as large", scaled, "settings")
+        return _change_parameters(
+            f"attention scores are {factor:.4g} times as large", scaled, "settings"
+        )
 
     return change
 
@@ -412,7 +426,7 @@ def _stronger_attention(paths: list[str]) -> Callable[[float], Change]:
 def _times(words: str, paths: list[str]) -> Callable[[float], Change]:
     def change(factor: float) -> Change:
         scaled = {path: lambda weight: weight * factor for path in paths}
-        return _changed(f"the weight of {words} is {factor:.4g} times as large", scaled)
+        return _change_parameters(f"the weight of {words} is {factor:.4g} times as large", scaled)
 
     return change
 
@@ -469,7 +483,9 @@ def stored_weights(model: Any) -> Iterator[Change]:
     for how, order in _STORED.items():
         for words, paths in groups.items():
             if paths:
-                yield _changed(f"{words} {how}", dict.fromkeys(paths, order), "quantised weights")
+                yield _change_parameters(
+                    f"{words} {how}", dict.fromkeys(paths, order), "quantised weights"
+                )
     if head:
         for dtype in (torch.bfloat16, torch.float16):
             yield _narrow_head(head.removesuffix(".weight"), dtype)

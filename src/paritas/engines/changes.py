@@ -371,7 +371,7 @@ def cache_changes(runner: Runner, requests: Sequence[Request]) -> Iterator[Chang
         for block in BLOCKS:
             for first in range(0, min(longest - 1, block * _MOST_BLOCKS), block):
                 yield from _without_block(runner, first, first + block)
-    yield from _quantised(runner)
+    yield from _quantise_cache(runner)
 
 
 def _lost(runner: Runner) -> Iterator[Change]:
@@ -508,7 +508,7 @@ def _without_block(runner: Runner, first: int, last: int) -> Iterator[Change]:
     yield Change("cache", f"{where} are not seen", never, reach=reach)
 
 
-def _quantised(runner: Runner) -> Iterator[Change]:
+def _quantise_cache(runner: Runner) -> Iterator[Change]:
     if not runner.tokens.cache:
         return
     for text, round_to in CACHE_ROUNDINGS.items():

@@ -22,7 +22,7 @@ from paritas.core.results.wording import counted
 from paritas.engines.causes import Search
 from paritas.engines.changed_models import PRECISION
 from paritas.engines.drawing import drawn_by_temperature
-from paritas.engines.judging import GROWTH, Bench, Clock, item_of
+from paritas.engines.judging import GROWTH, Clock, RequestJudgements, item_of
 from paritas.engines.records import TOKENS, Request, read_records
 from paritas.engines.rows import EngineCause, EngineReport, EngineRow
 
@@ -101,19 +101,19 @@ def check_engine(
     tell = options.on_progress or (lambda _: None)
     rng = RandomState.now()
     try:
-        bench = Bench(model, requests, seed=options.seed, tell=tell)
-        search = Search(bench, dict(options.older or {}), clock, tell)
-        rows = _compare(bench, requests, clock, strict=strict, wholly=not options.explain)
+        judgements = RequestJudgements(model, requests, seed=options.seed, tell=tell)
+        search = Search(judgements, dict(options.older or {}), clock, tell)
+        rows = _compare(judgements, requests, clock, strict=strict, wholly=not options.explain)
         failing = _failing(requests, rows, strict=strict)
         if failing and options.on_result is not None:
             options.on_result(EngineReport(rows=tuple(rows), strict=strict).headline)
         causes = search.explain(failing) if failing and options.explain else []
         others = requests[len(rows) :]
-        more = _compare(bench, others, clock, strict=strict, wholly=True)
+        more = _compare(judgements, others, clock, strict=strict, wholly=True)
         causes = search.extend(causes, _failing(others, more, strict=strict))
         rows += more
         rows += [_not_compared(request, clock) for request in requests[len(rows) :]]
-        rows, drawn = _judge_draws(bench, rows, strict=strict)
+        rows, drawn = _judge_draws(judgements, rows, strict=strict)
         causes += _drawn_otherwise(rows, drawn, strict=strict)
     finally:
         rng.restore()
@@ -132,7 +132,7 @@ def check_engine(
         tried=search.tried,
         seconds=clock.spent,
         observed=tuple(search.observed),
-        notes=(*bench.notes, *_cut_short(search, clock)),
+        notes=(*judgements.notes, *_cut_short(search, clock)),
     )
 
 
@@ -140,7 +140,12 @@ def check_engine(
 
 
 def _compare(
-    bench: Bench, requests: list[Request], clock: Clock, *, strict: bool, wholly: bool
+    judgements: RequestJudgements,
+    requests: list[Request],
+    clock: Clock,
+    *,
+    strict: bool,
+    wholly: bool,
 ) -> list[EngineRow]:
     """The rows of the requests, in their order, for which there is time.
 
@@ -150,15 +155,17 @@ def _compare(
     has_failed = False
     clock.start_steps()
     size = 0
-    for batch in bench.batches(requests):
+    for batch in judgements.batches(requests):
         share = _FOR_COMPARING if has_failed and not wholly else 1.0
-        is_first = batch[0] is bench.requests[0]
+        is_first = batch[0] is judgements.requests[0]
         growth = GROWTH if len(batch) > size else 1
         if not is_first and not clock.allows_another(share, growth):
             break
         size = len(batch)
-        bench.tell(f"comparing request {len(bench.base) + 1} of {len(bench.requests)}")
-        batch_rows = bench.compare(batch)
+        judgements.tell(
+            f"comparing request {len(judgements.base) + 1} of {len(judgements.requests)}"
+        )
+        batch_rows = judgements.compare(batch)
         has_failed |= any(not row.status.passes(strict=strict) for row in batch_rows)
         rows += batch_rows
     return rows
@@ -189,22 +196,22 @@ def _cut_short(search: Search, clock: Clock) -> list[str]:
 
 
 def _judge_draws(
-    bench: Bench, rows: list[EngineRow], *, strict: bool
+    judgements: RequestJudgements, rows: list[EngineRow], *, strict: bool
 ) -> tuple[list[EngineRow], list[DrawnTokens]]:
     """Add a finding to requests with right numbers whose tokens are drawn otherwise."""
-    pairs = zip(bench.requests, rows, strict=True)
+    pairs = zip(judgements.requests, rows, strict=True)
     right = [request for request, row in pairs if row.status.passes(strict=strict)]
     right = [request for request in right if not request.record.sampling.is_greedy]
     logits: dict[int, Tensor] = {}
-    for batch in bench.batches(right):
-        logits |= bench.logits(None, batch)
+    for batch in judgements.batches(right):
+        logits |= judgements.logits(None, batch)
     wrong = [
         drawn_group
-        for drawn_group in drawn_by_temperature(right, logits, bench.numbers)
+        for drawn_group in drawn_by_temperature(right, logits, judgements.numbers)
         if drawn_group.is_wrong
     ]
     reasons = {name: drawn_group.sentence for drawn_group in wrong for name in drawn_group.names}
-    named = {request.record.name: request for request in bench.requests}
+    named = {request.record.name: request for request in judgements.requests}
     findings = {
         name: mismatch(item_of(named[name], TOKENS), Aspect.VALUE, reason)
         for name, reason in reasons.items()

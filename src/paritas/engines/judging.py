@@ -165,7 +165,7 @@ def item_of(request: Request, kind: str) -> Item:
     return Item(ItemKind.NAMED, kind).in_graph(request.record.name)
 
 
-class Bench:
+class RequestJudgements:
     """All requests against one reference.
 
     Attributes:

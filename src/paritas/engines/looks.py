@@ -16,7 +16,7 @@ from paritas.core.results.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paritas.engines.judging import Bench
+    from paritas.engines.judging import RequestJudgements
     from paritas.engines.records import Request
 
 # So few numbers of a prompt say nothing about the others.
@@ -59,9 +59,9 @@ class Look:
         return 0 if self.reach is None else int(reach) - int(self.reach)
 
 
-def look_of(bench: Bench, request: Request) -> Look:
+def look_of(judgements: RequestJudgements, request: Request) -> Look:
     """What the deviation of a request looks like."""
-    places = bench.wrong_places(request)
+    places = judgements.wrong_places(request)
     wrong = [token_index for token_index, is_wrong in places if is_wrong]
     of_prompt = [is_wrong for token_index, is_wrong in places if token_index < request.start]
     first = wrong[0] if wrong else None

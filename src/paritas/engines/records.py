@@ -396,7 +396,7 @@ class Readout:
         right that so many tokens share the mass as in the engine.
         """
         logits = self._processed(logits, request)
-        applies, sampling = self._applied(request)
+        applies, sampling = self._find_applied_parts(request)
         limits = _limits(logits, sampling, applies)
         if not applies & TRUNCATION or not sampling.truncates:
             return self._scaled(logits), limits.inside, torch.zeros_like(logits[:, 0])
@@ -406,7 +406,7 @@ class Readout:
         total, distance = limits.shared(logits, *_engine_totals(logits, request))
         return self._scaled(logits - beyond, total), limits.inside, distance
 
-    def _applied(self, request: Request) -> tuple[frozenset[str], Sampling]:
+    def _find_applied_parts(self, request: Request) -> tuple[frozenset[str], Sampling]:
         """The parts that are applied, and the parameters."""
         record, applies = request.record, self.applies
         if applies is None:
@@ -417,9 +417,9 @@ class Readout:
 
     def _processed(self, logits: Tensor, request: Request) -> Tensor:
         """The logits after penalties and temperature."""
-        applies, sampling = self._applied(request)
+        applies, sampling = self._find_applied_parts(request)
         if "penalties" in applies and sampling.penalises:
-            logits = _penalised(logits, request)
+            logits = _penalise_logits(logits, request)
         if "temperature" in applies:
             # Greedy requests are not divided by 0: engines return the raw distribution.
             logits = logits / (sampling.temperature or 1.0)
@@ -460,7 +460,7 @@ TRUNCATION = frozenset({"top_k", "top_p", "min_p"})
 ALL_PARTS = TRUNCATION | {"penalties", "temperature"}
 
 
-def _penalised(logits: Tensor, request: Request) -> Tensor:
+def _penalise_logits(logits: Tensor, request: Request) -> Tensor:
     """Penalties of the tokens so far, as OpenAI's and transformers' documents define them."""
     sampling, start = request.record.sampling, request.start
     rows, size = logits.shape
@@ -585,7 +585,7 @@ def _beyond(logits: Tensor, request: Request) -> Tensor:
     """How far tokens are beyond what may be drawn; 0 for those that may be."""
     sampling = request.record.sampling
     if sampling.penalises:
-        logits = _penalised(logits, request)
+        logits = _penalise_logits(logits, request)
     if sampling.is_greedy:
         return _limits(logits, Sampling(top_k=1)).beyond
     return _limits(logits / sampling.temperature, sampling).beyond
@@ -600,7 +600,7 @@ def draws_of(logits: Tensor, request: Request) -> tuple[Tensor, Tensor, Tensor]:
     sampling, start = request.record.sampling, request.start
     scores = logits[start - 1 :].double()
     if sampling.penalises:
-        scores = _penalised(scores, request)
+        scores = _penalise_logits(scores, request)
     allowed = ~_limits(scores / sampling.temperature, sampling).excluded
     tokens = torch.tensor(request.record.output, device=scores.device)
     places = torch.tensor(request.drawn, device=scores.device)

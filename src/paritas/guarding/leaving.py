@@ -105,13 +105,13 @@ class ReportStreams:
 
         Python's exit code would be 120 otherwise.
         """
-        sys.stdout = _flushed(sys.stdout)  # the script's output comes before the report
+        sys.stdout = _flush_stream(sys.stdout)  # the script's output comes before the report
         with contextlib.ExitStack() as stack:
             stream: Any = _Lenient(self._choose(stack))
             stack.enter_context(contextlib.redirect_stderr(stream))
             yield
             stream.flush()
-        sys.stderr = _flushed(sys.stderr)
+        sys.stderr = _flush_stream(sys.stderr)
 
     def _choose(self, stack: contextlib.ExitStack) -> TextIO:
         for number, stream in ((2, sys.stderr), (1, sys.stdout)):
@@ -141,7 +141,7 @@ def _is_open(stream: TextIO | None) -> bool:
     return _file_behind(number) is not None
 
 
-def _flushed(stream: TextIO) -> TextIO:
+def _flush_stream(stream: TextIO) -> TextIO:
     """The stream, or None in its place if it cannot be flushed."""
     try:
         if not getattr(stream, "closed", False):

@@ -60,7 +60,9 @@ class CalledCandidate:
         self.names: dict[str, str] = {}
         self.own_values: list[str] = []
         self.stand: Any = None
-        self.memory = sorted({name for case in cases for name in _left(case, self._task)})
+        self.memory = sorted(
+            {name for case in cases for name in _list_left_state(case, self._task)}
+        )
         self._made: tuple[int, str, bool] | None = None
         self._weights: tuple[int, str, int] | None = None
         self._fit: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -213,7 +215,7 @@ class CalledCandidate:
         return record
 
 
-def _left(judged: JudgedCase, task: KernelTask) -> list[str]:
+def _list_left_state(judged: JudgedCase, task: KernelTask) -> list[str]:
     """What a call leaves in the reference, apart from parameters and buffers."""
     known_state = task.state(task.key(judged.case))
     return [item.name for item in judged.run.native.state if item.name not in known_state]

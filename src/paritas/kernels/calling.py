@@ -214,13 +214,13 @@ class MemoryBeside:
                 expected_view.set_(
                     expected.untyped_storage(), view.storage_offset(), view.shape, view.stride()
                 )
-                _unrepeated(expected_view).copy_(_unrepeated(view.detach()))
+                _drop_repeats(expected_view).copy_(_drop_repeats(view.detach()))
             if not torch.equal(expected, bytes_of(views[0][1])):
                 changed_paths.append(views[0][0])
         return changed_paths
 
 
-def _unrepeated(tensor: Tensor) -> Tensor:
+def _drop_repeats(tensor: Tensor) -> Tensor:
     """One of the elements of an expanded dimension, which share memory."""
     for dim, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if size > 1 and not step:

@@ -123,9 +123,9 @@ class CaseMaker(SimilarInputs):
             CaseFamily.ALIASES: self._aliases(),
             CaseFamily.ARGUMENTS: self._arguments(),
         }
-        return {family: self._labelled(cases) for family, cases in families.items()}
+        return {family: self._label_cases(cases) for family, cases in families.items()}
 
-    def _labelled(self, cases: Iterator[KernelCase]) -> Iterator[KernelCase]:
+    def _label_cases(self, cases: Iterator[KernelCase]) -> Iterator[KernelCase]:
         for case in cases:
             yield dataclasses.replace(case, name=f"{self.label}{case.name}")
 
@@ -165,7 +165,7 @@ class CaseMaker(SimilarInputs):
 
     def _sizes(self) -> Iterator[KernelCase]:
         """One group of equal dimensions at a time gets another size."""
-        makers = [self._resized(group) for group in self._accepted_groups()]
+        makers = [self._resize_group(group) for group in self._accepted_groups()]
         for cases in itertools.zip_longest(*makers):
             yield from (case for case in cases if case is not None)
 
@@ -180,11 +180,13 @@ class CaseMaker(SimilarInputs):
         for group in sorted(groups, key=lambda dimension_group: -len(dimension_group[2])):
             if any(group[2] < larger[2] for larger in chosen):
                 continue
-            if any(map(self.accepts, itertools.islice(self._resized(group), 3))):
+            if any(map(self.accepts, itertools.islice(self._resize_group(group), 3))):
                 chosen.append(group)
         return [group for group in groups if group in chosen]
 
-    def _resized(self, group: tuple[str, int, frozenset[tuple[str, int]]]) -> Iterator[KernelCase]:
+    def _resize_group(
+        self, group: tuple[str, int, frozenset[tuple[str, int]]]
+    ) -> Iterator[KernelCase]:
         name, size, places = group
         for new in other_sizes(size):
             shapes = {
@@ -211,7 +213,7 @@ class CaseMaker(SimilarInputs):
                 lambda path, t, change=change: (  # type: ignore[misc]
                     change(t)
                     if t.numel() > 1
-                    and (change is not _expanded or self._characters[path].keep is None)
+                    and (change is not _expand_first_row or self._characters[path].keep is None)
                     else None
                 )
             )
@@ -362,43 +364,43 @@ def other_sizes(size: int) -> list[int]:
 # What lies between the values is NaN, or a large integer, so that reading it shows.
 
 
-def _filled(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _make_filled_tensor(shape: tuple[int, ...], like: Tensor) -> Tensor:
     if not is_number(like.dtype):
         ones = torch.ones(shape, dtype=as_computable(like).dtype, device=like.device)
         return stored_as(ones, like.dtype)
     return torch.full(shape, math.nan, dtype=like.dtype, device=like.device)
 
 
-def _transposed(t: Tensor) -> Tensor | None:
+def _transpose_layout(t: Tensor) -> Tensor | None:
     if t.dim() < 2:  # noqa: PLR2004
         return None
     return t.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _strided(t: Tensor) -> Tensor | None:
+def _stride_last_axis(t: Tensor) -> Tensor | None:
     if not t.dim():
         return None
-    wide = _filled((*t.shape[:-1], 2 * t.shape[-1]), t)
+    wide = _make_filled_tensor((*t.shape[:-1], 2 * t.shape[-1]), t)
     wide[..., ::2] = t.detach()
     return wide[..., ::2]
 
 
-def _padded(t: Tensor) -> Tensor | None:
+def _pad_last_axis(t: Tensor) -> Tensor | None:
     if t.dim() < 2:  # noqa: PLR2004
         return None
-    wide = _filled((*t.shape[:-1], t.shape[-1] + 3), t)
+    wide = _make_filled_tensor((*t.shape[:-1], t.shape[-1] + 3), t)
     wide[..., : t.shape[-1]] = t.detach()
     return wide[..., : t.shape[-1]]
 
 
 def _offset(t: Tensor) -> Tensor:
-    flat = _filled((t.numel() + 5,), t)
+    flat = _make_filled_tensor((t.numel() + 5,), t)
     view = flat[3 : 3 + t.numel()].view(t.shape)
     view.copy_(t.detach())
     return view
 
 
-def _expanded(t: Tensor) -> Tensor | None:
+def _expand_first_row(t: Tensor) -> Tensor | None:
     if t.dim() < 2 or t.shape[0] < 2 or not t.is_floating_point():  # noqa: PLR2004
         return None
     return t.detach()[:1].clone().expand(t.shape)
@@ -411,20 +413,20 @@ def _channels_last(t: Tensor) -> Tensor | None:
     return t.detach().contiguous(memory_format=formats[t.dim()])
 
 
-def _swapped(t: Tensor) -> Tensor | None:
+def _swap_batch_axis(t: Tensor) -> Tensor | None:
     if t.dim() < 3:  # noqa: PLR2004
         return None
     return t.detach().transpose(0, 1).contiguous().transpose(0, 1)
 
 
 _LAYOUTS: dict[str, Callable[[Tensor], Tensor | None]] = {
-    "transposed": _transposed,
-    "strided": _strided,
+    "transposed": _transpose_layout,
+    "strided": _stride_last_axis,
     "channels-last": _channels_last,
     "offset": _offset,
-    "expanded": _expanded,
-    "padded": _padded,
-    "batch-second": _swapped,
+    "expanded": _expand_first_row,
+    "padded": _pad_last_axis,
+    "batch-second": _swap_batch_axis,
 }
 
 

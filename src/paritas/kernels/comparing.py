@@ -125,7 +125,7 @@ def _read_record(
         if facts.is_inference:
             observation.inference.add(item)
     observation.aliases = frozenset(
-        (_given(kind, name, names), output(path)) for kind, name, path in record.aliases
+        (_make_given_item(kind, name, names), output(path)) for kind, name, path in record.aliases
     )
     observation.after = {
         Item(ItemKind.INPUT_AFTER_CALL, path): _leaf(value)
@@ -143,7 +143,7 @@ def _read_record(
     return observation
 
 
-def _given(kind: str, name: str, names: Mapping[str, str]) -> Item:
+def _make_given_item(kind: str, name: str, names: Mapping[str, str]) -> Item:
     return Item(ItemKind(kind), names.get(name, name) if kind == ItemKind.STATE.value else name)
 
 
@@ -534,7 +534,7 @@ def outside_findings(
         collected.notes.append("the candidate imports the reference's file")
         reference_file = ""
     for action, what in effects.outside:
-        path = _resolved(what)
+        path = _resolve_path(what)
         is_reference = bool(reference_file) and _source(path) == reference_file != own_file
         if action == "reads" and is_reference:
             reason = "the candidate reads the reference's file"
@@ -574,7 +574,7 @@ def _source(path: str) -> str:
         return path
 
 
-def _resolved(path: str) -> str:
+def _resolve_path(path: str) -> str:
     try:
         return str(Path(path).resolve())
     except (OSError, ValueError, RuntimeError):
@@ -593,7 +593,7 @@ def _cache_folders(temporary: str) -> tuple[str, ...]:
     )
     folders = [temporary, str(home / ".cache"), str(home / ".triton"), str(home / ".nv")]
     folders += [os.environ[name] for name in named if os.environ.get(name)]
-    return (*(_resolved(folder) for folder in folders), *_DEVICES)
+    return (*(_resolve_path(folder) for folder in folders), *_DEVICES)
 
 
 # Files of these names are devices. Others in this folder are memory that processes share.

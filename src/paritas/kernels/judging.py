@@ -455,7 +455,7 @@ class Judgement:
         """Call it in filled memory, and as other callers do."""
         case = next((judged_case for judged_case in self.cases if judged_case.case.is_given), None)
         if case is not None:
-            self._watched(case)
+            self._watch_calls(case)
             self._from_other_callers(case)
 
     def _require_families(self, kernel_cases: list[KernelCase]) -> None:
@@ -532,7 +532,7 @@ class Judgement:
             seconds = record.seconds
             collected.take(compare(judged, record))
         except CandidateEnded as ended:
-            return self._ended(case, ended)
+            return self._add_ended_row(case, ended)
         except OutOfTime:
             self.judge.renew(judged)
             raise
@@ -600,7 +600,7 @@ class Judgement:
             temporary=self.called.temporary,
         )
 
-    def _ended(self, case: KernelCase, ended: CandidateEnded) -> KernelRow:
+    def _add_ended_row(self, case: KernelCase, ended: CandidateEnded) -> KernelRow:
         self.restarts += 1
         timed_out = ended.kind == "timed out"
         return self._add(
@@ -611,7 +611,7 @@ class Judgement:
             ended=CaseEnd.TIMED_OUT if timed_out else CaseEnd.CRASHED,
         )
 
-    def _watched(self, judged_case: JudgedCase) -> None:
+    def _watch_calls(self, judged_case: JudgedCase) -> None:
         """Call it again with poisoned memory, and look at what it calls."""
         for pattern in (0, 1):
             self.limit.require()

@@ -137,7 +137,7 @@ class Held:
         for results in self.results:
             for path, each in results.items():
                 if each.leaf.untyped_storage().data_ptr() in storages:
-                    results[path] = HeldResult(each.leaf, _copied(each.leaf))
+                    results[path] = HeldResult(each.leaf, _copy_leaf(each.leaf))
         self.used_again = []
 
 
@@ -193,7 +193,7 @@ class Observer:
                 if name in order.shared
             }
             flags = {name: value.requires_grad for name, value in self.state().items()}
-            _seed(order.seed, self.device)
+            _seed_generator(order.seed, self.device)
             poison_free_memory(
                 self.held.sizes | {t.nbytes for _, t in input_tensors(inputs)},
                 self.device,
@@ -208,7 +208,7 @@ class Observer:
             self._put_back(state, flags)
         with (
             stream_of(caller, self.device),
-            _widened(self, order.shared, is_wide=wide is not None),
+            _widen_state(self, order.shared, is_wide=wide is not None),
         ):
             wide_state = {name: detached_copy(value) for name, value in self.state().items()}
             with self._audit.aside():
@@ -217,7 +217,7 @@ class Observer:
             with self._audit.aside():
                 _synchronize(self.device)
                 record.beside = beside.changed()
-                record.written = _written(inputs, versions)
+                record.written = _list_written_inputs(inputs, versions)
                 if record.error is None:
                     self._note_results(order, inputs, before, wide_state, record, live)
         with self._audit.aside():
@@ -240,7 +240,7 @@ class Observer:
             with torch.set_grad_enabled(order.grad):
                 result = call(*args, **kwargs)
                 answer.lazy = _lazy(flattened(result, OUTPUT).leaves)
-                answer.written = _written(inputs, versions)
+                answer.written = _list_written_inputs(inputs, versions)
                 if order.grad:
                     leaves = (leaf for _, leaf in contents(result, OUTPUT))
                     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -410,9 +410,9 @@ class Observer:
         if record.refused:
             return
         if order.conditions.grad_mode:  # the reference was called without
-            result = map_leaves(result, _detached)
+            result = map_leaves(result, _detach_leaf)
         flat = flattened(result, OUTPUT)
-        copies = {path: _copied(leaf) for path, leaf in flat.leaves.items()}
+        copies = {path: _copy_leaf(leaf) for path, leaf in flat.leaves.items()}
         record.kinds = {
             path: (kind.name, kind.family, kind.is_tensor) for path, kind in flat.kinds.items()
         }
@@ -454,7 +454,7 @@ class Observer:
                 and (path not in early or is_same_leaf(copies[path], early[path]))
             )
         ]
-        record.values = _encoded(copies, after, changed, gradients)
+        record.values = _encode_values(copies, after, changed, gradients)
         record.shared = self._in_memory_of_earlier(flat.leaves)
         reused_paths = {*record.shared, *(path for _, _, path in self._own(record.aliases, order))}
         self.held.used_again = [flat.leaves[path].detach() for path in reused_paths]
@@ -631,7 +631,7 @@ def _versions(inputs: Inputs) -> dict[str, int]:
     return {path: tensor._version for path, tensor in tensors}  # noqa: SLF001
 
 
-def _written(inputs: Inputs, versions: dict[str, int]) -> list[str]:
+def _list_written_inputs(inputs: Inputs, versions: dict[str, int]) -> list[str]:
     """The inputs that were written to since, be it with the same values."""
     now = _versions(inputs)
     return [path for path, version in versions.items() if now.get(path) != version]
@@ -694,11 +694,11 @@ def _copied_at_once(result: Any) -> dict[str, Tensor]:
     }
 
 
-def _detached(leaf: Any) -> Any:
+def _detach_leaf(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _copied(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     plain = as_plain(leaf)
     return plain.clone() if isinstance(plain, torch.Tensor) else plain
 
@@ -709,7 +709,7 @@ def _shares(leaf: Tensor, inputs: Inputs, state: dict[str, Tensor]) -> bool:
     return bool(find_aliases({output(): leaf}, tensors_by_item))
 
 
-def _encoded(
+def _encode_values(
     outputs: dict[str, Any], after: dict[str, Any], state: dict[str, Any], gradients: dict[str, Any]
 ) -> Encoded:
     """All values of a record; a value that cannot be sent is replaced by the reason."""
@@ -765,13 +765,13 @@ def _gradients(
         record.gradient_error = type(error).__name__, in_one_line(error, _LONGEST_TEXT)
         return {}
     return {
-        name: None if gradient is None else _copied(gradient)
+        name: None if gradient is None else _copy_leaf(gradient)
         for name, gradient in zip(targets, gradients, strict=True)
     }
 
 
 @contextlib.contextmanager
-def _widened(observer: Observer, shared: Collection[str], *, is_wide: bool) -> Iterator[None]:
+def _widen_state(observer: Observer, shared: Collection[str], *, is_wide: bool) -> Iterator[None]:
     """Run with parameters and buffers in float64."""
     if not is_wide:
         yield
@@ -792,7 +792,7 @@ def _widened(observer: Observer, shared: Collection[str], *, is_wide: bool) -> I
             value.data = saved[name] if is_kept else value.data.to(saved[name].dtype)
 
 
-def _seed(seed: int, device: str) -> None:
+def _seed_generator(seed: int, device: str) -> None:
     """As `torch.manual_seed`, which takes longer than a call on the CPU: it notes its stack."""
     if device.startswith("cpu"):
         torch.default_generator.manual_seed(seed)

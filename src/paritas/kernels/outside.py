@@ -273,7 +273,7 @@ def _foreign_libraries() -> set[str]:
 # --- Our own code ---------------------------------------------------------------------------------
 
 
-def _watched(space: Any) -> tuple[list[str], list[Any]]:
+def _list_watched_names(space: Any) -> tuple[list[str], list[Any]]:
     """The functions and constants of a module or class; hooks for exceptions are for people."""
     watched_by_name = {
         name: value
@@ -321,7 +321,7 @@ class OwnCode:
         used += [msgspec, msgspec.msgpack, torch.accelerator, torch.cuda]
         used += [torch.Event, torch.Stream, torch.cuda.Event, torch.cuda.Stream]
         spaces = [*modules, *dict.fromkeys(classes), *used]
-        self._known = [(space, *_watched(space)) for space in spaces]
+        self._known = [(space, *_list_watched_names(space)) for space in spaces]
         self._contents: list[tuple[Any, str, Any, Any]] = [
             (module, name, value, value.copy())
             for module in modules

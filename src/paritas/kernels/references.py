@@ -207,7 +207,7 @@ class Rehearsal:
             ReferenceEnded: it cannot be called here.
         """
         began = time.monotonic()
-        answer = self._rehearsed(case, self._device, self._seconds, gradients=gradients)
+        answer = self._rehearse_case(case, self._device, self._seconds, gradients=gradients)
         if not answer.is_usable:
             self.end()
             self._ends += 1
@@ -231,14 +231,14 @@ class Rehearsal:
         if self._is_slow_on_cpu:
             raise RefusedCase(slow)
         try:
-            answer = self._rehearsed(case, "cpu", _SECONDS_ON_CPU, gradients=False)
+            answer = self._rehearse_case(case, "cpu", _SECONDS_ON_CPU, gradients=False)
         except ReferenceEnded as ended:
             self._is_slow_on_cpu = ended.is_timeout
             raise RefusedCase(slow if ended.is_timeout else str(ended)) from None
         if answer.error:
             raise RefusedCase(answer.error[:_LONGEST_REASON])
 
-    def _rehearsed(
+    def _rehearse_case(
         self, case: KernelCase, device: str, seconds: float, *, gradients: bool
     ) -> RehearsedCall:
         order = Rehearse(
@@ -412,11 +412,11 @@ class KernelTask:
                     self._rehearsal.construct(
                         (construction, dtype), self.init, self.seed + construction
                     )
-                module = self._constructed(construction, dtype)
+                module = self._construct_module(construction, dtype)
             self._modules[key] = module
         return self._modules[key]
 
-    def _constructed(self, construction: int, dtype: str) -> nn.Module:
+    def _construct_module(self, construction: int, dtype: str) -> nn.Module:
         args, kwargs = copy.deepcopy(self.init)
         try:
             module: nn.Module = self.side.construct(args, kwargs, self.seed + construction)
@@ -637,7 +637,9 @@ def rate_task(cases: Sequence[JudgedCase]) -> TaskRating:
     if not ordered:
         return TaskRating()
     first = ordered[0]
-    trivial_candidates = [_judged(name, make, ordered, first) for name, make in TRIVIAL.items()]
+    trivial_candidates = [
+        _judge_trivial(name, make, ordered, first) for name, make in TRIVIAL.items()
+    ]
     return TaskRating(
         trivial=tuple(
             trivial_candidate
@@ -657,7 +659,7 @@ def _returns_no_nan(judged: JudgedCase) -> bool:
     return not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
 
 
-def _judged(
+def _judge_trivial(
     name: str, make: Any, cases: Sequence[JudgedCase], first: JudgedCase
 ) -> TrivialCandidate | None:
     """Try one on each case until one refutes it."""

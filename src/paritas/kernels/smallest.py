@@ -49,13 +49,13 @@ def smallest_failing(case: KernelCase, fails: Callable[[KernelCase], bool]) -> K
         for group in dimension_groups(dict(input_tensors(case.inputs))):
             _, size, places = group
             for new in _smaller_sizes(size):
-                if try_(_narrowed(case, places, new)):
+                if try_(_narrow_case(case, places, new)):
                     improved = True
                     break
             if improved:
                 break
     for change in (torch.Tensor.sign, lambda t: t.round(), lambda t: (t * 8).round() / 8):
-        if try_(_simplified(case, change)):
+        if try_(_simplify_case(case, change)):
             break
     return case
 
@@ -65,7 +65,9 @@ def _smaller_sizes(size: int) -> Iterator[int]:
         yield from dict.fromkeys((1, size // 4, size // 2, size - 1))
 
 
-def _narrowed(case: KernelCase, places: frozenset[tuple[str, int]], size: int) -> KernelCase | None:
+def _narrow_case(
+    case: KernelCase, places: frozenset[tuple[str, int]], size: int
+) -> KernelCase | None:
     """The first `size` elements along some dimensions; strides stay as they are."""
     if size < 1:
         return None
@@ -86,7 +88,7 @@ def _remember(new: Tensor, old: Tensor, paths: dict[int, str]) -> Tensor:
     return new
 
 
-def _simplified(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelCase | None:
+def _simplify_case(case: KernelCase, change: Callable[[Tensor], Tensor]) -> KernelCase | None:
     def simplify(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not is_number(leaf.dtype):
             return leaf

@@ -22,7 +22,7 @@ def redraw_weights(module: nn.Module, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, value in _named(module):
+        for _, value in _iterate_named_tensors(module):
             if value.is_floating_point() and value.numel():
                 value.copy_(_redrawn(value, generator))
 
@@ -40,7 +40,7 @@ def _redrawn(value: Tensor, generator: torch.Generator) -> Tensor:
     return stored_as(old * factor.to(old.dtype) + shift.to(old.dtype), value.dtype)
 
 
-def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _iterate_named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
 

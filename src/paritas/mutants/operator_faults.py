@@ -118,7 +118,7 @@ def is_gradient(call_place: CallPlace) -> bool:
     return any(item.kind is ItemKind.GRADIENT for item in call_place.ends.values())
 
 
-def _dropped(call: RunningCall, detail: str) -> Any:
+def _drop_addend(call: RunningCall, detail: str) -> Any:
     if detail != "bias":
         return without_addend(call, detail)
     name = call.name
@@ -135,7 +135,7 @@ def without_addend(call: RunningCall, detail: str) -> Tensor:
     return _shaped_as_right(kept_addend, call)
 
 
-def _doubled(call: RunningCall, detail: str) -> Any:
+def _double_addend(call: RunningCall, detail: str) -> Any:
     left, right = call.args[:2]
     again = left if detail == "argument 0" else torch.mul(right, _alpha(call))
     return torch.add(call.right(), again)
@@ -149,7 +149,7 @@ def _biases(call_place: CallPlace) -> list[str]:
 
 def _bias_twice(call: RunningCall, detail: str) -> Any:
     if detail != "bias":
-        return _doubled(call, detail)
+        return _double_addend(call, detail)
     position = _BIAS[call.name]
     return call.given((position, torch.mul(call.args[position], 2)))
 
@@ -182,7 +182,7 @@ def _has_scale(call_place: CallPlace) -> list[str]:
     return [""] if is_number(scale) and scale != 1 else []
 
 
-def _unscaled(call: RunningCall, _: str) -> Any:
+def _drop_scale(call: RunningCall, _: str) -> Any:
     if call.name in _SCALED_ATTENTIONS:
         return call.given(scale=1.0)
     return _shaped_as_right(call.args[0], call)
@@ -215,16 +215,16 @@ ARITHMETIC_FAULTS: dict[str, FaultRule] = {
         lambda call, _: torch.sub(call.args[0], call.args[1], alpha=_alpha(call)),
     ),
     "sub_to_add": FaultRule(_calls_named("sub", "rsub"), _sum_of_difference),
-    "dropped_addend": FaultRule(_droppable, _dropped),
+    "dropped_addend": FaultRule(_droppable, _drop_addend),
     "doubled_addend": FaultRule(
         lambda call_place: [
             detail for detail in addends(call_place) if not is_bias(call_place, detail)
         ],
-        _doubled,
+        _double_addend,
     ),
     "scaled_by_percent": scaled(1.01),
     "scaled_by_permille": scaled(1.001),
-    "missing_scale": FaultRule(_has_scale, _unscaled),
+    "missing_scale": FaultRule(_has_scale, _drop_scale),
     "dropped_epsilon": FaultRule(
         _has_epsilon, lambda call, detail: _with_epsilon(call, detail, 0.0)
     ),
@@ -338,7 +338,7 @@ def _narrowable(call_place: CallPlace) -> list[str]:
     return [f"in {dtype_name(_NARROWER[dtype])}" for dtype in dtypes if dtype in _NARROWER][:1]
 
 
-def _narrowed(call: RunningCall, detail: str) -> Any:
+def _narrow_call(call: RunningCall, detail: str) -> Any:
     narrow = _dtype_in(detail)
 
     def cast(value: Tensor) -> Tensor:
@@ -350,7 +350,7 @@ def _narrowed(call: RunningCall, detail: str) -> Any:
     return _cast_around(call, cast)
 
 
-def _rounded(call: RunningCall, detail: str) -> Any:
+def _round_call(call: RunningCall, detail: str) -> Any:
     """The same by arithmetic: a float64 run would undo a cast."""
     info = torch.finfo(_dtype_in(detail))
 
@@ -395,7 +395,7 @@ def _retypable(call_place: CallPlace) -> list[str]:
 
 
 PRECISION_FAULTS: dict[str, FaultRule] = {
-    "internal_downcast": FaultRule(_narrowable, _narrowed, exact=_rounded),
+    "internal_downcast": FaultRule(_narrowable, _narrow_call, exact=_round_call),
     "output_dtype": FaultRule(
         _retypable,
         lambda call, detail: call.spoil(detail, lambda part: part.to(_dtype_in(detail))),
@@ -431,7 +431,7 @@ def _wraps(call_place: CallPlace) -> list[str]:
     return [""] if call_place.name in _WRAPPING or call_place.name in _WIDENED else []
 
 
-def _saturated(call: RunningCall, _: str) -> Any:
+def _saturate_integers(call: RunningCall, _: str) -> Any:
     right = call.right()
     wide = [x.to(torch.float64) if isinstance(x, Tensor) else x for x in call.args]
     if call.name == "_to_copy":
@@ -489,7 +489,7 @@ def _compares(call_place: CallPlace) -> list[str]:
 
 
 SPECIAL_FAULTS: dict[str, FaultRule] = {
-    "saturated_integer": FaultRule(_wraps, _saturated),
+    "saturated_integer": FaultRule(_wraps, _saturate_integers),
     "swallowed_nan": FaultRule(_compares, lambda call, _: _COMPARING[call.name](call)),
 }
 
@@ -628,7 +628,7 @@ def _bounds(args: tuple[Any, ...], start_at: int, size: int) -> tuple[int, int, 
     return start, end, 1 if step is None else step
 
 
-def _moved(call: RunningCall, detail: str) -> Any:
+def _move_slice(call: RunningCall, detail: str) -> Any:
     by = number_in(detail)
     if call.name in _SELECTS:
         axis, start = (call.args[position] for position in _SELECTS[call.name])
@@ -653,7 +653,7 @@ def _joins(call_place: CallPlace) -> list[str]:
     return [""] if len({each for each in operands if isinstance(each, Node)}) > 1 else []
 
 
-def _swapped(call: RunningCall, _: str) -> Any:
+def _swap_operands(call: RunningCall, _: str) -> Any:
     first, second, *rest = call.args[0]
     return call.given((0, [second, first, *rest]))
 
@@ -664,8 +664,8 @@ INDEXING_FAULTS: dict[str, FaultRule] = {
         _long_along(-1), lambda call, detail: call.spoil(detail, _with_stale_column)
     ),
     "shifted_mask": FaultRule(_masks, _with_mask_moved),
-    "shifted_slice": FaultRule(_slices, _moved),
-    "swapped_operands": FaultRule(_joins, _swapped),
+    "shifted_slice": FaultRule(_slices, _move_slice),
+    "swapped_operands": FaultRule(_joins, _swap_operands),
 }
 
 

@@ -502,14 +502,14 @@ def _search_blocks(cut: ModelInPieces, plan: _Plan) -> PowerReport:
         except UsageError as error:
             untraced.append(f"{name}: {error}"[:160])
             continue
-        done = _joined(done, search_piece)
+        done = _join_reports(done, search_piece)
         gc.collect()  # graphs refer to themselves, and hold the tensors of the piece
     if untraced and not done.operators:
         raise UsageError(f"no block can be traced: {untraced[0]}")
     return msgspec.structs.replace(done, notes=(*done.notes, *untraced))
 
 
-def _joined(power_report: PowerReport, two: PowerReport) -> PowerReport:
+def _join_reports(power_report: PowerReport, two: PowerReport) -> PowerReport:
     """The results of two pieces as one report."""
     both = (power_report, two)
     stops = {report.stopped for report in both}
@@ -624,7 +624,7 @@ class _PowerSearch:
             backward=len(self.program.backward),
             results=len(self.program.results),
             sites=len(self.sites),
-            planned=self._planned(),
+            planned=self._count_planned_sites(),
             faults=tuple(self.faults),
             grades=tuple(self.grades),
             planned_grades=len(self.scalable),
@@ -648,14 +648,14 @@ class _PowerSearch:
     def _plant(self) -> None:
         """Plant faults, with graded ones in between so that both get their share of the time."""
         waiting = list(self.scalable)
-        every = max(1, self._planned() // max(1, len(waiting)))
+        every = max(1, self._count_planned_sites() // max(1, len(waiting)))
         done = 0
         for site in self.sites:
             if done == self.many:
                 break
             if done % every == 0 and waiting:
                 self._grade(waiting.pop(0))
-            self._step(self.stage, len(self.faults), self._planned())
+            self._step(self.stage, len(self.faults), self._count_planned_sites())
             mutant = plant(self.program, site)
             effect = None if mutant is None else self._effect(mutant)
             if mutant is not None and effect is not None:  # otherwise it does not apply
@@ -704,7 +704,7 @@ class _PowerSearch:
         return "its effect is within the rounding that is allowed for this model"
 
     def _grade(self, name: str) -> None:
-        self._step(self.stage, len(self.faults), self._planned())
+        self._step(self.stage, len(self.faults), self._count_planned_sites())
         program = ScaledProgram(self.program, name)
         base = self._effect(program.scaled(PROPORTIONAL))
         if base is None or base.band == "none" or not math.isfinite(base.relative):
@@ -714,7 +714,7 @@ class _PowerSearch:
         for lift in (True, False):
 
             def is_caught(delta: float, lift: bool = lift) -> bool:  # noqa: FBT001
-                self._step(self.stage, len(self.faults), self._planned())
+                self._step(self.stage, len(self.faults), self._count_planned_sites())
                 return self._judge(program.scaled(delta), lift=lift).is_wrong
 
             delta, steps = smallest_caught(is_caught, floor)
@@ -755,7 +755,7 @@ class _PowerSearch:
             self.notes += [note for note in verdict.notes if note in weaker]
         return verdict.status
 
-    def _planned(self) -> int:
+    def _count_planned_sites(self) -> int:
         return min(self.many, len(self.sites))
 
     def _step(self, stage: str, done: int, total: int) -> None:

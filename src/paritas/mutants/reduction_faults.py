@@ -117,7 +117,7 @@ def _square(call_place: CallPlace) -> list[str]:
     ]
 
 
-def _transposed(call: RunningCall, detail: str) -> Any:
+def _transpose_operand(call: RunningCall, detail: str) -> Any:
     position = number_in(detail)
     axes = (0, 1) if call.name == "convolution" else (-1, -2)
     return call.given((position, call.args[position].transpose(*axes).contiguous()))
@@ -134,7 +134,7 @@ def _flippable(call_place: CallPlace) -> list[str]:
     return [""] if kernel is not None and max(kernel.shape[2:], default=1) > 1 else []
 
 
-def _flipped(call: RunningCall, _: str) -> Any:
+def _flip_kernel(call: RunningCall, _: str) -> Any:
     position = 1 if call.name == "convolution" else 2
     kernel = call.args[position]
     return call.given((position, torch.flip(kernel, list(range(2, kernel.dim())))))
@@ -165,7 +165,7 @@ def _pool_arguments(args: tuple[Any, ...], start: int) -> list[Any] | None:
     return None if any(gap != 1 for gap in gaps) else [kernel, stride, padding, ceil]
 
 
-def _averaged(call: RunningCall, _: str) -> Any:
+def _average_pools(call: RunningCall, _: str) -> Any:
     aten = torch.ops.aten
     if call.name in {"amax", "max"}:
         return torch.mean(call.args[0], *call.args[1:])
@@ -180,13 +180,13 @@ def _averaged(call: RunningCall, _: str) -> Any:
 
 
 CONTRACTION_FAULTS: dict[str, FaultRule] = {
-    "transposed_operand": FaultRule(_square, _transposed),
+    "transposed_operand": FaultRule(_square, _transpose_operand),
     "short_contraction": FaultRule(
         lambda call_place: [""] if _is_shortenable(call_place) else [],
         lambda call, _: shortened(call, lambda length: length - 1),
     ),
-    "flipped_kernel": FaultRule(_flippable, _flipped),
-    "max_to_average": FaultRule(_pools, _averaged),
+    "flipped_kernel": FaultRule(_flippable, _flip_kernel),
+    "max_to_average": FaultRule(_pools, _average_pools),
 }
 
 
@@ -355,7 +355,7 @@ def _twice(call: RunningCall, _: str) -> Any:
     return call.given((contracted_operands.left, torch.mul(call.args[contracted_operands.left], 2)))
 
 
-def _exchanged(call: RunningCall, _: str) -> Any:
+def _exchange_shards(call: RunningCall, _: str) -> Any:
     contracted_operands = contraction(call.name, call.args, call.args.__getitem__)
     if contracted_operands is None:
         return call.right()
@@ -376,7 +376,7 @@ def swapped_halves(value: Tensor, axis: int) -> Tensor:
     return torch.cat([value.narrow(axis, size - half, half), middle, first], axis)
 
 
-def _chunked(call_place: CallPlace) -> list[str]:
+def _list_chunked_axes(call_place: CallPlace) -> list[str]:
     if contraction_at(call_place) is None or not call_place.parts():
         return []
     axes = {0, len(call_place.shape) - 1} if call_place.shape else set()
@@ -400,7 +400,7 @@ def _gradients(call_place: CallPlace) -> list[str]:
     return ["scaled", "one rank's"] if _is_shortenable(call_place) else ["scaled"]
 
 
-def _unreduced(call: RunningCall, detail: str) -> Any:
+def _leave_unreduced(call: RunningCall, detail: str) -> Any:
     if detail == "one rank's":
         return shortened(call, _half)
     return call.spoil(detail, lambda part: torch.div(part, 2))
@@ -420,14 +420,14 @@ def _drawing_calls(call_place: CallPlace) -> list[str]:
 
 def _same_on_both(call: RunningCall, _: str) -> Any:
     if call.name != "native_dropout":
-        return _repeated(call.right())
+        return _repeat_first_half(call.right())
     _, mask = call.right()
-    again = _repeated(mask)
+    again = _repeat_first_half(mask)
     share = call.args[1]
     return torch.div(torch.mul(call.args[0], again), 1 - share), again
 
 
-def _repeated(mask: Tensor) -> Tensor:
+def _repeat_first_half(mask: Tensor) -> Tensor:
     half = mask.shape[0] // 2
     return torch.cat([mask[:half], mask[:half], mask[2 * half :]])
 
@@ -479,10 +479,10 @@ RANK_FAULTS: dict[str, FaultRule] = {
     "double_all_reduce": FaultRule(
         lambda call_place: [] if contraction_at(call_place) is None else [""], _twice
     ),
-    "wrong_shard": FaultRule(_splittable, _exchanged),
-    "unreduced_gradient": FaultRule(_gradients, _unreduced),
+    "wrong_shard": FaultRule(_splittable, _exchange_shards),
+    "unreduced_gradient": FaultRule(_gradients, _leave_unreduced),
     "permuted_chunks": FaultRule(
-        _chunked,
+        _list_chunked_axes,
         lambda call, detail: call.spoil("", lambda part: swapped_halves(part, number_in(detail))),
     ),
     "equal_masks": FaultRule(_drawing_calls, _same_on_both),

@@ -437,7 +437,7 @@ class _ForeignRank:
             payload_key = _payload_place(record)
             if payload_key not in self._seen:
                 self._seen.add(payload_key)
-                renamed = self._renamed(record, payload_key)
+                renamed = self._renumber_record(record, payload_key)
                 self._originals[renamed.sequence] = record
                 yield renamed
 
@@ -457,7 +457,7 @@ class _ForeignRank:
             and record.payload.file not in halves
         ]
 
-    def _renamed(self, record: Record, payload_key: tuple[str, str]) -> Record:
+    def _renumber_record(self, record: Record, payload_key: tuple[str, str]) -> Record:
         """The record with the number of its file and a unique id."""
         number = self._numbers.get(payload_key)
         if number is not None:

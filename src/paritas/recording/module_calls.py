@@ -84,7 +84,7 @@ class GradientHooks:
                 op=owner.kind,
                 module=owner.path,
             )
-            handle = parameter.register_post_accumulate_grad_hook(self._accumulated(site))
+            handle = parameter.register_post_accumulate_grad_hook(self._make_gradient_hook(site))
             self._parameters[id(parameter)] = (weakref.ref(parameter), handle)
         return complete
 
@@ -104,7 +104,7 @@ class GradientHooks:
 
         return record
 
-    def _accumulated(self, site: Site) -> Callable[[Tensor], None]:
+    def _make_gradient_hook(self, site: Site) -> Callable[[Tensor], None]:
         def record(parameter: Tensor) -> None:
             gradient = parameter.grad
             # A hook of the user may have cleared it already.

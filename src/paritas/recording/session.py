@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from paritas.core.errors import UsageError
 from paritas.core.settings import own_version
 from paritas.core.torch_private.tensors import local_part
-from paritas.formats.dumps.selection import Sieve
+from paritas.formats.dumps.selection import SelectionFilter
 from paritas.formats.dumps.writing import DumpWriter
 from paritas.formats.files.records import NPY_LAYOUTS, Header, run_identity
 from paritas.recording.pipeline import (
@@ -61,7 +61,7 @@ class RecordingSession:
         self.path = Path(path)
         self.rank, world_size = rank_and_world()
         self.step = 0
-        self.sieve = Sieve(selection)
+        self.selection_filter = SelectionFilter(selection)
         self._header = Header(
             run=run_identity(self.rank, world_size),
             rank=self.rank,
@@ -141,7 +141,7 @@ class RecordingSession:
                 self._pipeline.keep()
 
     def _advance(self) -> None:
-        self.sieve.saw_step(self.step)
+        self.selection_filter.saw_step(self.step)
         self.step += 1
         self._entered.clear()
         self._calls.clear()
@@ -161,8 +161,8 @@ class RecordingSession:
     # --- values -------------------------------------------------------------------------------
 
     def wants(self, site: Site, within: tuple[Within, ...] = ()) -> bool:
-        """Whether to record a value at this site; see `Sieve.wants`."""
-        return self.active and self.sieve.wants(site, within)
+        """Whether to record a value at this site; see `SelectionFilter.wants`."""
+        return self.active and self.selection_filter.wants(site, within)
 
     def put(self, site: Site, value: Any) -> None:
         """Record a wanted value: a tensor as it is now, or the text of any other object."""
@@ -269,7 +269,7 @@ class RecordingSession:
         """
         if self._closed:
             return
-        self.sieve.saw_step(self.step)
+        self.selection_filter.saw_step(self.step)
         self._closed = True
         self._update()
         failure: BaseException | None = None
@@ -304,7 +304,7 @@ class RecordingSession:
     def _complain(self) -> None:
         if self._writer is None:
             return
-        problems = [*self._lost, *self.sieve.unmatched()]
+        problems = [*self._lost, *self.selection_filter.unmatched()]
         if self._sequence == 0 and not problems:
             problems = ["nothing ran: run the program while it is being recorded"]
         if problems:

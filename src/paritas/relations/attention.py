@@ -110,7 +110,7 @@ def _own_implementation(tokens: TokenModel) -> str:
     return str(implementation)
 
 
-def _refused(model: Any, name: str) -> str:
+def _explain_refusal(model: Any, name: str) -> str:
     """Why a model does not run with an implementation; empty if it does."""
     try:
         with _implementation(model, name) as other:
@@ -165,7 +165,7 @@ def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
     for name in names:
         if name == own_implementation:
             continue
-        reason = _refused(model, name)
+        reason = _explain_refusal(model, name)
         if reason:
             refused.append(reason)
             continue
@@ -191,7 +191,7 @@ def _flex_kernel_cases(checked: CheckedModel) -> Iterator[Case]:
     _own_implementation(tokens)
     if not getattr(model, "_supports_flex_attn", False):
         raise DoesNotApply("its class does not support it (_supports_flex_attn)")
-    reason = _refused(model, FLEX)
+    reason = _explain_refusal(model, FLEX)
     if reason:
         raise NotPromised(reason)
     ways: dict[str, Way] = {"whole": tokens.whole}
@@ -204,7 +204,7 @@ def _flex_kernel_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Packed sequences -----------------------------------------------------------------------------
 
 
-def _packed(tokens: TokenModel, *, with_mask: bool = False) -> Way:
+def _pack_rows(tokens: TokenModel, *, with_mask: bool = False) -> Way:
     """All rows one after the other in one row, told apart by positions that start again.
 
     With a mask, it is of four axes and says of each pair of tokens whether one sees the other.
@@ -256,7 +256,7 @@ def _packing_cases(checked: CheckedModel) -> Iterator[Case]:
     }
     for label, reason in reasons.items():
         if not reason:
-            yield plain_case(tokens, _packed(tokens, with_mask=label == "block mask"), label)
+            yield plain_case(tokens, _pack_rows(tokens, with_mask=label == "block mask"), label)
     refused = [reason for reason in reasons.values() if reason]
     if refused:
         raise NotPromised("; ".join(dict.fromkeys(refused)))
@@ -291,7 +291,7 @@ def _no_separation(model: Any, tokens: TokenModel) -> str:
     if tokens.config is None:
         return "whether positions that start again separate sequences is not documented"
     try:
-        masks_built = _masks_built(model, lambda: _packed(tokens)(model, tokens.inputs))
+        masks_built = _masks_built(model, lambda: _pack_rows(tokens)(model, tokens.inputs))
     except Exception as error:  # noqa: BLE001  (positions of another form)
         return f"it does not take packed positions: {in_one_line(error, _LONGEST_REASON)}"
     if _BUILDER not in masks_built:
@@ -315,7 +315,7 @@ def _no_block_mask(model: Any, tokens: TokenModel) -> str:
     if transformers_library.attention_implementation(tokens.config) not in {EAGER, SDPA}:
         return "a mask of four axes is for the implementations eager and sdpa"
     try:
-        way = _packed(tokens, with_mask=True)
+        way = _pack_rows(tokens, with_mask=True)
         masks_built = _masks_built(model, lambda: way(model, tokens.inputs))
     except Exception as error:  # noqa: BLE001  (it computes something else from its mask)
         return f"it does not take a mask of four axes: {in_one_line(error, _LONGEST_REASON)}"

@@ -102,7 +102,7 @@ def _record(cache: Any) -> None:
         ask()
 
 
-def _cropped(tokens: TokenModel, half: int) -> Way:
+def _crop_cache(tokens: TokenModel, half: int) -> Way:
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         value, cache = tokens.continue_with(model, inputs, (0, half), None)
         _record(cache)
@@ -131,7 +131,7 @@ def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
         raise NotPromised(f"its cache cannot be cropped: {reason}") from error
     if getattr(original_of(tokens.model), "_is_stateful", False):
         raise NotPromised("its class says that its state cannot be taken back (_is_stateful)")
-    yield plain_case(tokens, _cropped(tokens, half))
+    yield plain_case(tokens, _crop_cache(tokens, half))
 
 
 def _prefix_reused(tokens: TokenModel, half: int) -> Way:
@@ -153,7 +153,9 @@ def _prefix_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Other rows of the batch ----------------------------------------------------------------------
 
 
-def _reordered(tokens: TokenModel, half: int, make_cache: Callable[[], Any] = lambda: None) -> Way:
+def _reorder_rows(
+    tokens: TokenModel, half: int, make_cache: Callable[[], Any] = lambda: None
+) -> Way:
     """Swap the rows of the cache, as beam search does, and go on with the swapped rows.
 
     Token by token, as beam search does too: tokens at once are another relation.
@@ -198,7 +200,7 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
     cache = tokens.first_cache()
     if not hasattr(cache, "reorder_cache") and not hasattr(tokens.model, "_reorder_cache"):
         raise DoesNotApply("its cache has no reorder_cache()")
-    yield plain_case(tokens, _reordered(tokens, half))
+    yield plain_case(tokens, _reorder_rows(tokens, half))
 
 
 # --- Other kinds of caches ------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def _quantised_cases(tokens: TokenModel, half: int) -> Iterator[Case]:
         return
     yield plain_case(tokens, in_chunks(tokens, [half, 1], make), "quantised, nothing lost")
     if tokens.size[0] > 1:
-        swapped = _reordered(tokens, half, make)
+        swapped = _reorder_rows(tokens, half, make)
         yield plain_case(tokens, swapped, "quantised, nothing lost, reordered")
 
 
@@ -256,7 +258,7 @@ def _offloaded_cases(tokens: TokenModel, half: int, *, static: bool) -> Iterator
 
     yield plain_case(tokens, in_chunks(tokens, [half, 1], make), "offloaded")
     if tokens.size[0] > 1:
-        yield plain_case(tokens, _reordered(tokens, half, make), "offloaded, reordered")
+        yield plain_case(tokens, _reorder_rows(tokens, half, make), "offloaded, reordered")
     if static:
         way = _in_static_cache(tokens, [half, 1], 2, offloading=True)
         yield plain_case(tokens, way, "static, offloaded")

@@ -194,7 +194,7 @@ class _Check:
         else:
             skipped = skipped or [DoesNotApply("it has no cases for this model")]
             promise = "not promised" if isinstance(skipped[0], NotPromised) else "does not apply"
-        verdict = _merged(verdicts)
+        verdict = _merge_verdicts(verdicts)
         return RelationRow(
             relation=relation.name,
             about=relation.about,
@@ -238,7 +238,7 @@ class _Check:
         finding = unverified(item, f"it raised {in_one_line(error, _LONGEST_REASON)}")
         return Verdict(findings=(finding,), coverage=Coverage())
 
-    def _raised(self, relation: Relation, label: str, error: Exception) -> Verdict:
+    def _judge_raised_error(self, relation: Relation, label: str, error: Exception) -> Verdict:
         """What a way raised: another shape, a refusal, or a failure."""
         if isinstance(error, OtherShape):
             return self._another_shape(relation, label, error)
@@ -261,7 +261,7 @@ class _Check:
         evidence = self._evidence(case)
         error = evidence.native[0].error
         if error is not None:
-            return self._raised(relation, case.label, error)
+            return self._judge_raised_error(relation, case.label, error)
         if not case.draws_alike and evidence.depends_on_draws():
             raise DoesNotApply("its result depends on random numbers that it draws")
         side = self._compiled if case.compiles else self.candidate
@@ -284,7 +284,7 @@ class _Check:
                 )[0]
                 if plain.error is None or not _is_refusal(plain.error):
                     return self._unverified(relation, case.label, side_run.error)
-            return self._raised(relation, case.label, side_run.error)
+            return self._judge_raised_error(relation, case.label, side_run.error)
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
         demand = self._demands.setdefault(_key(case), Demand(settles=False))
@@ -520,7 +520,7 @@ def _contiguous(value: Any) -> Any:
     return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
-def _merged(verdicts: list[Verdict]) -> Verdict:
+def _merge_verdicts(verdicts: list[Verdict]) -> Verdict:
     """One verdict; a part that only lists what was skipped is not a failure."""
     judged = [judged_verdict for judged_verdict in verdicts if judged_verdict.findings]
     merged = Verdict.merge(judged)
@@ -639,7 +639,7 @@ class ModuleLog(ModuleHooks):
         size = (piece_cells.shape[0], piece_cells.shape[1])
         if self._learns and key not in self.axes:
             self.axes[key] = _token_axis(value, size)
-        aligned = _aligned(value, size, piece.own, self.axes.get(key, UNKNOWN))
+        aligned = _align_axes(value, size, piece.own, self.axes.get(key, UNKNOWN))
         if aligned is None or not piece_cells.numel():
             return
         canvas = self.values.get(key)
@@ -686,7 +686,7 @@ def _token_axis(value: Tensor, size: tuple[int, int]) -> int:
     return TOGETHER if value.dim() and value.shape[0] == rows * tokens else UNKNOWN
 
 
-def _aligned(value: Tensor, size: tuple[int, int], own_tokens: Any, axis: int) -> Tensor | None:
+def _align_axes(value: Tensor, size: tuple[int, int], own_tokens: Any, axis: int) -> Tensor | None:
     """The value with batch and tokens as its first axes; None if it does not have both."""
     rows, tokens = size
     if axis == UNKNOWN:

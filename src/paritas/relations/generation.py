@@ -442,7 +442,7 @@ class _Requests:
                 logits.append(value)
                 ids = torch.cat([ids, value.argmax(dim=-1, keepdim=True)], dim=1)
             chosen.append(ids[0, -NEW_TOKENS:])
-        return _stacked(logits, chosen)
+        return _stack_steps(logits, chosen)
 
     def batched(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
         """All requests in one running batch."""
@@ -478,7 +478,7 @@ class _Requests:
                 counter.close()
         device = self.run.tokens.ids(inputs).device
         chosen = [torch.tensor(done[name].generated_tokens, device=device) for name in names]
-        return _stacked([row_logits for name in names for row_logits in log[name]], chosen)
+        return _stack_steps([row_logits for name in names for row_logits in log[name]], chosen)
 
     def manager(self, model: Any) -> Any:
         """A manager of a batch that does not run yet."""
@@ -516,7 +516,7 @@ def _record(log: dict[str, list[Tensor]], batch: Any, kwargs: dict[str, Any], ou
         log.setdefault(name, []).append(logits[row_number].clone()[None])
 
 
-def _stacked(logits: list[Tensor], chosen: list[Tensor]) -> dict[str, Tensor]:
+def _stack_steps(logits: list[Tensor], chosen: list[Tensor]) -> dict[str, Tensor]:
     return {"logits": torch.cat(logits), "tokens": torch.stack(chosen)}
 
 

@@ -61,14 +61,14 @@ def _reshard_cases(checked: CheckedModel) -> Iterator[Case]:
         return _whole_state(own_copy, optimizer)
 
     def straight(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        return _named(trained(model, inputs))
+        return _collect_named_tensors(trained(model, inputs))
 
     def way(before: int, after: int) -> Callable[[Any, Inputs], dict[str, Tensor]]:
         def resharded(model: Any, inputs: Inputs) -> dict[str, Tensor]:
             state = trained(model, inputs)
             with tempfile.TemporaryDirectory(prefix="paritas-checkpoint-") as folder:
                 save_on_ranks(model, state, before, folder)
-                return _named(load_on_ranks(model, after, folder))
+                return _collect_named_tensors(load_on_ranks(model, after, folder))
 
         return resharded
 
@@ -84,7 +84,7 @@ def save_on_ranks(model: nn.Module, state: State, ranks: int, folder: str) -> No
     models = [_another(model) for _ in range(ranks)]
 
     def save(rank: int) -> None:
-        sharded = _sharded(models[rank], ranks)
+        sharded = _shard_model(models[rank], ranks)
         optimizer = _adam(sharded)
         _set_state(sharded, optimizer, state, whole=True)
         own_state = _own_state(sharded, optimizer)
@@ -101,7 +101,7 @@ def load_on_ranks(model: nn.Module, ranks: int, folder: str) -> State:
 
     def load(rank: int) -> State:
         alone = ranks == 1
-        sharded = models[rank] if alone else _sharded(models[rank], ranks)
+        sharded = models[rank] if alone else _shard_model(models[rank], ranks)
         pair = sharded, _adam(sharded, RATE / 2)
         own_state = _own_state(*pair)
         loaded = {"model": own_state[0], "optimizer": own_state[1]}
@@ -137,7 +137,7 @@ def _another(model: nn.Module) -> nn.Module:
     return fresh
 
 
-def _sharded(model: nn.Module, ranks: int) -> nn.Module:
+def _shard_model(model: nn.Module, ranks: int) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -180,7 +180,7 @@ def _set_state(
     )
 
 
-def _named(state: State) -> dict[str, Tensor]:
+def _collect_named_tensors(state: State) -> dict[str, Tensor]:
     """All tensors of a state by name."""
     model_state, optimizer_state = state
     tensors = {

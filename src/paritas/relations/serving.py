@@ -342,7 +342,7 @@ def _with_other_rows(tokens: TokenModel) -> Way:
     return way
 
 
-def _reversed(rows: int) -> list[int]:
+def _reverse_rows(rows: int) -> list[int]:
     return list(range(rows))[::-1]
 
 
@@ -394,7 +394,7 @@ def _row_cases(checked: CheckedModel) -> Iterator[Case]:
     if reason := _rows_belong_together(tokens):
         raise NotPromised(reason)
     yield plain_case(tokens, _rows_alone(tokens), "each row alone")
-    yield plain_case(tokens, _rows_in_order(tokens, _reversed), "rows in reverse order")
+    yield plain_case(tokens, _rows_in_order(tokens, _reverse_rows), "rows in reverse order")
     yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
 
 
@@ -441,7 +441,7 @@ def _rows_belong_together(tokens: TokenModel) -> str:
 # --- A part of the result -------------------------------------------------------------------------
 
 
-def _kept(tokens: TokenModel) -> Way:
+def _keep_last_positions(tokens: TokenModel) -> Way:
     """The last position alone, then the last few, then all."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -464,7 +464,7 @@ def _logits_to_keep(checked: CheckedModel) -> Iterator[Case]:
     tokens = checked.tokens
     if not tokens.keep:
         raise DoesNotApply("no logits_to_keep in its signature")
-    yield plain_case(tokens, _kept(tokens))
+    yield plain_case(tokens, _keep_last_positions(tokens))
 
 
 # --- Later tokens ---------------------------------------------------------------------------------

@@ -195,7 +195,7 @@ def _is_trained(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad and not leaf.is_complex()
 
 
-def _trained(model: Any) -> dict[str, nn.Parameter]:
+def _find_trained_parameters(model: Any) -> dict[str, nn.Parameter]:
     return {
         name: parameter
         for name, parameter in original_of(model).named_parameters()
@@ -205,7 +205,7 @@ def _trained(model: Any) -> dict[str, nn.Parameter]:
 
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
     """The gradients of a loss, by the names of the parameters; zeros for unused ones."""
-    named = _trained(model)
+    named = _find_trained_parameters(model)
     parameter_gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return {
         name: torch.zeros_like(parameter) if gradient is None else gradient
@@ -228,7 +228,7 @@ def training(model: Any, *, on: bool = True) -> Iterator[None]:
 # --- One batch, in other ways ---------------------------------------------------------------------
 
 
-def _accumulated(lesson: Lesson) -> Way:
+def _accumulate_gradients(lesson: Lesson) -> Way:
     """Row by row, adding up the gradients."""
     more = {_ITEMS: lesson.count(lesson.inputs)} if lesson.labelled else {}
 
@@ -250,16 +250,16 @@ def _accumulation_cases(checked: CheckedModel) -> Iterator[Case]:
     if lesson.labelled and not lesson.takes_count:
         raise NotPromised(f"its loss is a mean over its own tokens: no {_ITEMS} in its signature")
     if lesson.labelled:
-        halved = _halved(lesson)
+        halved = _halve_loss(lesson)
         # A loss that does not follow the count spoils every gradient: one value says so.
         if not _follows(lesson, *halved):
             label = f"{_ITEMS} twice as large"
             yield Case(*halved, label, lesson.inputs)
             return
-    yield lesson.case(lesson.gradients, _accumulated(lesson))
+    yield lesson.case(lesson.gradients, _accumulate_gradients(lesson))
 
 
-def _halved(lesson: Lesson) -> tuple[Way, Way]:
+def _halve_loss(lesson: Lesson) -> tuple[Way, Way]:
     """Half of the loss, and the loss for twice as many tokens."""
     count = lesson.count(lesson.inputs)
 
@@ -429,7 +429,7 @@ class _Loop:
         self, lesson: Lesson, model: nn.Module, *, compiles: bool = False, **how: Any
     ) -> None:
         self.lesson, self.model = lesson, model
-        parameters = list(_trained(model).values())
+        parameters = list(_find_trained_parameters(model).values())
         self.optimizer = torch.optim.AdamW(parameters, lr=RATE, **how)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=1, gamma=0.5)
         self.step = torch.compile(self.optimizer.step) if compiles else self.optimizer.step
@@ -513,7 +513,9 @@ def _steps(lesson: Lesson, **how: Any) -> Way:
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         trained = _trainee(model)
-        wide = {parameter.dtype for parameter in _trained(trained).values()} == {torch.float64}
+        wide = {parameter.dtype for parameter in _find_trained_parameters(trained).values()} == {
+            torch.float64
+        }
         # The optimizer counts its steps in float32 unless this is the default.
         with default_dtype(torch.float64) if wide else contextlib.nullcontext():
             loop = _Loop(lesson, trained, betas=BETAS, **how)
@@ -525,7 +527,9 @@ def _steps(lesson: Lesson, **how: Any) -> Way:
 
 def _not_capturable(lesson: Lesson) -> str:
     """Why torch takes no capturable optimizer for the model's parameters; empty if it does."""
-    parameter = nn.Parameter(next(iter(_trained(lesson.model).values())).detach().new_zeros(1))
+    parameter = nn.Parameter(
+        next(iter(_find_trained_parameters(lesson.model).values())).detach().new_zeros(1)
+    )
     parameter.grad = torch.zeros_like(parameter)
     try:
         torch.optim.AdamW([parameter], capturable=True).step()
@@ -581,7 +585,7 @@ def _compiled_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Clipping gradients that are cut into shards --------------------------------------------------
 
 
-def _clipped(lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None) -> Way:
+def _clip_gradients(lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None) -> Way:
     """Clip by the norm of all gradients; each rank has one shard of each, and sums are reduced."""
 
     def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -628,9 +632,9 @@ def _shards(ranks: int) -> Callable[[Tensor], list[Tensor]]:
 
 def _clipping_cases(checked: CheckedModel) -> Iterator[Case]:
     lesson = Lesson(checked)
-    plain = _clipped(lesson, None)
+    plain = _clip_gradients(lesson, None)
     for ranks in (2, 3):
-        yield lesson.case(plain, _clipped(lesson, _shards(ranks)), f"{ranks} ranks")
+        yield lesson.case(plain, _clip_gradients(lesson, _shards(ranks)), f"{ranks} ranks")
 
 
 # --- Saving, and switching modes ------------------------------------------------------------------

@@ -542,7 +542,7 @@ def verify_parallel(
     import msgspec
 
     reports = here is None or here.rank == 0
-    with _joined(here) as note:
+    with _join_rank_group(here) as note:
         verdict = _run_verify_parallel(factory, options, here)
         if note:
             verdict = msgspec.structs.replace(verdict, notes=(*verdict.notes, note))
@@ -646,7 +646,7 @@ def _find_plan(spec: str) -> Any:
 
 
 @contextlib.contextmanager
-def _joined(here: Ranks | None) -> Iterator[str]:
+def _join_rank_group(here: Ranks | None) -> Iterator[str]:
     """Within it this process is a rank of torchrun's group; nothing where torchrun is not there.
 
     It yields what is to be said about the devices of the ranks.

@@ -218,7 +218,7 @@ def check(
         UsageError: the unsplit operator fails, or an option cannot be parsed.
     """
     requested_options = [_read_option(text) for text in options.options]
-    annotation, source = _declared(call, options)
+    annotation, source = _find_declared_annotation(call, options)
     if annotation is not None:
         rule: tuple[str, ...] = (annotation.text,)
         chosen = _by_annotation(call, annotation, requested_options)
@@ -236,7 +236,7 @@ def check(
     if options.prove:
         tell(f"proving splits of {call.name}")
         proofs = _prove(call, annotation, rule, chosen, options)
-    verdict = _unverified(call.name, f"nothing to check: {NO_SPLIT}")
+    verdict = _make_unverified_verdict(call.name, f"nothing to check: {NO_SPLIT}")
     if rows:
         verdict = _with_proofs(Verdict.merge(row.verdict for row in rows), proofs)
     notes = (f"tensors drawn with seed {call.seed}", *verdict.notes)
@@ -252,7 +252,9 @@ def check(
 _Chosen = tuple[Option, Recipe | str]
 
 
-def _declared(call: OperatorCall, options: PartitionOptions) -> tuple[Annotation | None, str]:
+def _find_declared_annotation(
+    call: OperatorCall, options: PartitionOptions
+) -> tuple[Annotation | None, str]:
     if options.annotation is not None:
         annotation = Annotation.parse(options.annotation)
         annotation.check(call)
@@ -332,12 +334,14 @@ def _check_split(
     option, recipe = chosen
     label = f"{option.idx},{option.dim}"
     if isinstance(recipe, str):
-        return CheckedSplit(label, "", _unverified(f"option {label}", recipe))
+        return CheckedSplit(label, "", _make_unverified_verdict(f"option {label}", recipe))
     split_by = recipe.identifier or recipe.words
     try:
         verdict = _settings(options).check(call, recipe)
     except UsageError as error:
-        return CheckedSplit(label, split_by, _unverified(f"option {label}", str(error)))
+        return CheckedSplit(
+            label, split_by, _make_unverified_verdict(f"option {label}", str(error))
+        )
     wrong = failed_split(
         verdict, call, recipe, options.ranks, seed=options.seed, annotation=annotation
     )
@@ -411,11 +415,11 @@ def _label_verdict(verdict: Verdict, label: str) -> Verdict:
     if labelled_verdict.passed or labelled_verdict.failures:
         return labelled_verdict
     # Without a finding of its own, it would not show beside splits that were compared.
-    silent = _unverified(label, "nothing was compared").findings
+    silent = _make_unverified_verdict(label, "nothing was compared").findings
     return msgspec.structs.replace(labelled_verdict, findings=(*labelled_verdict.findings, *silent))
 
 
-def _unverified(path: str, reason: str) -> Verdict:
+def _make_unverified_verdict(path: str, reason: str) -> Verdict:
     return Verdict(findings=(unverified(path, reason),))
 
 

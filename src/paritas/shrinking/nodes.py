@@ -159,7 +159,7 @@ class _PartBuilder:
 
     def add(self, index: int, nodes: set[Node], *, all_outputs: bool) -> None:
         """Copy one set of nodes; what they read from outside becomes a placeholder."""
-        nodes = _completed(self.program, nodes)
+        nodes = _complete_nodes(self.program, nodes)
         ordered = [node for node in self.program.graph.graph.nodes if node in nodes]
         for node in ordered:
             for read in node.all_input_nodes:
@@ -196,7 +196,7 @@ class _PartBuilder:
         program = dataclasses.replace(
             self.program,
             graph=module,
-            inputs=tuple(values if gradients else map(_detached, values)),
+            inputs=tuple(values if gradients else map(_detach_value, values)),
             dynamic=self.dynamic,
             gradients=gradients,
         )
@@ -248,7 +248,7 @@ def _writes(node: Node) -> bool:
     return in_place or name in {"setitem", "iadd", "isub", "imul", "itruediv"}
 
 
-def _completed(program: FailingProgram, nodes: set[Node]) -> set[Node]:
+def _complete_nodes(program: FailingProgram, nodes: set[Node]) -> set[Node]:
     """Add the items of kept tuples and the enclosing switches; drop items of other tuples."""
     result = {node for node in nodes if not _is_item(node) or node.args[0] in nodes}
     for node in list(result):
@@ -295,7 +295,7 @@ def _differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _detached(value: Any) -> Any:
+def _detach_value(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -74,7 +74,7 @@ def reduce_shapes(
     """Shorten dimensions; equal lengths together, because the graph may require it."""
     best = program
     for length in _LENGTHS:
-        smaller = _resized(best, {size: length for size in _lengths(best) if size > length})
+        smaller = _resize_program(best, {size: length for size in _lengths(best) if size > length})
         if smaller is not None and oracle.shows(smaller, failure_signature, kind=True):
             best = smaller
             break
@@ -83,7 +83,7 @@ def reduce_shapes(
         for length in _LENGTHS:
             if length >= size or tried >= _PATIENCE:
                 break
-            smaller = _resized(best, {size: length})
+            smaller = _resize_program(best, {size: length})
             if smaller is None:
                 continue
             tried += 1
@@ -134,7 +134,7 @@ def _lengths(program: FailingProgram) -> set[int]:
     return {size for tensor in tensors for size in tensor.shape if size > 1}
 
 
-def _resized(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram | None:
+def _resize_program(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram | None:
     """The program with dimensions of these lengths cut, if it still runs.
 
     Equal numbers in the graph, as in a view, are changed too if that is needed.
@@ -148,8 +148,8 @@ def _resized(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram
     module = copy.deepcopy(program.graph)
     for node in module.graph.nodes:
         if node.op.startswith("call"):
-            node.args = _renumbered(node.args, lengths)
-            node.kwargs = _renumbered(node.kwargs, lengths)
+            node.args = _replace_lengths(node.args, lengths)
+            node.kwargs = _replace_lengths(node.kwargs, lengths)
     module.recompile()
     changed = dataclasses.replace(program, graph=module, inputs=inputs)
     return changed if reference_runs(changed) else None
@@ -157,7 +157,7 @@ def _resized(program: FailingProgram, lengths: dict[int, int]) -> FailingProgram
 
 def _cut_value(value: Any, lengths: dict[int, int]) -> Any:
     if not isinstance(value, torch.Tensor):
-        return _renumbered(value, lengths)
+        return _replace_lengths(value, lengths)
     part = value.detach()
     for dim, size in enumerate(value.shape):
         part = part.narrow(dim, 0, lengths.get(size, size))
@@ -172,15 +172,15 @@ def _as_laid_out(part: Tensor, like: Tensor) -> Tensor:
     return part.permute(order).contiguous().permute(back)
 
 
-def _renumbered(value: Any, lengths: dict[int, int]) -> Any:
+def _replace_lengths(value: Any, lengths: dict[int, int]) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
         return lengths.get(value, value)
     if isinstance(value, tuple | list):
-        return type(value)(_renumbered(item, lengths) for item in value)
+        return type(value)(_replace_lengths(item, lengths) for item in value)
     if isinstance(value, dict):
-        return {key: _renumbered(item, lengths) for key, item in value.items()}
+        return {key: _replace_lengths(item, lengths) for key, item in value.items()}
     return value
 
 

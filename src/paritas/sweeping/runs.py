@@ -124,9 +124,9 @@ def _verify(run_place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> 
         with quick_compiles():  # the same code, in less time
             verdict, library_versions = verify_run(task.run, tell)
     except MemoryError as error:
-        return _raised(RunEnd.OUT_OF_MEMORY, in_one_line(error), "use smaller inputs")
+        return _report_raised(RunEnd.OUT_OF_MEMORY, in_one_line(error), "use smaller inputs")
     except ParitasError as error:
-        return _raised(RunEnd.RAISED, str(error))
+        return _report_raised(RunEnd.RAISED, str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001  (it becomes the row's finding)
         import traceback
 
@@ -134,12 +134,12 @@ def _verify(run_place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> 
         reason = in_one_line(error, LONGEST_REASON, whole=True)
         is_memory = isinstance(error, torch.OutOfMemoryError)
         ended = RunEnd.OUT_OF_MEMORY if is_memory else RunEnd.RAISED
-        return _raised(ended, reason, "the end of its log has the traceback")
+        return _report_raised(ended, reason, "the end of its log has the traceback")
     small, counts = trimmed(verdict)
     return RunMessage(ended=RunEnd.VERDICT, verdict=small, counts=counts, versions=library_versions)
 
 
-def _raised(ended: RunEnd, reason: str, advice: str = "") -> RunMessage:
+def _report_raised(ended: RunEnd, reason: str, advice: str = "") -> RunMessage:
     verdict = without_verdict(reason, advice)
     return RunMessage(ended=ended, verdict=verdict, counts=trimmed(verdict)[1])
 

@@ -199,7 +199,7 @@ def _run_all(
         run_place = _place_of(tasks, folder, workers, local=local)
         code = None if local else places.pack_code((task.run for task in tasks), run_place.paths)
         running: dict[SweepRun, None] = {}
-        orders = _started(
+        orders = _mark_started(
             (RunOrder(task=task, place=run_place, code=code) for task in tasks),
             running,
             show_progress,
@@ -216,7 +216,7 @@ def _run_all(
             show_progress(running)
 
 
-def _started(
+def _mark_started(
     orders: Iterable[RunOrder],
     running: dict[SweepRun, None],
     show_progress: Callable[[Iterable[SweepRun]], None],
@@ -375,10 +375,10 @@ def read_journal(path: Path) -> tuple[SweepSubject | None, list[SweepRow], int]:
     lines = content[:length].splitlines()
     if not lines:
         return None, [], 0
-    subject: SweepSubject = _decoded(path, 1, lines[0], SweepSubject)
+    subject: SweepSubject = _decode_line(path, 1, lines[0], SweepSubject)
     if subject.format != _FORMAT:
-        raise _damaged(path, 1, f"format {subject.format} instead of {_FORMAT}")
-    rows = [_decoded(path, at, line, SweepRow) for at, line in enumerate(lines[1:], start=2)]
+        raise _make_damage_error(path, 1, f"format {subject.format} instead of {_FORMAT}")
+    rows = [_decode_line(path, at, line, SweepRow) for at, line in enumerate(lines[1:], start=2)]
     return subject, rows, length
 
 
@@ -408,15 +408,15 @@ def read_rows(path: Path) -> tuple[SweepRow, ...]:
     return report.rows
 
 
-def _decoded(path: Path, number: int, text: bytes, kind: Any) -> Any:
+def _decode_line(path: Path, number: int, text: bytes, kind: Any) -> Any:
     try:
         # Lax: NaN and infinity are written as strings.
         return msgspec.convert(msgspec.json.decode(text), kind, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _damaged(path, number, str(error)) from None
+        raise _make_damage_error(path, number, str(error)) from None
 
 
-def _damaged(path: Path, number: int, what: str) -> UsageError:
+def _make_damage_error(path: Path, number: int, what: str) -> UsageError:
     return UsageError(
         f"{str(path)!r}, line {number} is damaged or of another version: {what}; {_AGAIN}"
     )

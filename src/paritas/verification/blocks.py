@@ -397,7 +397,7 @@ class _OneCheck:
         upstream = call.upstream_gradients()
         inputs = call.inputs()
         config = dataclasses.replace(self._piece_config, verify_input_gradients=False)
-        with call.around.around(), _entered(call, ours, candidate_block):
+        with call.around.around(), _enter_call_buffers(call, ours, candidate_block):
             verification = self._verify_piece(
                 _Piece(label, call.name), (ours, self.check.candidate.like(candidate_block)),
                 inputs, call.draws[0], upstream, config,
@@ -433,7 +433,7 @@ class _OneCheck:
         candidate = inspect_subject(pair[1], "candidate", "compiled_model", reference.state)
         candidate = dataclasses.replace(candidate, family=self.check.candidate.given)
         if not upstream:  # nothing is differentiated, but the model may write to these values
-            detached = map_leaves([list(inputs.args), inputs.kwargs], _detached)
+            detached = map_leaves([list(inputs.args), inputs.kwargs], _detach_leaf)
             inputs = Inputs(tuple(detached[0]), detached[1])
         rng.restore()
         verification = Verification(reference, candidate, inputs, config, 0, lambda _: None)
@@ -616,7 +616,7 @@ class _OneCheck:
         return self.out.verdict(strict=self.config.strict)
 
 
-def _detached(leaf: Any) -> Any:
+def _detach_leaf(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -633,7 +633,7 @@ def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> boo
 
 
 @contextlib.contextmanager
-def _entered(call: BlockCall, *blocks: nn.Module) -> Iterator[None]:
+def _enter_call_buffers(call: BlockCall, *blocks: nn.Module) -> Iterator[None]:
     """Give blocks the buffers that the reference's had before a later call."""
     saved_buffers: list[tuple[Tensor, Tensor]] = []
     try:

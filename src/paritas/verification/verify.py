@@ -124,9 +124,11 @@ class FurtherGradients:
         )
         both_runs = self._run_both(natives)
         self.conditions = dataclasses.replace(self.conditions, repeats=False)  # shown by now
-        return self._joined(reference, both_runs[0]), self._joined(candidate, both_runs[1])
+        return self._join_observations(reference, both_runs[0]), self._join_observations(
+            candidate, both_runs[1]
+        )
 
-    def _joined(self, native: Observation, observation: Observation) -> Observation:
+    def _join_observations(self, native: Observation, observation: Observation) -> Observation:
         further = {
             item: value for item, value in observation.further.items() if self._is_asked(item)
         }
@@ -514,7 +516,7 @@ class Verification:
         if self.repeats or len(candidate) > 1:
             collected.take(self._compare_second(sides, demand, natives, candidate))
         if collected.passes and sides.ran_uncompiled():
-            collected.take(self._uncompiled())
+            collected.take(self._report_uncompiled())
         if collected.passes:
             collected.take(self._run_again(sides, demand, natives[0]))
         if self.config.verify_aliasing:
@@ -653,7 +655,7 @@ class Verification:
         may_match_by_order = self.config.match_by_order or (self.candidate.is_foreign and is_list)
         return may_match_by_order and reference.outputs.keys() != candidate.outputs.keys()
 
-    def _uncompiled(self) -> CollectedFindings:
+    def _report_uncompiled(self) -> CollectedFindings:
         collected = CollectedFindings()
         collected.add(
             self._shown(harness("candidate")),

@@ -312,11 +312,11 @@ def summary_lines(
         account: what belongs to no single test.
         options: of the run.
     """
-    lines = [*_verdicts(outcomes), *_guarded(outcomes, options), *_goldens(outcomes)]
+    lines = [*_verdicts(outcomes), *_describe_guards(outcomes, options), *_goldens(outcomes)]
     lines += [f"note: {note}" for note in account.notes]
     lines += _failures(outcomes)
     lines += _pages(outcomes, options)
-    lines += _unused(outcomes, passed, account, options)
+    lines += _list_unused_goldens(outcomes, passed, account, options)
     return lines
 
 
@@ -332,7 +332,7 @@ def _verdicts(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
         yield f"{counted(off, 'check')} disabled: nothing was compared there"
 
 
-def _guarded(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
+def _describe_guards(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Iterator[str]:
     guards = [
         outcome.outcome for outcome in outcomes if outcome.outcome.kind in {"guard", "suite guard"}
     ]
@@ -379,7 +379,7 @@ def _pages(outcomes: Sequence[ReportedOutcome], options: PluginOptions) -> Itera
         yield f"{counted(len(pages), 'page')} about failures: {index}"
 
 
-def _unused(
+def _list_unused_goldens(
     outcomes: Sequence[ReportedOutcome],
     passed: Sequence[str],
     account: RunAccount,
@@ -594,7 +594,7 @@ class Session:
             self.take_outside(strict=strict)
         raised: BaseException | None = None
         result = None
-        with self._switched(on=settings.get("enabled") is not False):
+        with self._switch_suite(on=settings.get("enabled") is not False):
             try:
                 result = yield
             except BaseException as error:  # noqa: BLE001  (raised again by `conclude`)
@@ -627,7 +627,7 @@ class Session:
             raise raised
 
     @contextlib.contextmanager
-    def _switched(self, *, on: bool) -> Iterator[None]:
+    def _switch_suite(self, *, on: bool) -> Iterator[None]:
         if on or self.suite is None:
             yield
             return

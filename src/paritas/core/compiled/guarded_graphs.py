@@ -533,7 +533,7 @@ class GuardedCapture(GuardedCode):
         try:
             if candidate.error is None:
                 self.reference.name_results(candidate, results, call_inputs, arguments)
-            reused = [] if candidate.error else self._reused(results, reference)
+            reused = [] if candidate.error else self._find_reused_outputs(results, reference)
             verdict = self._judge(runs, candidate, reused)
             verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
         except Exception as error:  # noqa: BLE001  (our own error must not break the program)
@@ -550,7 +550,7 @@ class GuardedCapture(GuardedCode):
             (self.reference.module, arguments),
         )
 
-    def _reused(self, results: Any, reference: Observation) -> list[Item]:
+    def _find_reused_outputs(self, results: Any, reference: Observation) -> list[Item]:
         """The outputs in the memory of an output of the call before that is still alive.
 
         Inputs and constants that the graph itself returns each time do not count.

@@ -560,7 +560,9 @@ class _Search:
         if end == start:
             return None
         if end - start > 1:
-            return self._unfinished(self.calls[start + 1], self.calls[end], shown[end])
+            return self._report_unfinished_search(
+                self.calls[start + 1], self.calls[end], shown[end]
+            )
         order = [self.calls[end]]
         if self.suspect.gradients and end not in self.suspicious:
             # A backward node that adds something to whatever it gets shows in every part.
@@ -695,7 +697,7 @@ class _Search:
             origin=origin,
         )
 
-    def _unfinished(self, first: Node, last: Node, worst: Finding) -> Finding:
+    def _report_unfinished_search(self, first: Node, last: Node, worst: Finding) -> Finding:
         """A finding about several nodes: the time ran out before one of them was found."""
         names = tuple(node.name for node in self.calls)
         inside = names[names.index(first.name) : names.index(last.name) + 1]

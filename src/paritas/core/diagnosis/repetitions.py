@@ -175,7 +175,7 @@ class RepeatedCall(LiveCall):
     def with_floating(self, values: Sequence[Tensor]) -> RepeatedCall:
         """The calls with other floating-point tensors, stacked as these are."""
         number = 1 + len(self.others)
-        return _repeated(
+        return _join_repeated_calls(
             [
                 call.with_floating([value[position] for value in values])
                 for position, call in zip(range(number), (self.first, *self.others), strict=True)
@@ -198,7 +198,7 @@ def first_runs(case: Case, call: RepeatedCall) -> tuple[Case, RepeatedCall]:
     noise = None if case.noise is None else case.noise[:_SOLVED_WITH]
     candidate, reference = (tensor[:_SOLVED_WITH] for tensor in (case.candidate, case.reference))
     few = dataclasses.replace(case, candidate=candidate, reference=reference, noise=noise)
-    return few, _repeated(calls)
+    return few, _join_repeated_calls(calls)
 
 
 def split_runs(case: Case, call: RepeatedCall) -> list[Case]:
@@ -227,17 +227,17 @@ def _repeated_calls(
     is_number = runs.expected.dim() == 0
     if is_number and all(tensor.dim() == 0 for tensor in call.floating):
         with contextlib.suppress(ValueError):
-            yield len(every), call.with_floating(_repeated(replaced).floating)
+            yield len(every), call.with_floating(_join_repeated_calls(replaced).floating)
     number = min(_CALLS, len(every))
-    yield number, _repeated(replaced[:number])
+    yield number, _join_repeated_calls(replaced[:number])
     live_calls = [
         LiveCall(functools.partial(_run_all, runs), tuple(operands), {})
         for operands in every[:number]
     ]
-    yield number, _repeated(live_calls)
+    yield number, _join_repeated_calls(live_calls)
 
 
-def _repeated(calls: Sequence[LiveCall]) -> RepeatedCall:
+def _join_repeated_calls(calls: Sequence[LiveCall]) -> RepeatedCall:
     first, *others = calls
     return RepeatedCall(first.target, first.args, first.kwargs, tuple(others))
 

@@ -451,7 +451,7 @@ class CaseSurvey:
     def beyond(self, level: float) -> Marks:
         """The elements off by more than this multiple of their noise, and all wrong ones."""
         if level not in self._levels:
-            self._levels[level] = self._counted(functools.partial(self._is_beyond, level))
+            self._levels[level] = self._count_masked(functools.partial(self._is_beyond, level))
         return self._levels[level]
 
     def differing(self) -> Marks:
@@ -460,7 +460,7 @@ class CaseSurvey:
         def mask(case: Case) -> Tensor:
             return self._is_wrong(case) | ~same(case.candidate.cpu(), case.reference.cpu())
 
-        return self._counted(mask)
+        return self._count_masked(mask)
 
     def chance_of_equality(self) -> float:
         """The probability that two random values of the tensor are equal."""
@@ -512,7 +512,7 @@ class CaseSurvey:
         def is_beyond(case: Case) -> Tensor:
             return case.beyond
 
-        marks = self._counted(is_beyond, extremes)
+        marks = self._count_masked(is_beyond, extremes)
         if marks.number:
             return marks, extremes, is_beyond
         # No element is beyond its noise by itself, which is known only now.
@@ -521,7 +521,7 @@ class CaseSurvey:
         def is_outstanding(case: Case) -> Tensor:
             return case.distance > limit
 
-        return self._counted(is_outstanding, extremes), extremes, is_outstanding
+        return self._count_masked(is_outstanding, extremes), extremes, is_outstanding
 
     @property
     def _extremes(self) -> _Extremes:
@@ -533,7 +533,9 @@ class CaseSurvey:
     def _is_wrong(self, case: Case) -> Tensor:
         return self._found[2](case)
 
-    def _counted(self, mask: Callable[[Case], Tensor], extremes: _Extremes | None = None) -> Marks:
+    def _count_masked(
+        self, mask: Callable[[Case], Tensor], extremes: _Extremes | None = None
+    ) -> Marks:
         def watched(case: Case) -> Tensor:
             wrong = mask(case)
             if extremes is not None:

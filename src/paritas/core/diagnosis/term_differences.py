@@ -155,9 +155,8 @@ class _Pair:
                 own_positions = position.unique()
                 rest = unravel(others, self.right.shape)[axis].unique()
                 if not bool(torch.isin(own_positions, rest).any()):
-                    return (
-                        f"the elements at {_listed(own_positions)} along axis {axis} of {self.name}"
-                    )
+                    indices = _describe_indices(own_positions)
+                    return f"the elements at {indices} along axis {axis} of {self.name}"
         return f"{int(mask.sum())} of {len(mask)} terms"
 
     def _example(self, mask: Tensor) -> str:
@@ -407,7 +406,7 @@ def _values_along(values: Tensor, places: Tensor) -> str:
     return ", ".join(f"{_number(values[places == index][0])} at {index}" for index in indices)
 
 
-def _listed(indices: Tensor) -> str:
+def _describe_indices(indices: Tensor) -> str:
     numbers = indices.tolist()
     if len(numbers) == 1:
         return f"index {numbers[0]}"

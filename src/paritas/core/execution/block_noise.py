@@ -63,7 +63,7 @@ class Shaken(BlockHooks):
 
         def move(leaf: Any) -> Any:
             if id(leaf) not in moved:
-                moved[id(leaf)] = _moved(leaf, None, seed + len(moved))
+                moved[id(leaf)] = _move_leaf(leaf, None, seed + len(moved))
             return moved[id(leaf)]
 
         return (number, seed), *with_other_tensors(args, kwargs, move)
@@ -79,10 +79,10 @@ class Shaken(BlockHooks):
             for path, leaf in flattened(result, OUTPUT).leaves.items()
             if path in call_errors
         }
-        return map_leaves(result, lambda leaf: _moved(leaf, errors.get(id(leaf)), seed + 7919))
+        return map_leaves(result, lambda leaf: _move_leaf(leaf, errors.get(id(leaf)), seed + 7919))
 
 
-def _moved(leaf: Any, error: Parked | None, seed: int) -> Any:
+def _move_leaf(leaf: Any, error: Parked | None, seed: int) -> Any:
     """A real tensor moved at random; other values stay the same."""
     if not is_inexact(leaf) or leaf.is_complex() or not is_dense(leaf):
         return leaf

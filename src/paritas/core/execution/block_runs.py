@@ -55,7 +55,7 @@ class Parked:
         return value.requires_grad_(self._value.requires_grad)
 
 
-class Garage:
+class ParkedTensors:
     """Parks tensors; a tensor that many blocks get, such as a mask, is parked once."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Recorder(BlockHooks):
         super().__init__(blocks)
         self.calls: dict[str, list[BlockCall]] = {name: [] for name in blocks}
         self.uncut: dict[str, str] = {}
-        self._garage = Garage()
+        self._garage = ParkedTensors()
         self._is_done = False
 
     def __enter__(self) -> Self:

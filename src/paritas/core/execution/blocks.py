@@ -58,7 +58,7 @@ def find_blocks(
         return _match_blocks(modules, patterns)
     blocks_by_name: dict[str, nn.Module] = {}
     for prefix, module in modules.items():
-        blocks_by_name |= dict(_repeated(module, prefix.removesuffix(".")))
+        blocks_by_name |= dict(_find_repeated_modules(module, prefix.removesuffix(".")))
     if blocks_by_name:
         largest = max(map(parameter_bytes, blocks_by_name.values()))
         for prefix, module in modules.items():
@@ -84,10 +84,10 @@ def _named_below(
     visited_ids.add(id(module))
     yield name, module
     for key, child in module.named_children():
-        yield from _named_below(child, _joined(name, key), visited_ids)
+        yield from _named_below(child, _join_names(name, key), visited_ids)
 
 
-def _joined(name: str, key: str) -> str:
+def _join_names(name: str, key: str) -> str:
     if key == _WRAPPER:
         return name
     return f"{name}.{key}" if name else key
@@ -131,7 +131,7 @@ def _is_only_container(module: nn.Module) -> bool:
     return type(module) in {nn.ModuleList, nn.ModuleDict}
 
 
-def _repeated(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+def _find_repeated_modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """The outermost repeated modules; stages that all differ are searched for smaller ones."""
     groups: dict[type, list[nn.Module]] = collections.defaultdict(list)
     if isinstance(module, _CONTAINERS):
@@ -141,11 +141,11 @@ def _repeated(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     groups = {kind: group for kind, group in groups.items() if len(group) > 1}
     alike = {kind: _are_alike(group) for kind, group in groups.items()}
     for key, child in module.named_children():
-        here = _joined(name, key)
+        here = _join_names(name, key)
         if type(child) not in groups:
-            yield from _repeated(child, here)
+            yield from _find_repeated_modules(child, here)
             continue
-        inner = dict(_repeated(child, here)) if not alike[type(child)] else {}
+        inner = dict(_find_repeated_modules(child, here)) if not alike[type(child)] else {}
         covered = sum(map(parameter_bytes, inner.values()))
         if 2 * covered >= parameter_bytes(child) > 0:
             yield from inner.items()
@@ -184,7 +184,7 @@ def _large_ones(
         yield name, module
         return
     for key, child in module.named_children():
-        yield from _large_ones(child, _joined(name, key), blocks_by_name, limit)
+        yield from _large_ones(child, _join_names(name, key), blocks_by_name, limit)
 
 
 def parameter_bytes(module: nn.Module) -> int:

@@ -57,13 +57,13 @@ def verify_where_it_fits(
     """
     reasons = [shortage] if shortage else []
     if not shortage or in_blocks is None:
-        verdict, reason = _tried(check_whole, device)
+        verdict, reason = _try_check(check_whole, device)
         if verdict is not None:
             return verdict
         reasons.append(f"the whole model: {reason}")
     if in_blocks is not None:
         try:
-            verdict, reason = _tried(in_blocks, device)
+            verdict, reason = _try_check(in_blocks, device)
         except UsageError as error:
             if shortage:  # it was only an estimate
                 return verify_where_it_fits(check_whole, None, "", device)
@@ -76,7 +76,7 @@ def verify_where_it_fits(
     return Verdict(findings=(unverified("memory", reason, _ADVICE),))
 
 
-def _tried(check: Callable[[], Verdict], device: torch.device) -> tuple[Verdict | None, str]:
+def _try_check(check: Callable[[], Verdict], device: torch.device) -> tuple[Verdict | None, str]:
     """The verdict, or why there is none: memory ran out."""
     try:
         return check(), ""

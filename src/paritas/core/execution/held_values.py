@@ -216,7 +216,7 @@ def _object_values(
 
 def _given_values(kernel: Any) -> Any:
     return lambda: _keys_and_values(given_to(kernel)), lambda keys_and_values: give_to(
-        kernel, _paired(keys_and_values)
+        kernel, _pair_keys_with_values(keys_and_values)
     )
 
 
@@ -232,7 +232,7 @@ def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
     # An OrderedDict keeps its order separately: dict.clear would corrupt it.
     base: Any = collections.OrderedDict if isinstance(table, collections.OrderedDict) else dict
     now = dict(dict.items(table))
-    stored_items = _paired(items)
+    stored_items = _pair_keys_with_values(items)
     for key in now:
         if key not in stored_items:
             base.__delitem__(table, key)
@@ -246,7 +246,7 @@ def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
             base.__setitem__(table, key, value)
 
 
-def _paired(items: list[Any]) -> dict[Any, Any]:
+def _pair_keys_with_values(items: list[Any]) -> dict[Any, Any]:
     """A dict from its keys, followed by its values."""
     count = len(items) // 2
     return dict(zip(items[:count], items[count:], strict=True))
@@ -291,7 +291,7 @@ def _class_values(cls: type) -> Any:
         return [*class_attributes, *class_attributes.values()]
 
     def write(items: list[Any]) -> None:
-        now, before = _paired(read()), _paired(items)
+        now, before = _pair_keys_with_values(read()), _pair_keys_with_values(items)
         for key in now.keys() - before.keys():
             type.__delattr__(cls, key)
         for key, value in before.items():

@@ -235,7 +235,7 @@ class SimilarInputs:
         """Change every input that may be any float."""
         return self.changed(
             lambda path, t: (
-                stored_as(self._signed(path, change(as_computable(t))), t.dtype)
+                stored_as(self._restore_sign(path, change(as_computable(t))), t.dtype)
                 if self._characters[path].is_free and t.numel()
                 else None
             )
@@ -300,7 +300,7 @@ class SimilarInputs:
 
     # --- Over the whole range of the dtype ---
 
-    def _signed(self, path: str, values: Tensor) -> Tensor:
+    def _restore_sign(self, path: str, values: Tensor) -> Tensor:
         """With the sign that all given values of this input have, if they have one."""
         input_values = as_computable(self._tensors[path])
         if (
@@ -427,7 +427,9 @@ class SimilarInputs:
             value = values[path].detach()
             if path not in self.free_paths:
                 return value.clone()
-            return stored_as(self._signed(path, change(path, as_computable(value))), tensor.dtype)
+            return stored_as(
+                self._restore_sign(path, change(path, as_computable(value))), tensor.dtype
+            )
 
         return self.changed(made) if self.free_paths else None
 

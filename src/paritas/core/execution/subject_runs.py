@@ -330,7 +330,7 @@ class SubjectLift:
             return None
         reference = self.evidence.program
         before, after, right = (
-            self._nudged(program, direction)
+            self._observe_nudged_inputs(program, direction)
             for program, direction in ((self.program, -1), (self.program, 1), (reference, 1))
         )
         return computes_in_float64(
@@ -343,7 +343,7 @@ class SubjectLift:
             for item, value in observations[0].items()
         )
 
-    def _nudged(self, program: SubjectProgram, direction: int) -> Observation:
+    def _observe_nudged_inputs(self, program: SubjectProgram, direction: int) -> Observation:
         inputs = nudge_inputs(program.inputs, self.evidence.seed, direction)
         options = RunOptions(wide=True, mode=self.evidence.lift_mode())
         return run_quietly(dataclasses.replace(program, inputs=inputs), options, WideDefault())[0]

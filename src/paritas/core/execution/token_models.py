@@ -165,7 +165,7 @@ class TokenModel:
         try:
             keywords = {**self._mask_of_ones(ids, more), **more}
             with torch.no_grad():
-                return self.model(**_copied(context), **{self.tokens: ids}, **keywords)
+                return self.model(**_copy_context(context), **{self.tokens: ids}, **keywords)
         finally:
             state.restore()
 
@@ -174,7 +174,7 @@ class TokenModel:
         state = RandomState.now()
         try:
             with torch.no_grad():
-                self.model(*_copied_list(self._given.args), **_copied(self._given.kwargs))
+                self.model(*_copied_list(self._given.args), **_copy_context(self._given.kwargs))
         finally:
             state.restore()
 
@@ -182,12 +182,12 @@ class TokenModel:
         """The result with a value for each token, and its name."""
         ids = self.ids(self.inputs)
         try:
-            outputs_by_name = as_named(self._try(self.context, ids, **self._uncached()))
+            outputs_by_name = as_named(self._try(self.context, ids, **self._disable_cache()))
         except Exception as error:  # noqa: BLE001  (raised again below)
             reason = in_one_line(error, _LONGEST_REASON)
             self.needs_mask = bool(self.mask)
             try:
-                outputs_by_name = as_named(self._try(self.context, ids, **self._uncached()))
+                outputs_by_name = as_named(self._try(self.context, ids, **self._disable_cache()))
             except Exception:  # noqa: BLE001  (it is not for want of a mask)
                 self._require_callable()
                 raise DoesNotApply(f"it cannot be called on its tokens alone: {reason}") from error
@@ -218,7 +218,7 @@ class TokenModel:
         tokens: Tensor = inputs.kwargs[self.tokens]
         return tokens
 
-    def _uncached(self) -> dict[str, Any]:
+    def _disable_cache(self) -> dict[str, Any]:
         return {"use_cache": False} if "use_cache" in self.takes else {}
 
     def call(
@@ -233,7 +233,7 @@ class TokenModel:
         """Call a model on some tokens, without a cache unless `more` asks for one."""
         context = {name: inputs.kwargs[name] for name in self.context}
         context = self._of_rows(context, rows)
-        keywords = {**self._uncached(), **self._mask_of_ones(ids, more), **more}
+        keywords = {**self._disable_cache(), **self._mask_of_ones(ids, more), **more}
         return model(**context, **{self.tokens: ids}, **keywords)
 
     def _mask_of_ones(self, ids: Tensor, more: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -282,11 +282,11 @@ class TokenModel:
             return False
         ids = self.ids(self.inputs)
         places = torch.arange(self.size[1], device=ids.device)[None]
-        position_keywords = {**self._uncached(), **self.positions_of(places, self.size[0])}
+        position_keywords = {**self._disable_cache(), **self.positions_of(places, self.size[0])}
         try:
             plain, explicit = (
                 self.value_of(self._try(self.context, ids, **more))
-                for more in (self._uncached(), position_keywords)
+                for more in (self._disable_cache(), position_keywords)
             )
         except Exception:  # noqa: BLE001  (positions of another form; nothing is claimed)
             return False
@@ -462,7 +462,7 @@ def _is_ids(value: Any) -> bool:
     return is_matrix and value.dtype in {torch.int64, torch.int32} and value.shape[1] > 1
 
 
-def _copied(context: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
     def copied(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -470,7 +470,9 @@ def _copied(context: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copied_list(values: Sequence[Any]) -> list[Any]:
-    return list(_copied({str(position): value for position, value in enumerate(values)}).values())
+    return list(
+        _copy_context({str(position): value for position, value in enumerate(values)}).values()
+    )
 
 
 def as_named(output: Any) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _of_settings(
         kind = kind_of_argument(operator, name, *pair)
         if all(isinstance(setting, torch.dtype) for setting in pair):
             kind = PatternKind.PRECISION
-    return _seen(kind, f"in {inside}: {words}" if inside else words, bit_for_bit=True)
+    return _make_seen_pattern(kind, f"in {inside}: {words}" if inside else words, bit_for_bit=True)
 
 
 def swapped_inputs(
@@ -129,7 +129,7 @@ def swapped_inputs(
     if len(moved) != 2 or set(moved) != set(moved.values()):  # noqa: PLR2004  (a pair)
         return None
     words = f"the values that {' and '.join(readers)} read are swapped"
-    return _seen(PatternKind.SWAPPED_OPERANDS, words, bit_for_bit=True)
+    return _make_seen_pattern(PatternKind.SWAPPED_OPERANDS, words, bit_for_bit=True)
 
 
 def other_call(
@@ -160,7 +160,7 @@ def other_call(
     if None in border or border != _read(candidate_calls, parting.classes):
         return None
     words = f"{call_name(candidate_calls[0])} instead of {title}"
-    return _seen(PatternKind.OTHER_FUNCTION, words, bit_for_bit=True)
+    return _make_seen_pattern(PatternKind.OTHER_FUNCTION, words, bit_for_bit=True)
 
 
 def left_out(
@@ -193,7 +193,7 @@ def left_out(
     if not lost:
         return None
     words = f"{call_names(lost)} {'is' if len(lost) == 1 else 'are'} left out"
-    return _seen(PatternKind.MISSING_OPERAND, words, bit_for_bit=False)
+    return _make_seen_pattern(PatternKind.MISSING_OPERAND, words, bit_for_bit=False)
 
 
 def _are_wired_alike(
@@ -235,7 +235,7 @@ def _bare(operation: Operation) -> str:
     return plain_name(operation).partition(".")[2]
 
 
-def _seen(kind: PatternKind, sentence: str, *, bit_for_bit: bool) -> Pattern:
+def _make_seen_pattern(kind: PatternKind, sentence: str, *, bit_for_bit: bool) -> Pattern:
     # A call that is the candidate's own reproduces it.
     evidence: dict[str, Any] = dict.fromkeys(("within the noise", "bit for bit"), 1.0)
     evidence = evidence if bit_for_bit else {}

@@ -235,9 +235,8 @@ def _judge_lifted(case: _FloatCase, arbiter: Tensor, lifted: Tensor) -> _RunOutc
     measured = dataclasses.replace(
         scaled, factor=LIFTED_SLACK if exact_inside else 1.0, source="perturbed float64 runs"
     )
-    return _judge_with_spread(
-        lifted, arbiter, measured, mismatch, unit, evidence, scored, is_lifted=True
-    )
+    run = _ComparedRun(lifted, arbiter, measured, mismatch, unit, evidence)
+    return _judge_with_spread(run, scored, is_lifted=True)
 
 
 def _score_vanished(
@@ -307,7 +306,8 @@ def _judge_native(case: _FloatCase, metrics: Metrics, above: _RunOutcome | None)
         return _judge_blindly(case, truth, noise, unit)
     where = "float64" if arbiter is not None else dtype_name(reference.dtype)
     noise = dataclasses.replace(with_least_spread, source=f"perturbed {where} runs")
-    outcome = _judge_with_spread(candidate, truth, noise, mismatch, evidence.unit, evidence, scored)
+    run = _ComparedRun(candidate, truth, noise, mismatch, evidence.unit, evidence)
+    outcome = _judge_with_spread(run, scored)
     if outcome.passed and forgiven:
         reason = _overflow_reason(reference, candidate, arbiter)
         return dataclasses.replace(outcome, shaky=True, reason=reason)
@@ -403,21 +403,30 @@ def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tu
     return share, f"{named} alone, without a program to measure: weak"
 
 
-def _judge_with_spread(  # noqa: PLR0913
-    candidate: Tensor,
-    truth: Tensor,
-    noise: Noise,
-    mismatch: Tensor | None,
-    unit: float,
-    evidence: JudgeEvidence,
-    before: Scored,
-    *,
-    is_lifted: bool = False,
-) -> _RunOutcome:
-    """Score again with the measured spread, run by run, until the outcome is certain.
+@dataclasses.dataclass(frozen=True)
+class _ComparedRun:
+    """Both sides of one run, with what is known of its noise.
 
-    A spread that is already in `noise` is a lower bound.
+    Attributes:
+        noise: a spread in it is a lower bound.
+        mismatch: where one side alone is not finite; None if nowhere.
+        unit: the unit roundoff of the perturbed runs that measure its noise.
     """
+
+    candidate: Tensor
+    truth: Tensor
+    noise: Noise
+    mismatch: Tensor | None
+    unit: float
+    evidence: JudgeEvidence
+
+
+def _judge_with_spread(
+    run: _ComparedRun, before: Scored, *, is_lifted: bool = False
+) -> _RunOutcome:
+    """Score again with the measured spread, run by run, until the outcome is certain."""
+    candidate, noise, mismatch = run.candidate, run.noise, run.mismatch
+    truth, unit, evidence = run.truth, run.unit, run.evidence
     outcome = _RunOutcome(before, passed=False)
     runs = 0
     while runs < MOST_RUNS:
@@ -457,28 +466,22 @@ def _judge_with_spread(  # noqa: PLR0913
     if settled or is_lifted or outcome.reason or outcome.spread is None:
         return outcome
     measured = dataclasses.replace(noise, spread=outcome.spread)
-    return _judge_with_jumps(candidate, truth, measured, mismatch, unit, evidence, outcome)
+    return _judge_with_jumps(dataclasses.replace(run, noise=measured), outcome)
 
 
 def _has_pairs(evidence: JudgeEvidence, unit: float) -> bool:
     return evidence.jumps(unit, 1 if evidence.is_smooth else FEW_PAIRS) is not None
 
 
-def _judge_with_jumps(
-    candidate: Tensor,
-    truth: Tensor,
-    noise: Noise,
-    mismatch: Tensor | None,
-    unit: float,
-    evidence: JudgeEvidence,
-    before: _RunOutcome,
-) -> _RunOutcome:
+def _judge_with_jumps(run: _ComparedRun, before: _RunOutcome) -> _RunOutcome:
     """Score again, with what decisions within rounding can move.
 
     A gate that flips moves a gradient by its own size, and no spread predicts that: few perturbed
     runs flip this gate. If the noise is as large as a value that passed, this distinguishes a
     decision from a sum that cancels to mere rounding.
     """
+    candidate, noise, mismatch = run.candidate, run.noise, run.mismatch
+    truth, unit, evidence = run.truth, run.unit, run.evidence
     outcome = before
     for pairs in range(1 if evidence.is_smooth else FEW_PAIRS, MOST_PAIRS + 1):
         jumps = evidence.jumps(unit, pairs)

@@ -498,7 +498,7 @@ class ScoreTotals:
 
     def _locate_worst(self, chunk_position: tuple[int, int, int], z: Tensor) -> tuple[int, ...]:
         axis, start, _ = chunk_position
-        where = _unravelled(int(z.argmax()), z.shape)
+        where = _unravel_index(int(z.argmax()), z.shape)
         where[axis] += start
         where = where[:-1] if self.is_complex else where
         return () if self.scalar else tuple(where)
@@ -544,7 +544,7 @@ class ScoreTotals:
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
 
 
-def _unravelled(flat: int, shape: torch.Size) -> list[int]:
+def _unravel_index(flat: int, shape: torch.Size) -> list[int]:
     """The index of an element from its flat index."""
     where = []
     for size in reversed(shape):

@@ -78,7 +78,7 @@ def _matmul(call: SymbolicCall) -> Array:
     return _product(call, "x", second)
 
 
-def _added(call: SymbolicCall, result: Array) -> Array:
+def _add_scaled_tensor(call: SymbolicCall, result: Array) -> Array:
     """Beta times a tensor that broadcasts, plus alpha times the result."""
     added = call.given("x")
     call.names["x"] = result.names[result.dim - added.dim :]
@@ -97,7 +97,7 @@ def _added(call: SymbolicCall, result: Array) -> Array:
 def _add_product(call: SymbolicCall) -> Array:
     names = ("mat1", "mat2", "batch1", "batch2", "mat", "vec")
     product = _product(call, *(name for name in names if call.bound.has(name)))
-    return _added(call, product)
+    return _add_scaled_tensor(call, product)
 
 
 @operator("x batch1 batch2 beta alpha", everywhere("addbmm"))
@@ -109,7 +109,7 @@ def _add_sum_of_products(call: SymbolicCall) -> Array:
         lambda *at: call.reduce("sum", products.shape[0], lambda b: products[(b, *at)]),
         products.names[1:],
     )
-    return _added(call, total)
+    return _add_scaled_tensor(call, total)
 
 
 @operator("x vec2", "torch.outer torch.Tensor.outer aten.outer torch.ger torch.Tensor.ger")
@@ -127,10 +127,10 @@ def _outer_product(call: SymbolicCall, *factors: str) -> Array:
 
 @operator("x vec1 vec2 beta alpha", everywhere("addr"))
 def _add_outer(call: SymbolicCall) -> Array:
-    return _added(call, _outer_product(call, "vec1", "vec2"))
+    return _add_scaled_tensor(call, _outer_product(call, "vec1", "vec2"))
 
 
-def _numbered(letter: str, count: int) -> list[str]:
+def _number_letters(letter: str, count: int) -> list[str]:
     return [f"{letter}{at}" for at in range(count)]
 
 
@@ -139,8 +139,8 @@ def _inner(call: SymbolicCall) -> Array:
     first, second = call.given("x"), call.given("other")
     call.same(first.shape[-1], second.shape[-1])
     rows = first.dim - 1
-    call.names["x"] = [*_numbered("m", rows), "k"]
-    call.names["other"] = [*_numbered("n", second.dim - 1), "k"]
+    call.names["x"] = [*_number_letters("m", rows), "k"]
+    call.names["other"] = [*_number_letters("n", second.dim - 1), "k"]
 
     def element(*at: Poly) -> Term:
         return call.reduce(
@@ -156,7 +156,11 @@ def _inner(call: SymbolicCall) -> Array:
 def _linear(call: SymbolicCall) -> Array:
     x, weight, bias = call.given("x"), call.given("weight"), call.tensor("bias")
     call.same(x.shape[-1], weight.shape[-1])
-    call.names |= {"x": [*_numbered("m", x.dim - 1), "k"], "weight": ["n", "k"], "bias": ["n"]}
+    call.names |= {
+        "x": [*_number_letters("m", x.dim - 1), "k"],
+        "weight": ["n", "k"],
+        "bias": ["n"],
+    }
     if bias is not None:
         call.same(bias.shape[-1], weight.shape[0])
 
@@ -177,7 +181,7 @@ def _bilinear(call: SymbolicCall) -> Array:
     call.same(second.shape[-1], weight.shape[2])
     for first_size, other in zip(first.shape[:-1], second.shape[:-1], strict=True):
         call.same(first_size, other)
-    rows = _numbered("m", first.dim - 1)
+    rows = _number_letters("m", first.dim - 1)
     call.names |= {"input1": [*rows, "i"], "input2": [*rows, "j"]}
     call.names |= {"weight": ["n", "i", "j"], "bias": ["n"]}
 

@@ -162,7 +162,7 @@ def _negative(call: SymbolicCall) -> Array:
 @operator("x memory_format", everywhere("clone"), "torch.Tensor.contiguous")
 @operator("x", f"{NNSCALER}identity")
 @operator("x", everywhere("positive"), "aten.alias")
-def _unchanged(call: SymbolicCall) -> Array:
+def _pass_unchanged(call: SymbolicCall) -> Array:
     return call.given("x")
 
 
@@ -417,7 +417,7 @@ def _norm(call: SymbolicCall) -> Array | list[Array]:
 @operator("x k dim largest sorted", everywhere("topk"))
 @operator("x dim descending stable", everywhere("sort"))
 @operator("x dim", everywhere("cummax cummin"))
-def _ordered(call: SymbolicCall) -> list[Array]:
+def _order_along_dim(call: SymbolicCall) -> list[Array]:
     return along(call, [call.get("dim", -1)], 2)
 
 

@@ -230,7 +230,7 @@ def _wrapped_instance_norm(call: SymbolicCall) -> list[Array]:
 @operator("x1 x2 dim eps", functional("cosine_similarity"), "torch.cosine_similarity")
 @operator("x1 x2 dim eps", "aten.cosine_similarity")
 @operator("x1 x2 p eps keepdim", functional("pairwise_distance"), "torch.pairwise_distance")
-def _paired(call: SymbolicCall) -> list[Array]:
+def _compare_pairs(call: SymbolicCall) -> list[Array]:
     first, second = call.given("x1"), call.given("x2")
     if first.dim != second.dim or call.get("keepdim"):
         raise OutsideTheoryError("vectors that broadcast")

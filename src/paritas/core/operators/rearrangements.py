@@ -86,7 +86,7 @@ def _unflatten(call: SymbolicCall) -> Array:
     return _view(call, x, (*x.shape[:at], *full, *x.shape[at + 1 :]))
 
 
-def _permuted(x: Array, order: Sequence[int]) -> Array:
+def _permute_dims(x: Array, order: Sequence[int]) -> Array:
     def element(*at: Poly) -> Term:
         places: list[Poly] = [ZERO] * x.dim
         for new_dim, dim in enumerate(order):
@@ -106,7 +106,7 @@ def _dims(call: SymbolicCall, value: Any, name: str = "x") -> tuple[int, ...]:
 
 @operator("x *dims", everywhere("permute"))
 def _permute(call: SymbolicCall) -> Array:
-    return _permuted(call.given("x"), _dims(call, call.get("dims")))
+    return _permute_dims(call.given("x"), _dims(call, call.get("dims")))
 
 
 @operator("x dim0 dim1", everywhere("transpose"))
@@ -118,7 +118,7 @@ def _transpose(call: SymbolicCall) -> Array:
     first, second = _dims(call, pair)
     order = list(range(x.dim))
     order[first], order[second] = order[second], order[first]
-    return _permuted(x, order)
+    return _permute_dims(x, order)
 
 
 @operator("x", everywhere("t"))
@@ -127,7 +127,7 @@ def _matrix_transpose(call: SymbolicCall) -> Array:
     x = call.given("x")
     if x.dim < 2:  # noqa: PLR2004 - a matrix
         raise OutsideTheoryError("the transpose of what is no matrix")
-    return _permuted(x, [*range(x.dim - 2), x.dim - 1, x.dim - 2])
+    return _permute_dims(x, [*range(x.dim - 2), x.dim - 1, x.dim - 2])
 
 
 @operator("x source destination", everywhere("movedim moveaxis"))
@@ -136,7 +136,7 @@ def _move(call: SymbolicCall) -> Array:
     source, target = _dims(call, call.get("source")), _dims(call, call.get("destination"))
     source_by_target = dict(zip(target, source, strict=True))
     others = iter([at for at in range(x.dim) if at not in source])
-    return _permuted(
+    return _permute_dims(
         x, [source_by_target[at] if at in source_by_target else next(others) for at in range(x.dim)]
     )
 
@@ -256,7 +256,7 @@ def _pixel_unshuffle(call: SymbolicCall) -> Array:
 # --- Along a dimension ----------------------------------------------------------------------------
 
 
-def _joined(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
+def _join_tensors(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
     arrays = [array for array in call.tensors("tensors") if array is not None]
     count = arrays[0].dim
     names: list[str | None] = list(letters(count))
@@ -272,17 +272,17 @@ def _joined(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
 
 @operator("tensors dim", "torch.cat torch.concat torch.concatenate aten.cat")
 def _cat(call: SymbolicCall) -> list[Array]:
-    return _joined(call, call.get("dim", 0), new=False)
+    return _join_tensors(call, call.get("dim", 0), new=False)
 
 
 @operator("tensors", "torch.hstack")
 def _hstack(call: SymbolicCall) -> list[Array]:
-    return _joined(call, 0 if call.get("tensors")[0].dim() == 1 else 1, new=False)
+    return _join_tensors(call, 0 if call.get("tensors")[0].dim() == 1 else 1, new=False)
 
 
 @operator("tensors dim", "torch.stack aten.stack")
 def _stack(call: SymbolicCall) -> list[Array]:
-    return _joined(call, call.get("dim", 0), new=True)
+    return _join_tensors(call, call.get("dim", 0), new=True)
 
 
 @operator("x chunks dim", everywhere("chunk"))
@@ -307,7 +307,7 @@ def _count_pieces(call: SymbolicCall, size: int) -> int:
     return max(1, -(-size // width)) if width else 1
 
 
-def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
+def _remove_dim(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
     x = call.given("x")
     names: list[str | None] = list(letters(x.dim))
     names[dim] = None
@@ -318,12 +318,12 @@ def _removed(call: SymbolicCall, dim: int, outputs: int) -> list[Array]:
 @operator("x dim", everywhere("unbind"))
 def _unbind(call: SymbolicCall) -> list[Array]:
     dim = call.get("dim", 0)
-    return _removed(call, dim, call.count_results(call.get("x").shape[dim]))
+    return _remove_dim(call, dim, call.count_results(call.get("x").shape[dim]))
 
 
 @operator("x dim index", everywhere("select"))
 def _select(call: SymbolicCall) -> list[Array]:
-    return _removed(call, call.get("dim"), 1)
+    return _remove_dim(call, call.get("dim"), 1)
 
 
 @operator("x dim start length", everywhere("narrow"))
@@ -348,12 +348,12 @@ def _unfold(call: SymbolicCall) -> list[Array]:
 
 @operator("x *dims", everywhere("flip"))
 @operator("x shifts dims", everywhere("roll"))
-def _moved(call: SymbolicCall) -> list[Array]:
+def _move_along_dims(call: SymbolicCall) -> list[Array]:
     return along(call, _dims(call, call.get("dims")))
 
 
 @operator("x k dims", everywhere("rot90"))
-def _rotated(call: SymbolicCall) -> list[Array]:
+def _rotate_along_dims(call: SymbolicCall) -> list[Array]:
     return along(call, _dims(call, call.get("dims", (0, 1))))
 
 
@@ -531,7 +531,7 @@ def _bags(call: SymbolicCall) -> Array | list[Array]:
     return Array((ids.shape[0], weight.shape[1]), element)
 
 
-def _matched(call: SymbolicCall, dim: int, *names: str) -> bool:
+def _has_equal_other_dims(call: SymbolicCall, dim: int, *names: str) -> bool:
     """Whether all other dimensions of tensors are equally long, which is then needed."""
     shapes = [tuple(call.get(name).shape) for name in names]
     if len(set(map(len, shapes))) > 1:
@@ -552,7 +552,7 @@ def _gather(call: SymbolicCall) -> Array:
     name = "index" if call.bound.has("index") else "indices"
     x, index = call.given("x"), call.given(name)
     (dim,) = _dims(call, call.get("dim"))
-    if not _matched(call, dim, "x", name):
+    if not _has_equal_other_dims(call, dim, "x", name):
         for at, size in enumerate(index.shape):
             if at != dim:  # shorter than the table: each rank must have the same rows
                 call.keep(size)
@@ -575,7 +575,7 @@ def _scatter(call: SymbolicCall) -> list[Array]:
 def _written_along(call: SymbolicCall) -> list[Array]:
     names = [name for name in ("x", "index", "src") if call.bound.has(name)]
     (dim,) = _dims(call, call.get("dim"))
-    matched = _matched(call, dim, *names)
+    matched = _has_equal_other_dims(call, dim, *names)
     count = call.given("x").dim
     layout = [name if matched and at != dim else None for at, name in enumerate(letters(count))]
     layouts = {name: (call.given(name), layout) for name in names}
@@ -586,7 +586,7 @@ def _written_along(call: SymbolicCall) -> list[Array]:
 def _scatter_add(call: SymbolicCall) -> Array | list[Array]:
     x, index, source = call.given("x"), call.given("index"), call.given("src")
     (dim,) = _dims(call, call.get("dim"))
-    if not _matched(call, dim, "x", "index", "src"):
+    if not _has_equal_other_dims(call, dim, "x", "index", "src"):
         return _written_along(call)
     if call.get("src").shape[dim] == call.get("index").shape[dim]:  # it may be longer
         call.same(source.shape[dim], index.shape[dim])

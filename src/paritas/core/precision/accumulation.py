@@ -138,13 +138,13 @@ def _sum(call: UnperturbedCall) -> Amplitudes:
     x, *rest = call.args
     squares = call.func(square(x), *rest, **call.kwargs)
     length = _count_terms(x, call.result)
-    rows = rows_of(x, _summed(call))
+    rows = rows_of(x, _find_summed_dims(call))
     amplitude = amplitude_from(call.result, squares, length)
     amplitude = with_error_of_equal_terms(amplitude, rows)
     return [amplitude_in_order(amplitude, length, path_of_rows(rows))]
 
 
-def _summed(call: UnperturbedCall) -> Any:
+def _find_summed_dims(call: UnperturbedCall) -> Any:
     """The dimensions that a sum or mean is over; None for all."""
     dim_argument = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim")
     return dim_argument if isinstance(dim_argument, int | list | tuple) else None
@@ -156,7 +156,7 @@ def _mean(call: UnperturbedCall) -> Amplitudes:
     length = _count_terms(x, call.result)
     # A mean is the sum over n, and so is its amplitude; q is the mean of squares over n.
     amplitude = amplitude_from(call.result, squares.div_(length), length)
-    rows = rows_of(x, _summed(call))
+    rows = rows_of(x, _find_summed_dims(call))
     amplitude = with_error_of_equal_terms(amplitude * length, rows).div_(length)
     path = path_of_rows(rows)
     path = None if path is None else path.div_(length**2)
@@ -637,7 +637,7 @@ def _gelu(call: UnperturbedCall) -> Amplitudes:
     return [call.args[0].abs().mul_(_ERF_HALF_UNITS / 2)]
 
 
-def _grouped(call: UnperturbedCall) -> Amplitudes:
+def _estimate_grouped_product(call: UnperturbedCall) -> Amplitudes:
     left, right, *rest = call.args
     squares = grouped_mm(square(left), square(right), *rest[:1], **_offsets(call.kwargs))
     return [amplitude_from(call.result, squares, left.shape[-1])]
@@ -648,7 +648,7 @@ def _offsets(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 _RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
-    "_grouped_mm": _grouped,
+    "_grouped_mm": _estimate_grouped_product,
     "mm": _matmul(0),
     "bmm": _matmul(0),
     "mv": _matmul(0),

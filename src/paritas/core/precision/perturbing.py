@@ -450,7 +450,7 @@ class PerturbMode(ListeningMode, LiftMode):
                     for value, noisy in zip(args, shaken, strict=True)
                 )
         if coarse > unit:
-            shaken = tuple(map_tensors(value, self._truncated) for value in shaken)
+            shaken = tuple(map_tensors(value, self._perturb_truncation) for value in shaken)
         for rounded_position, error in errors_of_inner_sums(kind.name, func, args):
             uniform = self._draw_shared(error.amplitude, error)
             off = self.gain * min(unit, UNIT_F32) / 2 * error.amplitude * uniform
@@ -560,7 +560,7 @@ class PerturbMode(ListeningMode, LiftMode):
         on_cuda = any(isinstance(value, torch.Tensor) and value.is_cuda for value in args)
         return _UNIT_TF32 if on_cuda and may_use_tf32(kind.name) else 0.0
 
-    def _truncated(self, tensor: Tensor) -> Tensor:
+    def _perturb_truncation(self, tensor: Tensor) -> Tensor:
         """A factor of a product in TF32 with an error that all its values share.
 
         Some kernels round to TF32, others cut the digits off. Then all values are too small, by

@@ -165,7 +165,7 @@ def path_of_product(left: Tensor, right: Tensor) -> Tensor | None:
         return None
     rows = left if left.dim() > 1 else left[None]
     columns = right if right.dim() > 1 else right[:, None]
-    few = _sampled(rows, -2), _sampled(columns, -1)
+    few = _sample_matrices(rows, -2), _sample_matrices(columns, -1)
     terms = few[0].unsqueeze(-2) * few[1].mT.unsqueeze(-3)
     path, squares = path_of_rows(terms), square(terms).sum(-1)
     if path is None:
@@ -189,7 +189,7 @@ def _whole_path(left: Tensor, right: Tensor) -> Tensor:
     return squares.div_(count)
 
 
-def _sampled(matrices: Tensor, dim: int) -> Tensor:
+def _sample_matrices(matrices: Tensor, dim: int) -> Tensor:
     """A few rows or columns, of a few matrices."""
     for sampled_dim in (dim, *range(matrices.dim() - 2)):
         step = max(1, matrices.shape[sampled_dim] // FEW)

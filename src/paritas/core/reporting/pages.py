@@ -95,10 +95,13 @@ def _environment() -> jinja2.Environment:
 @functools.cache
 def _scripts(layout: PageLayout) -> tuple[str, ...]:
     own_code = "\n".join(_asset(name) for name in layout.own)
-    return (*map(_licensed, layout.vendored), f'"use strict";\n(() => {{\n{own_code}\n}})();\n')
+    return (
+        *map(_prepend_licence, layout.vendored),
+        f'"use strict";\n(() => {{\n{own_code}\n}})();\n',
+    )
 
 
-def _licensed(name: str) -> str:
+def _prepend_licence(name: str) -> str:
     """A vendored script with its licence, which has to be part of every copy."""
     work = name.partition(".")[0]
     return f"/*\n{_asset(f'{work}.LICENSE')}*/\n{_without_map(name)}"

@@ -245,7 +245,7 @@ class _Planner:
         self._layers()
         self._attention()
         if self.manner.own_widths:
-            self._unscaled()
+            self._disable_growth_factors()
         elif bool(lists) if proportional is None else proportional:
             self._divide_widths(lists)
         else:
@@ -414,7 +414,7 @@ class _Planner:
                 else:
                     self._set(field, _even(value, main))
         for path, node in self.nodes.items():
-            self._expanded(path, node)
+            self._match_expanded_width(path, node)
 
     def _heads(self, path: tuple[str, ...]) -> int:
         node = self.nodes[path]
@@ -422,7 +422,7 @@ class _Planner:
         named = node.get("num_attention_heads")
         return named if isinstance(named, int) else max(heads, default=0)
 
-    def _expanded(self, path: tuple[str, ...], node: dict[str, Any]) -> None:
+    def _match_expanded_width(self, path: tuple[str, ...], node: dict[str, Any]) -> None:
         """State-space layers: heads times their size is the width times `expand`."""
         width = self._main_width(path)
         factors = {v for n, v in node.items() if "expand" in n and _whole(v) and v > 1} or {2}
@@ -456,7 +456,7 @@ class _Planner:
             if _whole(field.value) and field.value in widths:
                 self._set(field, widths[field.value])
 
-    def _unscaled(self) -> None:
+    def _disable_growth_factors(self) -> None:
         """Turn off the factors by which a family of models grows."""
         for field in self.fields:
             if _GROWTH.search(field.name) and isinstance(field.value, float) and field.value > 1:

@@ -509,7 +509,11 @@ class _Search:
             for _ in range(_MOST_REPAIRS):
                 self.attempts += 1
                 outcome = self._attempt(changes)
-                more = self._repaired(changes, outcome) if isinstance(outcome, Failure) else None
+                more = (
+                    self._repair_after_failure(changes, outcome)
+                    if isinstance(outcome, Failure)
+                    else None
+                )
                 if more is None:
                     break
                 changes = more
@@ -518,7 +522,7 @@ class _Search:
                 return outcome if isinstance(least, Failure) else least
             return outcome
 
-    def _repaired(
+    def _repair_after_failure(
         self, changes: configurations.Changes, failure: Failure
     ) -> configurations.Changes | None:
         for error in (failure.error, *failure.others):
@@ -658,7 +662,7 @@ def _find_inputs(model: torch.nn.Module, deadline: float, *, least: bool) -> Any
         for drawn in drawing.attempts(least=least):
             repairing = _call_repairing(model, drawing, drawn, errors)
             if repairing is not None:
-                return _padded(model, drawing, repairing)
+                return _pad_if_accepted(model, drawing, repairing)
             if time.thread_time() > until:
                 break
     except LookupError as error:
@@ -697,7 +701,7 @@ def _call(model: torch.nn.Module, kwargs: dict[str, Any]) -> Exception | None:
     )
 
 
-def _padded(model: torch.nn.Module, drawing: Drawing, inputs: Inputs) -> Inputs:
+def _pad_if_accepted(model: torch.nn.Module, drawing: Drawing, inputs: Inputs) -> Inputs:
     """Pad a row and mask it, if the model accepts that and its outputs stay finite."""
     padded = drawing.pad(inputs.kwargs)
     if padded is None:

@@ -309,7 +309,7 @@ def _hidden(self: Drawing) -> torch.Tensor:
     return torch.randn(BATCH, TOKENS, _width(self))
 
 
-def _encoded(self: Drawing) -> torch.Tensor:
+def _draw_encoder_states(self: Drawing) -> torch.Tensor:
     names = ("cross_attention_hidden_size", "encoder_hidden_size")
     return torch.randn(BATCH, TOKENS, self.number(*names, default=_width(self)))
 
@@ -352,7 +352,7 @@ MAKERS: dict[str, Maker] = {
     "visual_attention_mask": lambda _: torch.ones(BATCH, 4, dtype=torch.long),
     "visual_token_type_ids": lambda _: torch.ones(BATCH, 4, dtype=torch.long),
     "inputs_embeds": lambda self: torch.randn(BATCH, TOKENS, _width(self)),
-    "encoder_hidden_states": _encoded,
+    "encoder_hidden_states": _draw_encoder_states,
     "image_grid_thw": _thw,
     "grid_thw": _thw,
     "video_grid_thw": _thw,

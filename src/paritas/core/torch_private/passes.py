@@ -430,7 +430,7 @@ def _patch_all(stack: contextlib.ExitStack) -> None:
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
     for name, stage in _STAGES.items():
-        _patch(stack, compile_fx, name, functools.partial(_staged, stage))
+        _patch(stack, compile_fx, name, functools.partial(_wrap_in_stage, stage))
     _patch(stack, compile_fx, "partition_fn", _splitting)
     _patch(stack, freezing, "freeze", _freezing)
     _patch(stack, freezing, "convert_conv_weights_to_channels_last", _laying_out)
@@ -472,7 +472,7 @@ def _reporting_stage(
     listener.leave_stage(result[0] if result else module)
 
 
-def _staged(stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_in_stage(stage: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def run(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
         with _reporting_stage(stage, gm) as ended:
             result = original(gm, *args, **kwargs)

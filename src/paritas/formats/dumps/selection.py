@@ -134,7 +134,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return words
 
 
-class Sieve:
+class SelectionFilter:
     """Filters by a selection, and remembers which parts of it matched nothing."""
 
     def __init__(self, selection: Selection) -> None:

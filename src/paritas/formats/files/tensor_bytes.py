@@ -130,7 +130,7 @@ def as_stored(tensor: Tensor) -> Tensor:
         shape = stored_shape(plain.shape, stride)
         plain = plain[tuple(slice(0, extent) for extent in shape)]
     if plain.is_quantized:
-        return _dequantised(plain).contiguous()
+        return _dequantise_tensor(plain).contiguous()
     if plain.is_conj():
         plain = plain.resolve_conj()
     if plain.is_neg():
@@ -211,7 +211,7 @@ def _extent(tensor: Tensor) -> int:
     return (int(tensor.storage_offset()) + count) * tensor.dtype.itemsize
 
 
-def _dequantised(tensor: Tensor) -> Tensor:
+def _dequantise_tensor(tensor: Tensor) -> Tensor:
     try:
         return tensor.dequantize()
     except RuntimeError as error:

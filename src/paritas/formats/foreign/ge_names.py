@@ -68,10 +68,12 @@ def torch_names(name: str) -> tuple[str, ...]:
     match = _NAME.fullmatch(name)
     if match is None:
         return ()
-    return tuple(_numbered(stem, match["number"]) for stem in _TORCH_NAMES.get(match["type"], ()))
+    return tuple(
+        _number_stem(stem, match["number"]) for stem in _TORCH_NAMES.get(match["type"], ())
+    )
 
 
-def _numbered(stem: str, number: str | None) -> str:
+def _number_stem(stem: str, number: str | None) -> str:
     """A name in torch's graphs, which number from 1 where Python has a builtin of that name."""
     node_number = int(number[1:]) if number else 0
     node_number += hasattr(builtins, stem)

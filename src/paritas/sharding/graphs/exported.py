@@ -222,18 +222,18 @@ def _read_weight(
     if meta is None:
         return None  # an object that only its own code can create
     if payload.use_pickle:
-        return _unpickled(archive.read(member))
+        return _unpickle_tensor(archive.read(member))
     if member not in read:
         read[member] = bytearray(archive.read(member))
     try:
-        return _strided(read[member], meta)
+        return _make_strided_tensor(read[member], meta)
     except (Unknown, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise UsageError(
             f"{archive.path}: the bytes of {member} do not match their description ({error})"
         ) from None
 
 
-def _strided(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
+def _make_strided_tensor(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
     symbols = Symbols({})
     dtype = DTYPES[meta.dtype]
     shape = [symbols.size(size) for size in meta.sizes]
@@ -249,7 +249,7 @@ def _strided(raw: bytearray, meta: TensorMeta) -> torch.Tensor:
     return flat.as_strided(shape, stride, offset)
 
 
-def _unpickled(raw: bytes) -> torch.Tensor | None:
+def _unpickle_tensor(raw: bytes) -> torch.Tensor | None:
     """A tensor of its own class, if torch can load it without running code from the file."""
     try:
         loaded = torch.load(io.BytesIO(raw), weights_only=True)
@@ -374,12 +374,12 @@ def read_exported(path: Path) -> Graph:
         values=values_by_name,
         state=lambda: read_state(archive, names),
         notes=(origin_note, *symbols.notes()),
-        outputs=_returned(program),
+        outputs=_list_returned_names(program),
         names={graph_name: model for model, graph_name in names.items()},
     )
 
 
-def _returned(program: ExportedProgramData) -> tuple[str, ...]:
+def _list_returned_names(program: ExportedProgramData) -> tuple[str, ...]:
     """The names of the tensors that the program returns to its caller."""
     output_names = []
     for specified in program.graph_module.signature.output_specs:

@@ -173,7 +173,7 @@ class Symbols:
         hint = written.get("hint")
         if isinstance(hint, Mapping) and hint:
             return self.number(hint)
-        return self._evaluated(written.get("expr_str"))
+        return self._evaluate_size(written.get("expr_str"))
 
     def size(self, archived: Mapping[str, Any]) -> int:
         """The length of a dimension."""
@@ -182,7 +182,7 @@ class Symbols:
             raise Unknown(f"a dimension has length {length!r:.40}")
         return length
 
-    def _evaluated(self, text: Any) -> int | float | bool:
+    def _evaluate_size(self, text: Any) -> int | float | bool:
         if not isinstance(text, str) or len(text) > _LONGEST:
             raise Unknown(f"a size is given as {text!r:.80}")
         try:
@@ -334,10 +334,10 @@ class ExportedValues:
             meta = self._part.tensor_values.get(name)
             if meta is None:
                 raise Unknown(f"the tensor {name!r:.80} has no description")
-            self._found[name] = self._described(name, meta)
+            self._found[name] = self._describe_tensor(name, meta)
         return self._found[name]
 
-    def _described(self, name: str, meta: TensorMeta) -> TensorValue:
+    def _describe_tensor(self, name: str, meta: TensorMeta) -> TensorValue:
         dtype = DTYPES.get(meta.dtype)
         if dtype is None:
             raise Unknown(f"{name} has the unknown dtype number {meta.dtype}")

@@ -224,14 +224,14 @@ def _values(graph: Graph, settings: GraphSettings, inputs: Any) -> dict[str, tor
     for name, value in graph.values.items():
         tensor = bound_tensors.get(name, state_tensors.get(name))
         if tensor is None and value.kind == "input":
-            tensor = _drawn(graph, value, settings)
+            tensor = _draw_input(graph, value, settings)
         if tensor is None:
             tensor = draw_parameter(value, settings.seed)
         tensors[name] = tensor.detach()
     return tensors
 
 
-def _drawn(graph: Graph, value: TensorValue, settings: GraphSettings) -> torch.Tensor | None:
+def _draw_input(graph: Graph, value: TensorValue, settings: GraphSettings) -> torch.Tensor | None:
     """A tensor that suits the first call that gets this input."""
     for call in graph.calls:
         for path, used in tensors_by_path(call.args, call.kwargs):

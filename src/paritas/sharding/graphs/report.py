@@ -289,9 +289,9 @@ def graph_report(report: GraphReport, width: int = 80, *, files: Sequence[str] =
     for section in (
         _graph_proof(report),
         _failures(report, width, Path(*files[:1]).parent),
-        _grouped(report, CallOutcome.UNSUPPORTED, "could not be checked"),
-        _grouped(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
-        _grouped(report, CallOutcome.NOTHING, "nothing to check"),
+        _group_reasons(report, CallOutcome.UNSUPPORTED, "could not be checked"),
+        _group_reasons(report, CallOutcome.VERIFIED, "verified except for what each rank writes"),
+        _group_reasons(report, CallOutcome.NOTHING, "nothing to check"),
         _other_graphs(report),
         (*listed("note", report.notes), *(Text(f"wrote {near_path(name)}") for name in files)),
     ):
@@ -429,7 +429,9 @@ def _figures(option: OptionResult) -> Iterator[str]:
 # --- what was not checked -------------------------------------------------------------------------
 
 
-def _grouped(report: GraphReport, outcome: CallOutcome, title: str) -> Iterator[RenderableType]:
+def _group_reasons(
+    report: GraphReport, outcome: CallOutcome, title: str
+) -> Iterator[RenderableType]:
     """The reasons for an outcome, each with its number of calls and its operators."""
     outcome_reasons = reasons(report, outcome)
     if not outcome_reasons:

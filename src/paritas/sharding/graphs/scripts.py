@@ -68,7 +68,7 @@ def function_text(
         overload = plain if plain.count(".") > 1 else f"{plain}.default"
         return [f"compute = torch.ops.{overload}"], ""
     if type(function).__name__ in {"OpOverload", "OpOverloadPacket"}:
-        return _registered(str(function), imports)
+        return _import_registered_operator(str(function), imports)
     qualified, home = getattr(function, "__qualname__", ""), getattr(module, "__name__", "")
     if home and home != "__main__" and _at(module, qualified.split(".")) is function:
         first = qualified.partition(".")[0]
@@ -82,7 +82,7 @@ def _at(owner: Any, parts: list[str]) -> Any:
     return owner
 
 
-def _registered(name: str, imports: tuple[str, ...]) -> tuple[list[str], str]:
+def _import_registered_operator(name: str, imports: tuple[str, ...]) -> tuple[list[str], str]:
     """An operator that a program registered with torch: the script imports that module."""
     if not imports:
         raise NoScriptError(f"{name} is registered by an unknown module; name it with --import")

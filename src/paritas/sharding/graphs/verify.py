@@ -363,7 +363,7 @@ class _GraphRun:
         self, journal: GraphJournal | None, executor: str | Executor, jobs: int | None
     ) -> GraphReport:
         """Check what is not finished yet."""
-        values = self._sampled()
+        values = self._sample_arguments()
         works = [
             OperatorWork(
                 group.number, group.key, group.first, self.settings, values.get(group.number)
@@ -429,7 +429,7 @@ class _GraphRun:
         state = {} if self.graph.state is None else self.graph.state()
         return values_digest((self.inputs, state))
 
-    def _sampled(self) -> Mapping[int, CallValues]:
+    def _sample_arguments(self) -> Mapping[int, CallValues]:
         """By group number, the arguments of its first call when the graph ran."""
         if self.inputs is None:
             return {}

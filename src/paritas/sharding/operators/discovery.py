@@ -33,8 +33,8 @@ from paritas.sharding.operators.grammar import (
     Tensor,
 )
 from paritas.sharding.operators.trials import (
-    Bench,
     DividedNumber,
+    RandomTrials,
     TensorPlace,
     TrialCut,
     TrialSubject,
@@ -273,8 +273,8 @@ ROUNDING = 1e-13
 class GradientTrials:
     """The gradients of an operator for draws of its arguments and random cotangents."""
 
-    def __init__(self, bench: Bench, without: Collection[Place]) -> None:
-        self._bench = bench
+    def __init__(self, trials: RandomTrials, without: Collection[Place]) -> None:
+        self._trials = trials
         self._without = frozenset(without)
         self._cotangents: dict[int, list[torch.Tensor]] = {}
         self._truths: dict[int, Tensors | None] = {}
@@ -287,7 +287,7 @@ class GradientTrials:
         leaves = _leaves(draw, truth)
         try:
             with torch.enable_grad():
-                results = self._combined({**draw.tensors, **leaves}, cut, ways, ranks)
+                results = self._combine_rank_results({**draw.tensors, **leaves}, cut, ways, ranks)
                 split_gradients = self._differentiate(results, leaves, draw)
         except Exception:  # noqa: BLE001  (a backward pass that fails does not agree)
             return False
@@ -298,10 +298,10 @@ class GradientTrials:
             for tensor_place in truth
         )
 
-    def _combined(
+    def _combine_rank_results(
         self, tensors: Tensors, cut: TrialCut, ways: list[Role], ranks: int
     ) -> list[torch.Tensor]:
-        outcomes = [self._bench.run_rank(tensors, cut, rank, ranks) for rank in range(ranks)]
+        outcomes = [self._trials.run_rank(tensors, cut, rank, ranks) for rank in range(ranks)]
         parts = zip(*(outcome.tensors for outcome in outcomes), strict=True)
         pairs = zip(ways, parts, strict=True)
         return [join(list(part), way, copies="mean") for way, part in pairs if is_inexact(part[0])]
@@ -335,7 +335,7 @@ class GradientTrials:
         try:
             with torch.enable_grad():
                 whole_inputs = {**draw.tensors, **leaves}
-                outcome = self._bench.run_whole(whole_inputs)
+                outcome = self._trials.run_whole(whole_inputs)
                 results = [result for result in outcome.tensors if is_inexact(result)]
                 return self._differentiate(results, leaves, draw)
         except Exception:  # noqa: BLE001  (an operator without a gradient: nothing to compare)
@@ -415,12 +415,12 @@ class SplitClaim:
 class Search:
     """The search over one operator's arguments."""
 
-    def __init__(self, bench: Bench, gradients: GradientTrials, ranks: int) -> None:
-        self._bench = bench
+    def __init__(self, trials: RandomTrials, gradients: GradientTrials, ranks: int) -> None:
+        self._trials = trials
         self._gradients = gradients
         self._ranks = ranks
-        self._shapes = bench.shapes
-        self._numbers = bench.subject.numbers()
+        self._shapes = trials.shapes
+        self._numbers = trials.subject.numbers()
         # Parts may have to be multiples of these: windows of a pooling, blocks of a shuffle.
         values = {number.value for number in self._numbers}
         self._factors = sorted(values | {value**2 for value in values})
@@ -487,7 +487,7 @@ class Search:
         split = {tensor_place for tensor_place, _ in dims}
         unsplit_places = [
             tensor_place
-            for tensor_place, tensor in self._bench.first.tensors.items()
+            for tensor_place, tensor in self._trials.first.tensors.items()
             if tensor_place not in split
             and tensor.is_floating_point()
             and argument(tensor_place) == tensor_place
@@ -518,7 +518,7 @@ class Search:
         )
 
     def _try(self, cut: TrialCut) -> tuple[SplitClaim | None, bool]:
-        tried = self._bench.attempt(cut, self._bench.first, self._ranks)
+        tried = self._trials.attempt(cut, self._trials.first, self._ranks)
         claim = None if tried.ways is None else self._confirm(cut, tried.ways)
         return claim, tried.whole_sized
 
@@ -526,32 +526,32 @@ class Search:
 
     def _confirm(self, cut: TrialCut, ways: Ways) -> SplitClaim | None:
         """Try a cut with other values, other numbers of ranks, and backward."""
-        second = self._bench.second
-        narrowed_ways = self._narrowed(cut, ways, second, self._ranks)
-        if self._bench.given is not self._bench.first:
-            narrowed_ways = self._narrowed(cut, narrowed_ways, self._bench.given, self._ranks)
+        second = self._trials.second
+        narrowed_ways = self._narrow_ways(cut, ways, second, self._ranks)
+        if self._trials.given is not self._trials.first:
+            narrowed_ways = self._narrow_ways(cut, narrowed_ways, self._trials.given, self._ranks)
         for coarser in self._coarser(cut):
             others = self._other_ranks(coarser)
             confirmed = narrowed_ways
             for ranks in others:
-                confirmed = self._narrowed(coarser, confirmed, second, ranks)
+                confirmed = self._narrow_ways(coarser, confirmed, second, ranks)
             if confirmed is None:
                 continue
             chosen = self._settled(coarser, confirmed)
             if chosen is None:
                 return None
             last = others[0] if others else self._ranks
-            backward = self._gradients.agree(coarser, chosen, self._bench.first, self._ranks)
+            backward = self._gradients.agree(coarser, chosen, self._trials.first, self._ranks)
             if backward:
                 backward = self._gradients.agree(coarser, chosen, second, last)
             return SplitClaim(coarser, chosen, backward)
         return None
 
-    def _narrowed(
+    def _narrow_ways(
         self, cut: TrialCut, ways: Ways | None, draw: TrialDraw, ranks: int
     ) -> Ways | None:
         """The ways that are right for this draw too; None if none is left for some result."""
-        attempted_ways = None if ways is None else self._bench.attempt(cut, draw, ranks).ways
+        attempted_ways = None if ways is None else self._trials.attempt(cut, draw, ranks).ways
         if ways is None or attempted_ways is None:
             return None
         remaining_ways = [
@@ -564,13 +564,13 @@ class Search:
         """One way for each result; if several are left, further draws decide."""
         draws: list[TrialDraw] = []
         if any(not isinstance(way, Shard) for options in ways for way in options):
-            draws += self._bench.recounted
+            draws += self._trials.recounted
         undecided = any(len(options) > 1 or Replicate() in options for options in ways)
-        if undecided or self._bench.second.is_constant:
-            draws += self._bench.shades
+        if undecided or self._trials.second.is_constant:
+            draws += self._trials.shades
         remaining_ways: Ways | None = ways
         for draw in draws:
-            remaining_ways = self._narrowed(cut, remaining_ways, draw, self._ranks)
+            remaining_ways = self._narrow_ways(cut, remaining_ways, draw, self._ranks)
         # Equal results on all ranks also agree with every reduction except the sum.
         if remaining_ways is None or any(
             len(options) > 1 and Replicate() not in options for options in remaining_ways
@@ -748,11 +748,11 @@ def discover_partitions(
     if not subject.tensors():
         return []
     with torch.random.fork_rng(devices=[]), torch.no_grad(), _calm():
-        bench = Bench(subject)
-        tensors = bench.first.whole.tensors
+        trials = RandomTrials(subject)
+        tensors = trials.first.whole.tensors
         if not tensors or not all(map(is_comparable, tensors)):
             return []
-        search = Search(bench, GradientTrials(bench, without_gradient), ranks)
+        search = Search(trials, GradientTrials(trials, without_gradient), ranks)
         claims = list(search.claims())
     recipes = [_recipe_of(name, claim) for claim in claims]
     texts = write_annotations(subject, tensors, recipes)

@@ -293,14 +293,14 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
         ctx.group = group
-        return _summed(tensor, group)
+        return _sum_over_ranks(tensor, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _summed(gradient, ctx.group), None
+        return _sum_over_ranks(gradient, ctx.group), None
 
 
-def _summed(tensor: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
+def _sum_over_ranks(tensor: torch.Tensor, group: distributed.ProcessGroup) -> torch.Tensor:
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=group)
     return total
@@ -320,7 +320,7 @@ def _norm_of_all_ranks(
     """
     dims, shape = (0, 2, 3), (1, -1, 1, 1)
     wide = images.double()
-    total = _summed(wide.new_tensor(float(images.numel() // images.shape[1])), group)
+    total = _sum_over_ranks(wide.new_tensor(float(images.numel() // images.shape[1])), group)
     if total <= 1:
         raise ValueError("batch norm in training needs more than one value for each channel")
     mean = _SumOverRanks.apply(wide.sum(dims), group) / total  # type: ignore[no-untyped-call]

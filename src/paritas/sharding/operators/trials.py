@@ -141,7 +141,7 @@ class TrialSubject:
             items = [tensors[ListItem(argument_place, at)] for at in range(len(value))]
             arguments[argument_place] = tuple(items) if isinstance(value, tuple) else items
         if number is not None:
-            arguments[number.place] = self._divided(number, ranks)
+            arguments[number.place] = self._divide_number(number, ranks)
         args = [arguments.get(position, value) for position, value in enumerate(self.args)]
         kwargs = {name: arguments.get(name, value) for name, value in self.kwargs.items()}
         result = self.function(*args, **kwargs)
@@ -160,7 +160,7 @@ class TrialSubject:
             if _is_list(value)
         }
 
-    def _divided(self, number: DividedNumber, ranks: int) -> Any:
+    def _divide_number(self, number: DividedNumber, ranks: int) -> Any:
         if number.item is None:
             return number.value // ranks
         argument_place = number.place
@@ -425,7 +425,7 @@ class Tried:
     whole_sized: bool = False
 
 
-class Bench:
+class RandomTrials:
     """An operator with random draws of its arguments.
 
     Attributes:

@@ -304,18 +304,18 @@ def _check_option(rules: _Rules, option: dict[str, int], settings: CheckSettings
     except UsageError as error:
         unfrozen = _unfrozen_recipe(rules, requested_option)
         if unfrozen is None:
-            return _OptionResult(_refused(option, str(error)))
+            return _OptionResult(_refuse_option(option, str(error)))
         tried = settings.check(rules.call, unfrozen, count)
         if not tried.passed:
             reason = f"{error}; split anyway, {_describe_failure(tried)}"
-            return _OptionResult(_refused(option, reason))
+            return _OptionResult(_refuse_option(option, reason))
         note = f"{option} is right for this call, although {error}"
         named = _name_by_option(tried, option, unfrozen)
         return _OptionResult(msgspec.structs.replace(named, notes=(*tried.notes, note)))
     try:
         verdict = settings.check(rules.call, recipe, count)
     except UsageError as error:
-        return _OptionResult(_refused(option, str(error)))
+        return _OptionResult(_refuse_option(option, str(error)))
     wrong = failed_split(
         verdict, rules.call, recipe, count, seed=settings.seed, annotation=rules.annotation
     )
@@ -342,11 +342,11 @@ def _name_by_option(verdict: Verdict, option: Mapping[str, int], recipe: Recipe)
     if verdict.passed or verdict.failures:
         return named
     # An option that compared nothing must not pass because of the options beside it.
-    silent = _refused(option, "nothing was compared").findings
+    silent = _refuse_option(option, "nothing was compared").findings
     return msgspec.structs.replace(named, findings=(*named.findings, *silent))
 
 
-def _refused(option: Mapping[str, int], reason: str) -> Verdict:
+def _refuse_option(option: Mapping[str, int], reason: str) -> Verdict:
     advice = (
         "do not split this dimension, or register an annotation that splits it "
         "(paritas.partition.register)"

@@ -121,7 +121,7 @@ class Form:
         local = take(self.base(value.detach()), self.where).clone()
         if self.turn is not None:  # the first rank has all of the sum
             local = local if self.turn == 0 else torch.zeros_like(local)
-        return local if self.placement is None else _distributed(local, self.placement, mesh)
+        return local if self.placement is None else _make_dtensor(local, self.placement, mesh)
 
     def piece(self, tensor: Tensor) -> RankPiece:
         """What a rank holds of a value in this form."""
@@ -154,7 +154,7 @@ class Form:
         return (first, *where[1:])
 
 
-def _distributed(local: Tensor, placement: LocalPlacement, mesh: DeviceMesh | None) -> Tensor:
+def _make_dtensor(local: Tensor, placement: LocalPlacement, mesh: DeviceMesh | None) -> Tensor:
     """A DTensor of the ranks' parts."""
     from torch.distributed import tensor as dt
 

@@ -131,14 +131,16 @@ class WatchedStep:
 
     def calls(self) -> list[tuple[ModuleCall, dict[int, ModuleCall]]]:
         """Each call of the reference and the same call on the ranks that made it."""
-        calls_by_rank = {rank: dict(_numbered(step.modules)) for rank, step in self.ranks.items()}
+        calls_by_rank = {
+            rank: dict(_number_calls(step.modules)) for rank, step in self.ranks.items()
+        }
         return [
             (call, {rank: calls[key] for rank, calls in calls_by_rank.items() if key in calls})
-            for key, call in _numbered(self.reference.modules)
+            for key, call in _number_calls(self.reference.modules)
         ]
 
 
-def _numbered(calls: list[ModuleCall]) -> Iterator[tuple[tuple[str, int], ModuleCall]]:
+def _number_calls(calls: list[ModuleCall]) -> Iterator[tuple[tuple[str, int], ModuleCall]]:
     """Calls by name and number among the calls of that name."""
     counts: dict[str, int] = {}
     for call in calls:

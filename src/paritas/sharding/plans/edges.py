@@ -53,7 +53,7 @@ class EdgeJudge(Judge):
     ) -> None:
         """`run` is `run_reference`; `shaking` moves the values between blocks."""
         super().__init__(program, reference, ranks, None, run)
-        base = _observed(reference)
+        base = _merge_steps(reference)
 
         def shaken(seed: int) -> Observation:
             trace = run(
@@ -62,7 +62,7 @@ class EdgeJudge(Judge):
                 abridge=shaking.abridge,
             )
             failed = None if trace.error is None else RuntimeError(trace.error)
-            return dataclasses.replace(_observed(trace), error=failed)
+            return dataclasses.replace(_merge_steps(trace), error=failed)
 
         self.noise = ComposedNoise(shaken, base, program.seed, tell)
         self._wholes = shaking.abridge.wholes
@@ -98,7 +98,7 @@ def _about_sketch(finding: Finding, full_value: Tensor) -> Finding:
     )
 
 
-def _observed(trace: Trace) -> Observation:
+def _merge_steps(trace: Trace) -> Observation:
     """All steps as one observation."""
     outputs: dict[Item, Any] = {
         msgspec.structs.replace(item, step=number): value

@@ -280,8 +280,8 @@ class _StepOfPiece:
         prepared_calls: list[tuple[Any, Any, Any]] = []
         for call in self.calls[self.piece.task.name]:
             forms, mark = self._forms_of(call), self.piece.task.mark(call)
-            args = self._fed(call.args, forms and forms.args)
-            kwargs = self._fed(call.kwargs, forms and forms.kwargs)
+            args = self._feed_values(call.args, forms and forms.args)
+            kwargs = self._feed_values(call.kwargs, forms and forms.kwargs)
             for argument_number, tree in enumerate((args, kwargs)):
                 for path, leaf in leaves(tree):
                     if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -371,7 +371,9 @@ class _StepOfPiece:
         """What the model gets in place of a block's result."""
         forms = self._forms_of(call)
         table = None if forms is None else forms.results
-        result = self._fed(call.result, None if table is None else with_forms(call.result, table))
+        result = self._feed_values(
+            call.result, None if table is None else with_forms(call.result, table)
+        )
         for path, leaf in leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 form = forms.upstream.get(path) if forms else None
@@ -401,14 +403,14 @@ class _StepOfPiece:
         """Have backward start here too, with this gradient."""
         if gradient is None or not leaf.requires_grad:
             return
-        value = _widened(gradient.back(), wide=self.wide)
+        value = _widen_tensor(gradient.back(), wide=self.wide)
         self._heads.append(leaf)
         self._gradients.append(value if form is None else form.part_of(value, self.piece.mesh))
 
     def _piece(self, value: Tensor, form: Form | None) -> RankPiece:
         return piece_of(value) if form is None else form.piece(value)
 
-    def _fed(self, tree: Any, forms: Any) -> Any:
+    def _feed_values(self, tree: Any, forms: Any) -> Any:
         """Recorded values as the piece gets them, in their forms on a rank."""
         shown = iter([leaf for _, leaf in leaves(forms)]) if forms is not None else None
         fed_tensors: dict[int, Tensor] = {}
@@ -418,7 +420,7 @@ class _StepOfPiece:
             if not isinstance(leaf, Parked):
                 return leaf if shown is None else form
             if id(leaf) not in fed_tensors:  # a tensor that is passed twice stays one tensor
-                value = _widened(leaf.back(), wide=self.wide)
+                value = _widen_tensor(leaf.back(), wide=self.wide)
                 rank_part = (
                     value.clone() if form is None else form.value.part_of(value, self.piece.mesh)
                 )
@@ -428,7 +430,7 @@ class _StepOfPiece:
         return map_leaves(tree, fed)
 
 
-def _widened(tensor: Tensor, *, wide: bool) -> Tensor:
+def _widen_tensor(tensor: Tensor, *, wide: bool) -> Tensor:
     dtype = WIDE.get(tensor.dtype, tensor.dtype) if wide else tensor.dtype
     return tensor.detach().to(dtype)
 

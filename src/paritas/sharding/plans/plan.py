@@ -508,9 +508,9 @@ class DropoutMode(TorchFunctionMode):
     ) -> Tensor:
         if not (training and train) or p == 0 or self.kind == "off":
             return input
-        return input.copy_(self._masked(input, p)) if inplace else self._masked(input, p)
+        return input.copy_(self._mask_value(input, p)) if inplace else self._mask_value(input, p)
 
-    def _masked(self, value: Tensor, p: float) -> Tensor:
+    def _mask_value(self, value: Tensor, p: float) -> Tensor:
         from torch.distributed.tensor import DTensor, Replicate
 
         if not isinstance(value, DTensor):
@@ -568,7 +568,7 @@ class DropoutMode(TorchFunctionMode):
         identity = identity.expand(*value.shape[:-2], length, length)
         how["enable_gqa"] = False
         weights = F.scaled_dot_product_attention(query, key, identity, **how)
-        return self._masked(weights, dropout_p) @ value
+        return self._mask_value(weights, dropout_p) @ value
 
 
 def with_dropout(
@@ -668,7 +668,7 @@ def apply_plan(
         unmatched = unmatched_names(plan, model)
         if len(unmatched) == len(plan):
             raise UnsupportedPlanError(
-                f"no module matches {_listed(unmatched)} of the plan, so nothing is parallel"
+                f"no module matches {_list_names(unmatched)} of the plan, so nothing is parallel"
             )
         matched = {name: style for name, style in plan.items() if name not in unmatched}
         # Styles keep state of their rank, so ranks that are threads must not share them.
@@ -695,7 +695,7 @@ def apply_plan(
 def plan_notes(program: ParallelProgram, model: nn.Module) -> list[str]:
     """What is to be said about a plan before it is applied to a model."""
     unmatched = unmatched_names(program.plan, model) if isinstance(program.plan, dict) else []
-    return [f"no module matches {_listed(unmatched)} of the plan"] if unmatched else []
+    return [f"no module matches {_list_names(unmatched)} of the plan"] if unmatched else []
 
 
 def unmatched_names(plan: dict[str, Any], model: nn.Module) -> list[str]:
@@ -704,7 +704,7 @@ def unmatched_names(plan: dict[str, Any], model: nn.Module) -> list[str]:
     return [name for name in plan if not any(_matches(path, _atoms(name)) for path in paths)]
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return enumerated([repr(name) for name in names], _MOST_LISTED)
 
 

@@ -68,12 +68,12 @@ _MOST_BYTES = 1 << 62
 _PART_BYTES = 1 << 30
 
 
-def _pickled(value: Any) -> list[bytes]:
+def _pickle_in_parts(value: Any) -> list[bytes]:
     content = memoryview(pickle.dumps(value))
     return [bytes(content[i : i + _PART_BYTES]) for i in range(0, len(content), _PART_BYTES)]
 
 
-def _unpickled(parts: list[bytes]) -> Any:
+def _unpickle_parts(parts: list[bytes]) -> Any:
     return pickle.loads(b"".join(parts))  # noqa: S301  (from our own processes)
 
 
@@ -108,11 +108,11 @@ def prepare_rank(settings: bytes, *, forks: bool) -> Callable[[Channel], None]: 
 
 def _run_task(seat: RankSeat, task: RankTask) -> RankReply:
     try:
-        function, payload = _unpickled(task.content)
-        return RankReply(_pickled(function(seat.rank, seat.ranks, payload)))
+        function, payload = _unpickle_parts(task.content)
+        return RankReply(_pickle_in_parts(function(seat.rank, seat.ranks, payload)))
     except Exception as error:  # noqa: BLE001  (the parent reports it)
         so_far = getattr(error, "so_far", None)
-        value = None if so_far is None else _pickled(so_far)
+        value = None if so_far is None else _pickle_in_parts(so_far)
         return RankReply(value, in_one_line(error, 300))
 
 
@@ -339,7 +339,7 @@ class RankPool:
             reply = self._workers[rank].channel.receive(RankReply, most_bytes=_MOST_BYTES)
         except ChannelClosedError:
             self._fail(self._death(rank), [rank], answers)
-        value = None if reply.value is None else _unpickled(reply.value)
+        value = None if reply.value is None else _unpickle_parts(reply.value)
         return RankAnswer(value, reply.error)
 
     def _death(self, rank: int) -> str:
@@ -404,7 +404,7 @@ atexit.register(close_pools)
 
 def _pack_task(task: Any, payload: Any) -> RankTask:
     try:
-        return RankTask(_pickled((task, payload)))
+        return RankTask(_pickle_in_parts((task, payload)))
     except Exception as error:  # noqa: BLE001  (a user's object may raise anything when pickled)
         text = first_line(error, 1000) or type(error).__name__
         raise UsageError(

@@ -239,7 +239,7 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
             for _ in range(program.steps):
                 trace.steps.append(StepTrace())
                 seed = program.seed + program.first + len(trace.steps)
-                with _seeded(seed, manner, trace):
+                with _seed_step(seed, manner, trace):
                     _one_step(program, names, optimizer, manner, trace, watch, running)
                 if manner.abridge_from and trace.is_abridged:
                     _drop_large(trace.steps[-1].outputs)
@@ -353,7 +353,7 @@ def _run_schedule(
 
 
 @contextlib.contextmanager
-def _seeded(seed: int, manner: Manner, trace: Trace) -> Iterator[None]:
+def _seed_step(seed: int, manner: Manner, trace: Trace) -> Iterator[None]:
     """Start a step with the same seed everywhere, and record whether it drew random numbers.
 
     Threads share one generator, so none of them may reset it while another draws.

@@ -171,7 +171,7 @@ def check_program(runs: ProgramRuns, *, strict: bool = False) -> Verdict:
     drops = reference.random and runs.without_dropout()
     runs.tell(f"training on {program.ranks} ranks")
     runs.split = traces = runs.ranks()
-    runs.lifted, notes = _lifted(runs, traces)
+    runs.lifted, notes = _lift_runs(runs, traces)
     verdict = judge_traces(
         runs.program, runs.native, traces, runs.lifted, strict=strict, runs=runs, notes=tuple(notes)
     )
@@ -372,9 +372,9 @@ def judge_traces(
         located = bool(wrong) and not errors
         if located if runs is None else runs.agreed(located):
             first = min((wrong_item.step for wrong_item in wrong), default=1)
-            watched = _watched(runs, lifted, first if runs is None else runs.agreed(first))
+            watched = _watch_modules(runs, lifted, first if runs is None else runs.agreed(first))
             cause = find_cause(judge, wrong, *watched) if wrong else None
-            noted += _affected(judged, wrong)
+            noted += _count_affected_values(judged, wrong)
             noted += [
                 f"{' and '.join(tied)} are one parameter on one device, but not under the plan: "
                 "tie them again after it is applied"
@@ -395,7 +395,7 @@ def judge_traces(
 
 
 @quietly()
-def _watched(
+def _watch_modules(
     runs: ProgramRuns | None, lifted: tuple[Trace, list[Trace]] | None, step: int
 ) -> tuple[Trace | None, list[Trace]]:
     """Run both sides again, up to the first wrong step, and watch every module there."""
@@ -409,7 +409,7 @@ def _watched(
 
 
 @quietly()
-def _lifted(
+def _lift_runs(
     runs: ProgramRuns, natively: list[Trace]
 ) -> tuple[tuple[Trace, list[Trace]] | None, list[str]]:
     """Both sides in float64, or a note that says why not."""
@@ -476,7 +476,7 @@ def errors_of(ranks: list[Trace]) -> list[Finding]:
     return [mismatch(item, Aspect.EXCEPTION, reason, origin=origin)]
 
 
-def _affected(judged: list[Judged], wrong: list[Judged]) -> list[str]:
+def _count_affected_values(judged: list[Judged], wrong: list[Judged]) -> list[str]:
     """How many values of each kind are wrong in the first wrong step."""
     if not wrong:
         return []
@@ -504,7 +504,7 @@ def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[
             at = next(i for i, f in enumerate(findings) if not f.status.passes())
             findings[at] = cause.explained(findings[at])
             sorted_findings = [findings.pop(at), *sorted_findings]
-        sorted_findings += [_explained(finding, judged_item, cause) for finding in findings]
+        sorted_findings += [_explain_finding(finding, judged_item, cause) for finding in findings]
     for step, those in later.items():
         value_count = sum(1 for item_of_step in judged if item_of_step.step == step)
         reason = (
@@ -516,7 +516,7 @@ def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[
     return sorted_findings
 
 
-def _explained(finding: Finding, judged: Judged, cause: ParallelCause | None) -> Finding:
+def _explain_finding(finding: Finding, judged: Judged, cause: ParallelCause | None) -> Finding:
     if cause is None or finding.status.passes():
         return finding
     diagnosis = cause.others.get((judged.step, judged.item.path))

@@ -64,29 +64,29 @@ def product(left: Normal, right: Normal) -> Normal:
     terms = []
     for first, a in left:
         for second, b in right:
-            terms.append(_scaled(_joined(first, second), a * b))
+            terms.append(_scale_terms(_join_monomials(first, second), a * b))
     return total(*terms)
 
 
-def _scaled(normal: Normal, by: Fraction) -> Normal:
+def _scale_terms(normal: Normal, by: Fraction) -> Normal:
     return tuple((monomial, value * by) for monomial, value in normal)
 
 
-def _joined(first: Monomial, second: Monomial) -> Normal:
+def _join_monomials(first: Monomial, second: Monomial) -> Normal:
     # Names of other terms must not be taken for the names inside a factor.
-    first = _renamed(first, "'") if first[0] else first
-    second = _renamed(second, '"') if second[0] else second
-    return canonical((*first[0], *second[0]), _merged(first[1], second[1]))
+    first = _rename_binders(first, "'") if first[0] else first
+    second = _rename_binders(second, '"') if second[0] else second
+    return canonical((*first[0], *second[0]), _merge_factors(first[1], second[1]))
 
 
-def _merged(left: Factors, right: Factors) -> Factors:
+def _merge_factors(left: Factors, right: Factors) -> Factors:
     powers: dict[Atom, int] = dict(left)
     for atom, power in right:
         powers[atom] = powers.get(atom, 0) + power
-    return _sorted(powers)
+    return _sort_factors(powers)
 
 
-def _sorted(powers: Mapping[Atom, int]) -> Factors:
+def _sort_factors(powers: Mapping[Atom, int]) -> Factors:
     nonzero_factors = []
     for atom, power in powers.items():
         if power:  # the first rank counts or does not: its powers are equal
@@ -111,7 +111,7 @@ def of_index(poly: Poly) -> Normal:
         powers: dict[Atom, int] = {}
         for symbol_name in monomial:
             powers[("sym", symbol_name)] = powers.get(("sym", symbol_name), 0) + 1
-        terms.append(((((), _sorted(powers)), Fraction(value)),))
+        terms.append(((((), _sort_factors(powers)), Fraction(value)),))
     return total(*terms)
 
 
@@ -120,7 +120,9 @@ def of_index(poly: Poly) -> Normal:
 
 def replace_in(value: Normal, by: Mapping[Atom, Poly]) -> Normal:
     """A normal form with indices replaced."""
-    return total(*(_scaled(_replace_in_monomial(monomial, by), size) for monomial, size in value))
+    return total(
+        *(_scale_terms(_replace_in_monomial(monomial, by), size) for monomial, size in value)
+    )
 
 
 def _replace_in_monomial(monomial: Monomial, by: Mapping[Atom, Poly]) -> Normal:
@@ -142,7 +144,7 @@ def _replace_in_monomial(monomial: Monomial, by: Mapping[Atom, Poly]) -> Normal:
     sizes = tuple(_replace_in_binder(binder, by) for binder in binders)
     out = []
     for (inner_binders, inner), coefficient in result:
-        out.append(_scaled(canonical((*sizes, *inner_binders), inner), coefficient))
+        out.append(_scale_terms(canonical((*sizes, *inner_binders), inner), coefficient))
     return total(*out)
 
 
@@ -177,7 +179,7 @@ def _replace_in_atom(atom: Atom, by: Mapping[Atom, Poly]) -> Normal:
     return factor((kind, binders, replace_in(atom[2], by)))
 
 
-def _renamed(monomial: Monomial, mark: str) -> Monomial:
+def _rename_binders(monomial: Monomial, mark: str) -> Monomial:
     by = {name: symbol(name + mark) for name, _ in monomial[0]}
     ((renamed, _),) = _uncanonical(monomial, by)
     return renamed
@@ -222,7 +224,7 @@ def canonical(binders: tuple[Binder, ...], factors: Factors) -> Normal:
             other_binders = tuple(other for other in binders if other != binder)
             return total(
                 *(
-                    _scaled(canonical(other_binders, _merged(factors, sizes)), value)
+                    _scale_terms(canonical(other_binders, _merge_factors(factors, sizes)), value)
                     for (_, sizes), value in of_index(binder[1])
                 )
             )
@@ -230,7 +232,9 @@ def canonical(binders: tuple[Binder, ...], factors: Factors) -> Normal:
     if not binders:
         return (((binders, factors), Fraction(1)),)
     level = _level(binders, factors)
-    return ((_best_names(binders, level, lambda by: _named(binders, factors, by)), Fraction(1)),)
+    return (
+        (_best_names(binders, level, lambda by: _apply_names(binders, factors, by)), Fraction(1)),
+    )
 
 
 def _level(binders: tuple[Binder, ...], body: Any) -> int:
@@ -238,7 +242,7 @@ def _level(binders: tuple[Binder, ...], body: Any) -> int:
     return depth(body, frozenset(name for name, _ in binders)) + 1
 
 
-def _named(
+def _apply_names(
     binders: tuple[Binder, ...], factors: Factors, by: Mapping[Atom, Poly]
 ) -> tuple[tuple[Binder, ...], Factors]:
     ((((sizes, inner), _)),) = _uncanonical((binders, factors), by)
@@ -273,7 +277,9 @@ def _without_ranks(
             if not occurs(name, other_factors) and not occurs(
                 name, tuple(size for _, size in others)
             ):
-                return _without_ranks(others, _merged(other_factors, ((("sym", LENGTH), 1),)))
+                return _without_ranks(
+                    others, _merge_factors(other_factors, ((("sym", LENGTH), 1),))
+                )
     return binders, factors
 
 
@@ -434,5 +440,7 @@ def summed(binders: tuple[Binder, ...], body: Normal) -> Normal:
     for (inner, factors), coefficient in body:
         by = {name: symbol(name + "'") for name, _ in inner}
         ((((inner_binders, renamed), scale)),) = _uncanonical((inner, factors), by)
-        out.append(_scaled(canonical((*binders, *inner_binders), renamed), coefficient * scale))
+        out.append(
+            _scale_terms(canonical((*binders, *inner_binders), renamed), coefficient * scale)
+        )
     return total(*out)

@@ -51,10 +51,10 @@ def prove_dtensor(
         name: the operator's name, if the function does not know it.
         within: makes a context for forward and backward, such as `loss_parallel`.
     """
-    defined = _defined(op, tuple(args), dict(kwargs or {}), name)
+    defined = _define_call(op, tuple(args), dict(kwargs or {}), name)
     for claim in examine_dtensor(op, args, kwargs, ranks=ranks, seed=seed, within=within):
         if claim.verdict is not None:
-            yield _decided(defined, claim, ranks, seed)
+            yield _decide_claim(defined, claim, ranks, seed)
 
 
 # --- The definition of what is called -------------------------------------------------------------
@@ -76,13 +76,13 @@ class _Defined:
     outside: str = ""
 
 
-def _defined(
+def _define_call(
     op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> _Defined:
     call = lifted(OperatorCall(op, args, kwargs, name))
     defined = _Defined(name or getattr(op, "__name__", ""), call)
     call_tensors = list(argument_tensors(call.args, call.kwargs).values())
-    inner = call if name else _called(call) or call
+    inner = call if name else _find_called_operator(call) or call
     try:
         definition = define(inner)
         validate(definition)
@@ -101,7 +101,7 @@ def _number(tensor: Any, call_tensors: list[Any]) -> int | None:
     return next((at for at, call_tensor in enumerate(call_tensors) if call_tensor is tensor), None)
 
 
-def _called(call: OperatorCall) -> OperatorCall | None:
+def _find_called_operator(call: OperatorCall) -> OperatorCall | None:
     """The one operator that a function of tensors calls; None if it calls others too."""
     if call.kwargs or not all(isinstance(argument, torch.Tensor) for argument in call.args):
         return None
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Any:
 # --- The decision ---------------------------------------------------------------------------------
 
 
-def _decided(defined: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> RuleProof:
+def _decide_claim(defined: _Defined, claim: DTensorClaim, ranks: int, seed: int) -> RuleProof:
     proof = RuleProof(
         operator=defined.name,
         rule=claim.words,

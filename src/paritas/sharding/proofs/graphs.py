@@ -458,7 +458,7 @@ class _Decision:
         role: Any = None
         if self.stopped is None:
             try:
-                role = self._placed(step, call, annotation, whole_result)
+                role = self._place_result(step, call, annotation, whole_result)
             except _Stopped as stop:
                 self._stop(step.name, str(stop))
         if whole_result is None:
@@ -533,7 +533,7 @@ class _Decision:
 
     # --- placements -------------------------------------------------------------------------------
 
-    def _placed(
+    def _place_result(
         self, step: GraphStep, call: OperatorCall, annotation: Annotation | None, whole_result: Any
     ) -> Any:
         """The placement of the result, by a proved rule for those of the arguments."""
@@ -636,13 +636,13 @@ class _Decision:
                 for argument_place, role in plain.items()
             ):
                 continue
-            proof = self._proved(call, annotation, option)
+            proof = self._prove_option(call, annotation, option)
             if proof.status != "proved" or proof.certificate is None:
                 reasons.append(proof.words)
                 continue
             if packed > 1 and not _holds_for_pieces(recipe, proof):
                 continue
-            results = [_packed(_plain(role), packed) for role in recipe.outputs]
+            results = [_pack_role(_plain(role), packed) for role in recipe.outputs]
             words = list(map(_word, results))
             self.calls.append({**entry, "certificate": proof.certificate, "placements": words})
             return results[0] if len(results) == 1 else tuple(results)
@@ -687,9 +687,11 @@ class _Decision:
         self.calls.append({**entry, "certificate": certificate, "placements": placements})
         return terms if len(results) == 1 else (terms,) * len(results)
 
-    def _proved(self, call: OperatorCall, annotation: Annotation, option: Option) -> RuleProof:
+    def _prove_option(
+        self, call: OperatorCall, annotation: Annotation, option: Option
+    ) -> RuleProof:
         """The proof of an option; layers that are alike share it, unless values count."""
-        described = repr(fx.node.map_aggregate((call.args, call.kwargs), _described))
+        described = repr(fx.node.map_aggregate((call.args, call.kwargs), _describe_value))
         key = (_name(call), described, annotation.text, option)
         if key in self.proofs:
             return self.proofs[key]
@@ -727,7 +729,7 @@ def _annotation(call: OperatorCall) -> Annotation | None:
         return None
 
 
-def _packed(role: Role, pieces: int) -> Role:
+def _pack_role(role: Role, pieces: int) -> Role:
     return Shard(role.dim, pieces=pieces) if isinstance(role, Shard) else role
 
 
@@ -744,7 +746,7 @@ def _holds_for_pieces(recipe: Recipe, proof: RuleProof) -> bool:
     )
 
 
-def _described(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return (tuple(value.shape), str(value.dtype))
     return value

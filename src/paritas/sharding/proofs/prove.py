@@ -120,7 +120,7 @@ class Prover:
                 return proof
             if proof.parts == "equal" and self._has_unequal_parts(recipe):
                 return self._only_for_equal_parts(proof, recipe)
-            return self._contradicted(proof, verdict)
+            return self._mark_contradicted(proof, verdict)
         example = self.refute(recipe)
         if example is not None:
             return msgspec.structs.replace(
@@ -128,7 +128,7 @@ class Prover:
             )
         return proof
 
-    def _contradicted(self, rule_proof: RuleProof, verdict: Verdict) -> RuleProof:
+    def _mark_contradicted(self, rule_proof: RuleProof, verdict: Verdict) -> RuleProof:
         reason = (
             f"proved, but the numerical check says {verdict.status}: "
             f"{verdict.failures[0].reason if verdict.failures else ''}; please report this"
@@ -150,7 +150,7 @@ class Prover:
         equal = resized(self.call, expansion, {recipe.identifier: length - length % self.ranks})
         again = check_recipe(equal, recipe, self.ranks, seed=self.seed)
         if again.status not in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
-            return self._contradicted(rule_proof, again)
+            return self._mark_contradicted(rule_proof, again)
         return msgspec.structs.replace(
             rule_proof,
             status="refuted",
@@ -202,7 +202,7 @@ class Prover:
             smaller_counterexample = self._fails_again(call, recipe.identifier, ranks)
             if smaller_counterexample is not None:
                 return smaller_counterexample
-        return counterexample or self._fails(_varied(self.call, self.seed), recipe, self.ranks)
+        return counterexample or self._fails(_vary_values(self.call, self.seed), recipe, self.ranks)
 
     def _fails_again(
         self, call: OperatorCall, identifier: str, ranks: int
@@ -299,7 +299,7 @@ def resized(call: OperatorCall, expansion: Expansion, lengths: Mapping[str, int]
     return dataclasses.replace(call, args=tuple(args), kwargs=kwargs)
 
 
-def _varied(call: OperatorCall, seed: int) -> OperatorCall:
+def _vary_values(call: OperatorCall, seed: int) -> OperatorCall:
     """The call with other values, of the same signs and not larger: equal ones hide faults."""
     generator = torch.Generator().manual_seed(seed)
 

@@ -430,11 +430,11 @@ def assembled(parts: list[Tensor], role: Role) -> list[Tensor]:
             )
             return [torch.cat(order, dim)]
         case Partial(reduction=reduction):
-            return [_reduced(parts, reduction)]
+            return [_reduce_parts(parts, reduction)]
     return parts
 
 
-def _reduced(parts: list[Tensor], reduction: str) -> Tensor:
+def _reduce_parts(parts: list[Tensor], reduction: str) -> Tensor:
     stacked = torch.stack(parts)
     if reduction == "max":
         return stacked.amax(0)
@@ -450,8 +450,8 @@ def combined(kind: str, parts: list[Any], dim_or_reduction: Any) -> list[Any]:
         if kind == "all_gather":
             return [torch.cat(parts, dim_or_reduction)] * ranks
         if kind == "all_reduce":
-            return [_reduced(parts, dim_or_reduction)] * ranks
-        total = parts[0] if kind == "keep_slice" else _reduced(parts, "sum")
+            return [_reduce_parts(parts, dim_or_reduction)] * ranks
+        total = parts[0] if kind == "keep_slice" else _reduce_parts(parts, "sum")
         slices = list(total.chunk(ranks, dim_or_reduction))
         return slices if len(slices) == ranks else [None] * ranks
     except (RuntimeError, TypeError, AttributeError, IndexError):

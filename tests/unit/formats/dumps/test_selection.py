@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paritas.core.errors import UsageError
-from paritas.formats.dumps.selection import Selection, Sieve
+from paritas.formats.dumps.selection import Selection, SelectionFilter
 from paritas.formats.files.records import Site
 
 
@@ -25,7 +25,7 @@ def node(name, op="aten.add.Tensor", **more):
 
 
 def wanted(selection, *sites):
-    sieve = Sieve(selection)
+    sieve = SelectionFilter(selection)
     return [sieve.wants(site) for site in sites]
 
 
@@ -48,7 +48,7 @@ def test_operators_may_be_named_as_in_the_graph_engine():
 
 
 def test_a_name_of_the_graph_engine_that_matches_nothing_is_reported_once():
-    sieve = Sieve(Selection.of(layers=["Conv_7"]))
+    sieve = SelectionFilter(Selection.of(layers=["Conv_7"]))
     sieve.wants(node("convolution"))
     sieve.saw_step(0)
     assert sieve.unmatched() == [
@@ -217,7 +217,7 @@ def test_sides_and_phases():
 
 
 def after(selection, sites, steps=(0,)):
-    sieve = Sieve(selection)
+    sieve = SelectionFilter(selection)
     for site in sites:
         sieve.wants(site)
     for step in steps:
@@ -321,6 +321,6 @@ def test_a_module_brings_what_was_fused_with_something_else():
     site = Site(source="fused", level="buffer", name="mul", op="aten.mul.Tensor", nodes=("erf",))
     within = (("erf", "net.gelu", "aten.erf.default"), ("mul", "net", "aten.mul.Tensor"))
     for asked in ({"layers": ["net.gelu"]}, {"layers": ["ERF"]}, {"ops": ["aten.erf"]}):
-        assert Sieve(Selection.of(**asked)).wants(site, within), asked
+        assert SelectionFilter(Selection.of(**asked)).wants(site, within), asked
     for asked in ({"layers": ["net.norm"]}, {"ops": ["aten.exp"]}):
-        assert not Sieve(Selection.of(**asked)).wants(site, within), asked
+        assert not SelectionFilter(Selection.of(**asked)).wants(site, within), asked

@@ -64,11 +64,11 @@ class Form:
 # --- Forms of one line ----------------------------------------------------------------------------
 
 
-def _centred(x: Tensor) -> Tensor:
+def _subtract_mean(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
-def _shifted(x: Tensor) -> Tensor:
+def _subtract_max(x: Tensor) -> Tensor:
     return x - x.amax(-1, keepdim=True)
 
 
@@ -82,11 +82,11 @@ _BEFORE: Parts = {
     "x": lambda x: x,
     "abs(x)": torch.abs,
     "square(x)": torch.square,
-    "x - mean(x)": _centred,
-    "abs(x - mean(x))": lambda x: _centred(x).abs(),
-    "square(x - mean(x))": lambda x: _centred(x).square(),
+    "x - mean(x)": _subtract_mean,
+    "abs(x - mean(x))": lambda x: _subtract_mean(x).abs(),
+    "square(x - mean(x))": lambda x: _subtract_mean(x).square(),
     "exp(x)": torch.exp,
-    "exp(x - max(x))": lambda x: _shifted(x).exp(),
+    "exp(x - max(x))": lambda x: _subtract_max(x).exp(),
     "exp(-x)": lambda x: (-x).exp(),
     "log(x)": torch.log,
     "sqrt(abs(x))": lambda x: x.abs().sqrt(),
@@ -145,7 +145,7 @@ _AFTER: Parts = {
 }
 
 
-def _applied(after: str, words: str) -> str:
+def _describe_application(after: str, words: str) -> str:
     return f"{after}({words})" if after else words
 
 
@@ -153,12 +153,14 @@ def _reduction_words(parts: tuple[str, ...]) -> str:
     before, reduce, after = parts
     if reduce in _OF_ALL_LINES:
         return f"the {reduce}"
-    return _applied(after, f"the {reduce} of {'the line' if before == 'x' else before}")
+    return _describe_application(
+        after, f"the {reduce} of {'the line' if before == 'x' else before}"
+    )
 
 
 def _reductions(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
     for (before, pre), (name, reduce) in itertools.product(_BEFORE.items(), _OF_LINE.items()):
-        value = _attempted(lambda: reduce(pre(x)))  # noqa: B023
+        value = _attempt_compute(lambda: reduce(pre(x)))  # noqa: B023
         if value is None:
             continue
         for after, post in _AFTER.items():
@@ -178,7 +180,7 @@ class _Chain:
         return self.post(self.reduce(self.pre(x)))
 
 
-def _attempted(compute: Callable[[], Tensor]) -> Tensor | None:
+def _attempt_compute(compute: Callable[[], Tensor]) -> Tensor | None:
     try:
         return compute()
     except (RuntimeError, ValueError, IndexError):
@@ -209,7 +211,7 @@ _RUNNING: Parts = {
 
 def _running(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
     for (before, pre), (name, run) in itertools.product(_BEFORE.items(), _RUNNING.items()):
-        value = _attempted(lambda: run(pre(x)))  # noqa: B023
+        value = _attempt_compute(lambda: run(pre(x)))  # noqa: B023
         if value is None:
             continue
         for after, post in _AFTER.items():
@@ -244,8 +246,8 @@ _ABOVE: Parts = {
     "exp(-x)": lambda x: (-x).exp(),
     "10 ** x": lambda x: 10**x,
     "x - min(x)": lambda x: x - x.amin(-1, keepdim=True),
-    "x - max(x)": _shifted,
-    "x - mean(x)": _centred,
+    "x - max(x)": _subtract_max,
+    "x - mean(x)": _subtract_mean,
     "sign(x)": torch.sign,
     "exp(x) of the largest only": _largest_only,
     "the projection of x onto the simplex": _on_simplex,
@@ -291,7 +293,7 @@ _OF_OTHERS = {
 
 def _quotient_words(parts: tuple[str, ...]) -> str:
     above, below, after = parts
-    return _applied(after, above if below == "1" else f"{above} divided by {below}")
+    return _describe_application(after, above if below == "1" else f"{above} divided by {below}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,7 +321,9 @@ def _quotients(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
 
 _OF_BOTH: Parts = {
     "the sum of a * b": lambda a, b: (a * b).sum(-1),
-    "the sum of (a - mean(a)) * (b - mean(b))": lambda a, b: (_centred(a) * _centred(b)).sum(-1),
+    "the sum of (a - mean(a)) * (b - mean(b))": lambda a, b: (
+        _subtract_mean(a) * _subtract_mean(b)
+    ).sum(-1),
     "the sum of abs(a * b)": lambda a, b: (a * b).abs().sum(-1),
     "the sum of abs(a - b)": lambda a, b: (a - b).abs().sum(-1),
     "the length of a - b": lambda a, b: (a - b).square().sum(-1).sqrt(),
@@ -349,7 +353,9 @@ _DIVISORS: Parts = {
     "the sum of the lengths": lambda a, b: _length(a) + _length(b),
     "the mean of the squared lengths": lambda a, b: (_length(a) ** 2 + _length(b) ** 2) / 2,
     "the larger squared length": lambda a, b: torch.maximum(_length(a), _length(b)).square(),
-    "both lengths around the means": lambda a, b: _length(_centred(a)) * _length(_centred(b)),
+    "both lengths around the means": lambda a, b: (
+        _length(_subtract_mean(a)) * _length(_subtract_mean(b))
+    ),
     "both sums of magnitudes": lambda a, b: a.abs().sum(-1) * b.abs().sum(-1),
     "both largest magnitudes": lambda a, b: a.abs().amax(-1) * b.abs().amax(-1),
     "their number": lambda a, _: torch.full_like(a[..., 0], a.shape[-1]),
@@ -514,14 +520,14 @@ def _differing(
     variations.sort(key=lambda variation: variation[:2])
     if variations or is_few:
         return [(differ, 0, variation) for differ, _, variation in variations[:_MOST_TRIED]]
-    return _scaled(search, right, lines, tensors)
+    return _find_scaled_forms(search, right, lines, tensors)
 
 
 # A factor that was solved for must be so short.
 _DIGITS = (1, 2)
 
 
-def _scaled(
+def _find_scaled_forms(
     search: _Search, right: Form, lines: Lines, tensors: Sequence[Tensor]
 ) -> list[tuple[int, int, Variation]]:
     """Forms with one part that differs, and a short factor."""

@@ -39,12 +39,14 @@ def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, i
     }
     variations: list[tuple[float, int, Variation]] = []
     for name, value in itertools.islice(operands.items(), _MOST_OPERANDS):
-        variations += ((2, 1, variation) for variation in _limited(name, value, case))
-        variations += ((3, 1, variation) for variation in _rounded(name, value))
+        variations += ((2, 1, variation) for variation in _limit_operand(name, value, case))
+        variations += ((3, 1, variation) for variation in _round_operand_to_steps(name, value))
         if name == "self" and torch.Tag.pointwise not in step.operator.tags:
-            variations += ((2, 0, variation) for variation in _conjugated(step.name))
+            variations += ((2, 0, variation) for variation in _vary_functions_around(step.name))
         if step.name in _PERIODIC:
-            variations += ((3, 1, variation) for variation in _wrapped(name, _PERIODIC[step.name]))
+            variations += (
+                (3, 1, variation) for variation in _subtract_whole_turns(name, _PERIODIC[step.name])
+            )
     if torch.Tag.pointwise in step.operator.tags:
         variations += ((3, 1, variation) for variation in _rounded_result(step))
     variations.sort(key=operator.itemgetter(0))
@@ -60,7 +62,7 @@ _BEFORE = (
 _AFTER = (*_BEFORE, "log1p({})", "{} ** (1 / 3)")
 
 
-def _conjugated(operator_name: str) -> Iterator[Variation]:
+def _vary_functions_around(operator_name: str) -> Iterator[Variation]:
     """A function of the operand, of the result, or of both: the root of the mean of squares."""
     for before, after in itertools.product(_BEFORE, _AFTER):
         if before != after or before == "neg({})":
@@ -85,7 +87,7 @@ def _around(
 # --- Limits ---------------------------------------------------------------------------------------
 
 
-def _limited(name: str, value: Tensor, case: Case) -> Iterator[Variation]:
+def _limit_operand(name: str, value: Tensor, case: Case) -> Iterator[Variation]:
     """Limits beyond which all is wrong, and below which nothing is."""
     if tuple(value.shape) != case.shape:
         return
@@ -138,7 +140,7 @@ _WAYS: dict[str, Callable[[Tensor], Tensor]] = {
 _FEWEST_STEPS = 4
 
 
-def _rounded(name: str, value: Tensor) -> Iterator[Variation]:
+def _round_operand_to_steps(name: str, value: Tensor) -> Iterator[Variation]:
     """A value for each step of the operand, as a table has."""
     size = float(widen(value).abs().max())
     for step, (words, way) in itertools.product(_STEPS, _WAYS.items()):
@@ -183,7 +185,7 @@ class _Stepped:
 _PERIODIC = {"sin": 2 * math.pi, "cos": 2 * math.pi, "tan": math.pi}
 
 
-def _wrapped(name: str, period: float) -> Iterator[Variation]:
+def _subtract_whole_turns(name: str, period: float) -> Iterator[Variation]:
     """Whole turns subtracted, of a number that is near to the right one."""
     turns = [float(f"{period:.{digits}g}") for digits in range(1, 7)]
     turns += [2 * float(f"{period / 2:.{digits}g}") for digits in range(1, 7)]

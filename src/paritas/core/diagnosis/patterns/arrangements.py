@@ -169,7 +169,7 @@ def _axes_exchanged(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     orders = (
         list(itertools.permutations(range(rank)))
         if rank <= _MOST_AXES
-        else [_swapped(rank, a, b) for a, b in itertools.combinations(range(rank), 2)]
+        else [_swap_axes(rank, a, b) for a, b in itertools.combinations(range(rank), 2)]
     )
     for order in orders:
         view = case.right.permute(order)
@@ -194,7 +194,7 @@ def _axes_exchanged(case: Case, probe: Probe) -> Iterator[Pattern | None]:
         )
 
 
-def _swapped(rank: int, a: int, b: int) -> tuple[int, ...]:
+def _swap_axes(rank: int, a: int, b: int) -> tuple[int, ...]:
     order = list(range(rank))
     order[a], order[b] = b, a
     return tuple(order)
@@ -229,7 +229,7 @@ def _read_otherwise(case: Case, probe: Probe) -> Iterator[Pattern | None]:
 def _regular_order(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     for axis, order in _all_orders(case):
         if probe.meets_map(axis, order.source):
-            yield _reordered(case, axis, order.source, order.sentence, order.cost)
+            yield _match_reordering(case, axis, order.source, order.sentence, order.cost)
     yield from _flipped_twice(case, probe)
 
 
@@ -261,7 +261,7 @@ def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
         )
 
 
-def _reordered(
+def _match_reordering(
     case: Case,
     axis: int,
     source: Tensor,
@@ -303,7 +303,7 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
     moved = source != torch.arange(len(source))
     cost = int(moved.sum()) * math.log2(len(source)) + 1
     if not bool(moved.any()) or bool(moved[source[moved]].any()):
-        return _reordered(case, axis, source, describe_order(source), cost)
+        return _match_reordering(case, axis, source, describe_order(source), cost)
     # What was copied is still in its own place. One value everywhere need not come from anywhere.
     if bool((case.given == case.given.flatten()[0]).all()):
         return None
@@ -312,7 +312,7 @@ def _taken_from_elsewhere(case: Case, axis: int) -> Pattern | None:
         return None  # a row of a mask has few forms, and any may be found elsewhere
     listed = enumerated((f"{int(source[position])} at {position}" for position in places), _NAMED)
     sentence = "copied from another place"
-    return _reordered(
+    return _match_reordering(
         case, axis, source, sentence, cost, kind=PatternKind.COPY, detail=f": slice {listed}"
     )
 

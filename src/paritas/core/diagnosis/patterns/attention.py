@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,64 +58,82 @@ def _softmax(scores: Tensor, dim: int = -1) -> Tensor:
     return scores.softmax(dim=dim).nan_to_num(0.0)
 
 
-def _parts_of(  # noqa: PLR0913  (each is a mistake)
-    step: Step,
-    *,
-    diagonal: int | None,
-    future: bool = False,
-    factor: float | None = None,
-    window: int | None = None,
-    keys: slice | None = None,
-    after: bool = False,
-    bend: Callable[[Tensor], Tensor] = lambda scores: scores,
-    normalise: Callable[[Tensor], Tensor] = _softmax,
-    alter: Callable[[Tensor], Tensor | None] = lambda mask: mask,
-    counts: Tensor | None = None,
-    heads: tuple[tuple[str, ...], Tensor] | None = None,
-    fill: float = -math.inf,
-) -> _Parts:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Form:
+    """How the parts of attention are computed; each default is right, each other value a mistake.
+
+    Attributes:
+        diagonal: of the causal mask; None if there is none.
+        future: the mask hides what comes before, not after.
+        factor: another scale of the scores.
+        window: how many keys a query sees at most.
+        keys: the only keys that are seen.
+        after: the mask is applied after the softmax.
+        bend: done to the scores.
+        normalise: in place of the softmax.
+        alter: done to the mask.
+        counts: how often each key counts.
+        heads: operands that read other heads, and which.
+        fill: what a hidden score is set to.
+    """
+
+    diagonal: int | None
+    future: bool = False
+    factor: float | None = None
+    window: int | None = None
+    keys: slice | None = None
+    after: bool = False
+    bend: Callable[[Tensor], Tensor] = lambda scores: scores
+    normalise: Callable[[Tensor], Tensor] = _softmax
+    alter: Callable[[Tensor], Tensor | None] = lambda mask: mask
+    counts: Tensor | None = None
+    heads: tuple[tuple[str, ...], Tensor] | None = None
+    fill: float = -math.inf
+
+
+def _parts_of(step: Step, form: _Form) -> _Parts:
     query, key, value = (step.values[name] for name in ("query", "key", "value"))
     groups = query.shape[-3] // key.shape[-3]
     order = torch.arange(key.shape[-3], device=key.device).repeat_interleave(groups)
     orders = {"key": order, "value": order}
-    if heads is not None:
-        names, source = heads[0], heads[1].to(key.device)
+    if form.heads is not None:
+        names, source = form.heads[0], form.heads[1].to(key.device)
         if "query" in names:
             query = query.index_select(-3, source)
             source = order[source]
         orders |= {name: source for name in names if name != "query"}
     key, value = key.index_select(-3, orders["key"]), value.index_select(-3, orders["value"])
-    factor = factor_of(step) if factor is None else factor
-    scores = bend((query @ key.mT) * factor)
+    factor = factor_of(step) if form.factor is None else form.factor
+    scores = form.bend((query @ key.mT) * factor)
     visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    if diagonal is not None:
-        visible = visible.triu(diagonal) if future else visible.tril(diagonal)
-    if window is not None:
-        visible = visible.triu(1 - window)
-    if keys is not None:
+    if form.diagonal is not None:
+        visible = visible.triu(form.diagonal) if form.future else visible.tril(form.diagonal)
+    if form.window is not None:
+        visible = visible.triu(1 - form.window)
+    if form.keys is not None:
         hidden = torch.ones(visible.shape[-1], dtype=torch.bool, device=visible.device)
-        hidden[keys] = False
+        hidden[form.keys] = False
         visible = visible & ~hidden
     mask = mask_of(step)
-    mask = None if mask is None or counts is not None else alter(mask)
+    mask = None if mask is None or form.counts is not None else form.alter(mask)
     if mask is not None and mask.dtype == torch.bool:
         visible = visible & mask
-    elif mask is not None and after:
+    elif mask is not None and form.after:
         visible = visible & (mask > -1)
     elif mask is not None:
         scores = scores + mask
-    if counts is not None:
-        scores = scores + bias_of(step) + counts.to(scores).log()
-    elif not after:
-        scores = scores.masked_fill(~visible, fill)
-    weights = normalise(scores)
-    return _Parts(query, key, value, weights * visible if after else weights, factor)
+    if form.counts is not None:
+        scores = scores + bias_of(step) + form.counts.to(scores).log()
+    elif not form.after:
+        scores = scores.masked_fill(~visible, form.fill)
+    weights = form.normalise(scores)
+    return _Parts(query, key, value, weights * visible if form.after else weights, factor)
 
 
 def _attend(step: Step, **mistakes: Any) -> Any:
     """The result of the operator with mistakes; the gradients if it computes these."""
     causal = step.values.get("is_causal") is True
-    parts = _parts_of(step, **{"diagonal": 0 if causal else None, **mistakes})
+    parts = _parts_of(step, _Form(**{"diagonal": 0 if causal else None, **mistakes}))
     if "grad_out" in step.values:
         return _gradients(step, parts)
     return step.with_first(parts.weights @ parts.value)
@@ -140,13 +159,13 @@ def _gradients(step: Step, parts: _Parts, *, subtracted: bool = True, factor: An
 def weights_and_values(step: Step) -> tuple[Tensor, Tensor]:
     """What softmax gives, and the values of each head: their product is the result."""
     causal = step.values.get("is_causal") is True
-    parts = _parts_of(step, diagonal=0 if causal else None)
+    parts = _parts_of(step, _Form(diagonal=0 if causal else None))
     return parts.weights, parts.value
 
 
 def scores_of(step: Step) -> Tensor:
     """What softmax is taken of, where nothing is hidden."""
-    parts = _parts_of(step, diagonal=None, alter=lambda _: None)
+    parts = _parts_of(step, _Form(diagonal=None, alter=lambda _: None))
     return parts.query @ parts.key.mT * parts.factor + bias_of(step)
 
 
@@ -306,13 +325,15 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.WRONG_AXIS, sentence, attends(normalise=across))
     for cap in _CAPS:
         sentence = f"the scores are capped at {cap:g} by tanh"
-        change = attends(bend=partial(_capped, cap=cap))
+        change = attends(bend=partial(_cap_scores, cap=cap))
         yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     sentence = "the weights are not divided by their sum"
-    yield Variation(PatternKind.MISSING_REDUCTION, sentence, attends(normalise=_undivided))
+    yield Variation(
+        PatternKind.MISSING_REDUCTION, sentence, attends(normalise=_exponentiate_scores)
+    )
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
         for words, mistake in (
-            ("the scores are", {"bend": partial(_rounded, digits=digits)}),
+            ("the scores are", {"bend": partial(_round_to_digits, digits=digits)}),
             (
                 "what multiplies the values is",
                 {"normalise": partial(_rounded_softmax, digits=digits)},
@@ -345,7 +366,7 @@ def _largest_only(scores: Tensor) -> Tensor:
     return (scores == scores.amax(-1, keepdim=True)).to(scores)
 
 
-def _projected(scores: Tensor) -> Tensor:
+def _project_to_sparsemax(scores: Tensor) -> Tensor:
     """Onto the weights that add up to 1: sparsemax."""
     ordered = scores.sort(-1, descending=True).values
     counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device).to(scores)
@@ -362,7 +383,7 @@ _OTHER_WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "the positive scores over their sum": _relu_weights,
     "1 for the largest score and 0 for all others": _largest_only,
-    "the nearest weights that add up to 1 (sparsemax)": _projected,
+    "the nearest weights that add up to 1 (sparsemax)": _project_to_sparsemax,
     "the scores themselves": lambda scores: scores.masked_fill(scores.isinf(), 0.0),
     "the same for all keys that are seen": lambda scores: (
         (~scores.isinf()).to(scores) / (~scores.isinf()).sum(-1, keepdim=True)
@@ -377,13 +398,15 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
         return
     for words, normalise in _OTHER_WEIGHTS.items() if step.name == "softmax" else ():
         sentence = f"{words} instead of the softmax".replace("scores", "values")
-        change = partial(_weighted, normalise=normalise)
+        change = partial(_normalise_scores, normalise=normalise)
         yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     for words, normalise in _sums_of_parts(x.shape[dim]):
-        yield Variation(PatternKind.STATISTICS, words, partial(_weighted, normalise=normalise))
+        yield Variation(
+            PatternKind.STATISTICS, words, partial(_normalise_scores, normalise=normalise)
+        )
 
 
-def _weighted(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+def _normalise_scores(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     dim = step.values["dim"]
     weights: Tensor = normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
     return weights.log() if step.name == "log_softmax" else weights
@@ -430,7 +453,7 @@ def _running(scores: Tensor) -> Tensor:
 
 
 def _of_others(scores: Tensor) -> Tensor:
-    powers = _undivided(scores)
+    powers = _exponentiate_scores(scores)
     return powers / (powers.sum(-1, keepdim=True) - powers)
 
 
@@ -445,13 +468,17 @@ def smoothed_weights(share: float) -> Callable[[Tensor], Tensor]:
 
 def softmax_with(normalise: Callable[[Tensor], Tensor], step: Step) -> Any:
     """Softmax, or an attention, with other weights."""
-    return attends(normalise=normalise)(step) if is_attention(step) else _weighted(step, normalise)
+    return (
+        attends(normalise=normalise)(step)
+        if is_attention(step)
+        else _normalise_scores(step, normalise)
+    )
 
 
 def capped_scores(number: float) -> Variation:
     """The scores capped at a number by tanh."""
     sentence = f"the scores are capped at {number:.4g} by tanh"
-    change = attends(bend=partial(_capped, cap=number))
+    change = attends(bend=partial(_cap_scores, cap=number))
     return Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
@@ -462,21 +489,21 @@ def limited_scores(number: float) -> Variation:
     return Variation(PatternKind.CLIPPED, sentence, change)
 
 
-def _capped(scores: Tensor, cap: float) -> Tensor:
+def _cap_scores(scores: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(scores / cap)
 
 
-def _rounded(value: Tensor, digits: int) -> Tensor:
+def _round_to_digits(value: Tensor, digits: int) -> Tensor:
     """To this many binary digits; casts are lifted to float64 here."""
     fraction, exponent = torch.frexp(value)
     return torch.ldexp(torch.round(fraction * 2.0**digits) / 2.0**digits, exponent)
 
 
 def _rounded_softmax(scores: Tensor, digits: int) -> Tensor:
-    return _rounded(_softmax(scores), digits)
+    return _round_to_digits(_softmax(scores), digits)
 
 
-def _undivided(scores: Tensor) -> Tensor:
+def _exponentiate_scores(scores: Tensor) -> Tensor:
     return (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
 
 
@@ -497,7 +524,7 @@ def _not_rescaled(scores: Tensor, block: int) -> Tensor:
 
 def _gradient_variations(step: Step) -> Iterator[Variation]:
     causal = step.values.get("is_causal") is True
-    plain = partial(_parts_of, diagonal=0 if causal else None)
+    plain = partial(_parts_of, form=_Form(diagonal=0 if causal else None))
 
     def without_sum(step: Step) -> Any:
         return _gradients(step, plain(step), subtracted=False)
@@ -573,7 +600,7 @@ def _keys_seen(step: Step, candidate: Tensor, shared: tuple[int, ...]) -> Tensor
     Raises:
         ValueError: there are no such counts, or too many numbers.
     """
-    parts = _parts_of(step, diagonal=None, alter=lambda _: None)
+    parts = _parts_of(step, _Form(diagonal=None, alter=lambda _: None))
     query, key, value = parts.query, parts.key, parts.value
     if query.dim() != 4 or query.numel() * key.shape[-2] > _MOST_NUMBERS:  # noqa: PLR2004
         raise ValueError("too many keys")

@@ -136,18 +136,20 @@ def _moves(axis: int, size: int) -> Iterator[Change]:
         sentence = f"{{}} is read {describe_distance(by)} the right one {along}"
         yield Change(PatternKind.SHIFT, sentence, partial(roll, axis=axis, by=by))
     for words, order in _orders(size):
-        yield Change(PatternKind.PERMUTATION, f"{words} {along}", partial(_taken, axis, order))
+        yield Change(
+            PatternKind.PERMUTATION, f"{words} {along}", partial(_take_along_axis, axis, order)
+        )
     for position, which in ((0, "first"), (size - 1, "last")):
         sentence = f"the {which} slice of {{}} {along} is used for all"
         order = torch.full((size,), position)
-        yield Change(PatternKind.COPY, sentence, partial(_taken, axis, order))
+        yield Change(PatternKind.COPY, sentence, partial(_take_along_axis, axis, order))
     half = size // 2
     for start, end, which in (
         *((0, 1, "first slice"), (size - 1, size, "last slice")),
         *((0, half, "first half"), (half, size, "second half")),
     ):
         sentence = f"the {which} of {{}} {along} is 0"
-        yield Change(PatternKind.ZEROS, sentence, partial(_emptied, axis, start, end))
+        yield Change(PatternKind.ZEROS, sentence, partial(_zero_range, axis, start, end))
 
 
 def _orders(size: int) -> Iterator[tuple[str, Tensor]]:
@@ -171,11 +173,11 @@ def _exchange(order: Tensor, first: int, second: int) -> Tensor:
     return other
 
 
-def _taken(axis: int, order: Tensor, value: Tensor) -> Tensor:
+def _take_along_axis(axis: int, order: Tensor, value: Tensor) -> Tensor:
     return value.index_select(axis, order.to(value.device))
 
 
-def _emptied(axis: int, start: int, end: int, value: Tensor) -> Tensor:
+def _zero_range(axis: int, start: int, end: int, value: Tensor) -> Tensor:
     other = value.clone()
     other.narrow(axis, start, end - start).zero_()
     return other
@@ -236,12 +238,12 @@ def _by_statistics(dims: tuple[int, ...], rank: int) -> Iterator[Change]:
         kind = PatternKind.FACTOR if is_whole else PatternKind.AXIS_SCALE
         sentence = f"{{}} is divided by its {name} over {where}"
         for eps in epsilons:
-            yield Change(kind, sentence, partial(_divided, _NUMBERS[name], dims, eps))
+            yield Change(kind, sentence, partial(_divide_by_statistic, _NUMBERS[name], dims, eps))
     for name, reduce in _NUMBERS.items():
         sentence = f"the {name} of {{}} over {where} is used instead of each element"
         yield Change(PatternKind.STATISTICS, sentence, partial(_spread, reduce, dims))
     sentence = f"{{}} is standardised over {where}"
-    yield Change(PatternKind.OTHER_FUNCTION, sentence, partial(_standardised, dims))
+    yield Change(PatternKind.OTHER_FUNCTION, sentence, partial(_standardise_lines, dims))
     if len(dims) == 1:
         sentence = f"the first slice of {{}} along axis {dims[0]} is subtracted from all"
         yield Change(PatternKind.AXIS_OFFSET, sentence, partial(_without, _first, dims))
@@ -262,7 +264,7 @@ def _without(reduce: Any, dims: tuple[int, ...], value: Tensor) -> Tensor:
     return result
 
 
-def _divided(reduce: Any, dims: tuple[int, ...], eps: float, value: Tensor) -> Tensor:
+def _divide_by_statistic(reduce: Any, dims: tuple[int, ...], eps: float, value: Tensor) -> Tensor:
     result: Tensor = value / (reduce(value, dims) + eps)
     return result
 
@@ -272,8 +274,8 @@ def _spread(reduce: Any, dims: tuple[int, ...], value: Tensor) -> Tensor:
     return result
 
 
-def _standardised(dims: tuple[int, ...], value: Tensor) -> Tensor:
-    return _divided(_NUMBERS["deviation"], dims, 0.0, _without(_mean, dims, value))
+def _standardise_lines(dims: tuple[int, ...], value: Tensor) -> Tensor:
+    return _divide_by_statistic(_NUMBERS["deviation"], dims, 0.0, _without(_mean, dims, value))
 
 
 # --- Sums along an axis ---------------------------------------------------------------------------
@@ -282,7 +284,7 @@ def _standardised(dims: tuple[int, ...], value: Tensor) -> Tensor:
 def _sums_along(axis: int) -> Iterator[Change]:
     along = f"along axis {axis}"
     sentence = f"{{}} is added up {along}: every slice is the sum of all"
-    yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(_summed, axis))
+    yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(_sum_axis, axis))
     sentence = f"{{}} is a running sum {along}: what came before is kept"
     yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(torch.cumsum, dim=axis))
     for by, where in ((1, "before"), (-1, "after")):
@@ -292,7 +294,7 @@ def _sums_along(axis: int) -> Iterator[Change]:
         yield Change(PatternKind.RESIDUAL, sentence, partial(_with_neighbour, axis, by, -1))
 
 
-def _summed(axis: int, value: Tensor) -> Tensor:
+def _sum_axis(axis: int, value: Tensor) -> Tensor:
     return value.sum(axis, keepdim=True).expand_as(value).contiguous()
 
 
@@ -441,7 +443,7 @@ def _slots(step: Step) -> Iterator[_Slot]:
 
 def _with_operand(step: Step, slot: _Slot, alter: Callable[[Tensor], Tensor]) -> Any:
     value = slot.of(step)
-    other = _altered(value, alter)
+    other = _alter_tensor(value, alter)
     if not is_within(value, other):
         raise ValueError("places out of range")
     return slot.run(step, other)
@@ -458,7 +460,7 @@ def _with_result(
 ) -> Any:
     value = _output_of(step, output)
     shaped = value if shape is None else value.reshape(shape)
-    return with_output(step, output, _altered(shaped, alter).reshape(value.shape))
+    return with_output(step, output, _alter_tensor(shaped, alter).reshape(value.shape))
 
 
 def _with_result_of(
@@ -473,7 +475,7 @@ def _output_of(step: Step, output: int) -> Tensor:
     return value
 
 
-def _altered(value: Tensor, alter: Callable[[Tensor], Tensor]) -> Tensor:
+def _alter_tensor(value: Tensor, alter: Callable[[Tensor], Tensor]) -> Tensor:
     """What a change makes of a tensor.
 
     Raises:

@@ -43,14 +43,14 @@ def _kernel_variations(step: Step) -> Iterator[Variation]:
     spatial = [axis for axis in range(2, weight.dim()) if weight.shape[axis] > 1]
     if spatial:
         sentence = "the kernel is flipped: a true convolution, not a correlation"
-        change = partial(_with_weight, alter=partial(_flipped, axes=spatial))
+        change = partial(_with_weight, alter=partial(_flip_axes, axes=spatial))
         yield Variation(PatternKind.PERMUTATION, sentence, change)
     for axis in spatial:
         for position in range(min(weight.shape[axis] - 1, 6)):
             order = torch.arange(weight.shape[axis])
             order[[position, position + 1]] = order[[position + 1, position]]
             sentence = f"{position} and {position + 1} of the kernel are swapped along axis {axis}"
-            change = partial(_with_weight, alter=partial(_reordered, axis=axis, order=order))
+            change = partial(_with_weight, alter=partial(_reorder_axis, axis=axis, order=order))
             yield Variation(PatternKind.PERMUTATION, sentence, change)
     if weight.shape[0] == weight.shape[1]:
         sentence = "the kernel's input and output channels are swapped"
@@ -76,11 +76,11 @@ def _with_places(step: Step, axis: int, first: int, last: int) -> Any:
     return step.run(grad_output=selected)
 
 
-def _flipped(value: Tensor, axes: list[int]) -> Tensor:
+def _flip_axes(value: Tensor, axes: list[int]) -> Tensor:
     return value.flip(axes)
 
 
-def _reordered(value: Tensor, axis: int, order: Tensor) -> Tensor:
+def _reorder_axis(value: Tensor, axis: int, order: Tensor) -> Tensor:
     return value.index_select(axis, order.to(value.device))
 
 
@@ -96,10 +96,10 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
     if any(padding):
         for mode in ("replicate", "reflect", "circular"):
             sentence = f"the padding is {mode!r}, not zeros"
-            yield Variation(PatternKind.ARGUMENT, sentence, partial(_padded, mode=mode))
+            yield Variation(PatternKind.ARGUMENT, sentence, partial(_pad_input, mode=mode))
         sentence = "the padding is ones, not zeros"
         yield Variation(
-            PatternKind.ARGUMENT, sentence, partial(_padded, mode="constant", value=1.0)
+            PatternKind.ARGUMENT, sentence, partial(_pad_input, mode="constant", value=1.0)
         )
         sentence = "windows that reach into the padding are scaled by what they miss"
         yield Variation(PatternKind.FACTOR, sentence, _scaled_at_the_border)
@@ -115,7 +115,7 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
                 yield Variation(PatternKind.SHIFT, f"{sentence}: uneven padding", change)
 
 
-def _padded(step: Step, mode: str, value: float | None = None) -> Any:
+def _pad_input(step: Step, mode: str, value: float | None = None) -> Any:
     x = torch.nn.functional.pad(step.values["input"], _sides_of(step), mode=mode, value=value)
     return step.run(input=x, padding=[0] * len(step.values["padding"]))
 

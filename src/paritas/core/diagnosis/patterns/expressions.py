@@ -235,14 +235,14 @@ def _of_operator(
     """The operator with a function of one of its operands."""
     for position, (sentence, function) in itertools.product(range(len(wide)), FUNCTIONS.items()):
         compute = _OfChanged(operands, position, function)
-        value = None if sentence == _IDENTITY else _attempted(compute, wide)
+        value = None if sentence == _IDENTITY else _attempt_compute(compute, wide)
         if value is not None and bool(sample.fits(value)):
             marks = [f"{{{index}}}" for index in range(len(wide))]
             marks[position] = sentence.format(marks[position])
             yield Expression(f"{operands.step.name}({', '.join(marks)})", 2, compute)
 
 
-def _attempted(compute: Callable[..., Tensor], values: Sequence[Tensor]) -> Tensor | None:
+def _attempt_compute(compute: Callable[..., Tensor], values: Sequence[Tensor]) -> Tensor | None:
     try:
         return compute(*values)
     except (RuntimeError, TypeError, ValueError):
@@ -360,7 +360,7 @@ def _rows_of(
     """Functions of rows of values; only those that give something for some row."""
     rows: dict[str, Tensor] = {}
     for sentence, function in functions.items():
-        value = _attempted(function, [values])
+        value = _attempt_compute(function, [values])
         if value is not None and value.shape == values.shape and bool(_are_useful(value).any()):
             rows[sentence] = value.double()
     return rows
@@ -456,7 +456,7 @@ def _scaled_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
             row = table.values[at]
             short = _short_numbers(float(factors[at]), float(offsets[at]), sample, row)
             if short is not None:
-                yield _scaled(table, at, short, numbers)
+                yield _scale_expression(table, at, short, numbers)
 
 
 def _short_numbers(
@@ -492,7 +492,9 @@ class _Affine:
         return value if self.offset == 0 else value + self.offset
 
 
-def _scaled(table: _Table, at: int, short: tuple[float, float], numbers: int) -> Expression:
+def _scale_expression(
+    table: _Table, at: int, short: tuple[float, float], numbers: int
+) -> Expression:
     factor, offset = short
     sentence = table.formats[at]
     if factor != 1:
@@ -540,7 +542,7 @@ def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]
             return  # so many numbers give any smooth function
         if not any(numbers[2:]):
             return  # a factor and an offset, which have kinds
-        sentence = f"a polynomial of degree {degree}, {_written(numbers)},"
+        sentence = f"a polynomial of degree {degree}, {_write_polynomial(numbers)},"
         kind = PatternKind.APPROXIMATION if is_near else PatternKind.OTHER_FUNCTION
         yield Expression(sentence, 3 + terms, _Polynomial(tuple(numbers)), terms, kind)
         return
@@ -550,7 +552,7 @@ _NOTHING = 1e-9
 _MOST_TERMS = 4
 
 
-def _written(numbers: Sequence[float]) -> str:
+def _write_polynomial(numbers: Sequence[float]) -> str:
     terms = []
     for power, number in enumerate(numbers):
         if number:
@@ -628,7 +630,7 @@ def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[E
             continue
         plainly = pair(a, b)
         for outer in FUNCTIONS.keys() - set(outers):
-            value = _attempted(FUNCTIONS[outer], [plainly])
+            value = _attempt_compute(FUNCTIONS[outer], [plainly])
             if value is not None and bool(sample.fits(value)):
                 yield _of_names(sentence, pair, (_IDENTITY, _IDENTITY), outer)
         functions = [_Both(pair, FUNCTIONS[u], FUNCTIONS[v]) for u, v in names]

@@ -163,7 +163,7 @@ def _gradient_variations(name: str) -> Iterator[Variation]:
     if name == "threshold_backward":
         for word, compute in dict(COMPARISONS.values()).items():
             sentence = f"the gradient passes where the input is {word} the threshold, not >"
-            yield Variation(PatternKind.MASK, sentence, partial(_passed, compute=compute))
+            yield Variation(PatternKind.MASK, sentence, partial(_pass_gradient, compute=compute))
         return
     sentence = "the sum over the row is left out of the gradient"
     yield Variation(PatternKind.MISSING_OPERAND, sentence, _gradient_without_sum)
@@ -221,7 +221,7 @@ def _gradient_without_factor(step: Step) -> Tensor:
     return value
 
 
-def _passed(step: Step, compute: Callable[..., Tensor]) -> Tensor:
+def _pass_gradient(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     passes = compute(step.values["self"], step.values["threshold"])
     return torch.where(passes, step.values["grad_output"], 0.0)
 

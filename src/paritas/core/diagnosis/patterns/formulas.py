@@ -57,13 +57,13 @@ class Formula:
 
 def formulas_of(step: Step) -> tuple[Formula, ...]:
     """The ways to write the operator out; none if that is not known."""
-    return _FORMULAS.get(step.name) or _decomposed(step)
+    return _FORMULAS.get(step.name) or _decompose_backward(step)
 
 
 # --- Backward kernels as torch takes them apart ---------------------------------------------------
 
 
-def _decomposed(step: Step) -> tuple[Formula, ...]:
+def _decompose_backward(step: Step) -> tuple[Formula, ...]:
     """A backward kernel in the operators that torch's compilers make of it, for each result."""
     decompose = decomposition_of(step.operator)
     if decompose is None or "backward" not in step.name:
@@ -219,11 +219,11 @@ def _write_weight_gradient(step: Step, at: Writer) -> Tensor:
     root = _running_root(step, at) if is_running else _statistic(step, "rstd")
     normal = at("the normalised values", aten.mul.Tensor, apart, root)
     products = at("the products with the gradient", aten.mul.Tensor, grad, normal)
-    return _summed(step, at, products)
+    return _sum_shared_terms(step, at, products)
 
 
 def _write_bias_gradient(step: Step, at: Writer) -> Tensor:
-    return _summed(step, at, step.values["grad_out"])
+    return _sum_shared_terms(step, at, step.values["grad_out"])
 
 
 def _running_root(step: Step, at: Writer) -> Tensor:
@@ -250,7 +250,7 @@ def _by_channel(value: Tensor, x: Tensor) -> Tensor:
     return value.reshape(-1, x.shape[1], *(1,) * (x.dim() - 2))
 
 
-def _summed(step: Step, at: Writer, terms: Tensor) -> Tensor:
+def _sum_shared_terms(step: Step, at: Writer, terms: Tensor) -> Tensor:
     """The sum over all that share a weight."""
     if "normalized_shape" in step.values:
         terms = terms.reshape(-1, *step.values["normalized_shape"])

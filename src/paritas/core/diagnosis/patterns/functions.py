@@ -205,7 +205,7 @@ def _unary_variations(name: str) -> Iterator[Variation]:
     if name == "neg":
         return
     for sentence, compose in _COMPOSED.items():
-        change = partial(_composed, compose=compose)
+        change = partial(_compose_step, compose=compose)
         yield Variation(PatternKind.OTHER_FUNCTION, sentence.format(name), change)
     if name == "pow":
         return
@@ -266,7 +266,9 @@ def _cast_of(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
     return step.run(self=compute(step.values["self"]))
 
 
-def _composed(step: Step, compose: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> Any:
+def _compose_step(
+    step: Step, compose: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+) -> Any:
     def of(x: Tensor) -> Tensor:
         result = step.run(self=x)
         return result if isinstance(result, torch.Tensor) else result[0]

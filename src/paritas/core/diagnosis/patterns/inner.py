@@ -112,12 +112,12 @@ def alteration_variations() -> Iterator[Variation]:
     """The result of one of several operators is left out, or negated."""
     sentence = "it is left out: 0 is used"
     yield Variation(
-        PatternKind.MISSING_OPERAND, sentence, partial(_altered, alter=torch.zeros_like)
+        PatternKind.MISSING_OPERAND, sentence, partial(_alter_result, alter=torch.zeros_like)
     )
-    yield Variation(PatternKind.SIGN, "it is negated", partial(_altered, alter=torch.neg))
+    yield Variation(PatternKind.SIGN, "it is negated", partial(_alter_result, alter=torch.neg))
 
 
-def _altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
+def _alter_result(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
     return alter(step.run())
 
 
@@ -150,7 +150,7 @@ def selection_variations(step: Step) -> Iterator[Variation]:
             if len(places) == 1 and step.name != "sum":
                 continue  # another number of the same elements: one of them
             words = f"{sentence} along axis {dim}"
-            change = partial(_selected, dim=dim, places=places)
+            change = partial(_select_places, dim=dim, places=places)
             yield Variation(kind, words, change)
             if step.name in _AVERAGES:
                 words = f"{words}, and it is still divided by their number"
@@ -188,7 +188,7 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
             yield kind, sentence, torch.cat([every, every[start : start + tile]])
 
 
-def _selected(step: Step, dim: int, places: Tensor) -> Any:
+def _select_places(step: Step, dim: int, places: Tensor) -> Any:
     x = step.values["self"]
     return step.run(self=x.index_select(dim, places.to(x.device)))
 
@@ -281,11 +281,13 @@ def running_variations(step: Step) -> Iterator[Variation]:
     size = x.shape[step.values["dim"]]
     for position in [*range(1, size)][:_MOST_STARTS]:
         sentence = f"what comes before element {position} is not carried over"
-        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(_restarted, sizes=[position]))
+        yield Variation(
+            PatternKind.PARTIAL_SUM, sentence, partial(_restart_parts, sizes=[position])
+        )
     for length in range(2, min(size // 2 + 1, _MOST_STARTS)):
         sentence = f"it starts again every {length} elements: the sum so far is not carried over"
         sizes = [length] * (size // length)
-        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(_restarted, sizes=sizes))
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(_restart_parts, sizes=sizes))
     sentence = "the first element is left out"
     yield Variation(PatternKind.OFF_BY_ONE, sentence, _without_first)
     sentence = "the first element counts twice"
@@ -302,7 +304,7 @@ def _opposite(step: Step, function: Any) -> Any:
     return function(step.values["self"], step.values["dim"])
 
 
-def _restarted(step: Step, sizes: list[int]) -> Tensor:
+def _restart_parts(step: Step, sizes: list[int]) -> Tensor:
     x, dim = step.values["self"], step.values["dim"]
     rest = x.shape[dim] - sum(sizes)
     parts = x.split([*sizes, rest] if rest else sizes, dim)

@@ -36,7 +36,7 @@ def layout_variations(step: Step) -> Iterator[Variation]:
     elif step.name == "constant_pad_nd":
         for mode in ("reflect", "replicate", "circular"):
             sentence = f"the padding is {mode!r}, not a constant"
-            yield Variation(PatternKind.ARGUMENT, sentence, partial(_padded, mode=mode))
+            yield Variation(PatternKind.ARGUMENT, sentence, partial(_pad_operand, mode=mode))
         sides = list(step.values["pad"])
         other = [side for at in range(0, len(sides), 2) for side in (sides[at + 1], sides[at])]
         if other != sides:
@@ -47,7 +47,7 @@ def layout_variations(step: Step) -> Iterator[Variation]:
         for mode in _MODES.get(rank, ()):
             for corners in (False, True) if "linear" in mode or "cubic" in mode else (None,):
                 sentence = f"it is resized by {mode!r}{' between corners' if corners else ''}"
-                change = partial(_resized, mode=mode, corners=corners)
+                change = partial(_resize_operand, mode=mode, corners=corners)
                 yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
@@ -56,7 +56,7 @@ def _with_order(step: Step, order: torch.Tensor) -> Any:
     return step.run(self=x.index_select(step.values["dim"], order.to(x.device)))
 
 
-def _padded(step: Step, mode: str) -> Any:
+def _pad_operand(step: Step, mode: str) -> Any:
     return torch.nn.functional.pad(step.values["self"], list(step.values["pad"]), mode=mode)
 
 
@@ -64,7 +64,7 @@ def _padded_as(step: Step, sides: list[int]) -> Any:
     return step.run(pad=sides)
 
 
-def _resized(step: Step, mode: str, corners: bool | None) -> Any:  # noqa: FBT001
+def _resize_operand(step: Step, mode: str, corners: bool | None) -> Any:  # noqa: FBT001
     x = next(iter(step.values.values()))
     size = step.run().shape[2:]
     return torch.nn.functional.interpolate(x, size=size, mode=mode, align_corners=corners)

@@ -92,7 +92,7 @@ def limited_arguments(step: Step, candidate: Tensor) -> Iterator[Variation]:
     bounds: list[float | None] = []
     for side in (-1, 1):
         cut = wrong & (side * (x - middle) > 0)
-        bound = _bound(UNARY[step.name], side * x[cut], candidate[cut], side * x[~wrong], side)
+        bound = _find_bound(UNARY[step.name], side * x[cut], candidate[cut], side * x[~wrong], side)
         if bound is None and bool(cut.any()):
             return
         bounds.append(bound)
@@ -103,14 +103,14 @@ def limited_arguments(step: Step, candidate: Tensor) -> Iterator[Variation]:
     if int(went_through.sum()) < _FEWEST:
         return  # a constant, rather
     sentence = f"the argument of {step.name} is limited to {limits.words}"
-    yield Variation(PatternKind.CLIPPED, sentence, partial(_limited, limits=limits))
+    yield Variation(PatternKind.CLIPPED, sentence, partial(_limit_operand, limits=limits))
 
 
-def _limited(step: Step, limits: Limits) -> Any:
+def _limit_operand(step: Step, limits: Limits) -> Any:
     return step.run(self=limits.apply(step.values["self"]))
 
 
-def _bound(
+def _find_bound(
     function: Callable[[Tensor], Tensor], cut: Tensor, candidate: Tensor, clear: Tensor, side: int
 ) -> float | None:
     """The number between what is right and what is wrong whose function is what is given."""

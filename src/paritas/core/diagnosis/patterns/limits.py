@@ -218,7 +218,7 @@ def propose_nonfinite(case: Case) -> list[Pattern]:
         if share < _HALF or (patterns and name == "an infinity"):
             continue
         patterns.append(
-            _swallowed(case, mask, share)
+            _describe_swallowed(case, mask, share)
             if not name
             else _became_nonfinite(case, mask, name, share)
         )
@@ -348,7 +348,7 @@ def _find_cause(case: Case, mask: Tensor) -> NonfiniteCause | None:
     return None
 
 
-def _swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
+def _describe_swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
     right, candidate = case.right[mask], case.given[mask]
     lost = "NaN" if bool(torch.isnan(right).all()) else "infinity"
     if not (bool(torch.isnan(right).all()) or bool(torch.isinf(right).all())):
@@ -431,7 +431,7 @@ _FEWEST_INSIDE = 3
 
 
 def _clipping(case: Case) -> list[Pattern]:
-    high, low = _bound(case, 1.0), _bound(case, -1.0)
+    high, low = _find_clip_bound(case, 1.0), _find_clip_bound(case, -1.0)
     if high == low:
         return []  # no bound, or one value for all that is wrong
     prediction = case.right.clamp(
@@ -502,7 +502,7 @@ def _may_be_cut_off(case: Case) -> bool:
     return float((ends | (some == middle)).double().mean()) >= 1 - 2 * (1 - _MOST)
 
 
-def _bound(case: Case, side: float) -> float | None:
+def _find_clip_bound(case: Case, side: float) -> float | None:
     """The bound at which values are clipped above (side 1) or below (-1)."""
     cut = case.wrong & (side * (case.right - case.given) > 0) & torch.isfinite(case.given)
     if not bool(cut.any()):

@@ -88,7 +88,10 @@ def loss_variations(step: Step) -> Iterator[Variation]:
         yield from _divergence_variations(step)
     if name in _GRADIENTS:
         yield from _gradient_variations(step)
-    if name in ("nll_loss_backward", "nll_loss2d_backward") and _ignored(step) is not None:
+    if (
+        name in ("nll_loss_backward", "nll_loss2d_backward")
+        and _find_ignored_targets(step) is not None
+    ):
         sentence = "the targets to ignore count in the mean"
         yield Variation(PatternKind.FACTOR, sentence, _with_all_counted)
     is_loss = name.endswith(("loss", "with_logits", "entropy")) or name.startswith("nll_loss")
@@ -158,7 +161,11 @@ def _of_pairs(step: Step) -> tuple[Tensor, Tensor]:
 
 def _of_classes(step: Step) -> tuple[Tensor, Tensor]:
     """The rows of scores whose labels count."""
-    scores, labels, ignored = step.values[_input_of(step)], step.values["target"], _ignored(step)
+    scores, labels, ignored = (
+        step.values[_input_of(step)],
+        step.values["target"],
+        _find_ignored_targets(step),
+    )
     if scores.dim() != 2 or labels.is_floating_point():  # noqa: PLR2004
         raise ValueError("these are no rows of scores")
     return (scores, labels) if ignored is None else (scores[~ignored], labels[~ignored])
@@ -193,7 +200,7 @@ def _other_gradient(step: Step, derive: Callable[[Tensor, float], Tensor]) -> Te
 
 
 def _with_all_counted(step: Step) -> Any:
-    ignored, total = _ignored(step), step.values["total_weight"]
+    ignored, total = _find_ignored_targets(step), step.values["total_weight"]
     if ignored is None:
         raise ValueError("no target is ignored")
     weight = step.values["weight"]
@@ -218,7 +225,7 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
                 if is_mean or reduction in (2, "sum")
                 else f"{sentence}, but not in the divisor"
             )
-            change = partial(_weighted, weigh=weigh, is_mean=is_mean)
+            change = partial(_weigh_terms, weigh=weigh, is_mean=is_mean)
             yield Variation(kind, words, change)
     for sentence, (kind, choose) in _CHOICES.items():
         yield Variation(kind, sentence, partial(_chosen, choose=choose))
@@ -239,7 +246,7 @@ def _ranks(terms: Tensor, _: Tensor) -> Tensor:
     return torch.arange(1, len(terms) + 1, dtype=terms.dtype, device=terms.device)
 
 
-def _raised(target: Tensor, factor: float) -> Tensor:
+def _raise_positives(target: Tensor, factor: float) -> Tensor:
     """A factor on the terms of positive labels."""
     if not target.is_floating_point() or bool(((target < 0) | (target > 1)).any()):
         raise ValueError("the targets are no labels of two classes")
@@ -247,7 +254,7 @@ def _raised(target: Tensor, factor: float) -> Tensor:
 
 
 def _raised_labels(_: Tensor, target: Tensor, factor: float) -> Tensor:
-    return _raised(target, factor)
+    return _raise_positives(target, factor)
 
 
 _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
@@ -277,7 +284,7 @@ _WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
     },
     "terms of positive labels count as often as there are more negative ones": (
         PatternKind.FACTOR,
-        lambda _, target: _raised(target, float((1 - target).sum() / target.sum())),
+        lambda _, target: _raise_positives(target, float((1 - target).sum() / target.sum())),
     ),
 }
 _CHOICES: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
@@ -307,7 +314,7 @@ def _terms(step: Step) -> tuple[Tensor, Tensor]:
     reduction = _NO_REDUCTION[type(values["reduction"])]
     terms = step.run(reduction=reduction)
     terms = terms if isinstance(terms, torch.Tensor) else terms[0]
-    target, ignored = values["target"].reshape(-1), _ignored(step)
+    target, ignored = values["target"].reshape(-1), _find_ignored_targets(step)
     terms = terms.reshape(-1)
     if ignored is not None and target.numel() == terms.numel():
         counts = ~ignored.reshape(-1)
@@ -321,7 +328,7 @@ def _terms(step: Step) -> tuple[Tensor, Tensor]:
 _FEWEST_TERMS = 3
 
 
-def _weighted(step: Step, weigh: Callable[[Tensor, Tensor], Tensor], *, is_mean: bool) -> Any:
+def _weigh_terms(step: Step, weigh: Callable[[Tensor, Tensor], Tensor], *, is_mean: bool) -> Any:
     terms, target = _terms(step)
     weights = weigh(terms, target)
     total = (terms * weights).sum()
@@ -376,7 +383,7 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
     first = next(value for value in step.values.values() if isinstance(value, torch.Tensor))
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
-    ignored = _ignored(step)
+    ignored = _find_ignored_targets(step)
     kind = PatternKind.WRONG_REDUCTION
     if isinstance(target, torch.Tensor):
         if ignored is not None:
@@ -406,7 +413,7 @@ def _off_by_one_divisors(step: Step) -> Iterator[Variation]:
 
 
 def _target_variations(step: Step) -> Iterator[Variation]:
-    ignored = _ignored(step)
+    ignored = _find_ignored_targets(step)
     if ignored is not None:
         sentence = "the targets to ignore count as class 0"
         yield Variation(PatternKind.MASK, sentence, _with_class_zero)
@@ -449,7 +456,7 @@ SMOOTHING = (0.1, 0.05, 0.2, 0.01)
 
 def _with_smoothed_target(step: Step, number: float) -> Any:
     target = step.values["target"]
-    _raised(target, 1.0)  # raises if these are no labels
+    _raise_positives(target, 1.0)  # raises if these are no labels
     return step.run(target=(1 - number) * target + number / 2)
 
 
@@ -461,7 +468,7 @@ def _with_next_target(step: Step, by: int) -> Any:
 
 
 def _with_own_target(step: Step, choose: Callable[..., Tensor]) -> Any:
-    target, ignored = step.values["target"], _ignored(step)
+    target, ignored = step.values["target"], _find_ignored_targets(step)
     scores = step.values[_input_of(step)]
     own_target = choose(scores, min(1, scores.dim() - 1)).to(target.dtype)
     return step.run(
@@ -469,7 +476,7 @@ def _with_own_target(step: Step, choose: Callable[..., Tensor]) -> Any:
     )
 
 
-def _ignored(step: Step) -> Tensor | None:
+def _find_ignored_targets(step: Step) -> Tensor | None:
     """Where targets are to be ignored; None if there are no such."""
     target, index = step.values.get("target"), step.values.get("ignore_index")
     if not isinstance(target, torch.Tensor) or not isinstance(index, int):
@@ -479,7 +486,7 @@ def _ignored(step: Step) -> Tensor | None:
 
 
 def _with_class_zero(step: Step) -> Any:
-    ignored = _ignored(step)
+    ignored = _find_ignored_targets(step)
     if ignored is None:
         raise ValueError("no target is ignored")
     return step.run(target=step.values["target"].masked_fill(ignored, 0))

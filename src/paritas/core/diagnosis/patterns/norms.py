@@ -40,6 +40,38 @@ _BATCH = frozenset(
 NORMS = _LAYER | _BATCH | {"native_group_norm"}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormMistake:
+    """A wrong way to compute a norm; each field by itself is a mistake.
+
+    Attributes:
+        centred: whether the mean is subtracted.
+        outside: eps is added to the root.
+        after: eps is added to the quotient.
+        divided: whether it is divided by the root.
+        correction: what is subtracted from the count of elements.
+        less: how many elements at the end of a row its statistics leave out; `first` at its start.
+        dims: other axes.
+        bias_first: the bias is added before the weight is multiplied.
+        about_mean: whether the squares are of what deviates from the mean.
+        padded: how many zeros the statistics count at the end of a row.
+    """
+
+    centred: bool | None = None
+    outside: bool = False
+    after: bool = False
+    divided: bool = True
+    correction: int = 0
+    less: int = 0
+    first: int = 0
+    dims: tuple[int, ...] | None = None
+    bias_first: bool = False
+    power: float = 0.5
+    about_mean: bool | None = None
+    padded: int = 0
+    eps: float | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Norm:
     """y = (x - mean) / sqrt(var + eps) * weight + bias, of `x` with axes to reduce.
@@ -59,48 +91,33 @@ class Norm:
     mean: Tensor | None = None
     var: Tensor | None = None
 
-    def value(  # noqa: PLR0913  (each is a mistake)
-        self,
-        *,
-        centred: bool | None = None,
-        outside: bool = False,
-        after: bool = False,
-        divided: bool = True,
-        correction: int = 0,
-        less: int = 0,
-        first: int = 0,
-        dims: tuple[int, ...] | None = None,
-        bias_first: bool = False,
-        power: float = 0.5,
-        about_mean: bool | None = None,
-        padded: int = 0,
-        eps: float | None = None,
-    ) -> Tensor:
-        """What it gives, with a mistake."""
+    def value(self, mistake: NormMistake | None = None) -> Tensor:
+        """What it gives, with a mistake if there is one."""
+        wrong = mistake or NormMistake()
         x = self.x.reshape(self.view)
-        dims = self.dims if dims is None else dims
-        eps = self.eps if eps is None else eps
+        dims = self.dims if wrong.dims is None else wrong.dims
+        eps = self.eps if wrong.eps is None else wrong.eps
         axis = dims[-1]
-        part = x.narrow(axis, first, x.shape[axis] - less - first)
-        if padded:
+        part = x.narrow(axis, wrong.first, x.shape[axis] - wrong.less - wrong.first)
+        if wrong.padded:
             zeros = [0] * (2 * (x.dim() - 1 - axis % x.dim()))
-            part = torch.nn.functional.pad(part, (*zeros, 0, padded))
+            part = torch.nn.functional.pad(part, (*zeros, 0, wrong.padded))
         count = math.prod(part.shape[dim] for dim in dims)
-        centred = self.centred if centred is None else centred
+        centred = self.centred if wrong.centred is None else wrong.centred
         mean = part.mean(dims, keepdim=True) if self.mean is None else self.mean
-        about_mean = centred if about_mean is None else about_mean
+        about_mean = centred if wrong.about_mean is None else wrong.about_mean
         squares = (part - mean if about_mean else part).square().sum(dims, keepdim=True)
-        var = squares / (count - correction) if self.var is None else self.var
-        if outside:
+        var = squares / (count - wrong.correction) if self.var is None else self.var
+        if wrong.outside:
             below = var.sqrt() + eps
-        elif after:
+        elif wrong.after:
             below = var.sqrt()
         else:
-            below = (var + eps) ** power
+            below = (var + eps) ** wrong.power
         value = x - mean if centred else x
-        value = value / below if divided else value
-        value = (value + eps if after else value).reshape(self.x.shape)
-        if bias_first:
+        value = value / below if wrong.divided else value
+        value = (value + eps if wrong.after else value).reshape(self.x.shape)
+        if wrong.bias_first:
             return (value + self.bias) * self.weight
         return value * self.weight + self.bias
 
@@ -163,7 +180,7 @@ def norm_variations(step: Step) -> Iterator[Variation]:
 
 
 def _take(kind: PatternKind, sentence: str, **changes: Any) -> Variation:
-    change = _with_first(lambda step: norm_of(step).value(**changes))  # type: ignore[union-attr]
+    change = _with_first(lambda step: norm_of(step).value(NormMistake(**changes)))  # type: ignore[union-attr]
     return Variation(kind, sentence, change)
 
 
@@ -264,17 +281,17 @@ def _in_parts(step: Step, parts: int, *, strided: bool) -> Tensor:
     axis = norm.dims[-1]
     shape = (-1, parts) if strided else (parts, -1)
     x = norm.x.reshape(norm.view).unflatten(axis, shape)
-    return _finished(norm, x, (axis if strided else axis + 1,))
+    return _compute_reshaped_norm(norm, x, (axis if strided else axis + 1,))
 
 
 def _of_rows(step: Step, together: int) -> Tensor:
     norm: Norm = norm_of(step)  # type: ignore[assignment]
     axis = norm.dims[-1]
     x = norm.x.reshape(norm.view).unflatten(axis - 1, (-1, together))
-    return _finished(norm, x, (axis, axis + 1))
+    return _compute_reshaped_norm(norm, x, (axis, axis + 1))
 
 
-def _finished(norm: Norm, x: Tensor, dims: tuple[int, ...]) -> Tensor:
+def _compute_reshaped_norm(norm: Norm, x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """The norm of the same elements in another shape."""
     view = tuple(x.shape)
     plain = dataclasses.replace(norm, x=x, view=view, dims=dims, weight=1.0, bias=0.0).value()
@@ -343,7 +360,9 @@ def _with_given(step: Step, change: Callable[[Norm], dict[str, Any]]) -> Tensor:
     return dataclasses.replace(norm, **change(norm)).value()
 
 
-def _computed(norm: Norm, *, mean: bool = True, var: bool = True, images: bool = False) -> Any:
+def _compute_statistics(
+    norm: Norm, *, mean: bool = True, var: bool = True, images: bool = False
+) -> Any:
     dims = tuple(dim for dim in norm.dims if dim != 0) if images else norm.dims
     statistics = {
         "mean": norm.x.mean(dims, keepdim=True),
@@ -352,7 +371,9 @@ def _computed(norm: Norm, *, mean: bool = True, var: bool = True, images: bool =
     return {name: statistics[name] for name, is_own in (("mean", mean), ("var", var)) if is_own}
 
 
-def _altered(alter: Callable[[Tensor], Tensor], *names: str) -> Callable[[Norm], dict[str, Any]]:
+def _alter_statistics(
+    alter: Callable[[Tensor], Tensor], *names: str
+) -> Callable[[Norm], dict[str, Any]]:
     def change(norm: Norm) -> dict[str, Any]:
         values = {name: getattr(norm, name) for name in names}
         if not all(isinstance(value, torch.Tensor) for value in values.values()):
@@ -365,39 +386,42 @@ def _altered(alter: Callable[[Tensor], Tensor], *names: str) -> Callable[[Norm],
 _OF_GIVEN: dict[str, tuple[PatternKind, Callable[[Norm], dict[str, Any]]]] = {
     "mean and variance are that of the batch, not the running one": (
         PatternKind.STATISTICS,
-        _computed,
+        _compute_statistics,
     ),
     "the mean is that of the batch, not the running one": (
         PatternKind.STATISTICS,
-        partial(_computed, var=False),
+        partial(_compute_statistics, var=False),
     ),
     "the variance is that of the batch, not the running one": (
         PatternKind.STATISTICS,
-        partial(_computed, mean=False),
+        partial(_compute_statistics, mean=False),
     ),
     "mean and variance are those of each image, as in an instance norm": (
         PatternKind.STATISTICS,
-        partial(_computed, images=True),
+        partial(_compute_statistics, images=True),
     ),
     "the variance is taken for a deviation: it is squared before the root": (
         PatternKind.STATISTICS,
-        _altered(torch.square, "var"),
+        _alter_statistics(torch.square, "var"),
     ),
     "the root of the variance is taken twice": (
         PatternKind.STATISTICS,
-        _altered(torch.sqrt, "var"),
+        _alter_statistics(torch.sqrt, "var"),
     ),
     "mean and variance are those of the channel before it": (
         PatternKind.STATISTICS,
-        _altered(lambda value: value.roll(1, 1), "mean", "var"),
+        _alter_statistics(lambda value: value.roll(1, 1), "mean", "var"),
     ),
     "mean and variance are those of the channel after it": (
         PatternKind.STATISTICS,
-        _altered(lambda value: value.roll(-1, 1), "mean", "var"),
+        _alter_statistics(lambda value: value.roll(-1, 1), "mean", "var"),
     ),
-    "the mean is added, not subtracted": (PatternKind.SIGN, _altered(torch.neg, "mean")),
-    "the bias is subtracted, not added": (PatternKind.SIGN, _altered(torch.neg, "bias")),
-    "mean and bias have the wrong sign": (PatternKind.SIGN, _altered(torch.neg, "mean", "bias")),
+    "the mean is added, not subtracted": (PatternKind.SIGN, _alter_statistics(torch.neg, "mean")),
+    "the bias is subtracted, not added": (PatternKind.SIGN, _alter_statistics(torch.neg, "bias")),
+    "mean and bias have the wrong sign": (
+        PatternKind.SIGN,
+        _alter_statistics(torch.neg, "mean", "bias"),
+    ),
 }
 
 

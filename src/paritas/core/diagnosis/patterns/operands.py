@@ -200,7 +200,7 @@ class _Reading:
             foreign,
             self._scaled,
             self._bent,
-            self._dropped,
+            self._find_dropped_elements,
         )
         for variations in ways:
             proposals = list(variations())
@@ -219,7 +219,9 @@ class _Reading:
         for axis, source in _slices_of(self.value, self.operand):
             kind, words = describe_places(source)
             sentence = f"{self.name} is read from other places along axis {axis}: {words}"
-            yield self._variation(kind, sentence, partial(_selected, axis=axis, source=source))
+            yield self._variation(
+                kind, sentence, partial(_select_along_axis, axis=axis, source=source)
+            )
             return
         elements = _elements_of(self.value, self.operand)
         if elements is None:
@@ -230,7 +232,7 @@ class _Reading:
             return  # one value, such as 0, is found anywhere
         kind, words = _describe_elements(elements.reshape(self.value.shape), self.operand)
         sentence = f"{self.name} is read from other places: {words}"
-        variation = self._variation(kind, sentence, partial(_taken, source=elements))
+        variation = self._variation(kind, sentence, partial(_take_elements, source=elements))
         yield dataclasses.replace(variation, chosen=int(moved.sum()))
 
     def _moved_with_signs(self) -> Iterator[Variation]:
@@ -240,7 +242,9 @@ class _Reading:
         taken = self.operand.reshape(-1)[source].reshape(self.value.shape)
         signs = self.value.sign() * taken.sign()
         sentence = f"{self.name} is read from other places, with other signs"
-        yield self._variation(PatternKind.WRONG_INDEX, sentence, partial(_signed, source, signs))
+        yield self._variation(
+            PatternKind.WRONG_INDEX, sentence, partial(_take_signed_elements, source, signs)
+        )
 
     def _replaced(self) -> Iterator[Variation]:
         for name, other in self.others.items():
@@ -286,7 +290,7 @@ class _Reading:
                 yield self._variation(PatternKind.OTHER_FUNCTION, sentence, function)
                 return
 
-    def _dropped(self) -> Iterator[Variation]:
+    def _find_dropped_elements(self) -> Iterator[Variation]:
         dropped = dropped_elements(self.value, self.operand)
         if dropped is not None:
             residual = dropped.kept * dropped.factor
@@ -319,15 +323,15 @@ def _instead(other: Tensor, value: Tensor) -> Tensor:
     return other.to(value).expand_as(value)
 
 
-def _selected(value: Tensor, axis: int, source: Tensor) -> Tensor:
+def _select_along_axis(value: Tensor, axis: int, source: Tensor) -> Tensor:
     return value.index_select(axis, source.to(value.device))
 
 
-def _signed(source: Tensor, signs: Tensor, value: Tensor) -> Tensor:
-    return _taken(value, source) * signs.to(value)
+def _take_signed_elements(source: Tensor, signs: Tensor, value: Tensor) -> Tensor:
+    return _take_elements(value, source) * signs.to(value)
 
 
-def _taken(value: Tensor, source: Tensor) -> Tensor:
+def _take_elements(value: Tensor, source: Tensor) -> Tensor:
     return value.reshape(-1)[source.to(value.device)].reshape(value.shape)
 
 
@@ -362,7 +366,7 @@ def _wide(value: Any) -> Tensor:
     return wide
 
 
-def _put(step: Step, value: Tensor, name: str) -> Any:
+def _put_operand(step: Step, value: Tensor, name: str) -> Any:
     return step.run(**{name: value})
 
 
@@ -379,7 +383,7 @@ def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> 
         if isinstance(operand, torch.Tensor) and operand.is_floating_point() and key != name
     }
     read_own = partial(_own, name=name, shape=value.shape)
-    put = partial(_put, name=name)
+    put = partial(_put_operand, name=name)
     return _Reading(name, value, _wide(read_own(step)), operands, put, read_own, is_bias)
 
 
@@ -817,4 +821,4 @@ def _other_orders(name: str, width: int) -> Iterator[Variation]:
 
 
 def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:
-    return step.run(**{name: _selected(step.values[name], axis, source)})
+    return step.run(**{name: _select_along_axis(step.values[name], axis, source)})

@@ -146,7 +146,7 @@ def recomputations(case: Case) -> Iterator[Recomputed]:
     for name, how, change, chosen_ones in changes:
         for chosen in filter(None, chosen_ones):
             changed = [
-                _changed(change, tensor) if position in chosen else tensor
+                _change_in_own_dtype(change, tensor) if position in chosen else tensor
                 for position, tensor in enumerate(floating)
             ]
             if not all(
@@ -168,7 +168,7 @@ def _choices(places: tuple[int, ...]) -> dict[tuple[int, ...], None]:
     return dict.fromkeys([places, *((position,) for position in places), *but_one])
 
 
-def _changed(change: Callable[[Tensor], Tensor], candidate: Tensor) -> Tensor:
+def _change_in_own_dtype(change: Callable[[Tensor], Tensor], candidate: Tensor) -> Tensor:
     """In the program's own dtype, in which a scale is rounded, or in float32 if that is wider."""
     on_cpu = candidate.detach().cpu()
     return change(on_cpu.to(torch.promote_types(on_cpu.dtype, torch.float32))).to(candidate)
@@ -326,7 +326,7 @@ def _rounded_sums(case: Case) -> list[Pattern]:
         sentence = f"accumulated in {form.name}: the sum is rounded after every "
         sentence += f"{chunk} terms" if chunk > 1 else "term"
         evidence: dict[str, float | str] = {"format": form.name, "terms": float(chunk)}
-        patterns = _repeated(case, widen(value).reshape(case.shape), form, sentence, evidence)
+        patterns = _match_format(case, widen(value).reshape(case.shape), form, sentence, evidence)
         if patterns:
             return patterns
     return []
@@ -670,10 +670,10 @@ def _rounded_inside_and_out(
     if form is None:
         return []
     value = form.rounded(recomputed.value)
-    return _repeated(case, value, form, f"computed in {recomputed.format}", figures)
+    return _match_format(case, value, form, f"computed in {recomputed.format}", figures)
 
 
-def _repeated(
+def _match_format(
     case: Case,
     value: Tensor,
     form: NarrowFormat,
@@ -713,7 +713,7 @@ def _run_in_format(case: Case) -> list[Pattern]:
         patterns = (
             []
             if value is None
-            else _repeated(case, value, form, f"computed in {form.name}", evidence)
+            else _match_format(case, value, form, f"computed in {form.name}", evidence)
         )
         if patterns:
             return patterns

@@ -42,14 +42,14 @@ def quantisations(tensors: Sequence[Tensor]) -> Iterator[tuple[str, Callable[[Te
         extents["slice along axes 0 and 1"] = _channels
     for group in _GROUPS:
         if any(tensor.dim() and tensor.shape[-1] > group for tensor in tensors):
-            extents[f"{group} elements"] = functools.partial(_grouped, group=group)
+            extents[f"{group} elements"] = functools.partial(_group_last_axis, group=group)
     for kind, quantise in _KINDS.items():
         for words, extent in extents.items():
-            change = functools.partial(_quantised, extent=extent, quantise=quantise)
+            change = functools.partial(_quantise_value, extent=extent, quantise=quantise)
             yield f"{kind} with a scale per {words}", change
 
 
-def _quantised(
+def _quantise_value(
     value: Tensor,
     extent: Callable[[Tensor], tuple[Tensor, tuple[int, ...]]],
     quantise: Callable[[Tensor, tuple[int, ...]], Tensor],
@@ -86,7 +86,7 @@ def _channels(value: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return value, tuple(range(2, value.dim()))
 
 
-def _grouped(value: Tensor, group: int) -> tuple[Tensor, tuple[int, ...]]:
+def _group_last_axis(value: Tensor, group: int) -> tuple[Tensor, tuple[int, ...]]:
     if not value.dim() or value.shape[-1] % group:
         raise IndexError("no such groups")
     viewed = value.unflatten(-1, (-1, group))
@@ -96,26 +96,26 @@ def _grouped(value: Tensor, group: int) -> tuple[Tensor, tuple[int, ...]]:
 # --- How they are rounded -------------------------------------------------------------------------
 
 
-def _scaled(value: Tensor, dims: tuple[int, ...], most: float) -> tuple[Tensor, Tensor]:
+def _scale_to_levels(value: Tensor, dims: tuple[int, ...], most: float) -> tuple[Tensor, Tensor]:
     scale = value.abs().amax(dims, keepdim=True) / most
     scale = torch.where(scale > 0, scale, 1.0)
     return value / scale, scale
 
 
 def _symmetric(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
-    level, scale = _scaled(value, dims, most)
+    level, scale = _scale_to_levels(value, dims, most)
     return level.round() * scale
 
 
 def _cut(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
     """By a cast, which does not round to the nearest level."""
-    level, scale = _scaled(value, dims, most)
+    level, scale = _scale_to_levels(value, dims, most)
     return level.trunc() * scale
 
 
 def _one_more_below(value: Tensor, dims: tuple[int, ...], most: float) -> Tensor:
     """There is a negative level without a positive one."""
-    level, scale = _scaled(value, dims, most)
+    level, scale = _scale_to_levels(value, dims, most)
     return level.round().clamp(-most, most - 1) * scale
 
 
@@ -130,7 +130,7 @@ def _with_zero_point(value: Tensor, dims: tuple[int, ...], most: float) -> Tenso
 
 
 def _float(value: Tensor, dims: tuple[int, ...], form: NarrowFormat) -> Tensor:
-    level, scale = _scaled(value, dims, form.largest)
+    level, scale = _scale_to_levels(value, dims, form.largest)
     return form.rounded(level) * scale
 
 

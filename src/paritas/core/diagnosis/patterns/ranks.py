@@ -263,7 +263,7 @@ def _stale(case: Case, near: Near) -> list[Pattern]:
     return []
 
 
-def _unreduced(case: Case, near: Near) -> list[Pattern]:
+def _find_unreduced_terms(case: Case, near: Near) -> list[Pattern]:
     """The ranks' values are terms, and each rank should hold their sum or mean."""
     values = list(case.context.held.values())
     if not _are_terms(case) or all(near(value, values[0]) for value in values[1:]):
@@ -435,7 +435,7 @@ def _differing_axes(case: Case, near: Near) -> str:
     return f" over ranks {_join(list(rank_values))}"
 
 
-def _permuted(case: Case, near: Near) -> list[Pattern]:
+def _find_permuted_parts(case: Case, near: Near) -> list[Pattern]:
     """Equal parts along a dim, in another order."""
     value = case.candidate
     if not _has_whole(case):
@@ -506,7 +506,7 @@ def _mesh_factors(case: Case) -> dict[str, float]:
     }
 
 
-def _scaled(case: Case, near: Near) -> list[Pattern]:
+def _find_scaled_values(case: Case, near: Near) -> list[Pattern]:
     if not _has_whole(case) or not _alike(case, near):
         return []
     factor = factor_of(case.candidate, case.reference, near)
@@ -615,13 +615,13 @@ def _join(numbers: list[int]) -> str:
 
 _EQUATIONS: tuple[Callable[[Case, Near], list[Pattern]], ...] = (
     _zeros,
-    _unreduced,
+    _find_unreduced_terms,
     _some_ranks_only,
     _wrong_axis,
     _one_ranks_part,
-    _permuted,
-    _scaled,
+    _find_permuted_parts,
+    _find_scaled_values,
     _repeated_term,
 )
 # These can also hold for the rest, once a term that is added at the end is subtracted.
-_OF_A_REST = (_unreduced, _some_ranks_only, _scaled)
+_OF_A_REST = (_find_unreduced_terms, _some_ranks_only, _find_scaled_values)

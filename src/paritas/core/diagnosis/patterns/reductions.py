@@ -272,7 +272,7 @@ def propose_reductions(case: Case) -> list[Pattern]:
         return []
     length = math.prod(operation.inputs[0].shape[dim] for dim in operation.dims)
     values = (
-        (sentence, attempt(partial(_shaped, operation, compute, case.shape)))
+        (sentence, attempt(partial(_compute_shaped, operation, compute, case.shape)))
         for sentence, compute in variants
     )
     return first_supported(
@@ -295,9 +295,9 @@ def _reduction_variants(operation: Operation) -> Variants:
         return None, []
     if name in _PLAIN:
         reduce = _PLAIN[name]
-        variants = _dropped(x, dims, reduce)
+        variants = _drop_end_elements(x, dims, reduce)
         if name == "mean":
-            variants += _divided(x, dims)
+            variants += _divide_by_wrong_count(x, dims)
         return lambda: reduce(x, dims), variants
     if name in _SPREADS:
         return _spread_variants(operation, x, dims)
@@ -308,7 +308,7 @@ def _reduction_variants(operation: Operation) -> Variants:
     return None, []
 
 
-def _shaped(
+def _compute_shaped(
     operation: Operation, compute: Callable[[], Tensor], shape: tuple[int, ...]
 ) -> Tensor | None:
     return operation.shaped(compute(), shape)
@@ -322,7 +322,7 @@ def _drop_end(x: Tensor, dim: int, *, last: bool) -> Tensor:
     return x.narrow(dim, 0 if last else 1, x.shape[dim] - 1)
 
 
-def _dropped(
+def _drop_end_elements(
     x: Tensor, dims: tuple[int, ...], reduce: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> list[tuple[str, Callable[[], Tensor]]]:
     variants: list[tuple[str, Callable[[], Tensor]]] = []
@@ -336,7 +336,9 @@ def _dropped(
     return variants
 
 
-def _divided(x: Tensor, dims: tuple[int, ...]) -> list[tuple[str, Callable[[], Tensor]]]:
+def _divide_by_wrong_count(
+    x: Tensor, dims: tuple[int, ...]
+) -> list[tuple[str, Callable[[], Tensor]]]:
     """A mean with a count, or only a sum, that is off by one."""
     length = math.prod(x.shape[dim_number] for dim_number in dims)
     variants: list[tuple[str, Callable[[], Tensor]]] = []
@@ -370,7 +372,7 @@ def _spread_variants(operation: Operation, x: Tensor, dims: tuple[int, ...]) -> 
         for less in (0, 1, 2)
         if less != taken and length > less
     ]
-    dropped = _dropped(x, dims, lambda value, _: spread(value, taken))
+    dropped = _drop_end_elements(x, dims, lambda value, _: spread(value, taken))
     return lambda: spread(x, taken), [*variants, *dropped]
 
 

@@ -39,7 +39,7 @@ def rounding_variations(step: Step) -> Iterator[Variation]:
     """The result of one of several operators in a narrower format."""
     for form in _formats(step):
         sentence = f"the result is rounded to {form.name}"
-        yield Variation(PatternKind.PRECISION, sentence, partial(_rounded, form=form))
+        yield Variation(PatternKind.PRECISION, sentence, partial(_round_to_format, form=form))
 
 
 _PRODUCTS = frozenset({"linear", "addmm", "baddbmm", "convolution"})
@@ -51,10 +51,10 @@ def computed_variations(step: Step) -> Iterator[Variation]:
         return
     for dtype in (torch.bfloat16, torch.float16):
         sentence = f"computed in {dtype_name(dtype)}"
-        yield Variation(PatternKind.PRECISION, sentence, partial(_computed, dtype=dtype))
+        yield Variation(PatternKind.PRECISION, sentence, partial(_compute_in_dtype, dtype=dtype))
 
 
-def _computed(step: Step, dtype: torch.dtype) -> Any:
+def _compute_in_dtype(step: Step, dtype: torch.dtype) -> Any:
     result = step.run()
     narrow = {
         name: value.to(dtype)
@@ -64,7 +64,7 @@ def _computed(step: Step, dtype: torch.dtype) -> Any:
     return step.run(**narrow).to(result)
 
 
-def _rounded(step: Step, form: NarrowFormat) -> Any:
+def _round_to_format(step: Step, form: NarrowFormat) -> Any:
     result = step.run()
     first = result if isinstance(result, torch.Tensor) else result[0]
     value = form.rounded(first)

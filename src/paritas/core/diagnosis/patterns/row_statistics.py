@@ -70,7 +70,7 @@ def solved_statistics(
     for relation in _relations(rows):
         yield relation.variation()
         return
-    yield from _unrelated(rows)
+    yield from _try_fitted_numbers(rows)
 
 
 def _added_input(norm: Norm, candidate: Tensor) -> Variation | None:
@@ -81,7 +81,7 @@ def _added_input(norm: Norm, candidate: Tensor) -> Variation | None:
     size = float(added.abs().max())
     if not size > 0 or float((added - number * x).abs().max()) > _SAME * size:
         return None
-    number = _written(number)
+    number = _shorten_number(number)
     times = "" if number == 1 else f"{number:.4g} times "
     sentence = f"{times}the input is added to the result"
     return Variation(PatternKind.RESIDUAL, sentence, partial(_with_input, number=number), fitted=1)
@@ -431,7 +431,9 @@ def _linear_formulas(
             continue
         if is_met(numbers[0] * (first[1] + eps) + numbers[1] * (value + eps)):
             sentence = f"{numbers[0]:.3g} of {right} and {numbers[1]:.3g} of {words}"
-            change = partial(_mixed, first=first[2], other=compute, shares=numbers, eps=eps)
+            change = partial(
+                _mix_statistics, first=first[2], other=compute, shares=numbers, eps=eps
+            )
             yield _Formula(sentence, change, fitted=2)
 
 
@@ -444,7 +446,7 @@ def _same_for_all(
     for words, value, compute in sources:
         if words.removesuffix(" of the batch") in _NUMBERS and is_met(value.expand_as(target)):
             return _Formula(words, compute)
-    for number in (0.0, 1.0, _written(float(target.median()))):
+    for number in (0.0, 1.0, _shorten_number(float(target.median()))):
         if is_met(torch.full_like(target, number)):
             change = partial(_constant, number=number)
             return _Formula(f"{number:.4g}", change, fitted=int(number not in (0, 1)))
@@ -470,7 +472,7 @@ def _linear(x: Tensor, norm: Norm, compute: Any, factor: float, added: float) ->
     return value
 
 
-def _mixed(
+def _mix_statistics(
     x: Tensor, norm: Norm, first: Any, other: Any, shares: list[float], eps: float
 ) -> Tensor:
     value: Tensor = shares[0] * (first(x, norm) + eps) + shares[1] * (other(x, norm) + eps)
@@ -496,11 +498,12 @@ def _fit(
         return None
     solved = iter(solution.solution.reshape(-1).tolist())
     return [
-        _written(next(solved)) if coefficient is None else coefficient for coefficient in numbers
+        _shorten_number(next(solved)) if coefficient is None else coefficient
+        for coefficient in numbers
     ]
 
 
-def _written(number: float) -> float:
+def _shorten_number(number: float) -> float:
     short = float(f"{number:.{_DIGITS}g}")
     return short if abs(short - number) <= _AS_WRITTEN * abs(number) else number
 
@@ -511,16 +514,16 @@ def _limited_formulas(rows: _Rows, right: str) -> Iterator[_Formula]:
     changed = rows.spread[is_other]
     if len(changed) < 2 or not _are_same(changed, changed.median().expand_as(changed)):  # noqa: PLR2004
         return
-    limit = _written(float(changed.median().square()) - rows.norm.eps)
+    limit = _shorten_number(float(changed.median().square()) - rows.norm.eps)
     below = bool((rows.right_spread[is_other] < changed).all())
     if not below and not bool((rows.right_spread[is_other] > changed).all()):
         return
     words = f"{right}, which is {'at least' if below else 'at most'} {limit:.4g}, and eps"
-    change = partial(_limited, limit=limit, below=below)
+    change = partial(_limit_variance, limit=limit, below=below)
     yield _Formula(words, change, PatternKind.CLIPPED, fitted=1)
 
 
-def _limited(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
+def _limit_variance(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
     variance = _right_here(norm, x)[1].square() - norm.eps
     limited = variance.clamp(min=limit) if below else variance.clamp(max=limit)
     return limited + norm.eps
@@ -539,19 +542,19 @@ def _rounded_formulas(
         return
     for power, words in _POWERS.items():
         for form in FORMATS[:3]:
-            compute = partial(_rounded, power=power, form=form)
+            compute = partial(_round_spread, power=power, form=form)
             if not is_met(compute(rows.right_spread)):
                 continue
             # Few rows do not tell its digits.
             other = next(each_format for each_format in FORMATS[1:] if each_format != form)
-            is_unclear = is_met(_rounded(rows.right_spread, power, other))
+            is_unclear = is_met(_round_spread(rows.right_spread, power, other))
             name = form.name.partition("_")[0] if is_unclear else form.name
             sentence = f"{right} and eps{words or ', which'} is rounded to {name}"
             yield _Formula(sentence, partial(_with_rounded, compute=compute), PatternKind.PRECISION)
             break
 
 
-def _rounded(spread: Tensor, power: float, form: NarrowFormat) -> Tensor:
+def _round_spread(spread: Tensor, power: float, form: NarrowFormat) -> Tensor:
     """The square of the spread, if a power of the spread is rounded."""
     return form.rounded(spread**power) ** (2 / power)
 
@@ -593,7 +596,7 @@ def _of_rows(x: Tensor, norm: Norm, axis: int, source: Tensor, pick: Any) -> Ten
 # --- Statistics that are none of these ------------------------------------------------------------
 
 
-def _unrelated(rows: _Rows) -> Iterator[Variation]:
+def _try_fitted_numbers(rows: _Rows) -> Iterator[Variation]:
     """Other numbers than the right ones, whatever they are."""
     ratio = rows.spread / rows.right_spread
     least, most = float(ratio.min()), float(ratio.max())

@@ -73,10 +73,10 @@ def _places_of(rows: Tensor, sums: Tensor) -> Tensor | None:
             return None
         once = bool(((rounded == 0) | (rounded == 1)).all()) and bool((rounded.sum(0) <= 1).all())
         return torch.where(rounded.sum(0) > 0, rounded.argmax(0), -1) if once else None
-    return _peeled(rows, sums)
+    return _explain_pair_sums(rows, sums)
 
 
-def _peeled(rows: Tensor, sums: Tensor) -> Tensor | None:
+def _explain_pair_sums(rows: Tensor, sums: Tensor) -> Tensor | None:
     """The same for sums of at most two rows."""
     limit = _NEAR * float(rows.abs().max())
     places = torch.full((len(rows),), -1)

@@ -139,7 +139,7 @@ def _padding(equations: _Equations) -> Iterator[Variation]:
     factors = equations.solve(index, 1, by_head=False, padded=True)
     if factors is None:
         return
-    number = _written(float(factors[0, -1]))
+    number = _shorten_number(float(factors[0, -1]))
     if not number > _NEARLY_NOTHING:
         return
     change = attends(normalise=partial(_with_nothing, number=number))
@@ -180,7 +180,9 @@ def _distance_variations(index: Tensor, classes: Tensor, factors: Tensor) -> Ite
     for words, measure in (("position", classes.abs()), ("position", classes)):
         length = measure.double()
         slopes = (added @ length) / length.square().sum()
-        slopes = torch.tensor([_written(slope) for slope in slopes.tolist()], dtype=torch.float64)
+        slopes = torch.tensor(
+            [_shorten_number(slope) for slope in slopes.tolist()], dtype=torch.float64
+        )
         scale = float(added.abs().max())
         if scale and float((added - slopes[:, None] * length).abs().max()) <= _NEAR * scale:
             numbers = ", ".join(f"{slope:.3g}" for slope in slopes[:4].tolist())
@@ -243,7 +245,7 @@ def _factors(step: Step, candidate: Tensor) -> Iterator[Variation]:
         if most - least <= _ONE_FACTOR * abs(most):
             return  # the scale, which is an argument
         sentence = f"the scores are multiplied by another number for each {word}"
-        change = attends(bend=partial(_multiplied, numbers=numbers))
+        change = attends(bend=partial(_multiply_scores, numbers=numbers))
         words = f"{sentence}: by {least:.3g} to {most:.3g}"
         yield Variation(PatternKind.FACTOR, words, change, fitted=count)
         return
@@ -254,7 +256,7 @@ def _solve_factors(step: Step, candidate: Tensor, axis: int) -> Tensor | None:
     others = [dim for dim in range(_RANK) if dim != axis]
 
     def value(numbers: Tensor) -> Tensor:
-        result = attends(bend=partial(_multiplied, numbers=numbers))(step)
+        result = attends(bend=partial(_multiply_scores, numbers=numbers))(step)
         result = result if isinstance(result, torch.Tensor) else result[0]
         return result.detach().cpu().double().reshape(candidate.shape)
 
@@ -275,10 +277,10 @@ def _solve_factors(step: Step, candidate: Tensor, axis: int) -> Tensor | None:
     return numbers if float(residual) <= _NEAR * float(candidate.square().sum().sqrt()) else None
 
 
-def _multiplied(scores: Tensor, numbers: Tensor) -> Tensor:
+def _multiply_scores(scores: Tensor, numbers: Tensor) -> Tensor:
     return scores * numbers.to(scores)
 
 
-def _written(number: float) -> float:
+def _shorten_number(number: float) -> float:
     short = float(f"{number:.3g}")
     return short if abs(short - number) <= _AS_WRITTEN * abs(number) else number

@@ -37,7 +37,9 @@ def selection_variations(step: Step) -> Iterator[Variation]:
         yield from _compared_with_nothing(step)
     elif name == "round":
         for sentence, compute in _OTHER_TIES.items():
-            yield Variation(PatternKind.TIE_BREAKING, sentence, partial(_rounded, compute=compute))
+            yield Variation(
+                PatternKind.TIE_BREAKING, sentence, partial(_round_decimals, compute=compute)
+            )
 
 
 # --- Another element of each line -----------------------------------------------------------------
@@ -112,7 +114,7 @@ def _other_choices(step: Step) -> Iterator[Variation]:
         yield Variation(PatternKind.WRONG_INDEX, sentence, _inverse_order)
     if step.name != "argsort":
         for sentence, order in (
-            ("the chosen elements are in the reverse order", _reversed),
+            ("the chosen elements are in the reverse order", _reverse_selection),
             ("the chosen elements are in the order of their places", _in_place_order),
         ):
             yield Variation(PatternKind.PERMUTATION, sentence, order)
@@ -139,7 +141,7 @@ def _inverse_order(step: Step) -> Any:
     return right[0], right[1].argsort(dim)
 
 
-def _reversed(step: Step) -> Any:
+def _reverse_selection(step: Step) -> Any:
     return tuple(tensor.flip(step.values["dim"]) for tensor in step.run())
 
 
@@ -253,6 +255,6 @@ _OTHER_TIES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _rounded(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
+def _round_decimals(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
     scale = 10.0 ** step.values.get("decimals", 0)
     return compute(step.values["self"] * scale) / scale

@@ -58,7 +58,7 @@ def function_call_variations(step: FunctionStep) -> Iterator[Variation]:
     """A function of several operators with other arguments, or with two of them exchanged."""
     for left, right in itertools.combinations(_operands(step), 2):
         sentence = f"{left} and {right} are swapped"
-        change = partial(_exchanged, left=left, right=right)
+        change = partial(_exchange_operands, left=left, right=right)
         yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, change)
     yield from substitution_variations(step)
     yield from loss_variations(step)
@@ -66,7 +66,7 @@ def function_call_variations(step: FunctionStep) -> Iterator[Variation]:
     yield from argument_variations(step, tensors=False)
 
 
-def _exchanged(step: Step, left: str, right: str) -> Any:
+def _exchange_operands(step: Step, left: str, right: str) -> Any:
     return step.run(**{left: step.values[right], right: step.values[left]})
 
 
@@ -86,7 +86,7 @@ def limit_variations(step: Step) -> Iterator[Variation]:
         return
     if most is None and 0 < least <= _LARGEST_EPS:
         sentence = f"{least:.7g} is added instead of being the least value"
-        yield Variation(PatternKind.EPS, sentence, partial(_added, number=least))
+        yield Variation(PatternKind.EPS, sentence, partial(_add_number, number=least))
     if most is None or most <= least:
         return
     sentence = f"values beyond {least:.7g} and {most:.7g} wrap around instead of being limited"
@@ -94,15 +94,15 @@ def limit_variations(step: Step) -> Iterator[Variation]:
     if least == round(least) and most == round(most):  # a format has both limits
         widths += [(most - least + 1, is_cut) for is_cut in (False, True)]
     for width, is_cut in widths:
-        change = partial(_wrapped, least=least, width=width, is_cut=is_cut)
+        change = partial(_wrap_into_range, least=least, width=width, is_cut=is_cut)
         yield Variation(PatternKind.WRAPPED, sentence, change)
 
 
-def _added(step: Step, number: float) -> Any:
+def _add_number(step: Step, number: float) -> Any:
     return step.values["self"] + number
 
 
-def _wrapped(step: Step, least: float, width: float, *, is_cut: bool) -> Any:
+def _wrap_into_range(step: Step, least: float, width: float, *, is_cut: bool) -> Any:
     value = step.values["self"]
     value = value.trunc() if is_cut else value
     return (value - least) % width + least

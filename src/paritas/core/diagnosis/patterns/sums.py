@@ -102,7 +102,9 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         sentence = f"{some} left out of the {size} in the sum that softmax divides by"
         yield Variation(kind, sentence, partial(over, part=slice(first, size - last)))
     sentence = "it is not divided by the sum"
-    yield Variation(PatternKind.MISSING_REDUCTION, sentence, partial(_unnormalised, is_log=is_log))
+    yield Variation(
+        PatternKind.MISSING_REDUCTION, sentence, partial(_skip_normalisation, is_log=is_log)
+    )
     other, words = (
         (torch.softmax, "the logarithm is left out")
         if is_log
@@ -133,7 +135,7 @@ def _sizes(step: Step) -> tuple[int, ...]:
     return tuple(step.values["self"].shape)
 
 
-def _unnormalised(step: Step, *, is_log: bool) -> Any:
+def _skip_normalisation(step: Step, *, is_log: bool) -> Any:
     x, dim = step.values["self"], step.values["dim"]
     value = x - x.amax(dim, keepdim=True)
     result: Tensor = value if is_log else value.exp()
@@ -169,8 +171,8 @@ _REDUCERS: dict[str, Callable[..., Tensor]] = {
     "linalg_vector_norm": lambda x, dims, keepdim: x.square().sum(dims, keepdim).sqrt(),
     "var": lambda x, dims, keepdim: x.var(dims, keepdim=keepdim, correction=0),
     "std": lambda x, dims, keepdim: x.std(dims, keepdim=keepdim, correction=0),
-    "first": lambda x, dims, keepdim: _picked(x, dims, 0, keepdim=keepdim),
-    "last": lambda x, dims, keepdim: _picked(x, dims, -1, keepdim=keepdim),
+    "first": lambda x, dims, keepdim: _pick_position(x, dims, 0, keepdim=keepdim),
+    "last": lambda x, dims, keepdim: _pick_position(x, dims, -1, keepdim=keepdim),
 }
 _REDUCER_NAMES = {
     "amax": "the maximum",
@@ -199,7 +201,7 @@ _PICKING = frozenset({"argmax", "argmin", "any", "all", "median"})
 _REDUCING = frozenset({*_REDUCERS, *_ALIASES, *_PICKING, "var_mean"})
 
 
-def _picked(x: Tensor, dims: tuple[int, ...], position: int, *, keepdim: bool) -> Tensor:
+def _pick_position(x: Tensor, dims: tuple[int, ...], position: int, *, keepdim: bool) -> Tensor:
     for dim in sorted(dims, reverse=True):
         x = x.select(dim, position).unsqueeze(dim) if keepdim else x.select(dim, position)
     return x
@@ -336,7 +338,7 @@ def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[
     for other, reduce in _REDUCERS.items():
         if other != name:
             words = _REDUCER_NAMES.get(other, f"the {other}")
-            change = partial(_reduced, reduce=reduce, dims=dims, keepdim=keepdim)
+            change = partial(_reduce_first_result, reduce=reduce, dims=dims, keepdim=keepdim)
             is_reduction = {name, other} == {"sum", "mean"} or other in ("first", "last")
             kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.OTHER_FUNCTION
             yield Variation(kind, f"{words} instead of {right}", change)
@@ -361,7 +363,9 @@ def _scaled_cut(step: Step, cut: Callable[[Step], Any], factor: float) -> Any:
     return cut(step) * factor
 
 
-def _reduced(step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool) -> Any:
+def _reduce_first_result(
+    step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool
+) -> Any:
     return step.with_first(reduce(step.values["self"], dims, keepdim))
 
 
@@ -435,7 +439,7 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
     if step.name != "embedding_dense_backward":
         adds = step.values.get("accumulate", step.name not in _WRITES)
         sentence = f"nothing is {'added' if adds else 'written'}"
-        yield Variation(PatternKind.MISSING_OPERAND, sentence, _unchanged)
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, _keep_unchanged)
     if step.name in _WRITES:
         yield from _written_otherwise(step)
         return  # whether they add up, a flag says
@@ -454,8 +458,8 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
                 yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
     # With what is there already or without it: the same if they are added to zeros.
     averages: tuple[tuple[str, Callable[[Step], Tensor]], ...] = (
-        ("", _averaged),
-        (" together with what is there already", partial(_averaged, with_self=True)),
+        ("", _average_rows),
+        (" together with what is there already", partial(_average_rows, with_self=True)),
         (" and then added", _with_average),
     )
     for ending, average in averages:
@@ -475,17 +479,17 @@ def _written_otherwise(step: Step) -> Iterator[Variation]:
         (PatternKind.OTHER_FUNCTION, "written only where it is larger", torch.maximum),
         (PatternKind.OTHER_FUNCTION, "written only where it is smaller", torch.minimum),
     ):
-        change = partial(_joined, name=name, join=combine)
+        change = partial(_join_with_source, name=name, join=combine)
         yield Variation(kind, f"{name} is {words}", change)
 
 
-def _joined(step: Step, name: str, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _join_with_source(step: Step, name: str, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     into, source = step.values["self"], step.values[name]
     marked = step.run(**{"self": torch.zeros_like(into), name: torch.ones_like(source)})
     return torch.where(marked != 0, join(into, step.run()), into)
 
 
-def _unchanged(step: Step) -> Any:
+def _keep_unchanged(step: Step) -> Any:
     return step.values["self"].clone()
 
 
@@ -530,7 +534,7 @@ def _overwritten(step: Step, *, last: bool, added: bool) -> Tensor:
     return into + value if added else value
 
 
-def _averaged(step: Step, *, with_self: bool = False) -> Tensor:
+def _average_rows(step: Step, *, with_self: bool = False) -> Tensor:
     into, rows, index, dim = _parts(step)
     if step.name == "scatter_add":
         return into.scatter_reduce(dim, index, rows, "mean", include_self=with_self)

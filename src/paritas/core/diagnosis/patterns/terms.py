@@ -80,14 +80,14 @@ def _terms_of(step: Step) -> Iterator[_Terms]:
     name, values = step.name, step.values
     if name in _FACTORS:
         factor = _FACTORS[name]
-        along = partial(_scaled, name=factor, axis=-1)
+        along = partial(_scale_factor, name=factor, axis=-1)
         yield _Terms("terms of each sum", values[factor].shape[-1], along)
     elif name in ("convolution", "convolution_backward"):
         yield from _convolution_terms(step)
     elif name.startswith(("avg_pool", "adaptive_avg_pool")) and "self" in values:
         yield from _reduced_terms(values["self"], range(2, values["self"].dim()))
     elif "query" in values and "grad_out" not in values:
-        along = partial(_scaled, name="value", axis=-2)
+        along = partial(_scale_factor, name="value", axis=-2)
         yield _Terms("values", values["value"].shape[-2], along)
     elif name in ("sum", "mean"):
         yield from _reduced_terms(values["self"], values.get("dim"))
@@ -96,7 +96,7 @@ def _terms_of(step: Step) -> Iterator[_Terms]:
         yield _Terms("rows that are added up", count, _scaled_rows)
     elif name in ("scatter_add", "index_add"):
         source = "src" if name == "scatter_add" else "source"
-        along = partial(_scaled, name=source, axis=values["dim"])
+        along = partial(_scale_factor, name=source, axis=values["dim"])
         yield _Terms("rows that are added up", values[source].shape[values["dim"]], along)
 
 
@@ -106,11 +106,11 @@ def _convolution_terms(step: Step) -> Iterator[_Terms]:
         grad = step.values["grad_output"]
         for axis in range(grad.dim()):
             what = {0: "samples", 1: "channels"}.get(axis, f"positions along axis {axis}")
-            along = partial(_scaled, name="grad_output", axis=axis)
+            along = partial(_scale_factor, name="grad_output", axis=axis)
             yield _Terms(f"{what} of the gradient", grad.shape[axis], along)
         return
     axis = 0 if step.values["transposed"] else 1
-    along = partial(_scaled, name="weight", axis=axis)
+    along = partial(_scale_factor, name="weight", axis=axis)
     yield _Terms("input channels", weight.shape[axis], along)
     if not sliding_axes(step):
         return
@@ -118,18 +118,18 @@ def _convolution_terms(step: Step) -> Iterator[_Terms]:
     yield _Terms("elements of the kernel", taps, _scaled_taps)
     for axis in range(2, weight.dim()):
         size = step.values["input"].shape[axis]
-        along = partial(_scaled, name="input", axis=axis)
+        along = partial(_scale_factor, name="input", axis=axis)
         yield _Terms(f"places of the input along axis {axis}", size, along)
 
 
 def _reduced_terms(x: Tensor, dim: Any) -> Iterator[_Terms]:
     dims = [dim] if isinstance(dim, int) else list(dim or range(x.dim()))
     for axis in dims:
-        along = partial(_scaled, name="self", axis=axis)
+        along = partial(_scale_factor, name="self", axis=axis)
         yield _Terms(f"elements along axis {axis}", x.shape[axis], along)
 
 
-def _scaled(step: Step, weights: Tensor, name: str, axis: int) -> Any:
+def _scale_factor(step: Step, weights: Tensor, name: str, axis: int) -> Any:
     value = step.values[name]
     shape = [1] * value.dim()
     shape[axis] = -1
@@ -260,7 +260,7 @@ def _variations(terms: _Terms, weights: Tensor) -> Iterator[Variation]:
     places = (weights == number).nonzero().reshape(-1).tolist()
     if number and 2 * len(places) > terms.count:
         return  # a factor on all: nothing depends on the others, which keep the weight 1
-    which = f"{_listed(places)} of the {terms.count} {terms.words}"
+    which = f"{_list_places(places)} of the {terms.count} {terms.words}"
     change = partial(terms.weighted, weights=weights)
     verb = "is" if len(places) == 1 else "are"
     if number == 0:
@@ -278,7 +278,7 @@ def _variations(terms: _Terms, weights: Tensor) -> Iterator[Variation]:
 _MOST_LISTED = 4
 
 
-def _listed(places: list[int]) -> str:
+def _list_places(places: list[int]) -> str:
     """`number 3`, `numbers 8 to 15`, `numbers 1, 3 and others`; they are counted from 0."""
     if len(places) == 1:
         return f"number {places[0]}"

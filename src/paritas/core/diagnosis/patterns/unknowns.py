@@ -115,7 +115,7 @@ class Unknown:
         errors = []
         for start in self.starts:
             value = predict(self.variation(start))
-            errors.append(math.inf if value is None else _squared(candidate - value))
+            errors.append(math.inf if value is None else _sum_squared_residual(candidate - value))
         best = min(range(len(errors)), key=errors.__getitem__)
         return [self.starts[best]] if errors[best] < _NEARER * errors[0] else []
 
@@ -144,7 +144,7 @@ def _descend(
     here = value(position)
     if here is None:
         return None
-    error = _squared(candidate - here)
+    error = _sum_squared_residual(candidate - here)
     for _ in range(_ROUNDS):
         width = 1e-5 * max(1e-2, abs(position))
         beside = value(position + width)
@@ -157,17 +157,21 @@ def _descend(
         step = float((slope * (candidate - here).nan_to_num(0.0, 0.0, 0.0)).sum()) / size
         for shorter in (1.0, 0.25, 0.05, 0.01):
             there = value(position + shorter * step)
-            if there is not None and _squared(candidate - there) < error:
+            if there is not None and _sum_squared_residual(candidate - there) < error:
                 break
         else:
             break
-        position, here, error = position + shorter * step, there, _squared(candidate - there)
+        position, here, error = (
+            position + shorter * step,
+            there,
+            _sum_squared_residual(candidate - there),
+        )
         if abs(shorter * step) <= _SETTLED * max(1e-3, abs(position)):
             break
     return position, error
 
 
-def _squared(residual: Tensor) -> float:
+def _sum_squared_residual(residual: Tensor) -> float:
     return float(residual.nan_to_num(0.0, 0.0, 0.0).square().sum())
 
 
@@ -219,7 +223,7 @@ def _limited_scores(step: Step) -> Iterator[Unknown]:
     if step.name == "softmax":
         yield Unknown(partial(_with_cap, "self"), (3.0, 30.0), logarithmic=True)
     if is_attention(step) or step.name == "softmax":
-        yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
+        yield Unknown(_smooth_weights, (0.1, 0.5), most=1.0)
 
 
 def _with_cap(name: str, number: float) -> Variation:
@@ -230,7 +234,7 @@ def _with_cap(name: str, number: float) -> Variation:
     return Variation(PatternKind.OTHER_FUNCTION, sentence, run)
 
 
-def _smoothed(number: float) -> Variation:
+def _smooth_weights(number: float) -> Variation:
     sentence = f"{number:.4g} of each row is shared equally by all of its elements"
     change = partial(softmax_with, smoothed_weights(number))
     return Variation(PatternKind.OTHER_FUNCTION, sentence, change)

@@ -345,10 +345,12 @@ def _other_slices(step: Step, value: int) -> Iterator[Variation]:
     for by in dict.fromkeys((1, -1, 2, -2, length, -length, -start, size - stop)):
         if by and start + by >= 0 and stop + by <= size:
             sentence = f"taken from {start + by} on instead of {start}"
-            yield Variation(PatternKind.SHIFT, sentence, partial(_sliced, start + by, stop + by))
+            yield Variation(
+                PatternKind.SHIFT, sentence, partial(_slice_between, start + by, stop + by)
+            )
 
 
-def _sliced(start: int, stop: int, step: Step) -> Any:
+def _slice_between(start: int, stop: int, step: Step) -> Any:
     return step.run(start=start, end=stop)
 
 
@@ -723,7 +725,9 @@ def _index_variations(
     for by in (1, -1):
         way = "large" if by > 0 else "small"
         sentence = f"every index of {name} is one too {way}"
-        yield Variation(kind, f"{sentence}, up to the bounds", changed(partial(_clamped, by, size)))
+        yield Variation(
+            kind, f"{sentence}, up to the bounds", changed(partial(_clamp_index, by, size))
+        )
         yield Variation(kind, f"{sentence}, and wraps around", changed(partial(_wrapped, by, size)))
     for axis, by in itertools.product(range(index.dim()), (1, -1)):
         if index.shape[axis] > 1:
@@ -740,15 +744,15 @@ def _index_variations(
         sentence = f"{name} is read in the reverse order{where}"
         yield Variation(kind, sentence, changed(partial(_flip, axis=axis)))
     for sentence, alter in (
-        ("in increasing order", partial(_sorted, descending=False)),
-        ("in decreasing order", partial(_sorted, descending=True)),
+        ("in increasing order", partial(_sort_index, descending=False)),
+        ("in decreasing order", partial(_sort_index, descending=True)),
         ("column by column instead of row by row", _by_columns),
         ("row by row, but laid out column by column", _into_columns),
     ):
         yield Variation(kind, f"{name} is read {sentence}", changed(alter))
 
 
-def _sorted(index: Tensor, *, descending: bool) -> Tensor:
+def _sort_index(index: Tensor, *, descending: bool) -> Tensor:
     return index.flatten().sort(descending=descending).values.reshape(index.shape)
 
 
@@ -760,7 +764,7 @@ def _into_columns(index: Tensor) -> Tensor:
     return index.reshape(index.T.shape).T if index.dim() == 2 else index  # noqa: PLR2004
 
 
-def _clamped(by: int, size: int, index: Tensor) -> Tensor:
+def _clamp_index(by: int, size: int, index: Tensor) -> Tensor:
     # Negative values count from the end, or say that an element is left out.
     return torch.where(index >= 0, (index + by).clamp(0, size - 1), index)
 

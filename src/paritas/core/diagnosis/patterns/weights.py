@@ -40,10 +40,10 @@ def propose_weights(case: Case) -> list[Pattern]:
         return first_supported(propose_levels(case)) or first_supported(_bent(case))
     return (
         first_supported(_in_few_bits(case))
-        or first_supported(_changed(case))
+        or first_supported(_try_whole_changes(case))
         or first_supported(propose_levels(case))
         or first_supported(_bent(case))
-        or first_supported(_dropped(case))
+        or first_supported(_try_dropout(case))
         or first_supported(_of_lower_rank(case))
         or first_supported(_grouped_numbers(case))
         or first_supported(_factors_and_offsets(case))
@@ -113,7 +113,7 @@ def _becomes(right: float, candidate_value: float) -> str:
     return f"{right:.{digits}g} becomes {candidate_value:.{digits}g}"
 
 
-def _changed(case: Case) -> Iterator[Pattern | None]:
+def _try_whole_changes(case: Case) -> Iterator[Pattern | None]:
     """Something that was done to it as a whole."""
     changes = list(changes_of(case.right))
     cost = math.log2(1 + len(changes))
@@ -164,7 +164,7 @@ def _bent(case: Case) -> Iterator[Pattern | None]:
             yield supported_pattern(case, value.double(), kind, sentence, cost=cost)
 
 
-def _dropped(case: Case) -> Iterator[Pattern | None]:
+def _try_dropout(case: Case) -> Iterator[Pattern | None]:
     """Zeros, and one factor for all others, as of a dropout."""
     lost = case.given == 0
     rest = ~lost & (case.right != 0)
@@ -228,7 +228,7 @@ def _factors_of_both(case: Case) -> Iterator[Pattern | None]:
         over, below = (
             tensor.sum(others, keepdim=True) if others else tensor for tensor in (over, below)
         )
-        factors = _separated(over, below, first, second)
+        factors = _fit_two_factors(over, below, first, second)
         prediction = factors * case.right
         weight = weigh(case, prediction, parameters=count, extent=Extent.ALL)
         if weight is None or not fits_honestly(case, prediction, parameters=count // 2):
@@ -239,7 +239,7 @@ def _factors_of_both(case: Case) -> Iterator[Pattern | None]:
         yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
 
 
-def _separated(over: Tensor, below: Tensor, first: int, second: int) -> Tensor:
+def _fit_two_factors(over: Tensor, below: Tensor, first: int, second: int) -> Tensor:
     """The product of two factors that fits best: of `over` and `below` is a factor for each."""
     tiny = torch.finfo(torch.float64).tiny
     left = torch.ones_like(over.narrow(second, 0, 1))

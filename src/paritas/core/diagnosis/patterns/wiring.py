@@ -81,12 +81,12 @@ def wiring_variations(step: Step, formula: Formula) -> Iterator[Variation]:
             continue  # only the last operator is left out
         if value.numel() == result.numel() and not torch.equal(value.reshape(result.shape), result):
             sentence = f"{source} is the result: nothing else is done"
-            change = partial(_ended, formula=formula, source=source)
+            change = partial(_end_at_source, formula=formula, source=source)
             yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
     for wire in _wires(record.arguments, record.values):
         right = _called_argument(record.arguments[wire.role][wire.operand], record.values)
         sentence = f"{wire.role}: {wire.source} is used in the place of {right}"
-        change = partial(_rewired, formula=formula, wire=wire)
+        change = partial(_rewire_formula, formula=formula, wire=wire)
         yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
 
 
@@ -102,7 +102,7 @@ def moving_variations(step: Step, formula: Formula) -> Iterator[Variation]:
             continue
         for later in roles[number + 1 :]:
             sentence = f"{role}: it is only applied to {later}"
-            change = partial(_moved, formula=formula, role=role, later=later)
+            change = partial(_move_operand, formula=formula, role=role, later=later)
             yield Variation(PatternKind.FACTOR, sentence, change)
 
 
@@ -135,7 +135,7 @@ class _Moving:
         return value
 
 
-def _moved(step: Step, formula: Formula, role: str, later: str) -> Any:
+def _move_operand(step: Step, formula: Formula, role: str, later: str) -> Any:
     return with_output(step, formula.output, formula.compute(step, _Moving(role, later)))
 
 
@@ -175,13 +175,13 @@ def _called_argument(value: Tensor, values: Mapping[str, Tensor]) -> str:
     return next(names, "the right value")
 
 
-def _ended(step: Step, formula: Formula, source: str) -> Any:
+def _end_at_source(step: Step, formula: Formula, source: str) -> Any:
     record = _Wiring(step)
     result = formula.compute(step, record)
     return with_output(step, formula.output, record.values[source].reshape(result.shape))
 
 
-def _rewired(step: Step, formula: Formula, wire: _Wire) -> Any:
+def _rewire_formula(step: Step, formula: Formula, wire: _Wire) -> Any:
     return with_output(step, formula.output, formula.compute(step, _Wiring(step, wire)))
 
 

@@ -153,7 +153,7 @@ class Written:
             step = self.inner[roles[0]]
             # A factor on the last one is a factor on the whole, which has a kind.
             is_inside = scaled_inside and roles[-1] != list(self.inner)[-1]
-            scaled = (Unknown(_multiplied, (1.0,)),) if is_inside else ()
+            scaled = (Unknown(_multiply_result, (1.0,)),) if is_inside else ()
             for unknown in (*unknown_numbers(step), *inner_unknowns(step), *scaled):
                 variation = partial(self._with_number, roles, unknown.variation)
                 yield dataclasses.replace(unknown, variation=variation)
@@ -195,7 +195,7 @@ class Written:
             elif kind is PatternKind.SWAPPED_OPERANDS and self._are_differences(roles):
                 kind = PatternKind.SIGN  # nobody sees the operands of a step inside
         sentence = f"{' and '.join(roles)}: {variation.sentence}"
-        change = partial(_changed, formula=self.formula, roles=roles, change=variation.change)
+        change = partial(_change_roles, formula=self.formula, roles=roles, change=variation.change)
         return Variation(kind, sentence, change)
 
     def _leaves_bias_out(self, roles: tuple[str, ...], variation: Variation) -> bool:
@@ -220,7 +220,7 @@ def _is_same(actual: Tensor, right: Tensor) -> bool:
     return float((actual - right).abs().nan_to_num(0.0, 0.0, 0.0).max()) <= _SAME * size
 
 
-def _changed(
+def _change_roles(
     step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
 ) -> Any:
     return with_output(step, formula.output, formula.compute(step, _Change(roles, change)))
@@ -245,13 +245,13 @@ def inner_unknowns(step: Step) -> Iterator[Unknown]:
         starts = tuple(float(number) for number in (count, 2 * count) if number)
         yield Unknown(partial(_divided_by, count), starts, whole=True)
     if step.name.startswith("nll_loss") and step.values["weight"] is None:
-        yield Unknown(_smoothed, (0.1, 0.5), most=1.0)
+        yield Unknown(_smooth_labels, (0.1, 0.5), most=1.0)
     if step.name == "logsumexp":
         yield Unknown(_with_zeros, (1.0, 16.0), logarithmic=True)
     if step.name in ("rsqrt", "sqrt"):
         yield Unknown(_added_to_root, (1e-3, 1e-6), most=_MOST_ADDED)
     if step.name in ("sum", "rsqrt", "sqrt"):
-        yield Unknown(_added, (1e-3, 1e-6), most=_MOST_ADDED)
+        yield Unknown(_add_eps, (1e-3, 1e-6), most=_MOST_ADDED)
     if step.name == "add" and isinstance(step.values["other"], float):
         yield Unknown(_with_first_scaled, (1.0, 16.0), logarithmic=True)
 
@@ -277,7 +277,7 @@ def _with_zeros(number: float) -> Variation:
     return Variation(PatternKind.WRONG_REDUCTION, sentence, run)
 
 
-def _smoothed(number: float) -> Variation:
+def _smooth_labels(number: float) -> Variation:
     """The labels spread over all classes."""
 
     def run(step: Step) -> Any:
@@ -292,14 +292,14 @@ def _smoothed(number: float) -> Variation:
     return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
 
 
-def _added(number: float) -> Variation:
+def _add_eps(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run() + number
 
     return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the result", run)
 
 
-def _multiplied(number: float) -> Variation:
+def _multiply_result(number: float) -> Variation:
     def run(step: Step) -> Any:
         return step.run() * number
 
@@ -358,7 +358,7 @@ def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Var
         )
         yield from ((position, running_variation) for running_variation in running_variations(step))
         if step.name.startswith("nll_loss") and step.values.get("weight") is None:
-            yield from ((position, _smoothed(amount)) for amount in SMOOTHING)
+            yield from ((position, _smooth_labels(amount)) for amount in SMOOTHING)
     for position, step in steps:
         yield from (
             (position, selection_variation) for selection_variation in selection_variations(step)

@@ -165,7 +165,7 @@ def _convolution(bound: Bound) -> RuleClaim | None:
 
 
 @rule("conv_transpose1d conv_transpose2d conv_transpose3d")
-def _transposed(bound: Bound) -> RuleClaim | None:
+def _convolve_transposed(bound: Bound) -> RuleClaim | None:
     return _convolve(bound, transposed=True)
 
 
@@ -190,7 +190,7 @@ def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
     return each * count if len(each) == 1 else each
 
 
-def _pooled(
+def _pool_channels(
     bound: Bound, spatial: int, *, windows: bool = False, indices: bool = False
 ) -> RuleClaim | None:
     """Pooling of each channel.
@@ -225,10 +225,10 @@ def _register_pooling(spatial: int) -> None:
 
     def maximum(bound: Bound) -> RuleClaim | None:
         indices = bool(bound.get("return_indices"))
-        return _pooled(bound, spatial, windows=True, indices=indices)
+        return _pool_channels(bound, spatial, windows=True, indices=indices)
 
     def average(bound: Bound) -> RuleClaim | None:
-        return _pooled(bound, spatial, windows=True)
+        return _pool_channels(bound, spatial, windows=True)
 
     rule(f"max_pool{end}")(maximum)
     rule(f"avg_pool{end} lp_pool{end}")(average)

@@ -67,7 +67,7 @@ def _reduction(bound: Bound) -> str | None:
     return str(reduction)
 
 
-def _reduced(dims: list[str], reduction: str) -> tuple[list[str], list[str]]:
+def _reduce_dims(dims: list[str], reduction: str) -> tuple[list[str], list[str]]:
     """The dimensions of the elements, and those of the result."""
     if reduction == "none":
         return dims, dims
@@ -81,7 +81,7 @@ def _elementwise_loss(*names: str) -> Rule:
         dims, reduction = bound.dims(names[0]), _reduction(bound)
         if dims is None or reduction is None or len({bound.shape(name) for name in names}) > 1:
             return None
-        inside, outside = _reduced(dims, reduction)
+        inside, outside = _reduce_dims(dims, reduction)
         return RuleClaim(dict.fromkeys(names, inside), (outside,))
 
     return claim
@@ -127,7 +127,7 @@ def _samples(bound: Bound) -> RuleClaim | None:
     vectors = next(iter(shapes.values()))
     if len(vectors) != 2 or any(s not in (vectors, vectors[:1]) for s in shapes.values()):  # noqa: PLR2004
         return None
-    sample, outside = _reduced(named(vectors[:1], ["b"]), reduction)
+    sample, outside = _reduce_dims(named(vectors[:1], ["b"]), reduction)
     classes = dim_of(vectors[1], "c^")
     inputs = {
         name: [*sample, classes] if len(shape) > 1 else sample for name, shape in shapes.items()
@@ -145,7 +145,7 @@ def _by_class(bound: Bound) -> RuleClaim | None:
     if shape is None or target is None or reduction is None or len(shape) < 2:  # noqa: PLR2004
         return None
     names = named(shape, letters(len(shape)))
-    dims, outside = _reduced([names[0], *names[2:]], reduction)
+    dims, outside = _reduce_dims([names[0], *names[2:]], reduction)
     if reduction == "mean" and not _all_alike(bound):
         dims = [d if d == "1" else f"{d.removesuffix(AVERAGE)}^" for d in dims]
     classes = dim_of(shape[1], "k^")

@@ -39,7 +39,10 @@ def _regroup(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[list[str],
         if i == len(shape) or j == len(sizes):
             break
         common = gcd(shape[i], sizes[j])
-        before[i], after[j] = _factored(name, common, shape[i]), _factored(name, common, sizes[j])
+        before[i], after[j] = (
+            _factor_dimension(name, common, shape[i]),
+            _factor_dimension(name, common, sizes[j]),
+        )
         left, right, i, j = shape[i], sizes[j], i + 1, j + 1
         while left != right:
             if left < right:
@@ -49,7 +52,7 @@ def _regroup(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[list[str],
     return before, after
 
 
-def _factored(name: str, common: int, size: int) -> str:
+def _factor_dimension(name: str, common: int, size: int) -> str:
     if common == 1:
         return str(size)
     return name if common == size else f"({name} {size // common})"
@@ -304,16 +307,16 @@ def _take_along(bound: Bound) -> RuleClaim | None:
 @rule("scatter")
 def _scatter(bound: Bound) -> RuleClaim | None:
     """The last of equal indices wins, so indices are not split."""
-    return None if bound.get("reduce") is not None else _scattered(bound, "i^")
+    return None if bound.get("reduce") is not None else _scatter_source(bound, "i^")
 
 
 @rule("scatter_add")
 def _scatter_add(bound: Bound) -> RuleClaim | None:
     """The added values are terms of a sum, and so is the tensor that they are added to."""
-    return _scattered(bound, f"i{SUM}")
+    return _scatter_source(bound, f"i{SUM}")
 
 
-def _scattered(bound: Bound, mark: str) -> RuleClaim | None:
+def _scatter_source(bound: Bound, mark: str) -> RuleClaim | None:
     along_index = _along_index(bound, mark)
     if along_index is None or bound.shape("src") != bound.shape("index"):
         return None
