@@ -187,7 +187,7 @@ SUSPECT = re.compile(
     r"|[\"'}]( after the call| after backward|gradient of ?|second gradient( of ?)?|state )[\"'{]"
 )
 # Other things than a finding, a row or a verdict, that also have a field of such a name.
-OTHERS_PATH = {"os", "sys", "draw", "found", "value", "request"}
+OTHERS_PATH = {"os", "sys", "draw", "reached", "value", "request"}
 
 
 def reads_text(node: ast.AST) -> bool:

@@ -38,9 +38,7 @@ class Poly(frozenset):  # type: ignore[type-arg]
                 return ("size", atom_data[1], tuple(map(Poly.read, atom_data[2])))
             return ({"//": "//", "%": "%"}[atom_data[0]], *map(Poly.read, atom_data[1:]))
 
-        monomials = (
-            (add((atom(raw_atom), 1) for raw_atom in atoms), value) for atoms, value in data
-        )
+        monomials = ((add((atom(raw), 1) for raw in atoms), value) for atoms, value in data)
         return Poly(add((frozenset(monomial), value) for monomial, value in monomials))
 
     def __add__(self, other: Any) -> Poly:
@@ -77,16 +75,12 @@ class Poly(frozenset):  # type: ignore[type-arg]
         if len(by) != 1:
             return (number(1), number(0)) if self == by else (number(0), self)
         ((divisor, value),) = by
-        split_terms: tuple[list[Any], list[Any]] = ([], [])
+        parts: tuple[list[Any], list[Any]] = ([], [])
         for monomial, size in self:
-            reduced_monomial = frozenset(
-                add((*monomial, *((atom, -power) for atom, power in divisor)))
-            )
-            fits = size % value == 0 and all(power > 0 for _, power in reduced_monomial)
-            split_terms[not fits].append(
-                (reduced_monomial, size // value) if fits else (monomial, size)
-            )
-        return Poly(add(split_terms[0])), Poly(add(split_terms[1]))
+            quotient = frozenset(add((*monomial, *((atom, -power) for atom, power in divisor))))
+            fits = size % value == 0 and all(power > 0 for _, power in quotient)
+            parts[not fits].append((quotient, size // value) if fits else (monomial, size))
+        return Poly(add(parts[0])), Poly(add(parts[1]))
 
     def floor(self, kind: str, by: Poly, ranges: Any) -> Poly:
         quotient, rest = self.divide(by)
