@@ -434,8 +434,8 @@ def _input_names(node: Node) -> Iterable[str]:
     if node.target is operator.getitem and isinstance(node.args[0], Node):
         yield f"{node.args[0].name}:{node.args[1]}"
         return
-    for all_input_node in node.all_input_nodes:
-        yield f"{all_input_node.name}:0"
+    for input_node in node.all_input_nodes:
+        yield f"{input_node.name}:0"
 
 
 def _describe_value(value: Any) -> ValueFacts:

@@ -117,11 +117,11 @@ def _state_dtype(module: GraphModule, node: Node) -> None:
         traced = node.meta["val"]
         node.kwargs = {**node.kwargs, "dtype": WIDE.get(traced.dtype, traced.dtype)}
         return
-    for all_input_node in node.all_input_nodes:
-        if isinstance(all_input_node.meta.get("val"), torch.Tensor):
+    for input_node in node.all_input_nodes:
+        if isinstance(input_node.meta.get("val"), torch.Tensor):
             with module.graph.inserting_before(node):
-                wide = module.graph.call_method("to", (all_input_node, torch.float64))
-            node.replace_input_with(all_input_node, wide)
+                wide = module.graph.call_method("to", (input_node, torch.float64))
+            node.replace_input_with(input_node, wide)
 
 
 def _float64_example(value: Any) -> Any:

@@ -149,9 +149,7 @@ def written_placeholders(module: GraphModule) -> frozenset[int]:
         if node.op in {"placeholder", "output", "get_attr"}:
             continue
         reached = {
-            index
-            for all_input_node in node.all_input_nodes
-            for index in positions.get(all_input_node, ())
+            index for input_node in node.all_input_nodes for index in positions.get(input_node, ())
         }
         if not reached:
             continue
@@ -644,11 +642,7 @@ class _ShapeInterpreter(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         failed = next(
-            (
-                all_input_node
-                for all_input_node in n.all_input_nodes
-                if all_input_node in self.reasons
-            ),
+            (input_node for input_node in n.all_input_nodes if input_node in self.reasons),
             None,
         )
         if n.op == "output":

@@ -80,14 +80,12 @@ class FrozenGraph:
 
     def bodies(self, node: Node) -> Iterator[tuple[str, FrozenGraph]]:
         """The branches among a node's arguments, by name."""
-        for all_input_node in node.all_input_nodes:
+        for input_node in node.all_input_nodes:
             body = (
-                self.attributes.get(str(all_input_node.target))
-                if all_input_node.op == "get_attr"
-                else None
+                self.attributes.get(str(input_node.target)) if input_node.op == "get_attr" else None
             )
             if isinstance(body, FrozenGraph):
-                yield str(all_input_node.target), body
+                yield str(input_node.target), body
 
 
 def freeze(module: GraphModule, origin: FrozenGraph | None = None) -> FrozenGraph:
@@ -137,9 +135,7 @@ def _restore_replaced(
         if node.name not in expected:
             continue
         missing = [
-            all_input_node.name
-            for all_input_node in node.all_input_nodes
-            if all_input_node.name not in by_name
+            input_node.name for input_node in node.all_input_nodes if input_node.name not in by_name
         ]
         if missing:
             message = f"{node.name} needs {missing[0]}, which the graph no longer has"
@@ -270,9 +266,7 @@ def _sort_nodes(nodes: list[Node]) -> list[Node]:
     pending = list(reversed(nodes))
     while pending:
         node = pending.pop()
-        missing = [
-            all_input_node for all_input_node in node.all_input_nodes if all_input_node not in done
-        ]
+        missing = [input_node for input_node in node.all_input_nodes if input_node not in done]
         if missing:
             waiting.setdefault(missing[-1], []).append(node)
             continue
