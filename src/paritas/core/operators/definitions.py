@@ -46,6 +46,8 @@ class Array:
     names: Layout = ()
 
     def __getitem__(self, places: tuple[Poly, ...] | Poly) -> Term:
+        if len(places) != self.dim:  # the definition is not about tensors of this rank
+            raise OutsideTheoryError(f"{len(places)} indices into {self.dim} dimensions")
         return self.element(*places)
 
     @property

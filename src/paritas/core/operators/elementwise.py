@@ -88,7 +88,8 @@ if TYPE_CHECKING:
 @operator("condition x other", "torch.where aten.where")
 def elementwise(call: SymbolicCall) -> Array:
     """The operator as an unknown function of elements that broadcast."""
-    arrays = call.all_tensors()
+    # Of a tensor in place of a dtype, as in `x.to(other)`, no element is read.
+    arrays = {name: array for name, array in call.all_tensors().items() if name != "dtype"}
     if "condition" in arrays and "other" not in call.bound.values:
         raise OutsideTheoryError("the places where a condition holds: how many depends on values")
     count = max((array.dim for array in arrays.values()), default=0)

@@ -335,8 +335,11 @@ def _by_element(call: SymbolicCall) -> Array:
 )
 def _by_sample(call: SymbolicCall) -> Array:
     """One loss for each vector; class weights apply within a sample."""
+    arrays = call.all_tensors()
+    if max(array.dim for array in arrays.values()) < 2:  # noqa: PLR2004 - samples and classes
+        raise OutsideTheoryError("a loss of one sample")
     layouts: dict[str, tuple[Array, Layout]] = {}
-    for name, array in call.all_tensors().items():
+    for name, array in arrays.items():
         layout: Layout = ["c^"] if name == "weight" else ["b", "c^"][: array.dim]
         layouts[name] = (array, layout)
     return _losses(call, layouts, ["b"])

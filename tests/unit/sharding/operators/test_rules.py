@@ -37,6 +37,7 @@ F = "torch.nn.functional."
             {},
             "c+ w^, o c+ kw^, o : !c -> o wo^",
         ),
+        ("torch.Tensor.to", (zeros(2, 3), zeros(4, 2, 3)), {}, "a b, ? -> a b"),
         ("torch.sum", (zeros(2, 3), 1), {}, "a b+, ? -> a"),
         ("torch.sum", (), {"input": zeros(2, 3), "dim": 1}, "input=a b+ -> a"),
         ("torch.mean", (zeros(2, 3),), {}, "a+avg b+avg -> 1"),
@@ -85,3 +86,15 @@ def test_queries_stay_together_under_a_causal_mask() -> None:
 
     assert annotation is not None
     assert annotation.text == "q^ e^, s^ e^, s^ v -> q^ v"
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        (F + "linear", (zeros(5, 4), zeros(4))),
+        (F + "multi_margin_loss", (zeros(4), torch.tensor(1))),
+        ("torch.hstack", (zeros(2, 3),)),
+    ],
+)
+def test_a_call_that_a_definition_is_not_about_has_no_rule(name, args):
+    assert annotation_for(name, args) is None

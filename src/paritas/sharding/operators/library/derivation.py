@@ -191,6 +191,8 @@ class _Derivation:
             self._read_term(number, part)
 
     def _read_dim(self, number: int, dim: tuple[str, int], poly: Poly) -> None:
+        if dim[0] not in self._tensors:
+            raise OutsideTheoryError("a tensor where the definition has a list of them")
         if self._tensors[dim[0]][1].shape[dim[1]] == 1:
             return
         name = poly[0][0][0] if len(poly) == 1 and len(poly[0][0]) == 1 else None

@@ -78,6 +78,12 @@ def _view(bound: Bound, sizes: Any, parameter: str, first: int = 0) -> RuleClaim
     return RuleClaim({"x": dims[0]}, (dims[1],), numbers)
 
 
+@rule("Tensor.to")
+def _keep_dims(bound: Bound) -> RuleClaim | None:
+    """Of `other` in `x.to(other)`, no element is read, which a definition cannot say."""
+    return unary(bound.dims())
+
+
 @rule("view _unsafe_view view_copy reshape")
 def _as_sizes(bound: Bound) -> RuleClaim | None:
     parameter = "shape" if "shape" in bound.values else "size"
