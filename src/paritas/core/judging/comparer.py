@@ -22,7 +22,15 @@ from paritas.core.judging.failures import Explainer, likely_mixups, state_kinds_
 from paritas.core.judging.matching import match
 from paritas.core.judging.pairs import UNTYPED, Checks, Pair, Ruling, judge_pair, settle_pair
 from paritas.core.numerics.contents import Opaque
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, agreement
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    agreement,
+    finding_about,
+)
 from paritas.core.results.items import (
     BACKWARD,
     CALL,
@@ -90,10 +98,7 @@ class CollectedFindings:
         raised: str = "",
     ) -> None:
         """Add a finding about something other than a value, which `judge_pair` judges."""
-        finding = Finding(
-            item=item, aspect=aspect, status=status, reason=reason, advice=advice, raised=raised
-        )
-        self.findings.append(finding)
+        self.findings.append(finding_about(item, aspect, status, reason, advice, raised=raised))
 
     def take(self, other: CollectedFindings) -> None:
         """Add everything from another collection."""
