@@ -25,7 +25,7 @@ from paritas.core.operators.terms import OutsideTheoryError, Term
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paritas.core.placement.placement import OperatorCall, Place
+    from paritas.core.operators.calls import OperatorCall, Place
 
 # Importing a family registers its operators.
 FAMILIES = (contractions, elementwise, norms_and_losses, rearrangements)

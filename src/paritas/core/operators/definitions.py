@@ -22,7 +22,7 @@ from paritas.core.operators.indices import ONE, ZERO, Poly, symbol
 from paritas.core.operators.terms import OutsideTheoryError, Term
 
 if TYPE_CHECKING:
-    from paritas.core.placement.placement import OperatorCall, Place
+    from paritas.core.operators.calls import OperatorCall, Place
 
 # --- Tensors with symbolic sizes ------------------------------------------------------------------
 

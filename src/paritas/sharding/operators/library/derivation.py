@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.operators.calls import letters
+from paritas.core.operators.calls import OperatorCall, letters
 from paritas.core.operators.catalogue import symbolic_outputs
 from paritas.core.operators.definitions import SymbolicCall
 from paritas.core.operators.indices import ONE, Poly, atoms, constant, is_index, replace
 from paritas.core.operators.terms import OutsideTheoryError, Term
-from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.operators.library.claims import (
     AVERAGE,
     MAXIMUM,

@@ -18,7 +18,7 @@ from paritas.sharding.operators.library.claims import RuleClaim, claim_text
 from paritas.sharding.operators.library.derivation import derive_claim
 
 if TYPE_CHECKING:
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
 
 # --- The registry ---------------------------------------------------------------------------------
 
