@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -492,6 +492,30 @@ def operator(parameters: str, *names: str) -> Callable[[D], D]:
         return function
 
     return add
+
+
+# How an operator adds many terms up: `precision` has the error of each way.
+Summation = Literal[
+    "products", "products added to a tensor", "products in groups", "trilinear products",
+    "sum", "mean", "running sum", "indexed sum", "terms of one sign", "averages of windows",
+    "softmax", "log softmax", "softmax backward", "log softmax backward", "logarithm of a sum",
+    "attention", "attention backward", "variance", "deviation",
+    "layer norm", "layer norm backward", "group norm", "group norm backward",
+    "batch norm", "functional batch norm", "batch norm backward", "batch norm backward of cuDNN",
+    "convolution", "convolution backward", "embedding backward", "error function", "gelu",
+]  # fmt: skip
+SUMMATIONS: dict[str, Summation] = {}
+
+
+def sums_as(summation: Summation, *names: str) -> None:
+    """Register how operators sum, by their names in aten, several in one string.
+
+    Operators that only autograd calls have no definition, but sum too.
+    """
+    for name in " ".join(names).split():
+        if name in SUMMATIONS:
+            raise ValueError(f"{name} sums in two ways")
+        SUMMATIONS[name] = summation
 
 
 def everywhere(*short: str) -> str:
