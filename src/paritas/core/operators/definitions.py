@@ -75,6 +75,7 @@ class SymbolicCall:
         functions: how to evaluate the unknown functions.
         requires: what sizes must satisfy for the operator to run.
         assumes: what is taken for granted about values, in words.
+        reads_values: whether that depends on the values given.
         without_values: the names of tensors whose values do not count.
         draws: the random tensors that the operator draws, by name; drawn when they are asked for.
         writes: what the operator writes to its arguments, by their names.
@@ -97,6 +98,7 @@ class SymbolicCall:
         self.functions: dict[str, Evaluator] = {}
         self.requires: list[tuple[Any, ...]] = []
         self.assumes: list[str] = []
+        self.reads_values = False
         self.without_values: set[str] = set()
         self.draws: dict[str, Callable[[], torch.Tensor]] = {}
         self.writes: dict[str, Array] = {}
@@ -233,6 +235,7 @@ class SymbolicCall:
         if holds is None:
             taken = True
         else:
+            self.reads_values = True
             taken = holds() if self._assumed is None else words in self._assumed
         if taken:
             self.assumes.append(words)

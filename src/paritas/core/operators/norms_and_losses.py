@@ -385,13 +385,14 @@ def _by_class(call: SymbolicCall) -> Array:
         raise OutsideTheoryError("a loss of one sample")
     names = letters(x.dim)
     outside = [names[0], *names[2:]]
+    classes_apart = [names[0], "k^", *names[2:]]
     of_classes = target.dim < x.dim
     layouts: dict[str, tuple[Array, Layout]] = {
-        "x": (x, [names[0], None, *names[2:]]),
-        "target": (target, outside if of_classes else [names[0], None, *names[2:]]),
+        "x": (x, classes_apart),
+        "target": (target, outside if of_classes else classes_apart),
     }
     if weight is not None:
-        layouts["weight"] = (weight, [None])
+        layouts["weight"] = (weight, ["k^"])
     reduction = _reduction(call)
     each = by_slices(call, layouts, [outside], settings=_none_like(call))[0]
     if reduction != "mean" or not of_classes:
@@ -399,7 +400,8 @@ def _by_class(call: SymbolicCall) -> Array:
     ignored = call.get("ignore_index", -100)
     values = call.get("target")
     if weight is None and call.assume(
-        f"no target is ignore_index ({ignored})", lambda: not bool((values == ignored).any())
+        f"no target is ignore_index ({ignored})",
+        lambda: not (values.is_meta or (values == ignored).any()),
     ):
         return _reduce_loss(call, each, reduction)
     counts = _counts(call, target, weight, ignored)
