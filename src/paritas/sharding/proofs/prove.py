@@ -31,7 +31,8 @@ from paritas.sharding.rows import Counterexample, RuleProof
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from paritas.core.placement.placement import OperatorCall, Recipe
+    from paritas.core.operators.calls import OperatorCall
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.findings import Verdict
     from paritas.sharding.operators.configuration import PartitionConfig
 
