@@ -57,6 +57,7 @@ class Parting:
         classes: of the candidate's values.
         wrong: the results that differ.
         ends: the values of these, of the reference and of the candidate.
+        rounding: results that are nearer than this do not differ.
     """
 
     theirs: TracedRun
@@ -65,6 +66,7 @@ class Parting:
     classes: list[int | None]
     wrong: list[WrongItem]
     ends: tuple[list[int], list[int]]
+    rounding: float = 0.0
 
     @property
     def candidate(self) -> OwnPart:
