@@ -17,14 +17,14 @@ from torch.fx.node import map_arg
 from paritas.core.compiled.guard_settings import SearchOverError, check_deadline
 from paritas.core.compiled.passes import check_graph_passes
 from paritas.core.errors import in_one_line
-from paritas.core.execution.evidence import Evidence
-from paritas.core.execution.graph_runs import copy_argument, copy_arguments
-from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.graph_runs import copy_arguments
+from paritas.core.execution.node_runs import NodeCall, NodeRun
 from paritas.core.execution.observation import Observation
-from paritas.core.execution.program import VALUE, ValueProgram
-from paritas.core.execution.saved_state import Copier, RandomState
-from paritas.core.judging.failures import Explainer, call_context, make_origin, node_origin
+from paritas.core.execution.program import ValueProgram
+from paritas.core.execution.saved_state import RandomState, Surroundings
+from paritas.core.judging.failures import Explainer, make_origin, node_origin
 from paritas.core.judging.pairs import Pair, judge_pair
+from paritas.core.locating.values_alone import describe_call, pair_alone
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.findings import Finding, Origin, OriginKind, Status, starting_place
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from paritas.core.compiled.guarded_graphs import Suspect
-    from paritas.core.execution.observation import RunOptions
 
 
 # --- Other compilations of a suspect graph --------------------------------------------------------
@@ -289,15 +288,7 @@ def _wrong_nodes(
             if not isinstance(candidate_value, torch.Tensor) or is_undefined(traced[node.name]):
                 continue
             if not _cannot_be_drawn_alone(node):
-                item, seed = _node_item(suspect, _computing(node)), suspect.runs.seed
-                node_findings = judge_node(
-                    node,
-                    table,
-                    candidate_value,
-                    item=item,
-                    seed=seed,
-                    lifted_agrees=suspect.lifted_agrees,
-                )
+                node_findings = _judge_node(suspect, node, table, candidate_value)
                 findings += _with_node_origin(traced[_computing(node).name], node_findings)
     return findings
 
@@ -308,42 +299,32 @@ def _computing(node: Node) -> Node:
     return source if isinstance(source, Node) else node
 
 
-def judge_node(
-    node: Node,
-    table: dict[Node, Any],
-    candidate_value: torch.Tensor,
-    *,
-    item: Item,
-    seed: int,
-    lifted_agrees: bool | None = None,
+def _judge_node(
+    suspect: Suspect, node: Node, table: dict[Node, Any], candidate_value: torch.Tensor
 ) -> list[Finding]:
-    """Judge other code's value for a node by running the node alone.
+    """Judge the compiled code's value for a node by running the node alone.
 
     Args:
-        node: the node of the reference.
-        table: the other code's values for every node that this one reads.
-        candidate_value: the other code's value for this node.
-        item: the item of the findings.
-        seed: the seed of the perturbations.
-        lifted_agrees: whether the fault vanishes in float64, if that is known.
+        table: the compiled code's values for every node that this one reads.
 
     Returns:
         The findings, with a diagnosis if they fail; none if the node cannot be run alone.
     """
-    call = _NodeCall(node, table)
-    values = leaves([call.args, call.kwargs, node.meta.get("val")])
-    program = ValueProgram(call.prepare, [value for _, value in values])
-    node_runs = Evidence(program, seed=seed)
-    reference = node_runs.native[0].outputs.get(VALUE)
-    if not isinstance(reference, torch.Tensor):
-        return []
-    context = functools.partial(
-        call_context, call.node.target, call.args, call.kwargs, lifted_agrees=lifted_agrees
+    computing = _computing(node)
+    path: Any = () if computing is node else (node.args[1],)
+    module = suspect.runs.program.reference.module
+    values = {read.name: table[read] for read in computing.all_input_nodes}
+    run = NodeRun(None, Surroundings.now(), wrote=(node.name,) if _is_write(computing) else ())
+    call = NodeCall(module, computing, run, values)
+    program = ValueProgram(
+        lambda options: call.prepare(options, path, ""),
+        [value for _, value in leaves([*call.operands(), node.meta.get("val")])],
     )
-    evidence = ItemEvidence(node_runs, VALUE)
-    pair = Pair(item, reference.detach(), candidate_value.detach(), evidence, context)
-    findings, _ = judge_pair(pair, explainer=Explainer())
-    return findings
+    context = functools.partial(describe_call, call, lifted_agrees=suspect.lifted_agrees)
+    pair = pair_alone(
+        _node_item(suspect, computing), program, candidate_value, suspect.runs.seed, context
+    )
+    return [] if pair is None else judge_pair(pair, explainer=Explainer())[0]
 
 
 def _check_write(
@@ -386,39 +367,6 @@ def blame_operator(finding: Finding, origin: Origin) -> Finding:
     return msgspec.structs.replace(
         finding, reason=reason, source=origin.source or None, origin=origin
     )
-
-
-class _NodeCall:
-    """A single operator and its arguments."""
-
-    def __init__(self, node: Node, table: dict[Node, Any]) -> None:
-        """`table` holds the value of every node before this one."""
-        self.node, self.item = node, None
-        if _computing(node) is not node:
-            self.node, self.item = _computing(node), node.args[1]
-        self.args = map_arg(self.node.args, table.__getitem__)
-        self.kwargs = map_arg(self.node.kwargs, table.__getitem__)
-
-    def prepare(self, options: RunOptions) -> Callable[[], Any]:
-        """Return the function to run."""
-        copier = Copier(widen=options.wide)
-        copies = options.wide or _is_write(self.node)
-        args = _copy_arguments(copier, self.args) if copies else self.args
-        kwargs = _copy_arguments(copier, self.kwargs) if copies else self.kwargs
-
-        def run() -> Any:
-            result = self.node.target(*args, **kwargs)  # type: ignore[operator]
-            return result if self.item is None else result[self.item]
-
-        return run
-
-
-def _copy_arguments(copier: Copier, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy_arguments(copier, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copy_arguments(copier, item) for item in value)
-    return copy_argument(copier, value)
 
 
 def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:

@@ -30,8 +30,6 @@ from paritas.core.compiled.locate import (
     origin_item,
 )
 from paritas.core.errors import in_one_line
-from paritas.core.execution.evidence import Evidence
-from paritas.core.execution.item_evidence import ItemEvidence
 from paritas.core.execution.node_gradients import BackwardNodes, NodeGradient
 from paritas.core.execution.node_runs import (
     NodeCall,
@@ -43,10 +41,10 @@ from paritas.core.execution.node_runs import (
     tensors_in,
 )
 from paritas.core.execution.observation import Observation, storage_address
-from paritas.core.execution.program import VALUE
 from paritas.core.execution.saved_state import RandomState
-from paritas.core.judging.failures import Explainer, call_context, node_origin
-from paritas.core.judging.pairs import Pair, judge_pair
+from paritas.core.judging.failures import Explainer, node_origin
+from paritas.core.judging.pairs import judge_pair
+from paritas.core.locating.values_alone import describe_call, pair_alone
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.findings import (
     Aspect,
@@ -66,10 +64,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.compiled.guarded_graphs import CompiledPart
+    from paritas.core.diagnosis.case import Context
     from paritas.core.diagnosis.place_runs import PlaceRuns
+    from paritas.core.execution.evidence import Evidence
     from paritas.core.execution.graph_runs import CapturedProgram
     from paritas.core.execution.node_runs import GraphRun, ValuePath
     from paritas.core.execution.saved_state import Surroundings
+    from paritas.core.judging.pairs import Pair
 
 # The time limit: a backend may take long for every part.
 SECONDS_FOR_PARTS = 60.0
@@ -154,10 +155,18 @@ def locate_gradients_besides(
 
 @dataclasses.dataclass(frozen=True)
 class _JudgedNode:
-    """A wrong node, and how to diagnose it: that takes longer than to judge it."""
+    """A wrong node, and its value to diagnose: that takes longer than to judge it."""
 
     finding: Finding
-    explained: Callable[[Finding], Finding] = lambda finding: finding
+    pair: Pair | None = None
+
+    def explain(self, finding: Finding) -> Finding:
+        """The finding about it, with its diagnosis and its picture."""
+        if self.pair is None:
+            return finding
+        explained, _ = judge_pair(self.pair, explainer=Explainer())
+        twin = next(other for other in explained if other.aspect is finding.aspect)
+        return msgspec.structs.replace(finding, diagnosis=twin.diagnosis, picture=twin.picture)
 
 
 class _Search:
@@ -231,7 +240,7 @@ class _Search:
             return writer
         for judged_node in judged:
             if first is not None and judged_node.finding.item == first.item:
-                return judged_node.explained(first)
+                return judged_node.explain(first)
         return first
 
     def _overwriting_node(self, names: Collection[str]) -> Finding | None:
@@ -316,7 +325,7 @@ class _Search:
             values[node.name] = run.value
             if not run.is_given:
                 values[node.name] = self._own_value(node.name, tapped_values)
-                call = NodeCall(reference, node, self.run, values)
+                call = NodeCall.in_run(reference, node, self.run, values)
                 yield from self._worst_of(
                     originals[node.name], self._judge_node(call, tapped_values)
                 )
@@ -378,27 +387,21 @@ class _Search:
 
     def _judge_value(self, call: NodeCall, tap: Tap, tapped_value: Tensor) -> list[_JudgedNode]:
         program = call.program(tap.path, tap.node if tap.after else "")
-        node_runs = Evidence(program, seed=self.suspect.runs.seed)
-        expected = node_runs.native[0].outputs.get(VALUE)
-        if not isinstance(expected, torch.Tensor):
+        item, seed = self._item(call.node.name), self.suspect.runs.seed
+        pair = pair_alone(item, program, tapped_value, seed)
+        if pair is None:
             return []
-        evidence = ItemEvidence(node_runs, VALUE)
-        expected, tapped_value = expected.detach(), tapped_value.detach()
-        findings, _ = judge_pair(Pair(self._item(call.node.name), expected, tapped_value, evidence))
+        values = pair.reference, pair.candidate
 
-        def explain(finding: Finding) -> Finding:
-            context = call_context(
-                call.node.target,
-                *call.operands(),
-                lifted_agrees=self.suspect.lifted_agrees,
-                is_method=call.node.op == "call_method",
+        def describe() -> Context:
+            runs = None if tap.after else self._runs_alone(call, tap.path, values)
+            return dataclasses.replace(
+                describe_call(call, lifted_agrees=self.suspect.lifted_agrees), runs=runs
             )
-            runs = None if tap.after else self._runs_alone(call, tap.path, (expected, tapped_value))
-            context = dataclasses.replace(context, runs=runs)
-            (explained,) = Explainer().explain([finding], expected, tapped_value, evidence, context)
-            return explained
 
-        return [_JudgedNode(finding, explain) for finding in _wrong(findings)]
+        findings, _ = judge_pair(pair)
+        pair = dataclasses.replace(pair, context=describe)
+        return [_JudgedNode(finding, pair) for finding in _wrong(findings)]
 
     def _runs_alone(
         self, call: NodeCall, path: ValuePath, pair: tuple[Tensor, Tensor]
@@ -519,17 +522,12 @@ class _Search:
         for use, backend_gradient in gradients.items():
             if use.reader not in arrived or time.monotonic() > self.deadline:
                 continue
-            call = NodeCall(program.reference.module, nodes[use.reader], self.run, values)
+            call = NodeCall.in_run(program.reference.module, nodes[use.reader], self.run, values)
             gradient = NodeGradient(call, use.source, arrived[use.reader])
-            gradient_runs = Evidence(gradient, seed=self.suspect.runs.seed)
-            expected = gradient_runs.native[0].outputs.get(VALUE)
-            if not isinstance(expected, torch.Tensor):
-                continue
-            handed = torch.zeros_like(expected) if backend_gradient is None else backend_gradient
-            if not _are_same(expected, handed):
-                evidence = ItemEvidence(gradient_runs, VALUE)
-                judged, _ = judge_pair(Pair(self._item(use.reader), expected, handed, evidence))
-                yield from _wrong(judged)
+            item, seed = self._item(use.reader), self.suspect.runs.seed
+            pair = pair_alone(item, gradient, backend_gradient, seed)
+            if pair is not None and not _are_same(pair.reference, pair.candidate):
+                yield from _wrong(judge_pair(pair)[0])
 
     def _values_in_forward_pass(self) -> dict[str, Any]:
         """The values of all nodes: the backend's own where these are known."""

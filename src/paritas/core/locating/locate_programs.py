@@ -673,18 +673,14 @@ def _joints_before(parting: Parting, its: TracedCall, traced_call: TracedCall) -
         for value, other in zip(
             reference_trace.inputs_of(right), ours.inputs_of(wrong), strict=False
         ):
-            if parting.classes[other.index] is not None or not value.makers or not other.makers:
+            if parting.classes[other.index] is not None:
                 continue
             left, figures = value.figures, other.figures
             if left is None or figures is None or left.shape != figures.shape:
                 continue
-            if left.is_exact and figures.is_exact:
-                candidate_maker, two = (
-                    ours.operations[other.makers[-1]],
-                    reference_trace.operations[value.makers[-1]],
-                )
-                slots = candidate_maker.outputs.index(other.index), two.outputs.index(value.index)
-                yield Joint(candidate_maker, two, slots, 2.0, 0.0)
+            its, maker = reference_trace.maker_of(value.index), ours.maker_of(other.index)
+            if its and maker and left.is_exact and figures.is_exact:
+                yield Joint.of(maker, other.index, its, value.index, size=2.0)
 
 
 def _hides_write(trace: Trace, joint: Joint) -> bool:

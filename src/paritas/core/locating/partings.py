@@ -30,6 +30,7 @@ from paritas.core.locating.trace_matching import (
     Joint,
     KnownValues,
     OwnPart,
+    leave_out_moves,
     plain_name,
     same_settings,
 )
@@ -184,33 +185,25 @@ def spot_without_joint(parting: Parting, ours: OwnPart, own_part: OwnPart) -> Sp
     if own_part.operations and not ours.operations:
         first = own_part.first[0] if own_part.first else own_part.operations[0]
         words = f"the candidate leaves out {call_name(first)}"
-        makers = [
-            parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
-            for index in parting.ends[1]
-        ]
-        last = makers[-1] if makers else None
+        last = parting.mine.trace.maker_of(parting.ends[1][-1]) if parting.ends[1] else None
         return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
     if not own_part.operations and not ours.operations:
         for wrong_item, index in zip(parting.wrong, parting.ends[1], strict=False):
-            maker = parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
-            if wrong_item.item.kind.is_afterwards and traits(maker.func).mutates:
+            maker = parting.mine.trace.maker_of(index)
+            is_write = maker is not None and traits(maker.func).mutates
+            if maker is not None and is_write and wrong_item.item.kind.is_afterwards:
                 words = f"the candidate writes to {wrong_item.item.name} by {call_name(maker)}"
                 return Spot(words, None, maker, ((), [maker]), None, parting)
-        its, candidate_makers = (
-            [trace.operations[trace.values[index].makers[-1]] for index in ends]
-            for trace, ends in zip(
-                (parting.theirs.trace, parting.mine.trace), parting.ends, strict=True
-            )
+        its, maker = (
+            run.trace.maker_of(ends[0]) if ends else None
+            for run, ends in zip((parting.theirs, parting.mine), parting.ends, strict=True)
         )
-        if its and candidate_makers:
+        if its is not None and maker is not None:
             words = (
-                f"the candidate returns the result of {call_name(candidate_makers[0])} "
-                "where the reference "
-                f"returns that of {call_name(its[0])}"
+                f"the candidate returns the result of {call_name(maker)} where the reference "
+                f"returns that of {call_name(its)}"
             )
-            return Spot(
-                words, its[0], candidate_makers[0], ([its[0]], [candidate_makers[0]]), None, parting
-            )
+            return Spot(words, its, maker, ([its], [maker]), None, parting)
     return None
 
 
@@ -220,17 +213,12 @@ def _join_results(
     """A wrong result and the right one, with the operators that give them from known values."""
     reference_trace, candidate_trace = parting.theirs.trace, parting.mine.trace
     for right, wrong in zip(*parting.ends, strict=False):
-        makers = reference_trace.values[right].makers, candidate_trace.values[wrong].makers
-        if not makers[0] or not makers[1] or makers[1][-1] not in ours.before:
+        its, last = reference_trace.maker_of(right), candidate_trace.maker_of(wrong)
+        if its is None or last is None or last.index not in ours.before:
             continue
-        its, last = (
-            reference_trace.operations[makers[0][-1]],
-            candidate_trace.operations[makers[1][-1]],
-        )
-        if right not in its.outputs or wrong not in last.outputs:
-            continue
-        slots = last.outputs.index(wrong), its.outputs.index(right)
-        return Joint(last, its, slots, 1.0, 0.0), ([its], ours.region(last))
+        if right in its.outputs and wrong in last.outputs:
+            joint = Joint.of(last, wrong, its, right, size=1.0)
+            return joint, ([its], ours.region(last))
     return None
 
 
@@ -275,9 +263,10 @@ def find_cut(parting: Parting) -> Cut | None:
         for value, is_followed in zip(
             candidate_trace.inputs_of(operation), followed.get(key, ()), strict=False
         ):
-            is_cut = is_followed and not value.requires_grad and value.makers
-            if is_cut and value.makers[-1] not in inside:
-                return Cut(candidate_trace.operations[value.makers[-1]], frozenset(readers[key]))
+            maker = candidate_trace.maker_of(value.index)
+            is_cut = is_followed and not value.requires_grad
+            if is_cut and maker is not None and maker.index not in inside:
+                return Cut(maker, frozenset(readers[key]))
     return None
 
 
@@ -445,23 +434,10 @@ def _compare_regions(
         for value in parting.mine.trace.inputs_of(operation):
             if parting.classes[value.index] is None and not value.makers:
                 later = candidate_operations[candidate_operations.index(operation) :]
-                reader = next(
-                    (
-                        later_operation
-                        for later_operation in later
-                        if not later_operation.only_moves
-                    ),
-                    operation,
-                )
+                reader = (leave_out_moves(later) or [operation])[0]
                 words = f"{call_name(reader)} reads another value"
-                twin = next(
-                    (
-                        reference_operation
-                        for reference_operation in operations
-                        if reference_operation.func is reader.func
-                    ),
-                    operations[-1],
-                )
+                twins = [its for its in operations if its.func is reader.func]
+                twin = twins[0] if twins else operations[-1]
                 return _Difference(words, twin, reader, leaf=value.index)
     if traits(candidate_operations[-1].func).random:
         words = f"{call_name(candidate_operations[-1])} draws other random numbers"
@@ -637,8 +613,7 @@ def _ways_back(parting: Parting, value: int, number: int) -> Iterator[Operation]
     """The candidate's operators that hand a value on, back to the first one of a class."""
     trace = parting.mine.trace
     while value != parting.classes.index(number):
-        makers = trace.values[value].makers
-        maker = trace.operations[makers[-1]] if makers else None
+        maker = trace.maker_of(value)
         if maker is None or len(maker.inputs) != 1:
             return
         yield maker
@@ -658,8 +633,7 @@ def _sources(
     for index in operation.inputs:
         source = index
         while classes[source] not in shared:
-            makers = trace.values[source].makers
-            maker = trace.operations[makers[-1]] if makers else None
+            maker = trace.maker_of(source)
             if maker is None or not maker.only_moves or not maker.inputs:
                 break
             source = maker.inputs[0]
@@ -710,8 +684,9 @@ def _reference_before(parting: Parting, operation: Operation) -> Operation | Non
     reads = {parting.classes[index] for index in operation.inputs} - {None}
     trace = parting.theirs.trace
     for value in reversed(trace.values):
-        if value.makers and parting.known.classes[value.index] in reads:
-            return trace.operations[value.makers[-1]]
+        maker = trace.maker_of(value.index)
+        if maker is not None and parting.known.classes[value.index] in reads:
+            return maker
     return None
 
 

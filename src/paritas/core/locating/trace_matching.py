@@ -259,8 +259,16 @@ class Joint:
     candidate: Operation
     reference: Operation
     slots: tuple[int, int]
-    size: float
-    cost: float
+    size: float = 0.0
+    cost: float = 0.0
+
+    @classmethod
+    def of(
+        cls, candidate: Operation, wrong: int, reference: Operation, right: int, size: float = 0.0
+    ) -> Joint:
+        """The joint of two values that these operators give."""
+        slots = candidate.outputs.index(wrong), reference.outputs.index(right)
+        return cls(candidate, reference, slots, size)
 
 
 def find_joints(
@@ -420,6 +428,11 @@ def _names_behind(operation: Operation, readers: dict[int, list[Operation]]) -> 
 def _unlike(left: frozenset[Any], right: frozenset[Any]) -> float:
     both = left | right
     return 1 - len(left & right) / len(both) if both else 0.0
+
+
+def leave_out_moves(operations: Iterable[Operation]) -> list[Operation]:
+    """The operators that compute something, not only move it."""
+    return [operation for operation in operations if not operation.only_moves]
 
 
 def plain_name(operation: Operation) -> str:
