@@ -27,7 +27,7 @@ from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.locating.values_alone import describe_call, pair_alone
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.results.findings import Finding, Origin, OriginKind, Status, starting_place
+from paritas.core.results.findings import Finding, Origin, OriginKind, Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.eager_graphs import draws_by_inductor
@@ -53,7 +53,7 @@ from paritas.core.torch_private.inductor import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.core.compiled.guarded_graphs import Suspect
+    from paritas.core.compiled.guarded_graphs import LoweredSuspect
 
 
 # --- Other compilations of a suspect graph --------------------------------------------------------
@@ -80,7 +80,7 @@ class CompiledVariant:
 
 
 def run_variant(
-    suspect: Suspect,
+    suspect: LoweredSuspect,
     module: GraphModule | None = None,
     options: dict[str, Any] | None = None,
 ) -> CompiledVariant:
@@ -89,7 +89,7 @@ def run_variant(
     Raises:
         SearchOverError: there is no time left for it.
     """
-    check_deadline(suspect.deadline)
+    check_deadline(suspect.settings.deadline)
     lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
     arguments = copy_arguments(suspect.runs.program.kept)
     observation = Observation(rng_before=suspect.runs.program.rng)
@@ -105,7 +105,7 @@ def run_variant(
     return CompiledVariant(observation, arguments, results[count:])
 
 
-def shows_difference(suspect: Suspect, variant: CompiledVariant) -> bool:
+def shows_difference(suspect: LoweredSuspect, variant: CompiledVariant) -> bool:
     """Whether a variant has one of the suspect's failures."""
     if variant.error is not None:
         return False
@@ -131,7 +131,7 @@ REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def find_remedies(suspect: Suspect) -> list[str]:
+def find_remedies(suspect: LoweredSuspect) -> list[str]:
     """The compiler options that each make the difference disappear."""
     remedies = []
     for options, text in REMEDY_SWITCHES:
@@ -145,7 +145,7 @@ def find_remedies(suspect: Suspect) -> list[str]:
     return remedies
 
 
-def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
+def find_smallest_set(suspect: LoweredSuspect, seconds: float) -> list[str]:
     """The smallest set of compiled nodes that still shows the difference; [] if none does.
 
     Removing any one of them hides it, unless the search ran out of time.
@@ -165,7 +165,7 @@ def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
 
     if not names or not shows(names):
         return []
-    return minimise(names, shows, min(time.monotonic() + seconds, suspect.deadline))
+    return minimise(names, shows, min(time.monotonic() + seconds, suspect.settings.deadline))
 
 
 def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
@@ -221,55 +221,55 @@ class Tapping:
     """The results of tapping a graph.
 
     Attributes:
+        variant: the compilation that returns every value.
         findings: about nodes with a wrong result, in the order of the graph.
-        shows: whether the tapped program still differs.
-        changed: whether tapping changed the bits of any output.
         error: why it could not be tapped, or "".
     """
 
+    suspect: LoweredSuspect
+    variant: CompiledVariant
     findings: list[Finding]
-    shows: bool
-    changed: bool
     error: str = ""
 
+    @classmethod
+    def of(
+        cls, suspect: LoweredSuspect, module: GraphModule, options: dict[str, Any] | None = None
+    ) -> Tapping:
+        """Compile with every value as an output and look for wrong nodes."""
+        tapped, names = tap_values(module)
+        variant = run_variant(suspect, tapped, options)
+        if variant.error is not None:
+            return cls(suspect, variant, [], in_one_line(variant.error, 100))
+        values = dict(zip(names, variant.extra, strict=True))
+        return cls(suspect, variant, list(_wrong_nodes(suspect, values, variant)))
 
-def tap_graph(suspect: Suspect) -> Tapping:
-    """Compile with every value as an output and look for wrong nodes."""
-    module, names = tap_values(suspect.lowered.module)
-    variant = run_variant(suspect, module)
-    if variant.error is not None:
-        error = in_one_line(variant.error, 100)
-        return Tapping([], shows=False, changed=False, error=error)
-    values = dict(zip(names, variant.extra, strict=True))
-    findings = list(_wrong_nodes(suspect, values, variant))
-    return Tapping(findings, shows_difference(suspect, variant), _changes_results(suspect, variant))
+    @functools.cached_property
+    def shows(self) -> bool:
+        """Whether the tapped program still differs."""
+        return shows_difference(self.suspect, self.variant)
+
+    @functools.cached_property
+    def changes_results(self) -> bool:
+        """Whether tapping changed the bits of any output."""
+        for name, value in self.suspect.candidate.outputs.items():
+            other = self.variant.seen.outputs.get(name)
+            if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+                continue
+            if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
+                return True
+        return False
 
 
-def is_wrong_alone(suspect: Suspect, name: str) -> bool:
+def is_wrong_alone(suspect: LoweredSuspect, name: str) -> bool:
     """Whether a node is wrong if only that node is compiled; True if that compilation fails."""
-    module, names = tap_values(with_compiled(suspect.lowered.module, {name}))
-    variant = run_variant(suspect, module, ONLY_MARKED)
-    if variant.error is not None:
-        return True
-    values = dict(zip(names, variant.extra, strict=True))
-    wrong_nodes = _wrong_nodes(suspect, values, variant)
-    return any(
-        finding.origin is not None and finding.origin.name == name for finding in wrong_nodes
-    )
-
-
-def _changes_results(suspect: Suspect, variant: CompiledVariant) -> bool:
-    for name, value in suspect.candidate.outputs.items():
-        other = variant.seen.outputs.get(name)
-        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
-            continue
-        if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
-            return True
-    return False
+    module = with_compiled(suspect.lowered.module, {name})
+    tapping = Tapping.of(suspect, module, ONLY_MARKED)
+    names = {finding.origin.name for finding in tapping.findings if finding.origin is not None}
+    return bool(tapping.error) or name in names
 
 
 def _wrong_nodes(
-    suspect: Suspect, values: dict[str, Any], variant: CompiledVariant
+    suspect: LoweredSuspect, values: dict[str, Any], variant: CompiledVariant
 ) -> list[Finding]:
     module = suspect.runs.program.reference.module
     traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
@@ -300,7 +300,7 @@ def _computing(node: Node) -> Node:
 
 
 def _judge_node(
-    suspect: Suspect, node: Node, table: dict[Node, Any], candidate_value: torch.Tensor
+    suspect: LoweredSuspect, node: Node, table: dict[Node, Any], candidate_value: torch.Tensor
 ) -> list[Finding]:
     """Judge the compiled code's value for a node by running the node alone.
 
@@ -320,7 +320,7 @@ def _judge_node(
         lambda options: call.prepare(options, path, ""),
         [value for _, value in leaves([*call.operands(), node.meta.get("val")])],
     )
-    context = functools.partial(describe_call, call, lifted_agrees=suspect.lifted_agrees)
+    context = functools.partial(describe_call, call, lifted_agrees=suspect.settings.lifted_agrees)
     pair = pair_alone(
         _node_item(suspect, computing), program, candidate_value, suspect.runs.seed, context
     )
@@ -328,7 +328,7 @@ def _judge_node(
 
 
 def _check_write(
-    suspect: Suspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
+    suspect: LoweredSuspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
 ) -> list[Finding]:
     """Check that an input that is written at the end holds the value computed for it."""
     target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
@@ -347,7 +347,7 @@ def _check_write(
     return findings
 
 
-def _node_item(suspect: Suspect, node: Node) -> Item:
+def _node_item(suspect: LoweredSuspect, node: Node) -> Item:
     return Item(ItemKind.NODE, node.name, graph=suspect.label)
 
 
@@ -417,7 +417,7 @@ CLEARLY = 50.0
 
 
 @quietly()
-def locate(suspect: Suspect) -> list[Finding]:
+def locate(suspect: LoweredSuspect) -> list[Finding]:
     """Find where the difference starts; returns at least one finding with an origin."""
     findings: list[Finding] = []
     try:
@@ -426,12 +426,12 @@ def locate(suspect: Suspect) -> list[Finding]:
         return findings or [_whole_graph_finding(suspect, SEARCH_OVER, ())]
 
 
-def _locate_in_lowered(suspect: Suspect, findings: list[Finding]) -> list[Finding]:
+def _locate_in_lowered(suspect: LoweredSuspect, findings: list[Finding]) -> list[Finding]:
     """Find it; `findings` gets what is known if the time runs out."""
-    tapping = tap_graph(suspect)
+    tapping = Tapping.of(suspect, suspect.lowered.module)
     checked = check_graph_passes(suspect.lowered)
     passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
-    node = first_clear_finding(tapping.findings, changed=tapping.changed)
+    node = first_clear_finding(tapping.findings, changed=tapping.changes_results)
     findings += passes if node is None else [node, *passes]
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
@@ -475,7 +475,7 @@ def _excess_of_limit(finding: Finding) -> float:
     return math.inf if finding.native is None else finding.native.excess
 
 
-def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
+def _isolate_difference(suspect: LoweredSuspect, tapping: Tapping) -> Finding:
     """Locate a difference that no single node shows: a fusion, a layout, the order of outputs."""
     again = run_variant(suspect)
     if not shows_difference(suspect, again):
@@ -500,7 +500,7 @@ def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
 
 
 def _smallest_set_finding(
-    suspect: Suspect, what_was_seen: str, away: tuple[str, ...]
+    suspect: LoweredSuspect, what_was_seen: str, away: tuple[str, ...]
 ) -> Finding | None:
     """A finding about the nodes that show it when compiled together; None if none do."""
     nodes = find_smallest_set(suspect, SECONDS_FOR_SETS)
@@ -514,10 +514,10 @@ def _smallest_set_finding(
     else:
         shown = f"compiling {nodes[0]} alone shows it"
     origin = make_origin(kind, ", ".join(nodes), where, tuple(nodes), away)
-    return _located_finding(suspect, f"{what_was_seen}; {shown}", origin)
+    return suspect.place(origin, f"{what_was_seen}; {shown}", suspect.failures[0])
 
 
-def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
+def _whole_graph_finding(suspect: LoweredSuspect, why: str, away: tuple[str, ...]) -> Finding:
     """A finding about the whole graph, at the node behind the first failing output."""
     outputs = dict(
         zip(suspect.runs.program.reference.outputs, returned(suspect.lowered.module), strict=False)
@@ -527,24 +527,5 @@ def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> F
         node = node or outputs.get(finding.item.in_graph(""))
     where = provenance(node) if node is not None else None
     named = (node.name,) if node is not None else ()
-    return _located_finding(
-        suspect,
-        why,
-        make_origin(OriginKind.GRAPH, suspect.label, where, named, away),
-    )
-
-
-def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
-    item = origin_item(suspect.label, where)
-    source = where.source or None
-    return starting_place(item, suspect.failures[0], reason, source=source, origin=where)
-
-
-def origin_item(label: str, where: Origin) -> Item:
-    """The item of a finding about an origin in the graph with this label."""
-    if where.kind is OriginKind.NODE:
-        return Item(ItemKind.NODE, where.name, graph=label)
-    named = f"{where.kind.value} {where.name}"
-    if where.kind is OriginKind.GRAPH:  # its name is the label
-        named = "the whole graph"
-    return Item(ItemKind.ORIGIN, named, graph=label)
+    origin = make_origin(OriginKind.GRAPH, suspect.label, where, named, away)
+    return suspect.place(origin, why, suspect.failures[0])

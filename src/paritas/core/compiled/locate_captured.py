@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,11 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from paritas.core.compiled.guarded_calls import Suspect, origin_item
 from paritas.core.compiled.locate import (
     blame_operator,
     clear_findings,
     first_clear_finding,
-    origin_item,
 )
 from paritas.core.errors import in_one_line
 from paritas.core.execution.node_gradients import BackwardNodes, NodeGradient
@@ -52,14 +51,13 @@ from paritas.core.results.findings import (
     Origin,
     OriginKind,
     mismatch,
-    starting_place,
 )
 from paritas.core.results.items import Item, ItemKind, nth_output
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import UNINITIALISED, copy_graph, placeholders, returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -68,7 +66,7 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.place_runs import PlaceRuns
     from paritas.core.execution.evidence import Evidence
     from paritas.core.execution.graph_runs import CapturedProgram
-    from paritas.core.execution.node_runs import GraphRun, ValuePath
+    from paritas.core.execution.node_runs import GraphRun, NodeRun, ValuePath
     from paritas.core.execution.saved_state import Surroundings
     from paritas.core.judging.pairs import Pair
 
@@ -82,30 +80,22 @@ CALLS_OF_PART = 2
 _CONTENTS = frozenset({Aspect.VALUE, Aspect.SHAPE, Aspect.DTYPE, Aspect.DEVICE, Aspect.STRUCTURE})
 
 
-@dataclasses.dataclass(frozen=True)
-class CapturedSuspect:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CapturedSuspect(Suspect):
     """A call of a captured graph that differed.
 
     Attributes:
         runs: the reference's runs on the arguments of the call.
-        label: the graph's name in findings.
-        failures: the findings that do not pass.
         gradients: whether the gradients differ.
         compile_part: compiles a graph with the same backend, for given arguments, modes and
             random state.
         compare: compares the results of other code for this graph with the reference.
-        deadline: when the search must have ended, by `time.monotonic`.
-        lifted_agrees: whether the fault vanishes in float64, if that is known.
     """
 
     runs: Evidence[CapturedProgram]
-    label: str
-    failures: tuple[Finding, ...]
     gradients: bool
     compile_part: Callable[[GraphModule, list[Any], Surroundings, RandomState], CompiledPart]
     compare: Callable[[Observation], Sequence[Finding]]
-    deadline: float = math.inf
-    lifted_agrees: bool | None = None
 
     @functools.cached_property
     def aspects(self) -> frozenset[Aspect]:
@@ -175,7 +165,7 @@ class _Search:
     def __init__(self, suspect: CapturedSuspect) -> None:
         self.suspect = suspect
         self.program = suspect.runs.program
-        self.deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.deadline)
+        self.deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.settings.deadline)
         self.run: GraphRun = record_nodes(self.program)
         self.graph = self.program.reference.graph
         self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
@@ -396,7 +386,7 @@ class _Search:
         def describe() -> Context:
             runs = None if tap.after else self._runs_alone(call, tap.path, values)
             return dataclasses.replace(
-                describe_call(call, lifted_agrees=self.suspect.lifted_agrees), runs=runs
+                describe_call(call, lifted_agrees=self.suspect.settings.lifted_agrees), runs=runs
             )
 
         findings, _ = judge_pair(pair)
@@ -410,15 +400,12 @@ class _Search:
         from paritas.core.diagnosis.place_runs import PlaceRuns
 
         run = call.run
-        if run.level is not None or run.is_hidden:
+        node = next(other for other in self.calls if other.name == call.node.name)
+        cut = self._cut_alone(node, call.reads)
+        if cut is None:
             return None
-        node = next(
-            graph_node for graph_node in self.graph.graph.nodes if graph_node.name == call.node.name
-        )
-        module, names = _cut_node(node, run.tensors())
-        read_values = [call.reads[name] for name in names]
-        if any(isinstance(value, list | tuple) for value in read_values):
-            return None  # no graph has such an input
+        module, reads = cut
+        read_values = [*reads.values()]
         places = [
             number
             for number, operand in enumerate(read_values)
@@ -432,13 +419,12 @@ class _Search:
             return values
 
         def run_reference(operands: Sequence[Tensor]) -> Any:
-            reads = {**call.reads, **dict(zip(names, arguments(operands), strict=True))}
+            changed = dict(zip(reads, arguments(operands), strict=True))
             with call.around():
-                return _item_at(call.call(reads), path)
+                return _item_at(call.call({**call.reads, **changed}), path)
 
         def make_candidate(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
-            rng = run.rng or self.program.rng
-            part = self.suspect.compile_part(module, arguments(operands), run.surroundings, rng)
+            part = self._compile_alone(module, run, arguments(operands))
             position = run.tensors().index(path)
 
             def run_candidate(operands: Sequence[Tensor]) -> Any:
@@ -668,18 +654,31 @@ class _Search:
     def _part_alone(self, node: Node) -> CompiledPart | None:
         """The backend's code for one node; None if it needs its surroundings."""
         run = self.run.nodes[node.name]
+        cut = self._cut_alone(node, {name: other.value for name, other in self.run.nodes.items()})
+        if cut is None:
+            return None
+        module, values = cut
+        with self._showing_nothing_if_it_fails():
+            if self.suspect.gradients and _gives_views(run.value, [*values.values()]):
+                _copy_results(module)
+            return self._compile_alone(module, run, [*values.values()])
+        return None
+
+    def _cut_alone(
+        self, node: Node, values: Mapping[str, Any]
+    ) -> tuple[GraphModule, dict[str, Any]] | None:
+        """A graph of one node, and what it reads of these values; None if it cannot be alone."""
+        run = self.run.nodes[node.name]
         if run.level is not None or run.is_hidden:
             return None
         module, names = _cut_node(node, run.tensors())
-        values = [self.run.nodes[name].value for name in names]
-        if any(isinstance(value, list | tuple) for value in values):
-            return None  # no graph has such an input
+        reads = {name: values[name] for name in names}
+        # No graph has a list as an input.
+        return None if any(isinstance(v, list | tuple) for v in reads.values()) else (module, reads)
+
+    def _compile_alone(self, module: GraphModule, run: NodeRun, values: list[Any]) -> CompiledPart:
         rng = run.rng or self.program.rng
-        with self._showing_nothing_if_it_fails():
-            if self.suspect.gradients and _gives_views(run.value, values):
-                _copy_results(module)
-            return self.suspect.compile_part(module, values, run.surroundings, rng)
-        return None
+        return self.suspect.compile_part(module, values, run.surroundings, rng)
 
     # --- Findings ---
 
@@ -728,16 +727,8 @@ class _Search:
 
     def _about(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
         about = _wrong(self.suspect.failures)[0]
-        return starting_place(
-            origin_item(self.suspect.label, origin),
-            about,
-            reason,
-            aspect,
-            dtype=about.dtype,
-            shape=about.shape,
-            source=origin.source or None,
-            origin=origin,
-        )
+        values = {"dtype": about.dtype, "shape": about.shape}
+        return self.suspect.place(origin, reason, about, aspect=aspect, **values)
 
 
 def _overwrites(part: CompiledPart, node: Node, names: Collection[str]) -> bool:

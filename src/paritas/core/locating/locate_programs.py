@@ -44,7 +44,13 @@ from paritas.core.locating.trace_calls import (
     wrong_lines,
     wrong_modules,
 )
-from paritas.core.locating.trace_matching import Joint, KnownValues, find_joints, plain_name
+from paritas.core.locating.trace_matching import (
+    Joint,
+    KnownValues,
+    find_joints,
+    in_order,
+    plain_name,
+)
 from paritas.core.locating.traced_runs import (
     SAME_IN_FLOAT64,
     TracedRun,
@@ -678,9 +684,10 @@ def _joints_before(parting: Parting, its: TracedCall, traced_call: TracedCall) -
             left, figures = value.figures, other.figures
             if left is None or figures is None or left.shape != figures.shape:
                 continue
-            its, maker = reference_trace.maker_of(value.index), ours.maker_of(other.index)
-            if its and maker and left.is_exact and figures.is_exact:
-                yield Joint.of(maker, other.index, its, value.index, size=2.0)
+            right_maker = reference_trace.maker_of(value.index)
+            wrong_maker = ours.maker_of(other.index)
+            if right_maker and wrong_maker and left.is_exact and figures.is_exact:
+                yield Joint.of(wrong_maker, other.index, right_maker, value.index, size=2.0)
 
 
 def _hides_write(trace: Trace, joint: Joint) -> bool:
@@ -732,14 +739,14 @@ def _make_parting(
 
 def _with_memory(trace: Trace, operations: Sequence[Operation]) -> list[Operation]:
     """Some operators, with those that make the memory that they write to."""
-    operations_by_index = {inner_operation.index: inner_operation for inner_operation in operations}
-    inner = {index for inner_operation in operations for index in inner_operation.outputs}
-    for operation in operations:
-        for index in operation.inputs:
-            value = trace.values[index]
-            if index not in inner and value.figures is None and len(value.makers) == 1:
-                operations_by_index[value.makers[0]] = trace.operations[value.makers[0]]
-    return [operations_by_index[index] for index in sorted(operations_by_index)]
+    inner = {index for operation in operations for index in operation.outputs}
+    makers = [
+        trace.operations[value.makers[0]]
+        for operation in operations
+        for value in trace.inputs_of(operation)
+        if value.index not in inner and value.figures is None and len(value.makers) == 1
+    ]
+    return in_order([*operations, *makers])
 
 
 # More operators than these take too long to run again for each set of operands.
@@ -812,16 +819,12 @@ def _computed_values(
 def _first_to_explain(wrong: list[WrongItem], rounding: float) -> list[WrongItem]:
     """The results that differ; gradients only if nothing before them does."""
     wrong = [wrong_item for wrong_item in wrong if wrong_item.distance > rounding]
-    forward = [wrong_item for wrong_item in wrong if not _is_of_backward(wrong_item.item)]
+    forward = [wrong_item for wrong_item in wrong if not wrong_item.item.kind.is_of_backward]
     return forward or wrong
 
 
-def _is_of_backward(item: Item) -> bool:
-    return item.kind.is_gradient or item.kind.is_after_backward
-
-
 def _are_of_backward(parting: Parting) -> bool:
-    return all(_is_of_backward(wrong_item.item) for wrong_item in parting.wrong)
+    return all(wrong_item.item.kind.is_of_backward for wrong_item in parting.wrong)
 
 
 def _results_change(before: Parting, after: Parting) -> bool:

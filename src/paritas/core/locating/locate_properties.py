@@ -38,13 +38,7 @@ def find_property(parting: Parting, aspects: Collection[Aspect]) -> Spot | None:
 def _spot(
     parting: Parting, words: str, reference: Operation | None, candidate: Operation | None
 ) -> Spot:
-    regions = tuple(
-        [] if operation is None else [operation] for operation in (reference, candidate)
-    )
-    is_missing = candidate is None
-    return Spot(
-        words, reference, candidate, (regions[0], regions[1]), None, parting, is_missing=is_missing
-    )
+    return Spot(parting, words, reference, candidate, is_missing=candidate is None)
 
 
 def _find_draw(parting: Parting) -> Spot | None:

@@ -117,12 +117,7 @@ class Region:
 
     def inner_values(self, tensors: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """What its operators compute and read, except its result."""
-        copier = Copier(widen=wide)
-        copies = [copy_argument(copier, tensor) for tensor in tensors]
-        fixed = {
-            key: copy_argument(copier, fixed_tensor) for key, fixed_tensor in self.fixed.items()
-        }
-        program = dataclasses.replace(self, fixed=fixed)
+        program, copies = self._copied(tensors, wide=wide)
         default = own_default()
         lift = LiftMode(default, default) if wide else contextlib.nullcontext()
         with torch.no_grad(), lift:
@@ -134,15 +129,17 @@ class Region:
         """It on some arguments, in several precisions."""
 
         def prepare(options: RunOptions) -> Callable[[], Any]:
-            copier = Copier(widen=options.wide)
-            copies = [copy_argument(copier, tensor) for tensor in tensors]
-            fixed = {
-                key: copy_argument(copier, fixed_tensor) for key, fixed_tensor in self.fixed.items()
-            }
-            program = dataclasses.replace(self, fixed=fixed)
+            program, copies = self._copied(tensors, wide=options.wide)
             return lambda: program(*copies)
 
         return ValueProgram(prepare, tensors)
+
+    def _copied(self, tensors: Sequence[Tensor], *, wide: bool) -> tuple[Region, list[Tensor]]:
+        """It with copies of its fixed values, and copies of some arguments."""
+        copier = Copier(widen=wide)
+        copies = [copy_argument(copier, tensor) for tensor in tensors]
+        fixed = {key: copy_argument(copier, tensor) for key, tensor in self.fixed.items()}
+        return dataclasses.replace(self, fixed=fixed), copies
 
 
 def _lay_out(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.locating.trace_matching import Joint, leave_out_moves, plain_name
+from paritas.core.locating.trace_matching import Joint, leave_out_moves, plain_name, readers_of
 from paritas.core.tracing.traces import TracedCall
 
 if TYPE_CHECKING:
@@ -294,10 +294,7 @@ class _Readers:
 
     def __init__(self, trace: Trace, ends: Collection[int]) -> None:
         self._ends = frozenset(ends)
-        self._by_value: dict[int, list[Operation]] = {}
-        for operation in trace.operations:
-            for index in operation.inputs:
-                self._by_value.setdefault(index, []).append(operation)
+        self._by_value = readers_of(trace.operations)
         self._trace = trace
 
     @functools.cached_property

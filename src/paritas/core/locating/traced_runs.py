@@ -191,9 +191,8 @@ class TracedSides:
     def _program(self, side: Subject) -> SubjectProgram:
         call = self.call
         # What differs in the forward pass explains what follows from it.
-        gradients = call.conditions.gradients and all(
-            item.kind.is_gradient or item.kind.is_after_backward for item in self.items
-        )
+        is_of_backward = all(item.kind.is_of_backward for item in self.items)
+        gradients = call.conditions.gradients and is_of_backward
         conditions = dataclasses.replace(
             call.conditions, gradients=gradients, second=False, repeats=False, sketches=False
         )
