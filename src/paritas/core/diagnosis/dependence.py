@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.case import HUGE, unravel
+from paritas.core.diagnosis.case import HUGE, any_along, unravel
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.numerics.metrics import bitwise_equal
@@ -147,9 +147,7 @@ class Reading:
         right, wrong = self.reference[number], self.candidate[number]
         changed = f"other values at index {index} along axis {self.axis} of {self.name}"
         if self.axis is None:
-            at = ", ".join(
-                str(int(coordinate)) for coordinate in unravel(torch.tensor(index), self.shape)
-            )
+            at = _place_words(index, self.shape)
             changed = f"other values of the element ({at}) of {self.name}"
         if not bool(wrong.any()):
             return f"{changed} have no effect on the candidate"
@@ -175,20 +173,19 @@ class Reading:
             return ""
         position = int(is_of_one.nonzero()[0])
         wrong, right = (list(self.effects)[int(side[:, position].int().argmax())] for side in sides)
-        at = ", ".join(
-            str(int(coordinate))
-            for coordinate in unravel(torch.tensor(position), self.reference.shape[1:])
-        )
+        at = _place_words(position, self.reference.shape[1:])
         which = f"index {wrong} along axis {self.axis} of {self.name} instead of index {right}"
         return f"the output at ({at}) depends on {which}"
+
+
+def _place_words(position: int, shape: Sequence[int]) -> str:
+    return ", ".join(str(int(index)) for index in unravel(torch.tensor(position), shape))
 
 
 def is_of_slices(mask: Tensor) -> bool:
     """Whether some elements are all those at some indices along one axis."""
     for axis in range(mask.dim()):
-        others = [dim for dim in range(mask.dim()) if dim != axis]
-        hit = mask.any(dim=others) if others else mask
-        whole_slices = mask.all(dim=others) if others else mask
+        hit, whole_slices = any_along(mask, axis), ~any_along(~mask, axis)
         if bool((hit == whole_slices).all()) and bool(hit.any()) and not bool(hit.all()):
             return True
     return False
@@ -198,8 +195,7 @@ def describe_mask(mask: Tensor) -> str:
     """Some elements of a result, by the axis along which they are fewest."""
     best, words = 1.0, "all outputs"
     for axis, size in enumerate(mask.shape):
-        others = [dim for dim in range(mask.dim()) if dim != axis]
-        hit = (mask.any(dim=others) if others else mask).nonzero().flatten().tolist()
+        hit = any_along(mask, axis).nonzero().flatten().tolist()
         if len(hit) / size < best:
             best = len(hit) / size
             words = f"the outputs at {_indices(hit)} along axis {axis}"
@@ -260,8 +256,7 @@ class Laboratory:
     def both(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for other operands; None if one of them cannot be computed."""
         self.calls += 1
-        right, wrong = self.runs.reference(operands), self.runs.candidate(operands)
-        return None if right is None or wrong is None else (right, wrong)
+        return self.runs.both(operands)
 
     def with_operand(self, number: int, value: Tensor) -> list[Tensor]:
         """The operands with another one of them."""
@@ -274,8 +269,7 @@ class Laboratory:
         pair = self.both(operands)
         if pair is None or are_close(*pair):
             return None
-        runs = dataclasses.replace(self.runs, operands=operands, expected=pair[0], given=pair[1])
-        return Laboratory(runs, self.names, deadline)
+        return Laboratory(self.runs.with_operands(operands, pair), self.names, deadline)
 
     def gives_without(self, numbers: Sequence[int], part: Tensor | None = None) -> bool:
         """Whether the reference gives the candidate's result if some operands are one number each.
