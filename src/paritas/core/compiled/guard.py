@@ -125,10 +125,7 @@ class Guard:
     def _guard_captured(
         self, graph: GraphModule, example_inputs: list[Any], number: int, options: dict[str, Any]
     ) -> GuardedCapture:
-        def compile_graph(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **options)
-            return compiled
-
+        compile_graph = functools.partial(self.backend.compile, **options)
         guarded = GuardedCapture(
             graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
         )

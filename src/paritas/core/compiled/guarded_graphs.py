@@ -24,6 +24,7 @@ from paritas.core.compiled.guarded_calls import (
     are_other_states,
     caused_by,
     is_same_memory,
+    lay_out_like,
     locate_safely,
     with_places,
 )
@@ -89,8 +90,8 @@ def substitute_reference(
     for position, (name, value) in enumerate(reference.outputs.items()):
         result = _rebase_view(value, runs.program.used, arguments)
         candidate_output = candidate.outputs.get(name)
-        if position not in visible:
-            result = _lay_out_like(result, candidate_output)
+        if position not in visible:  # the compiled backward pass expects the candidate's strides
+            result = lay_out_like(result, candidate_output)
         results.append(result)
     return results
 
@@ -120,18 +121,6 @@ def _rebase_view(value: Any, used: list[Any], arguments: list[Any]) -> Any:
                 value.shape, value.stride(), value.storage_offset() + shift
             )
     return value
-
-
-def _lay_out_like(value: Any, candidate_value: Any) -> Any:
-    """Give a value the strides that the compiled backward pass expects."""
-    if not isinstance(value, torch.Tensor) or not isinstance(candidate_value, torch.Tensor):
-        return value
-    if value.shape != candidate_value.shape or value.stride() == candidate_value.stride():
-        return value
-    result: Tensor = torch.empty_strided(
-        candidate_value.shape, candidate_value.stride(), dtype=value.dtype, device=value.device
-    )
-    return result.copy_(value)
 
 
 # --- A graph from below AOTAutograd ---------------------------------------------------------------

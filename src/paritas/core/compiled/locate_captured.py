@@ -22,7 +22,7 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from paritas.core.compiled.guarded_calls import Suspect, origin_item
+from paritas.core.compiled.guarded_calls import Suspect, lay_out_like, origin_item
 from paritas.core.compiled.locate import (
     blame_operator,
     clear_findings,
@@ -331,9 +331,9 @@ class _Search:
         value = run.value
         for path in run.tensors():
             tensor = tapped_values[Tap(name, path, after)].detach()
-            value = _with_item(
-                value, path, tensor if run.is_batched else _lay_out(tensor, value, path)
-            )
+            if not run.is_batched:
+                tensor = lay_out_like(tensor, _item_at(value, path))
+            value = _with_item(value, path, tensor)
         return value
 
     def _judge_node(self, call: NodeCall, tapped_values: dict[Tap, Tensor]) -> list[_JudgedNode]:
@@ -772,21 +772,6 @@ def _with_item(value: Any, path: ValuePath, item: Any) -> Any:
     items = list(value)
     items[path[0]] = _with_item(items[path[0]], path[1:], item)
     return items if isinstance(value, list) else tuple(items)
-
-
-def _lay_out(tensor: Tensor, value: Any, path: ValuePath) -> Tensor:
-    """A value with the strides that it has in the reference, unless elements overlap there."""
-    like = _item_at(value, path)
-    if tensor.layout is not torch.strided or like.layout is not torch.strided:
-        return tensor
-    if tensor.shape != like.shape or tensor.stride() == like.stride():
-        return tensor
-    if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
-        return tensor
-    strided_copy = torch.empty_strided(
-        like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return strided_copy.copy_(tensor)
 
 
 def _gives_views(result: Any, values: Sequence[Any]) -> bool:
