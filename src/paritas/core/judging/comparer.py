@@ -10,17 +10,23 @@ import msgspec
 import torch
 
 from paritas.core.errors import chain_of_causes, in_one_line
+from paritas.core.execution.block_noise import ComposedEvidence
 from paritas.core.execution.evidence import NoiseNotYetMeasured
 from paritas.core.execution.held_values import MISSING
 from paritas.core.execution.item_evidence import NO_LIFT, ItemEvidence
-from paritas.core.execution.observation import (
-    input_tensors,
-    same_value,
-)
+from paritas.core.execution.observation import MOST_KEPT, input_tensors, same_value
 from paritas.core.execution.subjects import ForeignProgram
 from paritas.core.judging.failures import Explainer, likely_mixups, state_kinds_at_starts
 from paritas.core.judging.matching import match
-from paritas.core.judging.pairs import UNTYPED, Checks, Pair, Ruling, judge_pair, settle_pair
+from paritas.core.judging.pairs import (
+    UNTYPED,
+    Checks,
+    Pair,
+    Ruling,
+    judge_pair,
+    settle_pair,
+    sketch_rule,
+)
 from paritas.core.numerics.contents import Opaque
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, agreement
 from paritas.core.results.items import (
@@ -39,10 +45,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.core.diagnosis.case import Context
+    from paritas.core.execution.block_noise import ComposedNoise
     from paritas.core.execution.evidence import Demand
     from paritas.core.execution.observation import Observation
     from paritas.core.execution.subject_runs import SubjectLift
     from paritas.core.execution.subjects import VerifyConfig
+    from paritas.core.judging.pairs import FindingRule
     from paritas.core.numerics.judge_evidence import JudgeEvidence
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
@@ -135,6 +143,7 @@ class Comparer:
         occasion: Item,
         *,
         lifts: bool = True,
+        noise: ComposedNoise | None = None,
     ) -> None:
         """Compare a call of both sides.
 
@@ -142,6 +151,8 @@ class Comparer:
             call: the number of the call within a run.
             occasion: the call as findings name it.
             lifts: whether there is a lifted run of this call.
+            noise: that of all blocks together, for models that run natively only; large gradients
+                are then compared by their sketches.
         """
         self.sides = sides
         self.evidence = sides.evidence
@@ -150,6 +161,7 @@ class Comparer:
         self.call = call
         self.occasion = occasion
         self.lifts = lifts
+        self.noise = noise
         self.out = CollectedFindings()
         self.checks = Checks(
             size=config.verify_size,
@@ -675,6 +687,9 @@ class Comparer:
             self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
 
     def _evidence_about(self, item: Item) -> JudgeEvidence:
+        if self.noise is not None:
+            native = self.evidence.native[self.call].value(item)
+            return ComposedEvidence(self.noise, item, native, self.evidence.unit)
         lifted = self.sides if self.lifts else NO_LIFT
         return ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
 
@@ -684,9 +699,13 @@ class Comparer:
             return
         context = functools.partial(self._context, item, left)
         pair = Pair(item, left, right, self._evidence_about(item), context)
+        sketch_rules = self._sketch_rules(item, left)
         try:
             findings, notes = judge_pair(
-                pair, self.checks, rules=(self._refuse_draws,), explainer=self.explainer
+                pair,
+                self.checks,
+                rules=(self._refuse_draws, *sketch_rules),
+                explainer=None if sketch_rules else self.explainer,
             )
         except DependsOnDraws:
             self._compare_random_item(item, left, right)
@@ -698,6 +717,15 @@ class Comparer:
         self.demand.settle(self.call, item)
         self._add_findings(_add_advice(finding, self.evidence.native[0]) for finding in findings)
         self.out.notes += notes
+
+    def _sketch_rules(self, item: Item, left: Any) -> tuple[FindingRule, ...]:
+        """The rule for a large gradient, of which both sides keep a sketch; else none."""
+        full_parameter = self.sides.reference.state.lent.get(item.name)
+        is_sketch = self.noise is not None and item.kind.is_gradient
+        if not is_sketch or full_parameter is None or full_parameter.numel() <= MOST_KEPT:
+            return ()
+        words = f"its sketch was compared: {left.numel()} random sums"
+        return (sketch_rule(full_parameter, words),)
 
     def _refuse_draws(self, finding: Finding) -> None:
         """A rule: a value that other random numbers may have made is not judged by its noise."""
@@ -744,10 +772,12 @@ class Comparer:
 
     def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
         """Compare shapes and dtypes, and values only if they do not depend on the draws."""
-        pair = Pair(item, left, right)
-        findings, _ = judge_pair(pair, dataclasses.replace(self.checks, values=False))
+        pair, sketch_rules = Pair(item, left, right), self._sketch_rules(item, left)
+        structure = dataclasses.replace(self.checks, values=False)
+        findings, _ = judge_pair(pair, structure, rules=sketch_rules)
         if all(finding.status.passes() for finding in findings):
-            findings, _ = judge_pair(pair, self.checks, rules=(_rule_on_other_draws,))
+            rules = (_rule_on_other_draws, *sketch_rules)
+            findings, _ = judge_pair(pair, self.checks, rules=rules)
         if not any(finding.status is Status.UNVERIFIED for finding in findings):
             self.out.compared += 1
         self._add_findings(findings)

@@ -680,15 +680,9 @@ def _find_recipe(name: str, call: OperatorCall, work: OperatorWork, option: Opti
     offer = offers(name, call, work.call.annotation, work.settings, option.ranks)
     if offer.fault:
         raise UsageError(f"the annotation is invalid: {offer.fault}")
-    split_identity = (option.idx, option.dim, option.split, option.rule, option.origin)
+    identity = operator.attrgetter("idx", "dim", "split", "rule", "origin")
     for offered_option in offer.options:
-        if (
-            offered_option.idx,
-            offered_option.dim,
-            offered_option.split,
-            offered_option.rule,
-            offered_option.origin,
-        ) == split_identity:
+        if identity(offered_option) == identity(option):
             return offered_option.recipe
     raise UsageError(f"{option.split} was not found again")
 

@@ -662,7 +662,7 @@ def find_cause(
             judged_item
             for kind in (PARAMETER, BUFFER)
             for judged_item in here
-            if wrong_item.item.kind == kind
+            if judged_item.item.kind == kind
         ),
         here[0],
     )

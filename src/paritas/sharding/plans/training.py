@@ -245,13 +245,6 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
                     _drop_large(trace.steps[-1].outputs)
         if manner.save_to:
             save_state(model, optimizer, manner.save_to)
-    except UnsupportedPlanError as error:
-        trace.fail(str(error), unsupported=True)
-        raise
-    except NotByBlocksError as error:
-        trace.fail(str(error), unsupported=True)
-        trace.whole_only = True
-        raise
     except Exception as error:
         _note_failure(trace, error, manner)
         raise
@@ -260,7 +253,11 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
 
 
 def _note_failure(trace: Trace, error: Exception, manner: Manner, before: str = "") -> None:
-    """Write down what a rank raised, and whether it only shows what torch cannot do here."""
+    """Write down what a rank raised, and whether it only shows what cannot be checked here."""
+    if isinstance(error, NotByBlocksError | UnsupportedPlanError):
+        trace.fail(str(error), unsupported=True)
+        trace.whole_only = isinstance(error, NotByBlocksError)
+        return
     on_cpu = manner.device is None or manner.device.type == "cpu"
     missing = operator_without_kernel(error) if on_cpu and trace.ranks > 1 else ""
     if missing:
@@ -476,13 +473,6 @@ def train_as_rank(
         parallel = parallel_model(program, built.model, manner.device)
         if manner.record is not None:
             _check_blocks_run(parallel)
-    except NotByBlocksError as error:
-        trace.fail(str(error), unsupported=True)
-        trace.whole_only = True
-        raise
-    except UnsupportedPlanError as error:
-        trace.fail(str(error), unsupported=True)
-        raise
     except Exception as error:
         _note_failure(trace, error, manner, "while the plan was applied: ")
         raise

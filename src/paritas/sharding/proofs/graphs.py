@@ -29,14 +29,9 @@ from paritas.core.placement.placement import OperatorCall, Recipe, tensors_in
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.library import annotation_of_call
-from paritas.sharding.proofs.certificates import (
-    GRAPH_VERSION,
-    certificate_of,
-    describe_tensor,
-)
+from paritas.sharding.proofs.certificates import GRAPH_VERSION, describe_tensor
 from paritas.sharding.proofs.claims import placed_claim
-from paritas.sharding.proofs.prove import Prover
-from paritas.sharding.proofs.splits import Failure, RoleWords, find_proof
+from paritas.sharding.proofs.prove import Prover, prove_claim
 from paritas.sharding.proofs.validation import (
     combined,
     distance,
@@ -53,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paritas.sharding.operators.annotation import Annotation, Option
+    from paritas.sharding.proofs.splits import RoleWords
 
 # --- Collectives, as a program writes them --------------------------------------------------------
 
@@ -675,16 +671,15 @@ class _Decision:
                 for name in definition.tensors
                 for argument_place in [name.partition("[")[0]]
             }
-            results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
-            claim = placed_claim(definition, words, results)
-            proof = find_proof(claim)
-            if isinstance(proof, Failure):
-                return None
-            certificate = certificate_of(definition, claim, proof[0], None, None)
         except OutsideTheoryError:
             return None
+        results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
+        undecided = RuleProof(operator=_name(call), rule="", split_by="", status="not decided")
+        proof = prove_claim(undecided, definition, lambda: placed_claim(definition, words, results))
+        if proof.status != "proved":
+            return None
         placements = [_word(terms)] * len(results)
-        self.calls.append({**entry, "certificate": certificate, "placements": placements})
+        self.calls.append({**entry, "certificate": proof.certificate, "placements": placements})
         return terms if len(results) == 1 else (terms,) * len(results)
 
     def _prove_option(
