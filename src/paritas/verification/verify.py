@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -332,12 +333,8 @@ def verify(
     check_by(by, blocks)
     pair = framework_model, compiled_model
 
-    def whole() -> Verdict:
-        return _verify_whole(pair, sets, config, tell)
-
-    def in_blocks() -> Verdict:
-        return _verify_by_blocks(pair, sets, config, blocks, tell)
-
+    whole = functools.partial(_verify_whole, pair, sets, config, tell)
+    in_blocks = functools.partial(_verify_by_blocks, pair, sets, config, blocks, tell)
     asks_blocks = by == "blocks" or blocks is not None
     gradients = config.verify_gradients is not False and torch.is_grad_enabled()
     shortage, device = describe_shortage(framework_model, gradients=gradients)
