@@ -125,15 +125,15 @@ class _WholeVerification(Verification):
         sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
         if by_order:
             candidate_calls = sides.named(candidate_calls)
-        at_noise = functools.partial(Comparer, sides, Demand(), lifts=False)
-        comparer = at_noise(self.config, 0, self._shown(CALL), noise=noise)
+        at_noise = functools.partial(Comparer, sides, lifts=False, noise=noise)
+        comparer = at_noise(Demand(), self.config, 0, self._shown(CALL))
         collected = comparer.compare(first, candidate_calls[0])
         collected.take(self.intruded)
         if self.repeats:
             collected.take(self._compare_second(sides, Demand(), self.natives, candidate_calls))
         elif len(candidate_calls) > 1:
             last, second = len(self.natives) - 1, self._shown(CALL, call=2)
-            comparer = at_noise(self.config, last, second, noise=noise)
+            comparer = at_noise(Demand(), self.config, last, second)
             collected.take(comparer.compare(self.natives[last], candidate_calls[1]))
         if self.config.verify_aliasing:
             collected.take(self._compare_memory(candidate_calls[0]))
@@ -151,10 +151,7 @@ class _WholeVerification(Verification):
         if same_observation(first, last):
             return
         # If something changed the reference, the noise around the first run contains that change.
-        quiet = dataclasses.replace(self.config, verify_rng=False)
-        comparer = Comparer(sides, Demand(), quiet, 0, CALL, lifts=False, noise=noise.around(last))
-        findings = comparer.compare(first, last).findings
-        moved = [finding.item for finding in findings if not finding.status.passes()]
+        moved = self._find_moved(sides, Demand(), first, last, noise.around(last))
         self._report_moved(collected, moved)
 
 

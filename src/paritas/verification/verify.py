@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.execution.block_noise import ComposedNoise
     from paritas.core.results.findings import Finding
 
 
@@ -137,7 +138,7 @@ class FurtherGradients:
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
         """Run both sides under the same flags: what one side cannot compute, neither computes."""
-        while self._has_any:
+        while self.conditions.also or self.conditions.second or self.conditions.repeats:
             also = self.conditions.also
             observations = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
             if self.conditions.also == also:
@@ -154,10 +155,6 @@ class FurtherGradients:
             item = Item(ItemKind.GRADIENTS, _SECOND)
             raised = type(error).__name__ if role == "candidate" else ""
             collected.add(item, Aspect.EXCEPTION, status, reason, advice, raised)
-
-    @property
-    def _has_any(self) -> bool:
-        return bool(self.conditions.also) or self.conditions.second or self.conditions.repeats
 
     def _is_asked(self, item: Item) -> bool:
         if item.kind is ItemKind.SECOND_GRADIENT:
@@ -611,11 +608,7 @@ class Verification:
         if last is first or first.error is not None or same_observation(first, last):
             return collected
         demand.unsettle()
-        quiet = dataclasses.replace(self.config, verify_rng=False)
-        repeat_findings = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
-        moved = [
-            finding.item for finding in repeat_findings.findings if not finding.status.passes()
-        ]
+        moved = self._find_moved(sides, demand, first, last)
         steady = sides.repetition
         items = {item.text: item for item, _ in first.items()}
         moved += [item for item in items.values() if not steady.agrees(item, first, last, demand)]
@@ -627,6 +620,20 @@ class Verification:
         ]
         self._report_moved(collected, moved)
         return collected
+
+    def _find_moved(
+        self,
+        sides: SubjectLift,
+        demand: Demand,
+        first: Observation,
+        last: Observation,
+        noise: ComposedNoise | None = None,
+    ) -> list[Item]:
+        """What differs beyond rounding between two runs of the reference."""
+        quiet = dataclasses.replace(self.config, verify_rng=False)
+        comparer = Comparer(sides, demand, quiet, 0, CALL, lifts=False, noise=noise)
+        findings = comparer.compare(first, last).findings
+        return [finding.item for finding in findings if not finding.status.passes()]
 
     def _report_moved(self, collected: CollectedFindings, moved: Sequence[Item]) -> None:
         """Report what another run of the reference at the end changed beyond rounding."""

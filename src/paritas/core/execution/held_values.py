@@ -251,7 +251,6 @@ def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
 
 
 def _pair_keys_with_values(items: list[Any]) -> dict[Any, Any]:
-    """A dict from its keys, followed by its values."""
     count = len(items) // 2
     return dict(zip(items[:count], items[count:], strict=True))
 

@@ -464,7 +464,6 @@ class _BackwardPass:
 
 
 def _names_of_first_run(outputs: Iterable[Item], conditions: RunConditions) -> list[Item]:
-    """The names of the outputs in the first run, in order."""
     names = list(outputs)
     first = [item for item in conditions.precisions if item.kind is not ItemKind.GRADIENT]
     return first if len(first) == len(names) and set(first) != set(names) else names

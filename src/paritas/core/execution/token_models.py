@@ -445,7 +445,6 @@ def _all_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _by_name(takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> dict[str, Any]:
-    """The arguments by name."""
     if not inputs.args:
         return dict(inputs.kwargs)
     places = [

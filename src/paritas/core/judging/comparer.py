@@ -27,6 +27,7 @@ from paritas.core.judging.pairs import (
     settle_pair,
     sketch_rule,
 )
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.contents import Opaque
 from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, agreement
 from paritas.core.results.items import (
@@ -190,7 +191,9 @@ class Comparer:
         if self.config.verify_mutation:
             written = list(dict.fromkeys((*reference.after, *candidate.after)))
             self._compare_after(ALL_INPUTS, written, reference, candidate)
-            self._compare_written_flags(reference, candidate)
+            for item in reference.after:
+                if item in candidate.after:
+                    self._compare_flags(item, reference, candidate)
         self._compare_set_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
@@ -208,6 +211,20 @@ class Comparer:
     def _shown(self, item: Item) -> Item:
         """The item as findings name it: with the call and the set of inputs."""
         return item.during(self.occasion.call, self.occasion.inputs)
+
+    def _add(
+        self,
+        item: Item,
+        aspect: Aspect,
+        status: Status,
+        reason: str,
+        advice: str = "",
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Add what was found in this call about an item; with `counts`, as a comparison."""
+        self.out.compared += counts
+        self.out.add(self._shown(item), aspect, status, reason, advice)
 
     def _add_findings(self, findings: Iterable[Finding]) -> None:
         self.out.findings += [
@@ -232,13 +249,12 @@ class Comparer:
         left, right = reference.rng_after, candidate.rng_after
         if left is None or right is None:
             return
-        item = self._shown(RANDOM_STATE)
         # Inductor's own generators may happen to leave torch's where eager leaves them.
         own_streams = not all(map(draws_like_eager, self.sides.candidate.backends))
         self.random_differs = reference.drew_random_numbers and own_streams
         if left.same_torch(right) and not self.random_differs:
             if self.config.verify_rng:
-                self._compare_random_backward(item, reference, candidate)
+                self._compare_random_backward(reference, candidate)
             return
         candidate_side = self.sides.candidate
         if reference.drew_random_numbers and (
@@ -247,36 +263,31 @@ class Comparer:
             # Its numbers come from another stream: values that depend on them prove nothing.
             self.random_differs = True
             if not self.evidence.depends_on_draws(runs=THOROUGH_DRAWS):
-                self.out.compared += 1
                 reason = "the candidate draws other random numbers, but no value depends on them"
-                self.out.add(item, Aspect.RNG, Status.EQUIVALENT, reason)
+                self._add(RANDOM_STATE, Aspect.RNG, Status.EQUIVALENT, reason)
                 return
             advice = RANDOM_ADVICE if candidate_side.is_compiled else ""
             reason = "the program draws random numbers, and the candidate draws others"
-            self.out.add(item, Aspect.RNG, Status.UNVERIFIED, reason, advice)
+            self._add(RANDOM_STATE, Aspect.RNG, Status.UNVERIFIED, reason, advice, counts=False)
         elif self.config.verify_rng:
-            self.out.compared += 1
             drew = "draws" if reference.drew_random_numbers else "draws no"
             reason = (
                 f"the generators are left in another state; the reference {drew} random numbers"
             )
-            self.out.add(item, Aspect.RNG, Status.DIFFERENT, reason)
+            self._add(RANDOM_STATE, Aspect.RNG, Status.DIFFERENT, reason)
 
-    def _compare_random_backward(
-        self, item: Item, reference: Observation, candidate: Observation
-    ) -> None:
+    def _compare_random_backward(self, reference: Observation, candidate: Observation) -> None:
         """Compare the generators after the backward pass; after the call they agree."""
-        self.out.compared += 1
         left, right = reference.rng_after_backward, candidate.rng_after_backward
         if left is None or right is None or left.same_torch(right):
-            self.out.add(item, Aspect.RNG, Status.IDENTICAL, "the generators agree")
+            self._add(RANDOM_STATE, Aspect.RNG, Status.IDENTICAL, "the generators agree")
             return
         drew = "draws" if reference.backward_drew else "draws no"
         reason = (
             "the backward pass leaves the generators in another state; the reference's "
             f"{drew} random numbers"
         )
-        self.out.add(item, Aspect.RNG, Status.DIFFERENT, reason)
+        self._add(RANDOM_STATE, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
         matching = match(reference.returned, candidate.returned, self.checks, output())
@@ -301,38 +312,35 @@ class Comparer:
             self._compare_effect(item, left, right)
 
     def _compare_layout(self, item: Item, reference: Observation, candidate: Observation) -> None:
-        shown = self._shown(item)
         left, right = reference.strides.get(item), candidate.strides.get(item)
         if left is not None and right is not None and left != right and len(left) == len(right):
             shape = tuple(candidate.outputs[item].shape)
             reason = f"strides {list(right)} instead of {list(left)}"
             if self.config.verify_strides:
-                self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
+                self._add(item, Aspect.STRIDE, Status.DIFFERENT, reason, counts=False)
             elif self.config.verify_aliasing and _overlaps(shape, right) > _overlaps(shape, left):
                 reason += ": its elements share memory, so a write to one changes others"
-                self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
+                self._add(item, Aspect.ALIAS, Status.DIFFERENT, reason, counts=False)
             else:
-                self.out.notes.append(f"{shown}: {reason}")
+                self.out.notes.append(f"{self._shown(item)}: {reason}")
         self._compare_flags(item, reference, candidate)
 
     def _compare_flags(self, item: Item, reference: Observation, candidate: Observation) -> None:
         """Compare whether a tensor can be differentiated further."""
-        shown = self._shown(item)
         flags = reference.requires_grad.get(item), candidate.requires_grad.get(item)
         if None in flags or not self.config.compares_requires_grad:
             return
+        aspect = Aspect.REQUIRES_GRAD
         if flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
             advice = INFERENCE_ADVICE if flags[0] else ""
-            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
+            self._add(item, aspect, Status.DIFFERENT, reason, advice, counts=False)
         elif item in candidate.inference and item not in reference.inference:
             reason = "it is an inference tensor, which autograd rejects; the reference's is not"
             if torch.is_grad_enabled():
-                self.out.add(
-                    shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE
-                )
+                self._add(item, aspect, Status.DIFFERENT, reason, INFERENCE_ADVICE, counts=False)
             else:
-                self.out.notes.append(f"{shown}: {reason}")
+                self.out.notes.append(f"{self._shown(item)}: {reason}")
 
     def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:
         if reference.outputs.keys() != candidate.outputs.keys():
@@ -343,7 +351,7 @@ class Comparer:
             dropped = pair in reference.aliases
             what = "no longer shares" if dropped else "shares"
             reason = f"{what} memory with {other}, unlike in the reference"
-            self.out.add(self._shown(item), Aspect.ALIAS, Status.DIFFERENT, reason)
+            self._add(item, Aspect.ALIAS, Status.DIFFERENT, reason, counts=False)
 
     def _compare_after(
         self, whole_item: Item, items: list[Item], reference: Observation, candidate: Observation
@@ -363,12 +371,6 @@ class Comparer:
             reason = "unchanged on both sides"
             self.out.findings.append(agreement(self._shown(whole_item), Aspect.VALUE, reason))
 
-    def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
-        """Compare whether the values written to inputs require grad."""
-        for item in reference.after:
-            if item in candidate.after:
-                self._compare_flags(item, reference, candidate)
-
     def _compare_set_flags(self, reference: Observation, candidate: Observation) -> None:
         """Compare `requires_grad` of inputs and state that one of the calls has set."""
         for item in dict.fromkeys((*reference.flags, *candidate.flags)):
@@ -384,12 +386,11 @@ class Comparer:
             )
             if left is None or right is None:
                 continue  # only one side has it
-            self.out.compared += 1
             status = Status.IDENTICAL if left is right else Status.DIFFERENT
             reason = f"requires_grad is set to {right} on both sides"
             if left is not right:
                 reason = f"requires_grad is {right} instead of {left}"
-            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, status, reason)
+            self._add(item, Aspect.REQUIRES_GRAD, status, reason)
 
     def _initial_flags(self, item: Item) -> list[bool | None]:
         """What `requires_grad` of an input or of state is before the call, on either side."""
@@ -409,14 +410,12 @@ class Comparer:
             # A time, an address, a random name: no other run repeats it.
             self.out.skipped.append(f"{shown}: it differs between runs of the reference")
         elif left is MISSING or right is MISSING:
-            self.out.compared += 1
             ours, candidate_words = _show_value(left), _show_value(right)
             reason = f"the reference leaves {ours} there, the candidate {candidate_words}"
-            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif self._is_replaced(item, left, right):
-            self.out.compared += 1
             reason = "the candidate replaces it by other code; paritas restored it"
-            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif isinstance(left, Opaque) or isinstance(right, Opaque):
             opaque = left if isinstance(left, Opaque) else right
             self.out.skipped.append(f"{shown}: {opaque.reason}")
@@ -480,7 +479,7 @@ class Comparer:
             return
         self.out.unmatched.append(self._shown(item).text)
         reason = "changed on one side and missing on the other"
-        self.out.add(self._shown(item), Aspect.STRUCTURE, Status.UNVERIFIED, reason)
+        self._add(item, Aspect.STRUCTURE, Status.UNVERIFIED, reason, counts=False)
 
     def _compare_state(self, reference: Observation, candidate: Observation) -> None:
         left, right = self.sides.reference.state, self.sides.candidate.state
@@ -497,10 +496,9 @@ class Comparer:
         """Compare the settings of the process that the calls changed; they were restored."""
         ours, candidate_settings = reference.process, candidate.process
         for name in sorted(ours.keys() | candidate_settings.keys()):
-            self.out.compared += 1
-            item = self._shown(Item(ItemKind.SETTING, name))
+            item = Item(ItemKind.SETTING, name)
             if ours.get(name) == candidate_settings.get(name):
-                self.out.add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
+                self._add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
                 continue
             reference_setting = ours.get(name, "unchanged")
             reason = (
@@ -508,7 +506,7 @@ class Comparer:
                 f"{reference_setting} by the reference"
             )
             advice = "paritas restored it; otherwise, code that runs later would be affected"
-            self.out.add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
+            self._add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
         self.out.skipped += [
@@ -520,12 +518,11 @@ class Comparer:
             errors = reference.gradient_error, candidate.gradient_error
             self._compare_errors(*errors, self._shown(BACKWARD))
             return
-        shown = self._shown(GRADIENTS)
+        aspect = Aspect.REQUIRES_GRAD
         if reference.gradients and not any(candidate.requires_grad.values()):
-            self.out.compared += 1
             count = len(reference.gradients)
             reason = f"{count} gradients: none of the candidate's outputs can be differentiated"
-            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
+            self._add(GRADIENTS, aspect, Status.DIFFERENT, reason, INFERENCE_ADVICE)
             return
         missing = [item for item in reference.gradients if item not in candidate.gradients]
         for item, reference_gradient in reference.gradients.items():
@@ -535,14 +532,13 @@ class Comparer:
         frozen = [item for item in missing if self._is_frozen(item)]
         for item in frozen:
             missing.remove(item)
-            self.out.compared += 1
             reason = "the candidate's parameter does not require grad, the reference's does"
-            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+            self._add(item, aspect, Status.DIFFERENT, reason)
         if missing:
             self.out.unmatched += [self._shown(item).text for item in missing]
             reason = f"{len(missing)} gradients have no counterpart by name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"
-            self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
+            self._add(GRADIENTS, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice, counts=False)
         else:
             self._compare_extra_gradients(reference, candidate)
 
@@ -557,12 +553,10 @@ class Comparer:
         for item, gradient in candidate.gradients.items():
             if item in reference.gradients or gradient is None or not bool(gradient.any()):
                 continue
-            self.out.compared += 1
             self.out.unmatched.append(f"{self._shown(item)} (candidate only)")
             reason = "the candidate computes this gradient, the reference does not"
             advice = "set requires_grad=False on a parameter that is not trained"
-            shown = self._shown(item)
-            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
 
     def _compare_further(self, reference: Observation, candidate: Observation) -> None:
         """Compare the gradients that the caller's own call does not compute."""
@@ -683,8 +677,8 @@ class Comparer:
             observation.gradient_layouts.get(item) for observation in (reference, candidate)
         )
         if left is not None and right is not None and left is not right:
-            reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
-            self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            reason = f"layout {dtype_name(right)} instead of {dtype_name(left)}"
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason, counts=False)
 
     def _evidence_about(self, item: Item) -> JudgeEvidence:
         if self.noise is not None:
@@ -812,10 +806,6 @@ def _show_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return f"{value!r:.60}"
-
-
-def _layout_name(layout: torch.layout) -> str:
-    return str(layout).removeprefix("torch.")
 
 
 def _describe_exception(error: Exception | None) -> str:

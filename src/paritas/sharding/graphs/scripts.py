@@ -358,7 +358,6 @@ def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
 
 
 def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:
-    """Arguments for which a gradient is computed."""
     return tuple(
         argument_place
         for argument_place, value in facts.values.items()
@@ -663,7 +662,6 @@ def _passes_here(option: OptionResult) -> bool:
 
 
 def _draws(call: OperatorCall) -> bool:
-    """Whether the operator draws random numbers."""
     call_values = copied(CallValues(call.args, call.kwargs))  # it may write to them
     before = Streams.of(call)
     try:

@@ -34,8 +34,8 @@ from paritas.core.numerics.gates import (
 )
 from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.results.items import ItemKind
 from paritas.sharding.plans.assembling import (
-    INITIAL,
     StepItem,
     find_slots,
     initial_items,
@@ -99,6 +99,8 @@ def _observe_steps(trace: Trace) -> list[Observation]:
 
 # --- The judge ------------------------------------------------------------------------------------
 
+# What a model keeps: parameters, their gradients, and buffers.
+KEPT_KINDS = {ItemKind.TRAINING_GRADIENT, ItemKind.PARAMETER, ItemKind.BUFFER}
 # Replicas that differ by less than this in float64 differ by rounding.
 ROUNDING_IN_FLOAT64 = 1e-9
 # The same without a lifted run, in roundings of the dtype.
@@ -290,7 +292,7 @@ class Judge:
         words = f"should be replicated, but {replica_disagreement}"
         apart = lifted.ranks.disagreement if lifted is not None else None
         value = next(iter(item.ranks.by_rank.values()))
-        if not is_inexact(value) or item.kind == INITIAL:
+        if not is_inexact(value) or item.kind is ItemKind.INITIAL:
             return Ruling(Status.DIFFERENT, words)
         if lifted is None:
             rounding = replica_disagreement.relative <= ROUNDINGS * criterion.unit_roundoff(
@@ -354,7 +356,8 @@ class Judge:
 
     def _sketch_rules(self, item: StepItem) -> tuple[FindingRule, ...]:
         """The rule for a value of which both sides keep a sketch; else none."""
-        full_value = self._wholes.get(item.name)
+        # The path of another value may be the name of a parameter.
+        full_value = self._wholes.get(item.name) if item.kind in KEPT_KINDS else None
         some = item.reference if item.reference is not None else item.ranks.value
         if full_value is None or some is None or some.shape == full_value.shape:
             return ()

@@ -82,7 +82,7 @@ def _define_call(
 ) -> _Defined:
     call = lifted(OperatorCall(op, args, kwargs, name))
     defined = _Defined(name or getattr(op, "__name__", ""), call)
-    call_tensors = list(argument_tensors(call.args, call.kwargs).values())
+    call_tensors = list(argument_tensors(call).values())
     inner = call if name else _find_called_operator(call) or call
     try:
         definition = define(inner)
@@ -131,7 +131,6 @@ def _find_called_operator(call: OperatorCall) -> OperatorCall | None:
 
 
 def _plain(value: Any) -> Any:
-    """A list of torch.fx as an ordinary one."""
     return list(value) if isinstance(value, list) else value
 
 

@@ -418,17 +418,15 @@ class _Decision:
             self._name_results(step, value)
 
     def _name_results(self, step: GraphStep, value: _Value) -> None:
-        """Give each tensor of a result its name."""
         if isinstance(value.whole, torch.Tensor):
             if step.results != (step.name,):
                 self.values[step.results[0]] = value
-                self._rename(step.results[0], step.name, value.role)
+                words = [_word(value.role)]
+                entry = {"value": step.results[0], "same as": step.name, "placements": words}
+                self.calls.append(entry)
             return
         for at, name in enumerate(step.results):
             self.values[name] = self._item(step, step.name, at, name)
-
-    def _rename(self, name: str, source: str, role: Role | None) -> None:
-        self.calls.append({"value": name, "same as": source, "placements": [_word(role)]})
 
     def _item(self, step: GraphStep, source: str, at: Any, name: str = "") -> _Value:
         value = self.values[source]
