@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from paritas.core.execution.observation import Observation, note_decisions, storage_address
-from paritas.core.execution.program import VALUE, ValueProgram
+from paritas.core.execution.observation import storage_address
+from paritas.core.execution.program import ValueProgram
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.torch_private.global_state import running_eagerly
 from paritas.core.torch_private.graphs import copy_graph, output_node, returned
@@ -392,18 +392,8 @@ class NodeProgram(ValueProgram):
         super().__init__(lambda options: call.prepare(options, path, after), call.inputs())
         self.call = call
 
-    def run(self, options: RunOptions) -> list[Observation]:
-        """Run it once, under the grad mode and autocast that it had in the whole graph."""
-        observation = Observation()
-        run = self.prepare(options)
-        try:
-            with (
-                self.call.around(),
-                torch.set_grad_enabled(self.records),
-                options.around(),
-            ):
-                observation.outputs[VALUE] = run()
-        except Exception as error:  # noqa: BLE001  (the observation carries it)
-            observation.error = error
-        note_decisions(observation, observation.outputs, options.mode)
-        return [observation]
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Set the grad mode and autocast that it had in the whole graph."""
+        with self.call.around(), torch.set_grad_enabled(self.records):
+            yield

@@ -114,12 +114,15 @@ def judge_pair(
         findings, notes = _check_pair(pair, checks)
     for rule in rules:
         findings = reconsider(findings, rule)
-    if explainer is not None and not all(finding.status.passes() for finding in findings):
-        context = None if pair.context is None else pair.context()
-        findings = explainer.explain(
-            findings, pair.reference, pair.candidate, pair.evidence, context
-        )
-    return findings, notes
+    return explain_pair(findings, pair, explainer), notes
+
+
+def explain_pair(findings: list[Finding], pair: Pair, explainer: Explainer | None) -> list[Finding]:
+    """The findings about a pair, with a diagnosis of what fails."""
+    if explainer is None or all(finding.status.passes() for finding in findings):
+        return findings
+    context = None if pair.context is None else pair.context()
+    return explainer.explain(findings, pair.reference, pair.candidate, pair.evidence, context)
 
 
 def settle_pair(pair: Pair, ruling: Ruling) -> Finding:
@@ -140,6 +143,22 @@ def reconsider(findings: Iterable[Finding], rule: FindingRule) -> list[Finding]:
         finding if (ruling := rule(finding)) is None else apply_ruling(finding, ruling)
         for finding in findings
     ]
+
+
+def sketch_rule(full_value: torch.Tensor, words: str, **about: Any) -> FindingRule:
+    """A rule for random sums of a large tensor: what was found is about the tensor itself.
+
+    The sums have no rows and columns in which a pattern could be seen: nothing explains them.
+    """
+    about |= {"shape": tuple(full_value.shape), "metrics": None}
+
+    def rule_on_sketch(finding: Finding) -> Ruling:
+        reason = finding.reason
+        if not finding.status.passes():
+            reason = f"{reason} ({words})"
+        return Ruling(finding.status, reason, about)
+
+    return rule_on_sketch
 
 
 def apply_ruling(judged: JudgedT, ruling: Ruling) -> JudgedT:
