@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import paritas
+from paritas.core import register
+from paritas.core.register import find_entry
 from sampling import is_run
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +144,11 @@ def test_every_public_name_has_one_home_that_type_checkers_see_too():
     }
     assert seen == paritas._HOMES
     assert sorted(paritas._HOMES) == paritas.__all__
+
+
+def test_every_entry_of_the_register_is_there():
+    missing = [name for name in register._HOMES if find_entry(name) is None]
+    assert not missing
 
 
 def test_every_public_name_is_there():

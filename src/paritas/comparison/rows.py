@@ -207,6 +207,7 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     _called: ClassVar[str] = "a comparison"
+    _summary: ClassVar[str] = "paritas.comparison.page:notebook_summary"
 
     my: DumpFacts
     golden: DumpFacts
@@ -255,12 +256,6 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def by_digest(self) -> int:
         """Number of rows compared by digests instead of values."""
         return sum(row.is_by_digest for row in self.rows)
-
-    def _repr_html_(self) -> str:
-        from paritas.comparison.page import notebook_summary
-        from paritas.core.reporting.notebook import notebook_html
-
-        return notebook_html(notebook_summary(self))
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` returns an equal comparison."""

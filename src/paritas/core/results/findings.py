@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from paritas.core import results
+from paritas.core.register import find_entry
 from paritas.core.results.items import Item, Metrics, harness
 from paritas.core.results.pictures import Picture
 from paritas.core.results.report import Report
@@ -436,6 +436,11 @@ class Verdict(
 
         return verdict_text(self)
 
+    @property
+    def worst(self) -> Finding | None:
+        """The gravest finding, the first of several; None if there are no findings."""
+        return max(self.findings, key=lambda finding: finding.status.gravity, default=None)
+
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying this verdict, unless it passed.
 
@@ -463,14 +468,14 @@ class Verdict(
             on_progress: called with a few words before each step.
 
         Returns:
-            A `paritas.shrinking.shrink.ShrinkReport`: the script, whether it reproduces the failure
+            A `paritas.core.shrinking.ShrinkReport`: the script, whether it reproduces the failure
             on its own, and the steps.
 
         Raises:
             UsageError: nothing failed, or the programs are not available (the verdict was read
                 from a file), or none of their graphs fails on its own.
         """
-        return results.shrink(
+        return find_entry("shrink")(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
         )
 

@@ -10,7 +10,7 @@ import torch
 
 from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.diagnose import ACROSS_RANKS, rank_patterns
-from paritas.core.diagnosis.patterns.ranks import claim, factor_of
+from paritas.core.diagnosis.patterns.ranks import Prediction, claim, factor_of
 from paritas.core.diagnosis.stating import with_confidence
 from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.numerics.gates import Near
@@ -568,7 +568,8 @@ def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...
     )
     evidence: dict[str, float | str] = {"parameter": name, "dim": float(dim)}
     case = Case(local, right, context=Context(unit=judge.unit))
-    claimed_patterns = claim(case, local, taken, PatternKind.WRONG_RANKS_SHARD, sentence, evidence)
+    kind = PatternKind.WRONG_RANKS_SHARD
+    claimed_patterns = claim(case, local, Prediction(taken), kind, sentence, evidence)
     stated = Diagnosis(patterns=with_confidence(claimed_patterns, at_output=False))
     return (stated, tuple(moved[name])) if claimed_patterns else None
 
