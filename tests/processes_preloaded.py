@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
+import pkgutil
 
 import torch
 import torch._dynamo  # noqa: TID251  (the import alone is wanted)
@@ -13,8 +15,13 @@ import torch.distributed.run
 import torch.distributed.tensor
 import torch.utils.data
 
+import paritas
 import processes
 
+# Every module of paritas: each of the workers and of the processes would import most of them.
+for module in pkgutil.walk_packages(paritas.__path__, "paritas."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 torch.set_num_threads(1)
 # A fork has lost the threads of torch's pool. The next call of this function makes a new one, which
 # each thread that computes calls: of two that do so at once, one would find no pool.
