@@ -82,7 +82,8 @@ def _locate_in_lowered(suspect: LoweredSuspect, findings: list[Finding]) -> list
     tapping = Tapping.of(suspect, suspect.lowered.module)
     checked = check_graph_passes(suspect.lowered)
     passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
-    node = first_clear_finding(tapping.findings, changed=tapping.changes_results)
+    first = first_clear_node(tapping.judged, changed=tapping.changes_results)
+    node = None if first is None else first.explain()
     findings += passes if node is None else [node, *passes]
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
@@ -93,17 +94,46 @@ def _locate_in_lowered(suspect: LoweredSuspect, findings: list[Finding]) -> list
     return passes or [_isolate_difference(suspect, tapping)]
 
 
-def first_clear_finding(findings: list[Finding], *, changed: bool) -> Finding | None:
+@dataclasses.dataclass(frozen=True)
+class JudgedNode:
+    """A wrong node, and its value to diagnose: that takes longer than to judge it."""
+
+    finding: Finding
+    pair: Pair | None = None
+
+    def explain(self) -> Finding:
+        """The finding about it, with its diagnosis and its picture."""
+        if self.pair is None:
+            return self.finding
+        explained, _ = judge_pair(self.pair, explainer=Explainer())
+        twin = next(other for other in explained if other.aspect is self.finding.aspect)
+        return msgspec.structs.replace(self.finding, diagnosis=twin.diagnosis, picture=twin.picture)
+
+
+def blame_worst(judged: list[JudgedNode], origin: Origin) -> JudgedNode:
+    """The worst of some findings about values, said of the operator that computes them wrongly."""
+    worst = max(judged, key=lambda judged_node: judged_node.finding.status.gravity)
+    what = f"{origin.operator} gives a wrong result for correct inputs"
+    reason = f"starts here: {what}; {worst.finding.reason}"
+    finding = msgspec.structs.replace(
+        worst.finding, reason=reason, source=origin.source or None, origin=origin
+    )
+    return dataclasses.replace(worst, finding=finding)
+
+
+def first_clear_node(judged: list[JudgedNode], *, changed: bool) -> JudgedNode | None:
     """The first node that is clearly wrong; others are named in its reason.
 
     Args:
-        findings: about nodes with a wrong result, in the order of the graph.
+        judged: nodes with a wrong result, in the order of the graph.
         changed: whether looking at them changed the results of the program.
     """
-    if not findings:
+    if not judged:
         return None
-    first = clear_findings(findings)[0]
-    others = [finding for finding in findings if finding.item != first.item]
+    findings = [judged_node.finding for judged_node in judged]
+    clear = clear_findings(findings)[0]
+    first = next(judged_node for judged_node in judged if judged_node.finding is clear)
+    others = [finding for finding in findings if finding.item != clear.item]
     extra = []
     if others:
         names = dict.fromkeys(f.origin.name for f in others if f.origin is not None)
@@ -111,8 +141,8 @@ def first_clear_finding(findings: list[Finding], *, changed: bool) -> Finding | 
         extra.append(f"other wrong nodes: {named}")
     if changed:
         extra.append("observing it changed the program: with every value as an output, other bits")
-    reason = "; ".join([first.reason, *extra])
-    return msgspec.structs.replace(first, reason=reason)
+    reason = "; ".join([clear.reason, *extra])
+    return dataclasses.replace(first, finding=msgspec.structs.replace(clear, reason=reason))
 
 
 def clear_findings(findings: list[Finding]) -> list[Finding]:
@@ -195,13 +225,13 @@ class Tapping:
 
     Attributes:
         variant: the compilation that returns every value.
-        findings: about nodes with a wrong result, in the order of the graph.
+        judged: the nodes with a wrong result, in the order of the graph.
         error: why it could not be tapped, or "".
     """
 
     suspect: LoweredSuspect
     variant: CompiledVariant
-    findings: list[Finding]
+    judged: list[JudgedNode]
     error: str = ""
 
     @classmethod
@@ -214,7 +244,7 @@ class Tapping:
         if variant.error is not None:
             return cls(suspect, variant, [], in_one_line(variant.error, 100))
         values = dict(zip(names, variant.extra, strict=True))
-        return cls(suspect, variant, list(_wrong_nodes(suspect, values, variant)))
+        return cls(suspect, variant, _wrong_nodes(suspect, values, variant))
 
     @functools.cached_property
     def shows(self) -> bool:
@@ -237,33 +267,32 @@ def is_wrong_alone(suspect: LoweredSuspect, name: str) -> bool:
     """Whether a node is wrong if only that node is compiled; True if that compilation fails."""
     module = with_compiled(suspect.lowered.module, {name})
     tapping = Tapping.of(suspect, module, ONLY_MARKED)
-    names = {finding.origin.name for finding in tapping.findings if finding.origin is not None}
-    return bool(tapping.error) or name in names
+    origins = [judged_node.finding.origin for judged_node in tapping.judged]
+    return bool(tapping.error) or name in {origin.name for origin in origins if origin is not None}
 
 
 def _wrong_nodes(
     suspect: LoweredSuspect, values: dict[str, Any], variant: CompiledVariant
-) -> list[Finding]:
+) -> list[JudgedNode]:
     module = suspect.runs.program.reference.module
     traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
     table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.program.kept, strict=True))
-    findings = []
+    wrong_nodes = []
     for node in module.graph.nodes:
+        judged: list[JudgedNode] = []
         if node.op == "get_attr":
             table[node] = operator.attrgetter(str(node.target))(module)
         elif node.op == "call_function" and _is_write(node):
-            findings += _with_node_origin(
-                traced[node.name], _check_write(suspect, node, table, variant)
-            )
+            judged = _check_write(suspect, node, table, variant)
         elif node.op == "call_function":
             candidate_value = values.get(node.name)
             table[node] = candidate_value if node.name in values else _evaluate_node(node, table)
-            if not isinstance(candidate_value, torch.Tensor) or is_undefined(traced[node.name]):
-                continue
-            if not _cannot_be_drawn_alone(node):
-                node_findings = _judge_node(suspect, node, table, candidate_value)
-                findings += _with_node_origin(traced[_computing(node).name], node_findings)
-    return findings
+            is_known = not is_undefined(traced[node.name]) and not _cannot_be_drawn_alone(node)
+            if is_known and isinstance(candidate_value, torch.Tensor):
+                judged = _judge_node(suspect, node, table, candidate_value)
+        if judged:
+            wrong_nodes.append(blame_worst(judged, node_origin(traced[_computing(node).name])))
+    return wrong_nodes
 
 
 def _computing(node: Node) -> Node:
@@ -274,14 +303,14 @@ def _computing(node: Node) -> Node:
 
 def _judge_node(
     suspect: LoweredSuspect, node: Node, table: dict[Node, Any], candidate_value: torch.Tensor
-) -> list[Finding]:
+) -> list[JudgedNode]:
     """Judge the compiled code's value for a node by running the node alone.
 
     Args:
         table: the compiled code's values for every node that this one reads.
 
     Returns:
-        The findings, with a diagnosis if they fail; none if the node cannot be run alone.
+        What does not pass; nothing if the node cannot be run alone.
     """
     computing = _computing(node)
     path: Any = () if computing is node else (node.args[1],)
@@ -297,12 +326,13 @@ def _judge_node(
     pair = pair_alone(
         _node_item(suspect, computing), program, candidate_value, suspect.runs.seed, context
     )
-    return [] if pair is None else judge_pair(pair, explainer=Explainer())[0]
+    findings = [] if pair is None else judge_pair(pair)[0]
+    return [JudgedNode(finding, pair) for finding in findings if not finding.status.passes()]
 
 
 def _check_write(
     suspect: LoweredSuspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
-) -> list[Finding]:
+) -> list[JudgedNode]:
     """Check that an input that is written at the end holds the value computed for it."""
     target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
     inputs = placeholders(suspect.runs.program.reference.module)
@@ -317,29 +347,11 @@ def _check_write(
         return []
     item = _node_item(suspect, node)
     findings, _ = judge_pair(Pair(item, expected.detach(), after.detach()))
-    return findings
+    return [JudgedNode(finding) for finding in findings if not finding.status.passes()]
 
 
 def _node_item(suspect: LoweredSuspect, node: Node) -> Item:
     return Item(ItemKind.NODE, node.name, graph=suspect.label)
-
-
-def _with_node_origin(node: Node, findings: list[Finding]) -> list[Finding]:
-    """The worst finding that does not pass, with the origin of its node."""
-    bad = [finding for finding in findings if not finding.status.passes()]
-    if not bad:
-        return []
-    worst = max(bad, key=lambda finding: finding.status.gravity)
-    return [blame_operator(worst, node_origin(node))]
-
-
-def blame_operator(finding: Finding, origin: Origin) -> Finding:
-    """The finding about a value, said of the operator that computes it from right values."""
-    what = f"{origin.operator} gives a wrong result for correct inputs"
-    reason = f"starts here: {what}; {finding.reason}"
-    return msgspec.structs.replace(
-        finding, reason=reason, source=origin.source or None, origin=origin
-    )
 
 
 def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:

@@ -24,9 +24,10 @@ from torch.fx import Graph, GraphModule, Node
 
 from paritas.core.compiled.guarded_calls import Suspect, lay_out_like, origin_item
 from paritas.core.compiled.locate import (
-    blame_operator,
+    JudgedNode,
+    blame_worst,
     clear_findings,
-    first_clear_finding,
+    first_clear_node,
 )
 from paritas.core.errors import in_one_line
 from paritas.core.execution.node_gradients import BackwardNodes, NodeGradient
@@ -41,7 +42,7 @@ from paritas.core.execution.node_runs import (
 )
 from paritas.core.execution.observation import Observation, storage_address
 from paritas.core.execution.saved_state import RandomState
-from paritas.core.judging.failures import Explainer, node_origin
+from paritas.core.judging.failures import node_origin
 from paritas.core.judging.pairs import judge_pair
 from paritas.core.locating.values_alone import describe_call, pair_alone
 from paritas.core.numerics.metrics import bitwise_equal
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from paritas.core.execution.graph_runs import CapturedProgram
     from paritas.core.execution.node_runs import GraphRun, NodeRun, ValuePath
     from paritas.core.execution.saved_state import Surroundings
-    from paritas.core.judging.pairs import Pair
 
 # The time limit: a backend may take long for every part.
 SECONDS_FOR_PARTS = 60.0
@@ -143,22 +143,6 @@ def locate_gradients_besides(
     return [] if finding is None else [finding]
 
 
-@dataclasses.dataclass(frozen=True)
-class _JudgedNode:
-    """A wrong node, and its value to diagnose: that takes longer than to judge it."""
-
-    finding: Finding
-    pair: Pair | None = None
-
-    def explain(self, finding: Finding) -> Finding:
-        """The finding about it, with its diagnosis and its picture."""
-        if self.pair is None:
-            return finding
-        explained, _ = judge_pair(self.pair, explainer=Explainer())
-        twin = next(other for other in explained if other.aspect is finding.aspect)
-        return msgspec.structs.replace(finding, diagnosis=twin.diagnosis, picture=twin.picture)
-
-
 class _Search:
     """The search for the first wrong node of one call."""
 
@@ -224,14 +208,11 @@ class _Search:
         if own_values is None:
             return None
         judged = list(itertools.islice(self._judge_all(own_values), MOST_WRONG))
-        first = first_clear_finding([wrong_node.finding for wrong_node in judged], changed=False)
-        writer = self._overwriting_node(() if first is None else (first.item.name,))
-        if writer is not None:
+        first = first_clear_node(judged, changed=False)
+        writer = self._overwriting_node(() if first is None else (first.finding.item.name,))
+        if writer is not None or first is None:
             return writer
-        for judged_node in judged:
-            if first is not None and judged_node.finding.item == first.item:
-                return judged_node.explain(first)
-        return first
+        return first.explain()
 
     def _overwriting_node(self, names: Collection[str]) -> Finding | None:
         """A node that writes to what it should only read: a value that looks wrong, or an input."""
@@ -304,7 +285,7 @@ class _Search:
             if self.suspect.explains(finding)
         )
 
-    def _judge_all(self, tapped_values: dict[Tap, Tensor]) -> Iterator[_JudgedNode]:
+    def _judge_all(self, tapped_values: dict[Tap, Tensor]) -> Iterator[JudgedNode]:
         reference = self.program.reference.module
         originals = {node.name: node for node in self.graph.graph.nodes}
         values: dict[str, Any] = {}
@@ -336,7 +317,7 @@ class _Search:
             value = _with_item(value, path, tensor)
         return value
 
-    def _judge_node(self, call: NodeCall, tapped_values: dict[Tap, Tensor]) -> list[_JudgedNode]:
+    def _judge_node(self, call: NodeCall, tapped_values: dict[Tap, Tensor]) -> list[JudgedNode]:
         name = call.node.name
         taps = [Tap(name, path) for path in call.run.tensors()]
         read = {node.name for node in call.node.all_input_nodes}
@@ -352,7 +333,7 @@ class _Search:
         if ran is None:
             return []
         result, reads = ran
-        findings: list[_JudgedNode] = []
+        findings: list[JudgedNode] = []
         for tap in taps:
             expected = _item_at(reads[tap.node] if tap.after else result, tap.path)
             if not isinstance(expected, torch.Tensor):
@@ -368,14 +349,14 @@ class _Search:
             return call.once()
         return None
 
-    def _judge_requires_grad(self, tap: Tap, tapped_value: Tensor) -> list[_JudgedNode]:
+    def _judge_requires_grad(self, tap: Tap, tapped_value: Tensor) -> list[JudgedNode]:
         needs = _item_at(self.run.nodes[tap.node].value, tap.path).requires_grad
         if tapped_value.requires_grad == needs or tap.after:
             return []
         reason = f"requires_grad is {not needs} instead of {needs}"
-        return [_JudgedNode(mismatch(self._item(tap.node), Aspect.REQUIRES_GRAD, reason))]
+        return [JudgedNode(mismatch(self._item(tap.node), Aspect.REQUIRES_GRAD, reason))]
 
-    def _judge_value(self, call: NodeCall, tap: Tap, tapped_value: Tensor) -> list[_JudgedNode]:
+    def _judge_value(self, call: NodeCall, tap: Tap, tapped_value: Tensor) -> list[JudgedNode]:
         program = call.program(tap.path, tap.node if tap.after else "")
         item, seed = self._item(call.node.name), self.suspect.runs.seed
         pair = pair_alone(item, program, tapped_value, seed)
@@ -391,7 +372,7 @@ class _Search:
 
         findings, _ = judge_pair(pair)
         pair = dataclasses.replace(pair, context=describe)
-        return [_JudgedNode(finding, pair) for finding in _wrong(findings)]
+        return [JudgedNode(finding, pair) for finding in _wrong(findings)]
 
     def _runs_alone(
         self, call: NodeCall, path: ValuePath, pair: tuple[Tensor, Tensor]
@@ -438,16 +419,12 @@ class _Search:
             operands, run_reference, make_first, *pair, remake_candidate=make_candidate
         )
 
-    def _worst_of(self, node: Node, judged: list[_JudgedNode]) -> list[_JudgedNode]:
+    def _worst_of(self, node: Node, judged: list[JudgedNode]) -> list[JudgedNode]:
         """The worst finding about a node, with its origin."""
         # A wrong gradient may come from a wrong value that does not show in the results.
         aspects = _CONTENTS if self.suspect.gradients else self.suspect.aspects
         fitting = [judged_node for judged_node in judged if judged_node.finding.aspect in aspects]
-        if not fitting:
-            return []
-        worst = max(fitting, key=lambda judged_node: judged_node.finding.status.gravity)
-        located = blame_operator(worst.finding, self._origin(node))
-        return [dataclasses.replace(worst, finding=located)]
+        return [blame_worst(fitting, self._origin(node))] if fitting else []
 
     def _item(self, name: str) -> Item:
         return Item(ItemKind.NODE, name, graph=self.suspect.label)

@@ -30,7 +30,7 @@ from paritas.core.torch_private.operators import (
     call_bound,
     checks_arguments,
     count_results,
-    map_tensors,
+    map_call,
     out_of_place,
     own_default,
     signature_of,
@@ -272,16 +272,12 @@ class LiveCall:
                     raise ValueError(f"{self.target} does not check its arguments")
         residual = iter(values)
         change = lambda tensor: next(residual) if tensor.is_floating_point() else tensor  # noqa: E731
-        args = map_tensors(self.args, change)
-        kwargs = {name: map_tensors(value, change) for name, value in self.kwargs.items()}
+        args, kwargs = map_call(self.args, self.kwargs, change)
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def with_operands(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> LiveCall:
         """The call with other tensors in the places of those that it has."""
-        exchange = exchanging(before, after)
-        args = map_tensors(self.args, exchange)
-        kwargs = {name: map_tensors(value, exchange) for name, value in self.kwargs.items()}
-        return LiveCall(self.target, args, kwargs)
+        return LiveCall(self.target, *map_call(self.args, self.kwargs, exchanging(before, after)))
 
     @functools.cached_property
     def function_step(self) -> FunctionStep | None:

@@ -188,7 +188,8 @@ def propose_all(
             and _explained_share(pattern) + _MORE >= 1
             and _simplicity(pattern) < ORDER.index(simplest)
         ]
-        is_inside = all(map(_may_give_way, settled)) and propose in _OF_RESULTS
+        gives_way = all(_is_of_step(pattern) or _is_of_terms(pattern) for pattern in settled)
+        is_inside = gives_way and propose in _OF_RESULTS
         if enough and settled and not is_inside:
             continue
         try:
@@ -236,10 +237,6 @@ def rank_raw(case: Case, proposers: Proposers = PROPOSERS) -> list[Pattern]:
         if not patterns or _explained_share(pattern) > max(map(_explained_share, patterns)) + _MORE:
             patterns.append(pattern)
     return patterns
-
-
-def _may_give_way(pattern: Pattern) -> bool:
-    return _is_of_step(pattern) or _is_of_terms(pattern)
 
 
 def _is_of_step(pattern: Pattern) -> bool:

@@ -221,12 +221,10 @@ def lengthen_operands(operands: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]
     """
     lengths = sorted({size for operand in operands for size in operand.shape if size > 1})
     for length in lengths[:_MOST_LENGTHS]:
-        yield tuple(_lengthen(operand, length) for operand in operands)
-
-
-def _lengthen(operand: Tensor, length: int) -> Tensor:
-    """Twice, one after the other, along each axis of a length."""
-    return operand.repeat([2 if size == length else 1 for size in operand.shape])
+        yield tuple(
+            operand.repeat([2 if size == length else 1 for size in operand.shape])
+            for operand in operands
+        )
 
 
 def _run(program: Program, operands: Sequence[Tensor], like: Tensor) -> Tensor | None:

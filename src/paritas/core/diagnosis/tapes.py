@@ -17,6 +17,7 @@ from paritas.core.torch_private.kernels import float64_kernel
 from paritas.core.torch_private.operators import (
     DispatchMode,
     Operator,
+    map_call,
     map_tensors,
     own_default,
     traits,
@@ -167,8 +168,7 @@ def copy_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call that is going to write to some of them."""
-    named = {name: map_tensors(value, torch.clone) for name, value in kwargs.items()}
-    return map_tensors(args, torch.clone), named
+    return map_call(args, kwargs, torch.clone)
 
 
 def _key(tensor: Tensor) -> _Key:
@@ -186,9 +186,7 @@ def _substitute(
         hit = hit or other is not None
         return tensor if other is None else other
 
-    args = map_tensors(entry.args, replace)
-    kwargs = {name: map_tensors(value, replace) for name, value in entry.kwargs.items()}
-    return args, kwargs, hit
+    return (*map_call(entry.args, entry.kwargs, replace), hit)
 
 
 def lifted_if_needed(

@@ -260,6 +260,14 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     return tree
 
 
+def map_call(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[Tensor], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with `function` applied to each of their tensors, in their order."""
+    mapped = tuple(map_tensors(value, function) for value in args)
+    return mapped, {name: map_tensors(value, function) for name, value in kwargs.items()}
+
+
 def takes_shape_only(kind: Traits) -> bool:
     """Whether an operator makes a tensor like another one, without a look at its values."""
     return kind.name.endswith("_like") or kind.name.startswith("new_")
@@ -335,8 +343,7 @@ def state_float64(
     if takes_dtype(func):
         return args, {**kwargs, "dtype": dtype}
     # Torch itself converts integers to the default dtype before it computes.
-    named = {name: map_tensors(value, torch.Tensor.double) for name, value in kwargs.items()}
-    return map_tensors(args, torch.Tensor.double), named
+    return map_call(args, kwargs, torch.Tensor.double)
 
 
 def takes_dtype(func: OpOverload) -> bool:

@@ -21,7 +21,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from paritas.core.execution.observation import storage_address as _address
-from paritas.core.torch_private.operators import map_tensors, takes_shape_only, traits
+from paritas.core.torch_private.operators import (
+    map_call,
+    map_tensors,
+    takes_shape_only,
+    traits,
+)
 from paritas.core.torch_private.unseen_kernels import (
     Launch,
     WatchedContext,
@@ -549,8 +554,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             running.traced = TracedCall(
                 running.target,
                 running.path,
-                map_tensors(running.args, refer),
-                {name: map_tensors(value, refer) for name, value in running.kwargs.items()},
+                *map_call(running.args, running.kwargs, refer),
                 tuple(read),
                 len(self.trace.operations),
             )
@@ -581,8 +585,7 @@ class TraceRecorder(contextlib.AbstractContextManager["TraceRecorder"]):
             if traits(func).name == "lift_fresh":  # new memory that no operator allocated
                 self._renew(args[0], [])
             self._note_kernels_before(func, args, kwargs)
-            noted = map_tensors(args, refer)
-            named = {name: map_tensors(value, refer) for name, value in kwargs.items()}
+            noted, named = map_call(args, kwargs, refer)
         module = self._modules[-1] if self._modules else ""
         operation = Operation(len(operations), func, noted, named, tuple(read), module=module)
         self._note_place(operation)
