@@ -35,7 +35,7 @@ PARTICIPLES = {
 }
 # Where a value gets its status.
 STATUS_FILE = SOURCE / "core" / "judging" / "pairs.py"
-STATUS_FUNCTIONS = {"settle_pair", "_check_value", "_apply_ruling"}
+STATUS_FUNCTIONS = {"settle_pair", "_check_value", "apply_ruling"}
 NOT_QUESTIONS = {"core", "formats", "app"}
 
 
@@ -113,11 +113,16 @@ def imports_between_questions(trees: dict[Path, ast.Module]) -> list[str]:
     return sorted(arrows)
 
 
+# A proof has another status: proved, refuted or not decided.
+PROOFS = SOURCE / "sharding" / "proofs"
+
+
 def status_places(trees: dict[Path, ast.Module]) -> list[str]:
     """Each call that gives a finding, a row or a copy of it its status, by keyword."""
     return [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path, tree in trees.items()
+        if not path.is_relative_to(PROOFS)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and any(keyword.arg == "status" for keyword in node.keywords)

@@ -251,12 +251,9 @@ def test_what_people_read_is_never_read_back_and_findings_are_made_of_items():
 FINDING_MAKERS = {
     "paritas/core/judging/pairs.py",  # of compared values: the judge
     "paritas/core/results/findings.py",  # of everything else: constructors with names
-    "paritas/core/judging/comparer.py",  # of everything else: `CollectedFindings.add`
-    "paritas/comparison/rows.py",  # of a row, which has the status already
 }
 STATUS_CHANGERS = {
     "paritas/core/judging/pairs.py": 1,
-    "paritas/comparison/table.py": 1,  # of a row of two dumps, by the rulings on its sources
     "paritas/sweeping/rows.py": 1,  # of a row, which has the status of its verdict
 }
 # What a file has that may be found below: to parse the others takes seconds.

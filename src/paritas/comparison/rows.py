@@ -20,6 +20,7 @@ from paritas.core.results.findings import (
     Score,
     Status,
     Verdict,
+    finding_about,
     unverified,
 )
 from paritas.core.results.items import Item, ItemKind, PairFigures
@@ -295,12 +296,12 @@ def beginnings(comparison: Comparison) -> list[Beginning]:
 def finding_of(row: ComparisonRow) -> Finding:
     """A row as a finding."""
     shown = row.my or row.golden
-    return Finding(
-        item=Item(ItemKind.RECORDED, row_path(row)),
-        aspect=row.aspect,
-        status=row.status,
-        reason=row.reason,
-        advice=row.advice,
+    return finding_about(
+        Item(ItemKind.RECORDED, row_path(row)),
+        row.aspect,
+        row.status,
+        row.reason,
+        row.advice,
         dtype=shown.dtype or None if shown else None,
         shape=shown.shape if shown else None,
         metrics=row.figures.metrics if row.figures else None,

@@ -411,12 +411,11 @@ def unfinished_report(
     """
     reason = f"the time limit was reached while {doing}"
     finding = unverified("judge", reason, "raise the time limit")
-    row = KernelRow(
+    row = KernelRow.of(
+        Verdict(findings=(finding,)),
         case=doing,
         family=CaseFamily.LOADING,
-        status=finding.status,
         ended=CaseEnd.NOT_CALLED,
-        verdict=Verdict(findings=(finding,)),
     )
     report = KernelReport(reference=reference, candidate=candidate, rows=(row,))
     if judge is None:

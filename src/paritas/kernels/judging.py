@@ -693,7 +693,6 @@ class Judgement:
         seconds: float = 0.0,
         is_limit: bool = False,
     ) -> KernelRow:
-        status = verdict.status
         promised = {PROMISES[promise] for promise in self.options.fixed}
         is_limit |= family in promised
         if case is not None:
@@ -702,14 +701,13 @@ class Judgement:
             is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
             is_refused = is_empty or family is CaseFamily.CALLERS
             is_limit |= is_refused and ended is CaseEnd.RAISED
-        row = KernelRow(
+        row = KernelRow.of(
+            verdict,
             case=name,
             family=family,
             inputs="" if case is None else case.shapes,
-            status=status,
             ended=ended,
-            is_limit=is_limit and not status.passes(strict=self.options.strict),
-            verdict=verdict,
+            is_limit=is_limit and not verdict.status.passes(strict=self.options.strict),
             seconds=round(seconds, 6),
         )
         self.rows.append(row)

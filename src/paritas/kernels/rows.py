@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -69,6 +69,11 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     is_limit: bool = False
     verdict: Verdict = Verdict()
     seconds: float = 0.0
+
+    @classmethod
+    def of(cls, verdict: Verdict, **about: Any) -> KernelRow:
+        """The row of a case with this verdict."""
+        return cls(status=verdict.status, verdict=verdict, **about)
 
 
 class TrivialCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

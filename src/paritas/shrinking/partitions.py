@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.placement.placement import Recipe
 from paritas.core.reporting.scripts import SHOWN, NoScriptError
 from paritas.core.results.progress import Progress
 from paritas.sharding.graphs.calls import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paritas.core.judging.failures import FailedSplit
-    from paritas.core.placement.placement import Place
+    from paritas.core.operators.calls import OperatorCall, Place
     from paritas.core.results.findings import Aspect, Status
     from paritas.sharding.graphs.rows import OperatorResult, OptionResult
 

@@ -13,7 +13,8 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.judging.failures import recall_failed
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.items import Replicate, Shard
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, check_recipe
 from paritas.shrinking.partitions import graph_call, shrink_splits

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paritas.core.compiled.guard_settings import OFF, GuardSettings, check_deadline, is_enabled
 from paritas.core.compiled.guarded_calls import GuardJournal
-from paritas.core.compiled.guarded_graphs import GuardedCapture, GuardedGraph, Suspect
+from paritas.core.compiled.guarded_graphs import GuardedCapture, GuardedGraph, LoweredSuspect
 from paritas.core.errors import UsageError
 from paritas.core.judging.failures import GraphMaker
 from paritas.core.torch_private.dynamo import (
@@ -125,11 +125,8 @@ class Guard:
     def _guard_captured(
         self, graph: GraphModule, example_inputs: list[Any], number: int, options: dict[str, Any]
     ) -> GuardedCapture:
-        def compile_graph(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **options)
-            return compiled
-
-        guarded = GuardedCapture.of(
+        compile_graph = functools.partial(self.backend.compile, **options)
+        guarded = GuardedCapture(
             graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
         )
         guarded.made_by = GraphMaker(self.backend, options)
@@ -142,7 +139,7 @@ class Guard:
         source = graph_source(graph)
         guarded: list[GuardedGraph] = []
         checks: PassChecks | None = None
-        locator: Callable[[Suspect], list[Finding]] | None = None
+        locator: Callable[[LoweredSuspect], list[Finding]] | None = None
         if self.settings.check_passes:
             from paritas.core.compiled.passes import PassChecks
 

@@ -27,7 +27,7 @@ from paritas.core.torch_private.vmapped import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch import Tensor
     from torch.fx import Graph
@@ -59,12 +59,12 @@ class NodeRun:
 
     value: Any
     surroundings: Surroundings
-    rng: RandomState | None
-    wrote: tuple[str, ...]
-    level: VmapLevel | None
-    is_batched: bool
-    is_hidden: bool
-    is_given: bool
+    rng: RandomState | None = None
+    wrote: tuple[str, ...] = ()
+    level: VmapLevel | None = None
+    is_batched: bool = False
+    is_hidden: bool = False
+    is_given: bool = False
 
     def tensors(self) -> list[ValuePath]:
         """Where its value has tensors."""
@@ -269,14 +269,19 @@ def _insert_tap(
 
 
 class NodeCall:
-    """A node of a captured graph with values for what it reads, as it ran in the whole graph."""
+    """A node of a graph with values for what it reads, as it ran in the whole graph."""
 
     def __init__(
-        self, module: GraphModule, node: Node, run: GraphRun, values: dict[str, Any]
+        self,
+        module: GraphModule,
+        node: Node,
+        run: NodeRun,
+        values: Mapping[str, Any],
+        hidden: Collection[str] = (),
     ) -> None:
-        """`values` are those of all nodes before it."""
+        """`values` are those of all nodes before it; `hidden` have a dimension that it hides."""
         self.node = node
-        self.run = run.nodes[node.name]
+        self.run = run
         self._module = module
         self.reads = {
             all_input_node.name: values[all_input_node.name]
@@ -284,7 +289,16 @@ class NodeCall:
         }
         size = None if self.run.level is None else self.run.level.size
         self._size: Any = values[size.name] if isinstance(size, Node) else size
-        self._hidden = {name for name in self.reads if run.nodes[name].is_batched}
+        self._hidden = hidden
+
+    @classmethod
+    def in_run(
+        cls, module: GraphModule, node: Node, run: GraphRun, values: Mapping[str, Any]
+    ) -> NodeCall:
+        """The node of a captured graph that ran as a whole."""
+        reads = [read.name for read in node.all_input_nodes]
+        hidden = {name for name in reads if run.nodes[name].is_batched}
+        return cls(module, node, run.nodes[node.name], values, hidden)
 
     def inputs(self) -> list[Tensor]:
         """The tensors that it reads."""

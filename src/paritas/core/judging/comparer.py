@@ -29,7 +29,15 @@ from paritas.core.judging.pairs import (
 )
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.contents import Opaque
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, agreement
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    agreement,
+    finding_about,
+)
 from paritas.core.results.items import (
     BACKWARD,
     CALL,
@@ -99,10 +107,7 @@ class CollectedFindings:
         raised: str = "",
     ) -> None:
         """Add a finding about something other than a value, which `judge_pair` judges."""
-        finding = Finding(
-            item=item, aspect=aspect, status=status, reason=reason, advice=advice, raised=raised
-        )
-        self.findings.append(finding)
+        self.findings.append(finding_about(item, aspect, status, reason, advice, raised=raised))
 
     def take(self, other: CollectedFindings) -> None:
         """Add everything from another collection."""

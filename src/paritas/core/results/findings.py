@@ -335,15 +335,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # A value gets its status from `core/judging/pairs.py`. These are findings of other kinds.
 
 
+def finding_about(
+    item: Item, aspect: Aspect, status: Status, reason: str, advice: str = "", **about: Any
+) -> Finding:
+    """A finding about something other than a value, or about a value that was judged before."""
+    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+
+
 def mismatch(item: Item, aspect: Aspect, reason: str, advice: str = "", **about: Any) -> Finding:
     """A finding about something other than a value that is not as in the reference."""
-    status = Status.DIFFERENT
-    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+    return finding_about(item, aspect, Status.DIFFERENT, reason, advice, **about)
 
 
 def agreement(item: Item, aspect: Aspect, reason: str, **about: Any) -> Finding:
     """A finding about something other than a value that is as in the reference."""
-    return Finding(item=item, aspect=aspect, status=Status.IDENTICAL, reason=reason, **about)
+    return finding_about(item, aspect, Status.IDENTICAL, reason, **about)
 
 
 def unverified(
@@ -351,15 +357,14 @@ def unverified(
 ) -> Finding:
     """A finding about something that could not be checked; a name is a part of the check itself."""
     item = harness(what) if isinstance(what, str) else what
-    status = Status.UNVERIFIED
-    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+    return finding_about(item, aspect, Status.UNVERIFIED, reason, advice, **about)
 
 
 def starting_place(
     item: Item, failure: Finding, reason: str, aspect: Aspect = Aspect.VALUE, **about: Any
 ) -> Finding:
     """A finding about the place where a failure starts: it is as grave as what it explains."""
-    return Finding(item=item, aspect=aspect, status=failure.status, reason=reason, **about)
+    return finding_about(item, aspect, failure.status, reason, **about)
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,7 +30,8 @@ from paritas.sharding.operators.nnscaler_functions import SUBSCRIPT
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paritas.core.placement.placement import Place, Recipe
+    from paritas.core.operators.calls import Place
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.rank_backends import BackendName
 
 

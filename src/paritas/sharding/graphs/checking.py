@@ -11,7 +11,8 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
-from paritas.core.placement.placement import OperatorCall, Recipe, first_split, moved
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe, first_split, moved
 from paritas.core.results.findings import (
     Aspect,
     Coverage,

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import Terms, bounds, name_of, split_values, tensors_in
+from paritas.core.operators.calls import tensors_in
+from paritas.core.placement.placement import Terms, bounds, name_of, split_values
 from paritas.core.reporting.scripts import (
     NoScriptError,
     Script,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paritas.core.placement.placement import OperatorCall, Place, Recipe
+    from paritas.core.operators.calls import OperatorCall, Place
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.items import Role
     from paritas.sharding.graphs.rows import OperatorResult, OptionResult
     from paritas.sharding.graphs.verify import OperatorWork

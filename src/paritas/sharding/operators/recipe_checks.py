@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.diagnosis.case import Context
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
     from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.operators.annotation import Annotation
     from paritas.sharding.operators.ranks.remote_runs import Team

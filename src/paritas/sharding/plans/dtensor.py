@@ -18,7 +18,8 @@ from paritas.core.execution.observation import Observation, note_decisions
 from paritas.core.execution.program import Program
 from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import leaves
-from paritas.core.placement.placement import OperatorCall, Terms, split_tensor
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Terms, split_tensor
 from paritas.core.results.findings import Aspect, Coverage, Finding, Verdict, agreement, mismatch
 from paritas.core.results.items import GRADIENTS, Item, Partial, Replicate, Shard, output
 from paritas.core.results.items import gradient as gradient_of

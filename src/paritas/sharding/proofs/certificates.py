@@ -15,9 +15,9 @@ import torch
 
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.operators import indices
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.catalogue import Definition, define, operator_called
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.operators.annotation import Annotation
 from paritas.sharding.operators.resolving import resolve_operator
 from paritas.sharding.proofs.claims import Claims, placed_claim

@@ -11,9 +11,9 @@ import msgspec
 import torch
 from torch import fx
 
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.catalogue import Definition, define
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.plans.dtensor import DTensorClaim, argument_tensors, examine_dtensor
 from paritas.sharding.proofs.claims import placed_claim
 from paritas.sharding.proofs.graphs import subscript

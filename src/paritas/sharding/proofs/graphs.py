@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, fx
 
 from paritas.core.errors import UsageError
+from paritas.core.operators.calls import OperatorCall, tensors_in
 from paritas.core.operators.catalogue import define
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import OperatorCall, Recipe, tensors_in
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.library import annotation_of_call
@@ -47,6 +47,7 @@ from paritas.sharding.rows import GraphProof, ProofStatus, RuleProof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from paritas.core.placement.placement import Recipe
     from paritas.sharding.operators.annotation import Annotation, Option
     from paritas.sharding.proofs.splits import RoleWords
 

@@ -31,8 +31,9 @@ from paritas.sharding.rows import Counterexample, RuleProof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from paritas.core.operators.calls import OperatorCall
     from paritas.core.operators.catalogue import Definition
-    from paritas.core.placement.placement import OperatorCall, Recipe
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.findings import Finding, Verdict
     from paritas.sharding.operators.configuration import PartitionConfig
     from paritas.sharding.proofs.splits import Claim

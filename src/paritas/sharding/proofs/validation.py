@@ -19,12 +19,13 @@ from paritas.core.operators.definitions import flat, number_name
 from paritas.core.operators.indices import atoms
 from paritas.core.operators.terms import OutsideTheoryError, Term
 from paritas.core.placement.assembly import reduce_terms
-from paritas.core.placement.placement import OperatorCall, Recipe, Terms, split_values
+from paritas.core.placement.placement import Recipe, Terms, split_values
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from paritas.core.operators.calls import OperatorCall
     from paritas.core.operators.catalogue import DefinedOutput
     from paritas.core.operators.indices import Atom, Poly
     from paritas.sharding.operators.annotation import Annotation
