@@ -35,7 +35,7 @@ PARTICIPLES = {
 }
 # Where a value gets its status.
 STATUS_FILE = SOURCE / "core" / "judging" / "pairs.py"
-STATUS_FUNCTIONS = {"settle_pair", "_check_value", "_apply_ruling"}
+STATUS_FUNCTIONS = {"settle_pair", "_check_value", "apply_ruling"}
 NOT_QUESTIONS = {"core", "formats", "app"}
 
 
