@@ -206,8 +206,7 @@ def _metric_column(
     get = attrgetter(field)
 
     def measured(row: ComparisonRow) -> float | None:
-        metrics = None if row.figures is None else row.figures.metrics
-        return None if metrics is None else get(metrics)
+        return None if row.metrics is None else get(row.metrics)
 
     def cell(row: ComparisonRow) -> float | None:
         figures = row.figures
@@ -242,21 +241,14 @@ def _score_column(key: str, field: str, name: str = "") -> RowColumn:
     return RowColumn(name=name, cell=cell, kind="number", key=key, digits=DIGITS)
 
 
-def _diagnosis(row: ComparisonRow) -> str | None:
-    diagnosis = row.detail.diagnosis if row.detail else None
-    return None if diagnosis is None else diagnosis.sentence
-
-
 def _count_elements(row: ComparisonRow) -> int | None:
     side = row.golden or row.my
     return None if side is None or side.shape is None else math.prod(side.shape)
 
 
 def _worst_index(row: ComparisonRow) -> str:
-    metrics = row.figures.metrics if row.figures else None
-    if metrics is None or metrics.max_abs_index is None:
-        return ""
-    return _index_words(metrics.max_abs_index)
+    index = None if row.metrics is None else row.metrics.max_abs_index
+    return "" if index is None else _index_words(index)
 
 
 def _slice_words(row: ComparisonRow) -> str:
@@ -340,7 +332,11 @@ _OWN_COLUMNS = (
     _side_column("my", "made_of", "made_of"),
     _side_column("golden", "made_of", "made_of"),
     _text_column("advice"),
-    RowColumn(name="diagnosis", cell=_diagnosis, key="diagnosis"),
+    RowColumn(
+        name="diagnosis",
+        cell=lambda row: None if row.diagnosis is None else row.diagnosis.sentence,
+        key="diagnosis",
+    ),
 )
 
 _PAGE_COLUMNS = (

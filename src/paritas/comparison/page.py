@@ -318,9 +318,8 @@ def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
 def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fact]:
     if row.reason:
         yield Fact("what is wrong", row.reason)
-    diagnosis = row.detail.diagnosis if row.detail else None
-    if diagnosis is not None and diagnosis.sentence:
-        yield Fact("what kind of wrong", diagnosis.sentence)
+    if row.diagnosis is not None and row.diagnosis.sentence:
+        yield Fact("what kind of wrong", row.diagnosis.sentence)
     if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
         yield Fact("why this one", divergence.reason)
     if row.own is not None or row.inherited is not None:
@@ -354,7 +353,7 @@ def _worst_element(row: ComparisonRow) -> str:
         index, my_value, golden = worst.index, worst.my, worst.golden
         steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
     else:
-        metrics = row.figures.metrics if row.figures else None
+        metrics = row.metrics
         if metrics is None or metrics.max_abs_index is None:
             return ""
         if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
