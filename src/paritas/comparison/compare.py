@@ -287,9 +287,8 @@ def first_non_finite(rows: Sequence[ComparisonRow]) -> Divergence | None:
 
 
 def _differs_in_nonfinite(row: ComparisonRow) -> bool:
-    metrics = row.figures.metrics if row.figures is not None else None
-    if metrics is not None:
-        return metrics.nonfinite_mismatches > 0
+    if row.metrics is not None:
+        return row.metrics.nonfinite_mismatches > 0
     return row.figures is None and row.nonfinite
 
 
@@ -592,7 +591,7 @@ def _request_details(
     row: ComparisonRow, table: Table, sources: Sources, rank: int
 ) -> DetailRequest:
     fails = row.status.is_wrong and rank < MOST_DIAGNOSED
-    numel = row.figures.metrics.numel if row.figures and row.figures.metrics else 0
+    numel = row.metrics.numel if row.metrics is not None else 0
     fails = fails and (rank == 0 or numel <= MOST_DIAGNOSED_ELEMENTS)
     source_operands = [table.pairs[source].golden for source in row.sources] if fails else []
     known_operands = tuple(operand for operand in source_operands if operand is not None)
@@ -628,9 +627,8 @@ def rows_for_details(rows: Sequence[ComparisonRow]) -> list[int]:
     chosen: list[int] = []
     room = MOST_DETAIL_BYTES
     for row in sorted(differing, key=rank)[:MOST_DETAILS]:
-        metrics = row.figures.metrics if row.figures is not None else None
         # Eight bytes for both sides together, whatever the dtype.
-        room -= 8 * metrics.numel if metrics is not None else 0
+        room -= 8 * row.metrics.numel if row.metrics is not None else 0
         if chosen and room < 0:
             break
         chosen.append(row.index)

@@ -25,7 +25,7 @@ from paritas.comparison.rows import Basis, ComparisonRow
 from paritas.core.errors import ParitasError, UsageError
 from paritas.core.judging.pairs import Ruling, apply_ruling
 from paritas.core.numerics import criterion
-from paritas.core.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
+from paritas.core.numerics.automatic import blind_share, nonfinite_mismatch
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z, Noise, real_view
 from paritas.core.numerics.gates import bound_score
@@ -68,7 +68,7 @@ def noise_of(reference: Tensor, candidate: Tensor) -> tuple[Noise, str]:
     noise = Noise(
         unit=max(units),
         step=max(criterion.smallest_step(tensor.dtype) for tensor in inexact),
-        relative=min(BLIND_NOISE * max(units), BLIND_SHARE),
+        relative=blind_share(max(units)),
         source=f"{words}, by the dtype alone: weak",
     )
     return noise, words
@@ -187,7 +187,7 @@ def judge_summaries(my: SideSummary, golden: SideSummary, unit: float) -> Summar
     if counted:
         reason, nonfinite = "; ".join(counted), any(counted.values())
         return SummaryJudgement(Status.DIFFERENT, reason, None, limits, nonfinite=nonfinite)
-    relative = min(BLIND_NOISE * unit, BLIND_SHARE)
+    relative = blind_share(unit)
     figure_differences = list(_figure_differences(my, golden))
     if not figure_differences and not has_sketches:
         reason = "the two sides have no statistic in common"

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from paritas.comparison.columns import JOINED, notebook_column, page_data, small_figure
 from paritas.comparison.rows import Comparison, beginnings
 from paritas.core.reporting.explanations import Fact
 from paritas.core.reporting.notebook import NotebookResult, count_facts, coverage_lists
 from paritas.core.reporting.pages import (
-    DIGITS,
     PageLayout,
     Story,
     figure,
-    number_column,
     packed,
     render_page,
-    text_column,
 )
 from paritas.core.reporting.tables import (
     MOST_IN_CELL,
@@ -33,14 +29,13 @@ from paritas.core.reporting.tables import (
     page_table,
 )
 from paritas.core.results.findings import Status
-from paritas.core.results.items import Metrics
 from paritas.core.results.report import spell_nonfinite
 from paritas.core.results.wording import MEANING, counted, ranges, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from paritas.comparison.rows import Comparison, ComparisonRow, Divergence, SideFacts
+    from paritas.comparison.rows import Comparison, ComparisonRow, Divergence
 
 
 # On paper, and without scripts, the table shows this many failing rows.
@@ -96,11 +91,6 @@ def html_report(comparison: Comparison) -> str:
         failures=len(failing),
         data=packed(comparison_payload(comparison)),
     )
-
-
-def small_figure(value: float | None) -> str:
-    """A number in scientific notation: columns of these are read by magnitude."""
-    return "" if value is None else figure(value) if not value else f"{value:.2e}"
 
 
 def step_and_rank(row: ComparisonRow) -> str:
@@ -209,198 +199,7 @@ def _graph_node(
     }
 
 
-# --- The comparison as columns --------------------------------------------------------------------
-
-# Instead of a rank, for values that were assembled from several.
-JOINED = "joined"
-
-
-_NO_NUMBERS = {"max_abs_index"}
-
-
-# Only their distance from 1 matters: four digits would round 0.99996 to 1.
-_NEAR_ONE = {"cosine": 10, "pcc": 10}
-
-
-def _of_score(name: str) -> Callable[[ComparisonRow], float | None]:
-    return lambda row: None if row.score is None else getattr(row.score, name)
-
-
-def _of_figures(name: str) -> Callable[[ComparisonRow], float | None]:
-    return lambda row: None if row.figures is None else getattr(row.figures, name)
-
-
-def _extreme(
-    side: SideFacts | None, row: ComparisonRow, measured_as: str, name: str
-) -> float | None:
-    """The statistic in the dump, or else the measured one."""
-    stored: float | None = None if side is None else getattr(side, name)
-    if stored is not None or row.figures is None:
-        return stored
-    extreme: float | None = getattr(getattr(row.figures, measured_as), name)
-    return extreme
-
-
-def _worst_index(row: ComparisonRow) -> str:
-    metrics = row.figures.metrics if row.figures else None
-    if metrics is None or metrics.max_abs_index is None:
-        return ""
-    return _index_words(metrics.max_abs_index)
-
-
-def _slice_words(row: ComparisonRow) -> str:
-    score = row.score
-    if score is None or score.slice_axis is None or score.slice_z is None:
-        return ""
-    allowed = "" if score.slice_limit is None else f", {score.slice_limit:.4g} allowed"
-    slice_place = f"index {score.slice_index} of axis {score.slice_axis}"
-    return f"{slice_place}: {score.slice_z:.4g}{allowed}"
-
-
-def _index_words(values: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, values))}]"
-
-
-def _diagnosis_words(row: ComparisonRow) -> str:
-    diagnosis = row.detail.diagnosis if row.detail else None
-    return diagnosis.sentence if diagnosis is not None else ""
-
-
-_Value = TypeVar("_Value", str, float | None)
-
-
-@dataclasses.dataclass(frozen=True)
-class PageColumn(Generic[_Value]):
-    """Cells of the page's data, and a column of its table if it has a title.
-
-    Attributes:
-        key: of the cells in the data.
-        cell: reads a text or a number from a row.
-        title: the heading in the table; the table is in the order of these columns.
-        look: `name`; `run`, left out if all rows are of one; `text`; `exponential` or `figure` for
-            numbers.
-        width: in the table, in pixels.
-        meaning: what the heading's tooltip says.
-    """
-
-    key: str
-    cell: Callable[[ComparisonRow], _Value]
-    title: str = ""
-    look: Literal["name", "run", "text", "exponential", "figure"] = "text"
-    width: int = 0
-    meaning: str = ""
-
-
-def _rank_words(row: ComparisonRow) -> str:
-    return JOINED if row.rank is None else str(row.rank)
-
-
-def _both_sides(name: str) -> Callable[[ComparisonRow], str]:
-    """Mine and golden, as one where they agree."""
-    get = _SIDE_TEXTS[name]
-
-    def cell(row: ComparisonRow) -> str:
-        words = ["" if side is None else get(side, row) for side in (row.my, row.golden)]
-        return " / ".join(dict.fromkeys(filter(None, words)))
-
-    return cell
-
-
-_SIDE_TEXTS: dict[str, Callable[[SideFacts, ComparisonRow], str]] = {
-    "path": lambda side, _: side.path,
-    "id": lambda side, row: "" if side.id == row.name else side.id,
-    "op": lambda side, row: "" if side.op == row.op else side.op,
-    "dtype": lambda side, _: side.dtype,
-    "shape": lambda side, _: "" if side.shape is None else _index_words(side.shape),
-    "value": lambda side, _: side.value or "",
-    "step": lambda side, _: str(side.step),
-    "ranks": lambda side, _: ranges(side.ranks),
-    "made_of": lambda side, _: side.made_of,
-}
-
-
-_BOTH = "mine / golden if they differ"
-_TEXTS: tuple[PageColumn[str], ...] = (
-    PageColumn("rank", _rank_words, "rank", "run", 66),
-    PageColumn("name", attrgetter("name"), "name", "name", 300),
-    PageColumn("op", attrgetter("op"), "operator", width=176),
-    PageColumn("dtype", _both_sides("dtype"), "dtype", width=100, meaning=_BOTH),
-    PageColumn("shape", _both_sides("shape"), "shape", width=120, meaning=_BOTH),
-    PageColumn("judged_by", attrgetter("judged_by"), "judged by", width=150),
-    PageColumn("matched_by", attrgetter("matched_by"), "matched", width=88),
-    PageColumn("line", attrgetter("line"), "line", width=220),
-    *(
-        PageColumn(name, attrgetter(name))
-        for name in ("level", "phase", "side", "module", "code", "graph", "kernel", "reason")
-    ),
-    *(PageColumn(name, attrgetter(name)) for name in ("advice", "limits", "attributed", "made")),
-    PageColumn("nodes", lambda row: ", ".join(row.nodes)),
-    PageColumn("aspect", attrgetter("aspect.value")),
-    PageColumn("diagnosis", _diagnosis_words),
-    PageColumn("worst_index", _worst_index),
-    PageColumn("slice", _slice_words),
-)
-_NUMBERS: tuple[PageColumn[float | None], ...] = (
-    PageColumn("step", attrgetter("step"), "step", "run", 66),
-    PageColumn(
-        "rel_l2",
-        attrgetter("rel_l2"),
-        "rel. L2",
-        "exponential",
-        90,
-        "norm of the difference / norm of the golden value",
-    ),
-    PageColumn(
-        "max_abs",
-        _of_figures("max_abs"),
-        "max abs",
-        "exponential",
-        90,
-        "largest absolute difference",
-    ),
-    PageColumn(
-        "own",
-        attrgetter("own"),
-        "own",
-        "exponential",
-        90,
-        "error added here, relative to the golden norm",
-    ),
-    PageColumn(
-        "inherited",
-        attrgetter("inherited"),
-        "inherited",
-        "exponential",
-        102,
-        "error from the inputs, relative to the golden norm",
-    ),
-    PageColumn(
-        "score",
-        _of_score("excess"),
-        "× allowed",
-        "figure",
-        104,
-        "the worst error / the allowed error; more than 1 fails",
-    ),
-    *(PageColumn(name, _of_score(name)) for name in ("max_z", "max_limit", "rms_z", "rms_limit")),
-    *(PageColumn(name, _of_figures(name)) for name in ("mean_rel", "kl_divergence")),
-)
-# The table: where a row is, its figures, then what else its texts say.
-_TABLE: tuple[PageColumn[Any], ...] = (_NUMBERS[0], *_TEXTS[:3], *_NUMBERS[1:], *_TEXTS[3:])
-
-
-def _shown_columns(rows: tuple[ComparisonRow, ...]) -> list[dict[str, str | int]]:
-    return [
-        {
-            "key": column.key,
-            "title": column.title,
-            "look": column.look,
-            "width": column.width,
-            "meaning": column.meaning,
-        }
-        for column in _TABLE
-        if column.title and (column.look != "run" or len(set(map(column.cell, rows))) > 1)
-    ]
+# --- The data of the page ----------------------------------------------------------------------
 
 
 def comparison_payload(comparison: Comparison) -> dict[str, Any]:
@@ -413,9 +212,7 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
         "statuses": [status.value for status in Status],
         "failing": [not status.passes(strict=comparison.strict) for status in Status],
         "status": [row.status.gravity for row in rows],
-        "table": _shown_columns(rows),
-        "texts": _texts(rows),
-        "numbers": _numbers(rows),
+        **page_data(rows),
         "details": {
             row_position: spell_nonfinite(msgspec.to_builtins(row.detail))
             for row_position, row in enumerate(rows)
@@ -425,35 +222,6 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
         "first_non_finite": None if non_finite is None else places.get(non_finite.row),
         "graph": neighbourhood(comparison),
     }
-
-
-def _texts(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
-    texts = {column.key: text_column(map(column.cell, rows)) for column in _TEXTS}
-    for which in ("my", "golden"):
-        sides = [getattr(row, which) for row in rows]
-        texts[f"{which}_there"] = text_column("yes" if side else "" for side in sides)
-        for name, get in _SIDE_TEXTS.items():
-            texts[f"{which}_{name}"] = text_column(
-                get(side, row) if side else "" for side, row in zip(sides, rows, strict=True)
-            )
-    return texts
-
-
-def _numbers(rows: tuple[ComparisonRow, ...]) -> dict[str, Any]:
-    numbers = {column.key: number_column(map(column.cell, rows)) for column in _NUMBERS}
-    measured = [row.figures.metrics if row.figures else None for row in rows]
-    for name in Metrics.__struct_fields__:
-        if name not in _NO_NUMBERS and name not in numbers:
-            metric_values = (
-                None if metrics is None else getattr(metrics, name) for metrics in measured
-            )
-            numbers[name] = number_column(metric_values, _NEAR_ONE.get(name, DIGITS))
-    for which, measured_as in (("my", "candidate"), ("golden", "reference")):
-        for name in ("minimum", "maximum", "mean"):
-            numbers[f"{which}_{name}"] = number_column(
-                _extreme(getattr(row, which), row, measured_as, name) for row in rows
-            )
-    return numbers
 
 
 # --- In sentences ---------------------------------------------------------------------------------
@@ -550,9 +318,8 @@ def _divergence_sentence(row: ComparisonRow, divergence: Divergence) -> str:
 def _divergence_facts(row: ComparisonRow, divergence: Divergence) -> Iterator[Fact]:
     if row.reason:
         yield Fact("what is wrong", row.reason)
-    diagnosis = row.detail.diagnosis if row.detail else None
-    if diagnosis is not None and diagnosis.sentence:
-        yield Fact("what kind of wrong", diagnosis.sentence)
+    if row.diagnosis is not None and row.diagnosis.sentence:
+        yield Fact("what kind of wrong", row.diagnosis.sentence)
     if divergence.reason and divergence.kind not in ("unclear", "unmatched"):
         yield Fact("why this one", divergence.reason)
     if row.own is not None or row.inherited is not None:
@@ -586,7 +353,7 @@ def _worst_element(row: ComparisonRow) -> str:
         index, my_value, golden = worst.index, worst.my, worst.golden
         steps = "" if worst.ulps is None else f", {figure(worst.ulps)} ulp apart"
     else:
-        metrics = row.figures.metrics if row.figures else None
+        metrics = row.metrics
         if metrics is None or metrics.max_abs_index is None:
             return ""
         if metrics.max_abs_candidate is None or metrics.max_abs_reference is None:
@@ -601,13 +368,9 @@ def _worst_element(row: ComparisonRow) -> str:
 
 ROW_COLUMNS: tuple[Column[ComparisonRow], ...] = (
     Column("status", lambda row: STATUS_MARKS[row.status]),
-    Column("name", lambda row: row.name),
+    notebook_column("name"),
     Column("step/rank", step_and_rank),
-    Column("operator", lambda row: row.op),
-    Column("rel. L2", lambda row: row.rel_l2, "number", small_figure),
-    Column("own", lambda row: row.own, "number", small_figure),
-    Column("inherited", lambda row: row.inherited, "number", small_figure),
-    Column("reason", lambda row: row.reason),
+    *map(notebook_column, ("op", "rel_l2", "own", "inherited", "reason")),
 )
 
 

@@ -29,6 +29,9 @@ from paritas.core.results.report import Report, json_of_each, spell_nonfinite
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from paritas.core.results.findings import Diagnosis
+    from paritas.core.results.items import Metrics
+
 FORMAT = 1
 
 # How the two sides of a row were matched; "" if one of them is missing.
@@ -151,6 +154,16 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def is_by_digest(self) -> bool:
         """Whether only digests were compared; `judged_by` says why."""
         return self.basis is Basis.DIGESTS
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """How the two values differ; None if they are identical, or were not read."""
+        return None if self.figures is None else self.figures.metrics
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What kind of wrong it is, if that was looked into."""
+        return None if self.detail is None else self.detail.diagnosis
 
     @property
     def rel_l2(self) -> float | None:
@@ -299,11 +312,11 @@ def finding_of(row: ComparisonRow) -> Finding:
         row.advice,
         dtype=shown.dtype or None if shown else None,
         shape=shown.shape if shown else None,
-        metrics=row.figures.metrics if row.figures else None,
+        metrics=row.metrics,
         native=row.score,
         source=row.line or None,
         origin=_origin_of_row(row) if row.made == "here" else None,
-        diagnosis=row.detail.diagnosis if row.detail else None,
+        diagnosis=row.diagnosis,
     )
 
 

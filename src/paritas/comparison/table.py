@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import re
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -68,6 +69,12 @@ class Draft:
     neighbour: int | None = None
     is_guess: bool = False
 
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """The rows to resolve first."""
+        near = () if self.neighbour is None else (self.neighbour,)
+        return self.sources or near
+
 
 def resolve(drafts: Sequence[Draft], replays: Mapping[int, Replayed]) -> list[Measured]:
     """Judge all rows together with their sources: what each row measured, in its final state."""
@@ -91,14 +98,8 @@ def _in_order(drafts: Sequence[Draft]) -> list[int]:
             elif row_index not in visited_rows:
                 visited_rows.add(row_index)
                 waiting.append((row_index, True))
-                waiting += [(source, False) for source in _list_needed(drafts[row_index])]
+                waiting += [(source, False) for source in drafts[row_index].needed]
     return order
-
-
-def _list_needed(draft: Draft) -> tuple[int, ...]:
-    if draft.sources or draft.neighbour is None:
-        return draft.sources
-    return (draft.neighbour,)
 
 
 def _resolve_one(
@@ -160,20 +161,12 @@ def _resolve_argument(
 def _same_difference(left: Measured, right: Measured) -> bool:
     if left.figures is None or right.figures is None:
         return left.distance == right.distance and left.status is right.status
-    left_metrics, other = left.figures.metrics, right.figures.metrics
-    if left_metrics is None or other is None:
-        return left_metrics is other and left.distance == right.distance
-    return (
-        left_metrics.rel_l2,
-        left_metrics.max_abs,
-        left_metrics.mismatched,
-        left_metrics.nonfinite_mismatches,
-    ) == (
-        other.rel_l2,
-        other.max_abs,
-        other.mismatched,
-        other.nonfinite_mismatches,
-    )
+    if left.metrics is None or right.metrics is None:
+        return left.metrics is right.metrics and left.distance == right.distance
+    return _DIFFERENCE(left.metrics) == _DIFFERENCE(right.metrics)
+
+
+_DIFFERENCE = attrgetter("rel_l2", "max_abs", "mismatched", "nonfinite_mismatches")
 
 
 def _resolve_replayed(
@@ -259,7 +252,7 @@ def _resolve_estimated(
 
 def _is_explained(measured: Measured, inherited: float) -> bool:
     """Whether noise and a multiple of the inputs' error cover the difference."""
-    metrics = measured.figures.metrics if measured.figures is not None else None
+    metrics = measured.metrics
     allowed = AMPLIFICATION * inherited
     if metrics is None:
         return measured.distance is not None and measured.distance <= RMS_Z * allowed

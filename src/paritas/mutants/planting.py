@@ -24,10 +24,9 @@ from paritas.core.execution.subjects import Inputs, VerifyConfig, inspect_subjec
 from paritas.core.judging.comparer import Comparer
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import (
-    BLIND_NOISE,
-    BLIND_SHARE,
     FEW_RUNS,
     LIFTED_SLACK_SCALED,
+    blind_share,
     nonfinite_mismatch,
 )
 from paritas.core.numerics.bits import is_inexact
@@ -382,7 +381,7 @@ def _measure_item(runs: Evidence[SubjectProgram], item: Item) -> _ItemNoise:
     )
     if noise.spread is None:
         coarsest = max(unit, runs.unit)  # a float32 result of bfloat16 values is as coarse
-        noise = dataclasses.replace(noise, relative=min(BLIND_NOISE * coarsest, BLIND_SHARE))
+        noise = dataclasses.replace(noise, relative=blind_share(coarsest))
     size = criterion.rms(truth)
     blur = LIFTED_SLACK_SCALED * own_noise.whole * UNIT_F64 / runs.unit / size if size else 0.0
     return _ItemNoise(truth, noise, max(NO_EFFECT, blur))

@@ -392,6 +392,11 @@ def _pass_by_least_spread(candidate: Tensor, arbiter: Tensor, noise: Noise) -> _
     return _RunOutcome(scored, passed=True) if settled else None
 
 
+def blind_share(unit: float) -> float:
+    """The share of a value assumed to be noise if only the unit roundoff is known."""
+    return min(BLIND_NOISE * unit, BLIND_SHARE)
+
+
 def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tuple[float, str]:
     """The share of a value assumed to be noise if none could be measured, and its source.
 
@@ -399,8 +404,7 @@ def _blind_noise(unit: float, dtype: torch.dtype, evidence: JudgeEvidence) -> tu
     """
     inside = 0.0 if evidence.unit is None else evidence.unit
     named = dtype_name(dtype) if inside <= unit else f"a unit roundoff of {inside:.2g}"
-    share = min(BLIND_NOISE * max(unit, inside), BLIND_SHARE)
-    return share, f"{named} alone, without a program to measure: weak"
+    return blind_share(max(unit, inside)), f"{named} alone, without a program to measure: weak"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from paritas.core.errors import ParitasError, UsageError
 from paritas.core.file_trees import Folder, Problems
 from paritas.formats.files.records import Header, Payload, RankDump, Record
 from paritas.formats.files.tensor_bytes import FilePlace, OpenFiles, values_at, verify_at, view_at
+from paritas.formats.files.torch_files import Unreadable, plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from paritas.core.file_trees import FoundFile
     from paritas.core.numerics.statistics import Statistics
     from paritas.formats.files.records import Site
+    from paritas.formats.files.torch_files import PlainValue
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -230,6 +232,25 @@ class Gathered:
         self.problems.add(f"{file.name}: {why}", is_loss=False)
         payload = Payload(file=file.name, nbytes=file.size, shape=())
         return self._add(step, rank, site, f"{file.name}: {why}", payload=payload)
+
+    def add_saved(
+        self,
+        step: int,
+        rank: int,
+        site: Site,
+        file: FoundFile,
+        value: FilePlace | Unreadable | PlainValue,
+        key: str = "",
+    ) -> Record:
+        """Add what is at a key of a file, which names it if it cannot be read."""
+        if isinstance(value, FilePlace):
+            return self.add_tensor(step, rank, site, value)
+        why = "it is not a tensor or number"
+        if isinstance(value, Unreadable):
+            why = value.reason
+        elif (text := plain_text(value.value)) is not None:
+            return self.add_value(step, rank, site, text)
+        return self.add_unreadable(step, rank, site, file, f"{key}: {why}" if key else why)
 
     def make(self, kind: type[AnyDump]) -> AnyDump:
         """The dump of all records."""

@@ -17,8 +17,7 @@ from paritas.core.file_trees import glimpse
 from paritas.formats.files.npy_files import array_place, read_arrays, read_npy_header
 from paritas.formats.files.records import Site
 from paritas.formats.files.safetensors_files import read_entries
-from paritas.formats.files.tensor_bytes import FilePlace
-from paritas.formats.files.torch_files import Unreadable, plain_text, read_saved
+from paritas.formats.files.torch_files import read_saved
 from paritas.formats.foreign.foreign_dump import Gathered
 
 if TYPE_CHECKING:
@@ -26,10 +25,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from paritas.core.file_trees import FoundFile
+    from paritas.formats.files.tensor_bytes import FilePlace
+    from paritas.formats.files.torch_files import PlainValue, Unreadable
     from paritas.formats.foreign.foreign_dump import ForeignDump
 
-if TYPE_CHECKING:
-    Tensors = Iterator[tuple[str, FilePlace | Unreadable | str]]
+    Tensors = Iterator[tuple[str, FilePlace | Unreadable | PlainValue]]
 
 
 _SUFFIXES = (".safetensors", ".npy", ".npz", ".pt", ".pth", ".bin")
@@ -61,13 +61,7 @@ def open_dump(path: Path) -> ForeignDump:
         for key, value in items:
             full = "/".join(part for part in (name, key) if part)
             site = _make_site(full or PurePosixPath(file.name).stem)
-            if isinstance(value, FilePlace):
-                gathered.add_tensor(step, rank, site, value)
-            elif isinstance(value, Unreadable):
-                why = f"{key}: {value.reason}" if key else value.reason
-                gathered.add_unreadable(step, rank, site, file, why)
-            else:
-                gathered.add_value(step, rank, site, value)
+            gathered.add_saved(step, rank, site, file, value, key)
     return gathered.dump()
 
 
@@ -110,15 +104,5 @@ def _find_tensors(path: Path, file: FoundFile) -> Tensors:
     elif suffix == ".safetensors":
         yield from read_entries(path, file.name)
     else:
-        yield from _find_saved(path, file.name)
-
-
-def _find_saved(path: Path, name: str) -> Tensors:
-    saved = read_saved(path, name)
-    for leaf in saved.leaves(saved.tree):
-        key = ".".join(leaf.way)
-        if isinstance(leaf.value, (FilePlace, Unreadable)):
-            yield key, leaf.value
-        else:
-            text = plain_text(leaf.value.value)
-            yield key, text if text is not None else Unreadable("it is not a tensor or number")
+        saved = read_saved(path, file.name)
+        yield from ((".".join(leaf.way), leaf.value) for leaf in saved.leaves(saved.tree))

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paritas.core.errors import UsageError
 from paritas.core.file_trees import glimpse
 from paritas.formats.files.records import Site
-from paritas.formats.files.tensor_bytes import FilePlace
-from paritas.formats.files.torch_files import Unreadable, plain_text, read_saved
+from paritas.formats.files.torch_files import read_saved
 from paritas.formats.foreign.foreign_dump import ForeignDump, Gathered
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from paritas.core.file_trees import FoundFile
     from paritas.formats.files.records import Level, Phase, Record, Side
-    from paritas.formats.files.torch_files import SavedLeaf
 
 _STEPS = ("step", "curr_step", "forward_pass_id")
 # Tags that say where and when a tensor was recorded, not what it is.
@@ -164,22 +162,11 @@ class _SglangReading:
         self._note_ranks(rank, meta)
         dims = meta.get("dims")
         for leaf in leaves:
-            record = self._record(step, rank, _make_site(tags, leaf.way), file, leaf)
+            site = _make_site(tags, leaf.way)
+            record = self._gathered.add_saved(step, rank, site, file, leaf.value)
             self.tags[rank, record.sequence] = tags
             if isinstance(dims, str) and record.tensor is not None:
                 self.dims[rank, record.sequence] = dims[:_LONGEST_DIMS]
-
-    def _record(self, step: int, rank: int, site: Site, file: FoundFile, leaf: SavedLeaf) -> Record:
-        value = leaf.value
-        if isinstance(value, FilePlace):
-            return self._gathered.add_tensor(step, rank, site, value)
-        if isinstance(value, Unreadable):
-            return self._gathered.add_unreadable(step, rank, site, file, value.reason)
-        text = plain_text(value.value)
-        if text is None:
-            why = "it is not a tensor or number"
-            return self._gathered.add_unreadable(step, rank, site, file, why)
-        return self._gathered.add_value(step, rank, site, text)
 
     def _note_ranks(self, rank: int, meta: dict[Any, Any]) -> None:
         size = meta.get("world_size")
