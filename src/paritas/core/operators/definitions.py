@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from paritas.core.operators import indices
-from paritas.core.operators.calls import Bound, letters
+from paritas.core.operators.calls import Bound, letters, tensors_in
 from paritas.core.operators.indices import ONE, ZERO, Poly, symbol
 from paritas.core.operators.terms import OutsideTheoryError, Term
 
@@ -268,7 +268,7 @@ class SymbolicCall:
         settings = {**self.bound.values, **replaced_arguments}
         words = []
         for key, value in settings.items():
-            if isinstance(value, torch.Tensor) or _holds_tensors(value):
+            if tensors_in(value):
                 continue
             if key in replaced_arguments or not self._is_length(key):
                 words.append(f"{key}={value!r}")
@@ -329,10 +329,6 @@ def flat(result: Any) -> list[torch.Tensor]:
     if isinstance(result, list | tuple):
         return [tensor for part in result for tensor in flat(part)]
     raise OutsideTheoryError(f"a result of type {type(result).__name__}")
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
 
 
 def _argument(name: str, value: torch.Tensor) -> Array:
