@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 # The dimensions of a tensor: names of those in which the operator works on each index alone; those
-# that it needs as a whole are `b^`, `1` in a result, or None if they have another length elsewhere.
+# that it needs as a whole are `b^`, their length in a result, or None if that is another elsewhere.
 Layout = Sequence["str | None"]
 
 
 def is_whole(dim: str | None) -> bool:
     """Whether a dimension of a layout is needed as a whole."""
-    return dim is None or dim == "1" or dim.endswith("^")
+    return dim is None or dim.isdecimal() or dim.endswith("^")
 
 
 @dataclasses.dataclass(frozen=True)
