@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
+from paritas.core.diagnosis.formats import format_of
 from paritas.core.numerics.bits import dtype_name
 from paritas.core.results.items import ItemKind
 from paritas.mutants.programs import (
@@ -352,15 +352,13 @@ def _narrow_call(call: RunningCall, detail: str) -> Any:
 
 def _round_call(call: RunningCall, detail: str) -> Any:
     """The same by arithmetic: a float64 run would undo a cast."""
-    info = torch.finfo(_dtype_in(detail))
+    dtype = _dtype_in(detail)
+    narrow = format_of(dtype)
 
     def cast(value: Tensor) -> Tensor:
-        limit = value.clamp(-info.max, info.max) if info.bits == 8 else value  # noqa: PLR2004
-        _, exponent = torch.frexp(limit)
-        smallest = round(math.log2(info.tiny)) + 1
-        step = torch.ldexp(torch.full_like(limit, info.eps), exponent.clamp(min=smallest) - 1)
-        rounded = torch.mul(torch.round(torch.div(limit, step)), step)
-        return torch.where(torch.isfinite(limit), rounded, limit)
+        clamps = dtype.itemsize == 1
+        limit = value.clamp(-narrow.largest, narrow.largest) if clamps else value
+        return torch.where(torch.isfinite(limit), narrow.rounded(limit), limit)
 
     return _cast_around(call, cast)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,19 @@ class NarrowFormat:
     def holds(self, value: Tensor) -> Tensor:
         """Which values the format can represent."""
         return (self.rounded(value) == value) & (value.abs() <= self.largest)
+
+
+def format_of(dtype: torch.dtype) -> NarrowFormat:
+    """The format of a dtype."""
+    info = torch.finfo(dtype)
+    digits, least = (round(math.log2(number)) for number in (1 / info.eps, info.tiny))
+    return NarrowFormat(str(dtype), digits, least, info.max)
+
+
+def format_with_digits(digits: int) -> NarrowFormat:
+    """A format with this many significant binary digits, of the range of float64."""
+    least, most = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
+    return NarrowFormat(f"{digits} digits", digits - 1, round(math.log2(least)), most)
 
 
 # The coarsest first: later formats represent most of the values of earlier ones.

@@ -166,6 +166,13 @@ def positive_dims(dim: Any, shape: tuple[int, ...] | None) -> tuple[int, ...] | 
     return tuple(d % len(shape) for d in dims)
 
 
+def setting_of_each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
+    """A setting for each spatial dimension, as windows have."""
+    value = default if value is None or value in ((), []) else value
+    each = tuple(value) if isinstance(value, list | tuple) else (value,)
+    return each * count if len(each) == 1 else each
+
+
 def broadcast(shapes: Iterable[tuple[int, ...]]) -> tuple[list[list[str]], list[str]] | None:
     """The dimensions of tensors that broadcast with each other, and those of the result."""
     shapes = list(shapes)

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.operators import indices
-from paritas.core.operators.calls import letters
+from paritas.core.operators.calls import letters, setting_of_each
 from paritas.core.operators.definitions import (
     Array,
     Layout,
@@ -465,12 +465,6 @@ def _convolve_planes(
 sums_as("averages of windows", "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d")
 
 
-def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
-    value = default if value is None or value in ((), []) else value
-    each = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return each * count if len(each) == 1 else each
-
-
 def _planes(call: SymbolicCall, space: int, outputs: int = 1) -> list[Array]:
     """An operator that works on each plane alone."""
     x = call.given("x")
@@ -482,10 +476,10 @@ def _pooling(call: SymbolicCall) -> Array | list[Array]:
     word = operator_word(call.call)
     space = int(next(letter for letter in word if letter.isdigit()))
     outputs = 2 if call.get("return_indices") else 1
-    kernel = _each(call.get("kernel_size"), space)
-    stride = _each(call.get("stride"), space, kernel)
-    padding = _each(call.get("padding"), space, 0)
-    dilation = _each(call.get("dilation"), space, 1)
+    kernel = setting_of_each(call.get("kernel_size"), space)
+    stride = setting_of_each(call.get("stride"), space, kernel)
+    padding = setting_of_each(call.get("padding"), space, 0)
+    dilation = setting_of_each(call.get("dilation"), space, 1)
     apart = kernel == stride and set(padding) == {0} and set(dilation) == {1}
     if outputs > 1 or not apart or call.get("ceil_mode"):
         return _planes(call, space, outputs)
@@ -574,7 +568,7 @@ def _upsample(call: SymbolicCall) -> list[Array]:
 def _interpolate(call: SymbolicCall) -> Array | list[Array]:
     x = call.given("x")
     space = x.dim - 2
-    scale = _each(call.get("scale_factor"), space)
+    scale = setting_of_each(call.get("scale_factor"), space)
     copied = call.get("mode", "nearest") == "nearest" and call.get("size") is None
     if not copied or any(factor != int(factor) or factor < 1 for factor in scale):
         return _planes(call, space)
@@ -603,7 +597,7 @@ def _grid_sample(call: SymbolicCall) -> list[Array]:
 def _unfold(call: SymbolicCall) -> Array:
     """The elements of the windows of a channel are adjacent."""
     x = call.given("x")
-    front, width = x.dim - 2, constant(math.prod(_each(call.get("kernel_size"), 2)))
+    front, width = x.dim - 2, constant(math.prod(setting_of_each(call.get("kernel_size"), 2)))
     shape = call.get("x").shape
 
     def evaluate(arrays: list[torch.Tensor]) -> torch.Tensor:
@@ -628,7 +622,7 @@ def _unfold(call: SymbolicCall) -> Array:
 @operator("x output_size kernel_size dilation padding stride", functional("fold"))
 def _fold(call: SymbolicCall) -> Array:
     x = call.given("x")
-    front, width = x.dim - 1, math.prod(_each(call.get("kernel_size"), 2))
+    front, width = x.dim - 1, math.prod(setting_of_each(call.get("kernel_size"), 2))
     channels = floor_divide(x.shape[front - 1], constant(width), {})
     call.same(indices.multiply(channels, constant(width)), x.shape[front - 1])
     single = call.get("x").shape[front - 1] == width

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 
 from paritas.core.operators import indices
-from paritas.core.operators.calls import Bound, letters
+from paritas.core.operators.calls import Bound, letters, tensors_in
 from paritas.core.operators.indices import ONE, ZERO, Poly, symbol
 from paritas.core.operators.terms import OutsideTheoryError, Term
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 # The dimensions of a tensor: names of those in which the operator works on each index alone; those
-# that it needs as a whole are `b^`, `1` in a result, or None if they have another length elsewhere.
+# that it needs as a whole are `b^`, their length in a result, or None if that is another elsewhere.
 Layout = Sequence["str | None"]
 
 
 def is_whole(dim: str | None) -> bool:
     """Whether a dimension of a layout is needed as a whole."""
-    return dim is None or dim == "1" or dim.endswith("^")
+    return dim is None or dim.isdecimal() or dim.endswith("^")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +268,7 @@ class SymbolicCall:
         settings = {**self.bound.values, **replaced_arguments}
         words = []
         for key, value in settings.items():
-            if isinstance(value, torch.Tensor) or _holds_tensors(value):
+            if tensors_in(value):
                 continue
             if key in replaced_arguments or not self._is_length(key):
                 words.append(f"{key}={value!r}")
@@ -329,10 +329,6 @@ def flat(result: Any) -> list[torch.Tensor]:
     if isinstance(result, list | tuple):
         return [tensor for part in result for tensor in flat(part)]
     raise OutsideTheoryError(f"a result of type {type(result).__name__}")
-
-
-def _holds_tensors(value: Any) -> bool:
-    return isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
 
 
 def _argument(name: str, value: torch.Tensor) -> Array:

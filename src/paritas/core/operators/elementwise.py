@@ -441,7 +441,8 @@ def _order(call: SymbolicCall) -> list[Array]:
 @operator("tensor num_classes", functional("one_hot"))
 def _one_hot(call: SymbolicCall) -> list[Array]:
     tensor = call.given("tensor")
-    if call.bound.get("num_classes", -1) == -1:
+    classes = call.bound.get("num_classes", -1)
+    if classes == -1:
         raise OutsideTheoryError("one_hot without num_classes: its size depends on the values")
     names = letters(tensor.dim)
-    return by_slices(call, {"tensor": (tensor, names)}, [[*names, None]])
+    return by_slices(call, {"tensor": (tensor, names)}, [[*names, str(classes)]])

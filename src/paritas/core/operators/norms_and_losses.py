@@ -271,6 +271,7 @@ sums_as(
 )
 
 _OLD = ("size_average", "reduce")
+_REDUCTIONS = ("none", "mean", "sum")
 
 
 def _reduction(call: SymbolicCall) -> str:
@@ -278,7 +279,10 @@ def _reduction(call: SymbolicCall) -> str:
     if any(call.get(name) is not None for name in _OLD):
         raise OutsideTheoryError("size_average or reduce")
     if isinstance(reduction, int) and not isinstance(reduction, bool):
-        reduction = ("none", "mean", "sum")[reduction]
+        reduction = _REDUCTIONS[reduction]
+    batchmean = reduction == "batchmean" and operator_word(call.call) == "kl_div"
+    if reduction not in _REDUCTIONS and not batchmean:
+        raise OutsideTheoryError(f"a reduction {reduction!r:.40}")
     return str(reduction)
 
 

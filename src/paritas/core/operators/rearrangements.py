@@ -264,7 +264,7 @@ def _join_tensors(call: SymbolicCall, dim: int, *, new: bool) -> list[Array]:
     at = dim % (count + new)
     if not new:
         names[at] = None
-    outside = [*names[:at], None, *names[at:]] if new else names
+    outside = [*names[:at], str(len(arrays)), *names[at:]] if new else names
     layouts: dict[str, tuple[Array, Layout]] = {
         f"tensors[{i}]": (array, names) for i, array in enumerate(arrays)
     }
@@ -416,8 +416,10 @@ def _fullslice(call: SymbolicCall) -> list[Array]:
     outside: list[str | None] = []
     for slicer in slicers:
         if slicer is None:
-            outside.append(None)
+            outside.append("1")
             continue
+        if not isinstance(slicer, int | slice):
+            raise OutsideTheoryError(f"a slice by {slicer!r:.40}")
         name = next(rest)
         is_full = isinstance(slicer, slice) and slicer == slice(None)
         inside.append(name if is_full else None)

@@ -305,7 +305,7 @@ class LiftMode(DispatchMode):
         wide_args = tuple(widen(value, position) for position, value in enumerate(args))
         wide_kwargs = {name: widen(value, name) for name, value in kwargs.items()}
         if self.widths:
-            wide_args = _without_half_to_float(kind, wide_args)
+            wide_args = without_half_to_float(kind, wide_args)
             if not (has_floats or kind.random or kind.mutates):
                 wide_args, wide_kwargs = state_float64(func, wide_args, wide_kwargs)
         result = self.compute(func, kind, wide_args, wide_kwargs)
@@ -444,7 +444,7 @@ def _narrow_back(result: Any, written: list[tuple[Tensor, Tensor]]) -> Any:
     return map_tensors(result, lambda tensor: narrow_by_id.get(id(tensor), tensor))
 
 
-def _without_half_to_float(kind: Traits, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def without_half_to_float(kind: Traits, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Drop softmax's `half_to_float` flag, which the float64 kernels refuse and do not need."""
     if kind.name in {"_softmax", "_log_softmax"} and len(args) > 2:  # noqa: PLR2004
         return (*args[:2], False)

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from paritas.core.numerics.bits import has_inexact
-from paritas.core.precision.lifting import is_rounding
+from paritas.core.precision.lifting import is_rounding, without_half_to_float
 from paritas.core.torch_private.graphs import (
     computes_tensors,
     copy_graph,
@@ -90,8 +90,7 @@ def _widen_dtypes(node: Node) -> None:
     if not isinstance(node.target, Operator):
         return
     kind = traits(node.target)
-    if kind.name in {"_softmax", "_log_softmax"} and len(node.args) > 2:  # noqa: PLR2004
-        node.args = (*node.args[:2], False)
+    node.args = without_half_to_float(kind, node.args)
     if kind.rounds:
         values = [_float64_example(value) for value in node.args]
         kernel = float64_kernel(node.target, tuple(values))

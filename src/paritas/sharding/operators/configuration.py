@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +31,9 @@ from paritas.core.numerics.random_tensors import (
     whole_numbers,
 )
 from paritas.core.operators.calls import OperatorCall, Place
-from paritas.core.operators.definitions import NNSCALER
+from paritas.core.operators.catalogue import operator_called
 from paritas.sharding.operators.annotation import Option
-from paritas.sharding.operators.nnscaler_functions import NAMESPACE
+from paritas.sharding.operators.nnscaler_functions import name_in_library
 
 # --- The configuration ----------------------------------------------------------------------------
 
@@ -197,9 +198,13 @@ def _is_integer(value: Any, least: int = 0) -> bool:
 # --- The values that an operator needs, by the names of operator and parameter --------------------
 
 # Ids of an embedding are indices into its table, a mask is bool, a variance is positive. Arguments
-# that are not in the table below can be any numbers.
+# that are not in the table below can be any numbers. An operator's definition says where its
+# parameters are.
 
 _IGNORED_SHARE = 4  # one target in 4 is ignored
+
+
+_NORM = "x weight bias running_mean running_var"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,29 +221,64 @@ class WantedCall:
         last = self.name.rpartition(".")[2]
         return last.rstrip("_") if not last.startswith("_") else last
 
-    def info(self, position: int, name: str) -> TensorInfo | None:
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        """The names of the parameters in order, as far as they are known."""
+        homes = (f"{home}.{self.short_name}" for home in _HOMES)
+        names = (name_in_library(self.name), *homes)
+        operator = next(filter(None, map(operator_called, names)), None)
+        undefined = _UNDEFINED.get(self.name) or _UNDEFINED.get(self.short_name)
+        return (undefined or (operator.parameters if operator else "x other")).split()
+
+    def parameter(self, argument_place: Place) -> str | None:
+        """The name of the parameter of an argument."""
+        if isinstance(argument_place, str):
+            return "x" if argument_place == "input" else argument_place
+        in_order = argument_place < len(self.parameters)
+        return self.parameters[argument_place] if in_order else None
+
+    def info(self, parameter: str) -> TensorInfo | None:
         """An argument, given by position or by name."""
-        if position < len(self.args):
-            return self.args[position]
-        argument_info = self.kwargs.get(name)
+        named = {self.parameter(key): value for key, value in self.kwargs.items()}
+        named |= {self.parameter(position): info for position, info in enumerate(self.args)}
+        argument_info = named.get(parameter)
         if argument_info is None or isinstance(argument_info, TensorInfo):
             return argument_info
         return TensorInfo("value", argument_info)
 
-    def value(self, position: int, name: str, default: Any = None) -> Any:
+    def value(self, parameter: str, default: Any = None) -> Any:
         """The value of an argument that is not a tensor."""
-        info = self.info(position, name)
+        info = self.info(parameter)
         return default if info is None or info.value_type == "shape" else unwrap(info.value)
 
-    def shape(self, position: int, name: str) -> tuple[int, ...]:
+    def shape(self, parameter: str = "x") -> tuple[int, ...]:
         """The shape of an argument; empty if it is not a tensor."""
-        info = self.info(position, name)
+        info = self.info(parameter)
         return (info.shape or ()) if info is not None else ()
 
-    def size(self, position: int, name: str, dim: int) -> int:
+    def size(self, parameter: str, dim: int) -> int:
         """The length of an argument along a dimension; 1 if there is no such dimension."""
-        shape = self.shape(position, name)
+        shape = self.shape(parameter)
         return shape[dim] if -len(shape) <= dim < len(shape) else 1
+
+
+# Where an operator of another place may have its definition, as `torch.Tensor.sqrt_` has.
+_HOMES = ("torch.nn.functional", "torch", "torch.linalg", "aten", "nnscaler.graph.function.wrapnn")
+
+# The parameters of operators without a definition, other than `x other`.
+_UNDEFINED = {
+    name: parameters
+    for names, parameters in (
+        ("masked_select masked_scatter", "x mask"),
+        ("scatter_reduce", "x dim index"),
+        ("solve slogdet", "A"),
+        ("aten.nll_loss_forward aten.nll_loss_nd", "x target weight"),
+        ("aten.embedding_bag", "weight indices"),
+        ("aten.native_batch_norm aten._native_batch_norm_legit", _NORM),
+        ("torch.instance_norm aten.instance_norm", _NORM),
+    )
+    for name in names.split()
+}
 
 
 Rule = Callable[[WantedCall], Domain]
@@ -250,19 +290,13 @@ def _always(domain: Domain) -> Rule:
 
 def _row_ids(wanted_call: WantedCall) -> Domain:
     """Ids for an embedding, which may hold only a part of the vocabulary."""
-    of_nnscaler = wanted_call.name.startswith(NAMESPACE)  # torch's fourth argument is another
-    start = wanted_call.value(3, "start", 0) if of_nnscaler else 0
-    return indices(start, start + wanted_call.size(1, "weight", 0))
-
-
-def _table_rows(wanted_call: WantedCall) -> Domain:
-    """Ids for an embedding whose table is the first argument."""
-    return indices(0, wanted_call.size(0, "weight", 0))
+    start = wanted_call.value("start", 0)
+    return indices(start, start + wanted_call.size("weight", 0))
 
 
 def _attention_mask(wanted_call: WantedCall) -> Domain:
     """A mask that lets each query see at least one key, because otherwise the result is NaN."""
-    info = wanted_call.info(3, "attn_mask")
+    info = wanted_call.info("attn_mask")
     if info is None or info.dtype != torch.bool:
         return normal
 
@@ -275,30 +309,25 @@ def _attention_mask(wanted_call: WantedCall) -> Domain:
     return draw
 
 
-def _indices_along(dim_position: int, *, unique: bool = False) -> Rule:
-    """Indices into the first argument along the dimension in another argument."""
-
-    def rule(wanted_call: WantedCall) -> Domain:
-        dim = wanted_call.value(dim_position, "dim")
-        shape = wanted_call.shape(0, "input")
-        if not isinstance(dim, int):
-            return indices(0, math.prod(shape))
-        size = wanted_call.size(0, "input", dim)
-        if unique:
-            index = wanted_call.shape(3 - dim_position, "index")
-            return permutations(size, dim if len(index) == len(shape) else 0)
-        return indices(0, size)
-
-    return rule
+def _indices_along(wanted_call: WantedCall, *, unique: bool = False) -> Domain:
+    """Indices into the first argument along a dimension."""
+    dim = wanted_call.value("dim")
+    if not isinstance(dim, int):
+        return indices(0, math.prod(wanted_call.shape()))
+    size = wanted_call.size("x", dim)
+    if unique:
+        index = wanted_call.shape("index")
+        return permutations(size, dim if len(index) == len(wanted_call.shape()) else 0)
+    return indices(0, size)
 
 
 def _classes(wanted_call: WantedCall) -> Domain:
     """Targets of a classification: classes, or probabilities if they have the shape of scores."""
-    scores = wanted_call.shape(0, "input")
+    scores = wanted_call.shape()
     dim = 1 if len(scores) > 1 else 0
-    if wanted_call.short_name == "cross_entropy" and wanted_call.shape(1, "target") == scores:
+    if wanted_call.short_name == "cross_entropy" and wanted_call.shape("target") == scores:
         return lambda shape, generator: distribution(shape, generator, dim)
-    draw = indices(0, wanted_call.size(0, "input", dim))
+    draw = indices(0, wanted_call.size("x", dim))
     ignored = wanted_call.kwargs.get("ignore_index")
     if not isinstance(ignored, int):
         return draw
@@ -313,7 +342,7 @@ def _classes(wanted_call: WantedCall) -> Domain:
 
 
 def _one_hot(wanted_call: WantedCall) -> Domain:
-    classes = wanted_call.value(1, "num_classes", -1)
+    classes = wanted_call.value("num_classes", -1)
     return indices(0, classes if classes > 0 else 10)
 
 
@@ -324,7 +353,7 @@ def _kl_target(wanted_call: WantedCall) -> Domain:
 
 def _base(wanted_call: WantedCall) -> Domain:
     """The base of a power: positive unless the exponent is an integer."""
-    exponent = wanted_call.value(1, "exponent")
+    exponent = wanted_call.value("exponent", wanted_call.value("other"))
     is_whole_number = isinstance(exponent, int) or (
         isinstance(exponent, float) and exponent.is_integer()
     )
@@ -345,119 +374,95 @@ _INVERTIBLE = _always(conditioned)
 _DEFINITE = _always(positive_definite)
 _COUNTER = _always(constant(3))
 
-# Operators, and the rule for the argument at a (position, name).
-_Arguments = dict[tuple[int, str], Rule]
+# Operators, and the rule for an argument by its parameter.
+_Arguments = dict[str, Rule]
 _TABLE: list[tuple[str, _Arguments]] = [
-    ("sqrt rsqrt log log2 log10 log1p lgamma digamma poisson", {(0, "input"): _POSITIVE}),
-    ("asin arcsin acos arccos atanh erfinv", {(0, "input"): _SINE}),
-    ("logit bernoulli multinomial", {(0, "input"): _PROBABILITY}),
-    ("acosh", {(0, "input"): _always(between(1.1, 4.0))}),
-    ("grid_sample", {(1, "grid"): _SINE}),
-    ("reciprocal", {(0, "input"): _DENOMINATOR}),
-    ("div divide true_divide truediv", {(1, "other"): _DENOMINATOR}),
-    ("floor_divide remainder fmod", {(1, "other"): _DENOMINATOR}),
-    ("pow float_power", {(0, "input"): _base}),
-    ("xlogy", {(0, "input"): _POSITIVE, (1, "other"): _POSITIVE}),
-    ("prod cumprod", {(0, "input"): _FACTORS}),
+    ("sqrt rsqrt log log2 log10 log1p lgamma digamma poisson", {"x": _POSITIVE}),
+    ("asin arcsin acos arccos atanh erfinv", {"x": _SINE}),
+    ("logit bernoulli multinomial", {"x": _PROBABILITY}),
+    ("acosh", {"x": _always(between(1.1, 4.0))}),
+    ("grid_sample", {"grid": _SINE}),
+    ("reciprocal", {"x": _DENOMINATOR}),
+    ("div divide true_divide truediv", {"other": _DENOMINATOR}),
+    ("floor_divide remainder fmod", {"other": _DENOMINATOR}),
+    ("pow float_power", {"x": _base}),
+    ("xlogy", {"x": _POSITIVE, "other": _POSITIVE}),
+    ("prod cumprod", {"x": _FACTORS}),
     # masks and integers
-    ("where", {(0, "condition"): _MASK}),
-    ("masked_fill masked_select masked_scatter", {(1, "mask"): _MASK}),
-    ("any all logical_not", {(0, "input"): _MASK}),
-    ("logical_and logical_or logical_xor", {(0, "input"): _MASK, (1, "other"): _MASK}),
-    ("bitwise_and bitwise_or bitwise_xor", {(0, "input"): _BITS, (1, "other"): _BITS}),
-    ("bitwise_not", {(0, "input"): _BITS}),
-    ("count_nonzero nonzero bincount", {(0, "input"): _GROUP}),
-    ("one_hot", {(0, "tensor"): _one_hot}),
-    ("scaled_dot_product_attention", {(3, "attn_mask"): _attention_mask}),
+    ("where", {"condition": _MASK}),
+    ("masked_fill masked_select masked_scatter", {"mask": _MASK}),
+    ("any all logical_not", {"x": _MASK}),
+    ("logical_and logical_or logical_xor", {"x": _MASK, "other": _MASK}),
+    ("bitwise_and bitwise_or bitwise_xor", {"x": _BITS, "other": _BITS}),
+    ("bitwise_not", {"x": _BITS}),
+    ("count_nonzero nonzero bincount", {"x": _GROUP}),
+    ("one_hot", {"tensor": _one_hot}),
+    ("scaled_dot_product_attention", {"attn_mask": _attention_mask}),
     # indices
-    ("embedding embedding_bag", {(0, "input"): _row_ids}),
-    ("gather index_select index_add index_fill", {(2, "index"): _indices_along(1)}),
-    ("scatter_add scatter_reduce", {(2, "index"): _indices_along(1)}),
-    ("index_copy scatter", {(2, "index"): _indices_along(1, unique=True)}),
-    ("take_along_dim", {(1, "indices"): _indices_along(2)}),
-    ("take", {(1, "index"): _indices_along(2)}),
-    ("bucketize", {(1, "boundaries"): _SORTED}),
-    ("searchsorted", {(0, "sorted_sequence"): _SORTED}),
+    ("embedding embedding_bag", {"x": _row_ids, "indices": _row_ids}),
+    ("gather index_select index_add index_fill", {"index": _indices_along}),
+    ("scatter_add scatter_reduce", {"index": _indices_along}),
+    ("index_copy scatter", {"index": functools.partial(_indices_along, unique=True)}),
+    ("take_along_dim", {"indices": _indices_along}),
+    ("take", {"index": _indices_along}),
+    ("bucketize", {"boundaries": _SORTED}),
+    ("searchsorted", {"sorted_sequence": _SORTED}),
     # losses
-    ("nll_loss cross_entropy", {(1, "target"): _classes, (2, "weight"): _POSITIVE}),
-    ("multi_margin_loss", {(1, "target"): _classes}),
+    ("nll_loss cross_entropy", {"target": _classes, "weight": _POSITIVE}),
+    ("aten.cross_entropy_loss", {"target": _classes, "weight": _POSITIVE}),
+    ("aten.nll_loss_forward aten.nll_loss_nd", {"target": _classes, "weight": _POSITIVE}),
+    ("multi_margin_loss", {"target": _classes}),
     (
         "binary_cross_entropy",
-        {(0, "input"): _PROBABILITY, (1, "target"): _PROBABILITY, (2, "weight"): _POSITIVE},
+        {"x": _PROBABILITY, "target": _PROBABILITY, "weight": _POSITIVE},
     ),
     (
         "binary_cross_entropy_with_logits",
-        {(1, "target"): _PROBABILITY, (2, "weight"): _POSITIVE, (6, "pos_weight"): _POSITIVE},
+        {"target": _PROBABILITY, "weight": _POSITIVE, "pos_weight": _POSITIVE},
     ),
-    ("kl_div", {(0, "input"): _always(log_distribution), (1, "target"): _kl_target}),
-    ("poisson_nll_loss", {(1, "target"): _POSITIVE}),
-    ("gaussian_nll_loss", {(2, "var"): _POSITIVE}),
-    ("hinge_embedding_loss soft_margin_loss", {(1, "target"): _SIGNS}),
-    ("margin_ranking_loss cosine_embedding_loss", {(2, "target"): _SIGNS}),
+    ("kl_div", {"x": _always(log_distribution), "target": _kl_target}),
+    ("poisson_nll_loss", {"target": _POSITIVE}),
+    ("gaussian_nll_loss", {"var": _POSITIVE}),
+    ("hinge_embedding_loss soft_margin_loss", {"target": _SIGNS}),
+    ("margin_ranking_loss cosine_embedding_loss", {"target": _SIGNS}),
     # norms and matrices
-    ("batch_norm instance_norm", {(2, "running_var"): _POSITIVE}),
+    ("batch_norm instance_norm wrap_instancenorm2d_func", {"running_var": _POSITIVE}),
+    ("aten.native_batch_norm aten._native_batch_norm_legit", {"running_var": _POSITIVE}),
+    ("aten._native_batch_norm_legit_no_training", {"running_var": _POSITIVE}),
     (
         "wrap_batchnorm2d_func",
-        {(4, "running_var"): _POSITIVE, (5, "num_batches_tracked"): _COUNTER},
+        {"running_var": _POSITIVE, "num_batches_tracked": _COUNTER},
     ),
-    ("wrap_instancenorm2d_func", {(4, "running_var"): _POSITIVE}),
-    ("inv inverse solve det slogdet logdet", {(0, "A"): _INVERTIBLE}),
-    ("cholesky", {(0, "input"): _DEFINITE}),
+    ("inv inverse solve det slogdet logdet", {"A": _INVERTIBLE}),
+    ("cholesky", {"A": _DEFINITE, "x": _DEFINITE}),
 ]
 _RULES = {name: arguments for names, arguments in _TABLE for name in names.split()}
-# Operators whose short name is ambiguous.
-_FULL_NAMES: dict[str, _Arguments] = {
-    f"{NNSCALER}index_select": {(1, "index"): _indices_along(2)},
-    "torch.batch_norm": {(4, "running_var"): _POSITIVE},
-    "torch.instance_norm": {(4, "running_var"): _POSITIVE},
-    "torch.embedding": {(1, "indices"): _table_rows},
-    "aten.embedding": {(1, "indices"): _table_rows},
-    "aten.embedding_bag": {(1, "indices"): _table_rows},
-    "aten.batch_norm": {(4, "running_var"): _POSITIVE},
-    "aten.native_batch_norm": {(4, "running_var"): _POSITIVE},
-    "aten.instance_norm": {(4, "running_var"): _POSITIVE},
-    "aten._native_batch_norm_legit": {(4, "running_var"): _POSITIVE},
-    "aten._native_batch_norm_legit_no_training": {(4, "running_var"): _POSITIVE},
-    "aten.cross_entropy_loss": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
-    "aten.nll_loss_forward": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
-    "aten.nll_loss_nd": {(1, "target"): _classes, (2, "weight"): _POSITIVE},
-}
 
-# Running statistics are written to and never have a gradient.
+# Arguments that never have a gradient. Running statistics are written to, and torch has no
+# derivative for the others.
 _STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
-_BUFFERS: dict[str, set[int | str]] = {
-    "batch_norm": {1, 2},
-    "instance_norm": {1, 2},
-    "torch.batch_norm": {3, 4},
-    "torch.instance_norm": {3, 4},
-    "aten.batch_norm": {3, 4},
-    "aten.native_batch_norm": {3, 4},
-    "aten.instance_norm": {3, 4},
-    "aten._native_batch_norm_legit": {3, 4},
-    "aten._native_batch_norm_legit_no_training": {3, 4},
-    # torch has no derivative for these.
-    "cross_entropy": {2, "weight"},
-    "cross_entropy_loss": {2, "weight"},
-    "nll_loss": {2, "weight"},
-    "soft_margin_loss": {1, "target"},
-    "wrap_batchnorm2d_func": {3, 4, 5},
-    "wrap_instancenorm2d_func": {3, 4},
-}
+_BUFFERS: list[tuple[str, set[str]]] = [
+    ("batch_norm instance_norm wrap_batchnorm2d_func wrap_instancenorm2d_func", _STATISTICS),
+    ("aten.native_batch_norm aten._native_batch_norm_legit", _STATISTICS),
+    ("aten._native_batch_norm_legit_no_training", _STATISTICS),
+    ("cross_entropy cross_entropy_loss nll_loss", {"weight"}),
+    ("soft_margin_loss", {"target"}),
+]
+_WITHOUT_GRADIENT = {name: parameters for names, parameters in _BUFFERS for name in names.split()}
 
 
 def is_buffer(wanted_call: WantedCall, argument_place: Place) -> bool:
     """Whether an argument never has a gradient, even if it is floating."""
-    places = _BUFFERS.get(wanted_call.name) or _BUFFERS.get(wanted_call.short_name)
-    return places is not None and (argument_place in places or argument_place in _STATISTICS)
+    names = wanted_call.name, wanted_call.short_name
+    parameters = next((_WITHOUT_GRADIENT[n] for n in names if n in _WITHOUT_GRADIENT), set[str]())
+    return wanted_call.parameter(argument_place) in parameters
 
 
 def domain_of(wanted_call: WantedCall, argument_place: Place) -> Domain:
     """The domain of an argument that is given by its shape."""
-    rules = _FULL_NAMES.get(wanted_call.name) or _RULES.get(wanted_call.short_name, {})
-    for (position, name), rule in rules.items():
-        if argument_place in (position, name):
-            return rule(wanted_call)
-    return normal
+    rules = _RULES.get(wanted_call.name) or _RULES.get(wanted_call.short_name, {})
+    rule = rules.get(wanted_call.parameter(argument_place) or "")
+    return rule(wanted_call) if rule else normal
 
 
 # --- Making a call from a configuration -----------------------------------------------------------

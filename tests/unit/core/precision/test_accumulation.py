@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paritas.core.precision.accumulation import accumulation
+from paritas.core.operators.definitions import SUMMATIONS
+from paritas.core.precision.accumulation import _RULES, accumulation
 from paritas.core.precision.perturbing import PerturbMode
 from paritas.core.precision.summing import UnperturbedCall
 
@@ -192,3 +193,7 @@ def test_attention_may_sum_its_values_in_order(is_sorted):
     error = _in_order(weights, value) - weights @ value.float().double()
     score = error.abs() / (UNIT * amplitude)
     assert 0.05 < score.square().mean().sqrt() < 1
+
+
+def test_every_way_to_sum_has_its_error() -> None:
+    assert set(_RULES) == set(SUMMATIONS.values())

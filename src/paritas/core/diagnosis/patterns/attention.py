@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from paritas.core.diagnosis.formats import format_with_digits
 from paritas.core.diagnosis.patterns.places import describe_places
 from paritas.core.diagnosis.patterns.sums import left_out, tails, words_of
 from paritas.core.diagnosis.patterns.variations import NOT_HIDING, Variation, mask_changes
@@ -333,7 +334,7 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     )
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
         for words, mistake in (
-            ("the scores are", {"bend": partial(_round_to_digits, digits=digits)}),
+            ("the scores are", {"bend": format_with_digits(digits).rounded}),
             (
                 "what multiplies the values is",
                 {"normalise": partial(_rounded_softmax, digits=digits)},
@@ -493,14 +494,9 @@ def _cap_scores(scores: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(scores / cap)
 
 
-def _round_to_digits(value: Tensor, digits: int) -> Tensor:
-    """To this many binary digits; casts are lifted to float64 here."""
-    fraction, exponent = torch.frexp(value)
-    return torch.ldexp(torch.round(fraction * 2.0**digits) / 2.0**digits, exponent)
-
-
 def _rounded_softmax(scores: Tensor, digits: int) -> Tensor:
-    return _round_to_digits(_softmax(scores), digits)
+    # Casts are lifted to float64 here.
+    return format_with_digits(digits).rounded(_softmax(scores))
 
 
 def _exponentiate_scores(scores: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.core.diagnosis.case import Extent, axis_number, near, weigh
+from paritas.core.diagnosis.formats import format_with_digits
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import PatternKind
 
@@ -324,23 +325,18 @@ def _in_few_digits(case: Case) -> Pattern | None:
     candidate, right = case.given, case.right
     tells = candidate.abs() > MAX_Z * case.unit
     for digits in range(1, _MOST_DIGITS + 1):
-        rounded, spacing = _with_digits(candidate, digits)
+        narrow = format_with_digits(digits)
+        rounded = narrow.rounded(candidate)
         if not bool(near(candidate, rounded, case.unit)[tells].all()):
             continue
-        chance = (2 * MAX_Z * case.unit / spacing).clamp(max=1.0)
+        chance = (2 * MAX_Z * case.unit / narrow.spacing(candidate)).clamp(max=1.0)
         bits = float(torch.where(tells, -chance.log2(), 0.0).sum())
-        is_new = float(near(_with_digits(right, digits)[0], right, case.unit).double().mean())
+        is_new = float(near(narrow.rounded(right), right, case.unit).double().mean())
         if bits < _FEWEST_BITS or is_new >= _MOSTLY:
             return None
         words = f"{digits} significant binary digits" if digits > 1 else "powers of two"
         return _state(case, torch.where(tells, rounded, 0.0), f"in {words}", 0)
     return None
-
-
-def _with_digits(value: Tensor, digits: int) -> tuple[Tensor, Tensor]:
-    _, exponent = torch.frexp(value)
-    spacing = torch.ldexp(torch.ones_like(value), exponent - digits)
-    return (value / spacing).round() * spacing, spacing
 
 
 # --- A code book ----------------------------------------------------------------------------------

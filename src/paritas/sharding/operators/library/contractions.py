@@ -6,28 +6,21 @@ definition covers more equations and shapes than a rule should promise.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from typing import Any
 
-from paritas.core.operators.calls import Bound, broadcast, dim_of, letters, named
+from paritas.core.operators.calls import (
+    Bound,
+    broadcast,
+    dim_of,
+    letters,
+    named,
+    setting_of_each,
+)
 from paritas.sharding.operators.library.claims import SUM, RuleClaim, once, unary
 from paritas.sharding.operators.library.registry import rule
 
-# --- Matrix products: contracted dimensions give terms of a sum, all others are split as they are -
-
-
-def _matrices(
-    first: tuple[int, ...] | None, second: tuple[int, ...] | None
-) -> tuple[list[str], list[str], list[str]] | None:
-    """The dimensions of a product, with torch's rules for vectors and batches of matrices."""
-    stacks = broadcast((first[:-2], second[:-2])) if first and second else None
-    if not first or not second or stacks is None:
-        return None
-    (left, right), stack = stacks
-    k = dim_of(first[-1], f"k{SUM}")
-    rows = named(first[-2:-1], ["m"])
-    columns = [] if len(second) == 1 else named(second[-1:], ["n"])
-    return [*left, *rows, k], [*right, k, *columns], [*stack, *rows, *columns]
+# --- Products: contracted dimensions give terms of a sum, all others are split as they are --------
 
 
 @rule("einsum")
@@ -60,15 +53,14 @@ def _einsum(bound: Bound) -> RuleClaim | None:
 def _distances(bound: Bound) -> RuleClaim | None:
     """Each row of one tensor with each row of the other; only the 1-norm is a sum of terms."""
     first, second = bound.shape("x1"), bound.shape("x2")
-    if first is None or second is None:
+    stacks = broadcast((first[:-2], second[:-2])) if first and second else None
+    if not first or not second or stacks is None:
         return None
-    dims = _matrices(first, (*second[:-2], second[-1], second[-2]))
-    if dims is None:
-        return None
-    k = f"k{SUM}" if bound.get("p", 2.0) == 1 else "k^"
-    left, right = ([k if dim.startswith("k") else dim for dim in side] for side in dims[:2])
-    right[-1], right[-2] = right[-2], right[-1]
-    return RuleClaim({"x1": left, "x2": right}, (dims[2],))
+    (left, right), stack = stacks
+    k = dim_of(first[-1], f"k{SUM}" if bound.get("p", 2.0) == 1 else "k^")
+    rows, columns = named(first[-2:-1], ["m"]), named(second[-2:-1], ["n"])
+    inputs = {"x1": [*left, *rows, k], "x2": [*right, *columns, k]}
+    return RuleClaim(inputs, ([*stack, *rows, *columns],))
 
 
 # --- Attention ------------------------------------------------------------------------------------
@@ -183,32 +175,21 @@ def _front(shape: tuple[int, ...] | None, spatial: int) -> list[str] | None:
     return None if shape is None or names is None else named(shape[: len(names)], names)
 
 
-def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:
-    """A setting for each spatial dimension."""
-    value = default if value is None or value in ((), []) else value
-    each = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return each * count if len(each) == 1 else each
+def _pool(bound: Bound, spatial: int) -> RuleClaim | None:
+    """Windows of a fixed size; without overlap and padding, space can be split.
 
-
-def _pool_channels(
-    bound: Bound, spatial: int, *, windows: bool = False, indices: bool = False
-) -> RuleClaim | None:
-    """Pooling of each channel.
-
-    Args:
-        windows: the windows have a fixed size; without overlap and padding, space can be split.
-        indices: indices are counted within the plane, so space cannot be split.
+    Indices are counted within the plane, so space cannot be split if they are returned.
     """
-    shape = bound.shape()
+    shape, indices = bound.shape(), bool(bound.get("return_indices"))
     front = _front(shape, spatial)
     if shape is None or front is None:
         return None
     inside, outside = ["_"] * spatial, ["_"] * spatial
-    if windows and not indices:
-        kernel = _each(bound.get("kernel_size"), spatial)
-        stride = _each(bound.get("stride"), spatial, kernel)
-        padding = _each(bound.get("padding"), spatial, 0)
-        dilation = _each(bound.get("dilation"), spatial, 1)
+    if not indices:
+        kernel = setting_of_each(bound.get("kernel_size"), spatial)
+        stride = setting_of_each(bound.get("stride"), spatial, kernel)
+        padding = setting_of_each(bound.get("padding"), spatial, 0)
+        dilation = setting_of_each(bound.get("dilation"), spatial, 1)
         space = zip(kernel, stride, padding, dilation, strict=True)
         for i, (name, settings) in enumerate(zip(_SPACE[-spatial:], space, strict=True)):
             width = settings[0]
@@ -219,23 +200,9 @@ def _pool_channels(
     return unary([*front, *inside], *[result] * (1 + indices))
 
 
-def _register_pooling(spatial: int) -> None:
-    """Register the pooling operators with this number of spatial dimensions."""
-    end = f"{spatial}d"
-
-    def maximum(bound: Bound) -> RuleClaim | None:
-        indices = bool(bound.get("return_indices"))
-        return _pool_channels(bound, spatial, windows=True, indices=indices)
-
-    def average(bound: Bound) -> RuleClaim | None:
-        return _pool_channels(bound, spatial, windows=True)
-
-    rule(f"max_pool{end}")(maximum)
-    rule(f"avg_pool{end} lp_pool{end}")(average)
-
-
-for _count in (1, 2, 3):
-    _register_pooling(_count)
+for _spatial in (1, 2, 3):
+    _pools = (f"{kind}_pool{_spatial}d" for kind in ("max", "avg", "lp"))
+    rule(*_pools)(functools.partial(_pool, spatial=_spatial))
 
 
 @rule("interpolate")
@@ -247,7 +214,7 @@ def _interpolate(bound: Bound) -> RuleClaim | None:
     spatial = len(shape) - 2
     front = _front(shape, spatial) or []
     inside, outside = ["_"] * spatial, ["_"] * spatial
-    scale = _each(bound.get("scale_factor"), spatial)
+    scale = setting_of_each(bound.get("scale_factor"), spatial)
     if bound.get("mode", "nearest") == "nearest" and bound.get("size") is None:
         for i, (name, factor) in enumerate(zip(_SPACE[-spatial:], scale, strict=True)):
             if factor == int(factor) and factor >= 1 and shape[2 + i] > 1:
@@ -295,5 +262,5 @@ def _fold(bound: Bound) -> RuleClaim | None:
 
 def _window_size(bound: Bound) -> int:
     """The number of elements of a window."""
-    first, second = _each(bound.get("kernel_size"), 2)
+    first, second = setting_of_each(bound.get("kernel_size"), 2)
     return int(first) * int(second)

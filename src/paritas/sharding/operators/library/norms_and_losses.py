@@ -140,27 +140,6 @@ def _embedding(bound: Bound) -> RuleClaim | None:
     return RuleClaim(inputs, ([*dims, "w"],), bounds=("start", "stop", "v"))
 
 
-@rule("fullslice")
-def _slice(bound: Bound) -> RuleClaim | None:
-    """A dimension with a full slice can be split; one with a cut or an index cannot."""
-    dims, slicers = bound.dims(), bound.get("slicers", ())
-    if dims is None or not all(s is None or isinstance(s, int | slice) for s in slicers):
-        return None
-    rest = iter(dims)
-    inside: list[str] = []
-    outside: list[str] = []
-    for slicer in slicers:
-        if slicer is None:
-            outside.append("1")
-            continue
-        name = next(rest)
-        is_full_slice = isinstance(slicer, slice) and slicer == slice(None)
-        inside.append(name if is_full_slice else "_")
-        outside += inside[-1:] if isinstance(slicer, slice) else []
-    remaining_dims = list(rest)
-    return unary([*inside, *remaining_dims], [*outside, *remaining_dims])
-
-
 @rule("wrap_batchnorm2d_func")
 def _wrapped_batch_norm(bound: Bound) -> RuleClaim | None:
     """In training, ranks with different samples share the statistics of the batch.

@@ -9,11 +9,9 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import Any
 
-import torch
-
 from paritas.core.operators.calls import Bound, dim_of, letters, named, positive_dims
 from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, once, unary
-from paritas.sharding.operators.library.registry import rule
+from paritas.sharding.operators.library.registry import DERIVED, Derived, rule
 
 # --- Views and permutations -----------------------------------------------------------------------
 
@@ -202,26 +200,10 @@ def _pixels(bound: Bound, factor: Any) -> tuple[list[str], list[str]] | None:
     return deep, [*stack, "c", f"(h {factor})", f"(w {factor})"]
 
 
-def _common_dims(tensors: Any, dim: Any, *, new: bool) -> tuple[list[str], int] | None:
-    """The dimensions that the tensors of a list have in common, and the one they are joined at."""
-    if not isinstance(tensors, list | tuple) or not tensors or not isinstance(dim, int):
-        return None
-    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        return None
-    shape = tuple(tensors[0].shape)
-    if not shape or any(tensor.dim() != len(shape) for tensor in tensors):
-        return None
-    return named(shape, letters(len(shape))), dim % (len(shape) + new)
-
-
 @rule("stack")
-def _stack(bound: Bound) -> RuleClaim | None:
-    common_dims = _common_dims(bound.get("tensors"), bound.get("dim", 0), new=True)
-    if common_dims is None:
-        return None
-    dims, at = common_dims
-    outside = [*dims[:at], str(len(bound.get("tensors"))), *dims[at:]]
-    return RuleClaim({"tensors": dims}, (outside,))
+def _stack(bound: Bound) -> RuleClaim | Derived | None:
+    """Numbers have no dimension that could be split."""
+    return DERIVED if any(tensor.dim() for tensor in bound.get("tensors", ())) else None
 
 
 # --- Look-ups by index ----------------------------------------------------------------------------
@@ -328,12 +310,3 @@ def _scatter_source(bound: Bound, mark: str) -> RuleClaim | None:
         return None
     table, ids, at = along_index
     return RuleClaim({"x": once(table, ids[at]), "index": ids, "src": ids}, (table,))
-
-
-@rule("one_hot")
-def _one_hot(bound: Bound) -> RuleClaim | None:
-    """Without a number of classes, it would depend on the largest index of each rank."""
-    dims, classes = bound.dims("tensor"), bound.get("num_classes", -1)
-    if dims is None or classes < 1:
-        return None
-    return RuleClaim({"tensor": dims}, ([*dims, str(classes)],))
