@@ -212,10 +212,10 @@ class Judgement:
 
     def _check_registrations(self) -> None:
         """Check what a custom operator registers beside its kernel."""
-        given, process = self._given_case, self.called.process
-        if given is None or process is None or process.is_gone:
+        given_case, process = self._given_case, self.called.process
+        if given_case is None or process is None or process.is_gone:
             return
-        order = CheckRegistrations(inputs=encode_inputs(given.case.inputs))
+        order = CheckRegistrations(inputs=encode_inputs(given_case.case.inputs))
         try:
             answer = process.ask(order, Registrations, self.called.seconds_to_build)
             results = answer.results
@@ -236,10 +236,10 @@ class Judgement:
         from paritas.kernels.calling import time_calls
 
         self.judge.tell("timing both sides")
-        given = self._given_case
-        if given is None:
+        given_case = self._given_case
+        if given_case is None:
             return None
-        case = given.case
+        case = given_case.case
         try:
             with (
                 self._timed_process(self.task.side.name, is_candidate=False) as reference_process,
@@ -453,10 +453,10 @@ class Judgement:
 
     def _call_otherwise(self) -> None:
         """Call it in filled memory, and as other callers do."""
-        given = self._given_case
-        if given is not None:
-            self._watch_calls(given)
-            self._from_other_callers(given)
+        given_case = self._given_case
+        if given_case is not None:
+            self._watch_calls(given_case)
+            self._from_other_callers(given_case)
 
     def _require_families(self, kernel_cases: list[KernelCase]) -> None:
         """A slow candidate does not choose what it is asked: one case of each family is judged."""
