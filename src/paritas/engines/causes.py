@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -97,8 +97,11 @@ class Hypothesis:
         return self.change is not None and self.change.only_rounds
 
 
-# A hypothesis with the share of the difference that it leaves.
-Scored = tuple[float, Hypothesis]
+class Scored(NamedTuple):
+    """A hypothesis with the share of the difference that it leaves."""
+
+    share: float
+    hypothesis: Hypothesis
 
 
 class Search:
@@ -194,31 +197,15 @@ class Search:
         # What rounding leaves; a hypothesis that leaves little more need not wait for others.
         clear = max(_CLEAR, 2 * self._rounding_share(chosen))
         for group in self._screen(sample, pairs=pairs):
-            scored += [
-                scored_hypothesis
-                for scored_hypothesis in group
-                if math.isfinite(scored_hypothesis[0])
-            ]
-            scored.sort(key=lambda scored_hypothesis: scored_hypothesis[0])
-            good = [
-                scored_hypothesis
-                for scored_hypothesis in scored
-                if scored_hypothesis[0] <= clear and id(scored_hypothesis[1]) not in done
-            ]
+            scored += [score for score in group if math.isfinite(score.share)]
+            scored.sort(key=lambda score: score.share)
+            good = [s for s in scored if s.share <= clear and id(s.hypothesis) not in done]
             cause = self._confirm_cause(good[:_MOST_CONFIRMED], everyone, chosen, done)
             if cause is not None:
                 return cause
-        close = [
-            scored_hypothesis
-            for scored_hypothesis in scored
-            if scored_hypothesis[0] <= _CLOSE and id(scored_hypothesis[1]) not in done
-        ]
-        rounding = [
-            scored_hypothesis for scored_hypothesis in close if scored_hypothesis[1].only_rounds
-        ]
-        weak = [
-            scored_hypothesis for scored_hypothesis in close if not scored_hypothesis[1].only_rounds
-        ][:_MOST_CONFIRMED]
+        close = [s for s in scored if s.share <= _CLOSE and id(s.hypothesis) not in done]
+        rounding = [score for score in close if score.hypothesis.only_rounds]
+        weak = [s for s in close if not s.hypothesis.only_rounds][:_MOST_CONFIRMED]
         cause = self._confirm_cause([*weak, *rounding], everyone, chosen, done)
         if cause is not None:
             return cause
@@ -230,16 +217,14 @@ class Search:
     def _screen(self, sample: list[tuple[Request, Look]], *, pairs: bool) -> Iterator[list[Scored]]:
         """Hypotheses with the share of the difference that they leave, in groups."""
         requests, looks = [request for request, _ in sample], [look for _, look in sample]
-        unchanged_logits = self.judgements.logits(None, requests)
+        plain = self.judgements.logits(None, requests)
+        known, fitted = (
+            self._known_readouts(requests),
+            self._fit_readouts(plain, requests),
+        )
         yield [
-            (
-                self._remaining(unchanged_logits, hypothesis.readout, requests) * hypothesis.doubt,
-                hypothesis,
-            )
-            for hypothesis in (
-                *self._known_readouts(requests),
-                *self._fit_readouts(unchanged_logits, requests),
-            )
+            Scored(self._remaining(plain, other.readout, requests) * other.doubt, other)
+            for other in (*known, *fitted)
         ]
         at_end = any(look.reach is Reach.OUTPUT for look in looks)
         if at_end:
@@ -253,7 +238,7 @@ class Search:
         yield self._flips(requests)
         # In float64 it is the reference itself: only the confirmation can tell.
         coarser = list(changed_models.coarser_dtypes(self.judgements.model))
-        yield [(_CLOSE, Hypothesis(change.kind, change.text, change)) for change in coarser]
+        yield [Scored(_CLOSE, Hypothesis(change.kind, change.text, change)) for change in coarser]
         if pairs:
             yield list(self._pairs(everything, requests))
 
@@ -297,7 +282,7 @@ class Search:
     def _score_change(self, change: Change, sample: list[Request]) -> Scored:
         self.tell(f"trying hypothesis {self.tried + 1}: {change.text}")
         remaining = self._remaining(self._run(change, sample), AS_RECORDED, sample)
-        return remaining, Hypothesis(change.kind, change.text, change)
+        return Scored(remaining, Hypothesis(change.kind, change.text, change))
 
     def _run(self, change: Change, sample: list[Request]) -> dict[int, Tensor]:
         self.tried += 1
@@ -326,13 +311,9 @@ class Search:
                 start = values[min(range(len(points)), key=lambda at: points[at][0])]
             if least <= _BETTER or toward >= _TOWARDS:
                 promising.append((min(least, math.sqrt(max(0.0, 1 - toward**2))), start, family))
-        promising.sort(key=lambda promising_entry: promising_entry[0])
+        promising.sort(key=lambda entry: entry[0])
         # Some have the same effect, as factors of two products in a row: all of them are named.
-        alike = [
-            promising_entry
-            for promising_entry in promising
-            if promising_entry[0] <= _ALIKE * promising[0][0]
-        ]
+        alike = [entry for entry in promising if entry[0] <= _ALIKE * promising[0][0]]
         for _, start, family in (alike + promising[len(alike) : _MOST_FITTED])[:_MOST_CONFIRMED]:
             fitted = self._fit(family, start, sample)
             if fitted is not None:
@@ -367,7 +348,7 @@ class Search:
                 if not self._goes_on():
                     return math.inf
                 scored_by_value[value] = self._score_change(family.make(value), sample)
-            return scored_by_value[value][0]
+            return scored_by_value[value].share
 
         around = max(abs(math.log(start / family.own)), _LEAST_AROUND)
         points = [
@@ -384,12 +365,10 @@ class Search:
         if not scored_by_value:
             return None
         least = min(share for share, _ in scored_by_value.values())
-        short = [
-            number for number in scored_by_value if scored_by_value[number][0] <= _ALIKE * least
-        ]
-        chosen = min(short, key=lambda number: (len(f"{number:.6g}"), scored_by_value[number][0]))
-        share, hypothesis = scored_by_value[chosen]
-        return share, dataclasses.replace(hypothesis, doubt=_FITTED)
+        short = {n: score for n, score in scored_by_value.items() if score.share <= _ALIKE * least}
+        chosen = min(short, key=lambda number: (len(f"{number:.6g}"), short[number].share))
+        share, hypothesis = short[chosen]
+        return Scored(share, dataclasses.replace(hypothesis, doubt=_FITTED))
 
     def _improve_value(self, family: Family, value: float, sample: list[Request]) -> float:
         """A step of Newton's method, by a difference, on the request that is fitted best."""
@@ -484,7 +463,7 @@ class Search:
             change = search_flips(self.judgements.runner, experts, request, rest_of)
             if change is not None and change.logits is not None:
                 hypothesis = Hypothesis("routing", change.text, change)
-                scoreds.append((rest_of(change.logits), hypothesis))
+                scoreds.append(Scored(rest_of(change.logits), hypothesis))
         return scoreds
 
     def _pairs(self, changes: list[Change], sample: list[Request]) -> Iterator[Scored]:
@@ -500,25 +479,15 @@ class Search:
             for other in others:
                 remaining = self._remaining(logits, other.readout, sample)
                 text = f"{change.text}; {other.text}"
-                yield remaining, Hypothesis(change.kind, text, change, other.readout)
+                yield Scored(remaining, Hypothesis(change.kind, text, change, other.readout))
 
     # --- How much a hypothesis leaves ---
 
     def _vectors(
         self, logits: Tensor, readout: Readout, request: Request
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The engine's numbers, the reference's, and those of a changed run; known ones only."""
-        number = self.judgements.numbers[id(request)]
-        base, values = self.judgements.base[number], readout.values(logits, request)
-        kinds = [kind for kind in request.values if kind not in CLAIMS]
-        columns = [
-            torch.cat([request.values[kind] for kind in kinds]),
-            torch.cat([base.truth(number, kind) for kind in kinds]),
-            torch.cat([values[kind].double().cpu() for kind in kinds]),
-        ]
-        finite_mask = torch.stack([column.isfinite() for column in columns]).all(dim=0)
-        engine, truth, other = (column[finite_mask] for column in columns)
-        return engine, truth, other
+        """`_collect_numbers` for the logits of a changed run."""
+        return self._collect_numbers(request, readout.values(logits, request).__getitem__)
 
     def _remaining(
         self, logits: dict[int, Tensor], readout: Readout, sample: list[Request]
@@ -661,7 +630,7 @@ class Search:
         without the rounding of the reference's dtype; the engine's own rounding remains.
         """
         if hypothesis.kind == PRECISION:
-            engine, truth, run = self._collect_numbers(judged, request)
+            engine, truth, run = self._judged_vectors(judged, request)
             return _squares(engine - run) <= _CLOSE**2 * _squares(engine - truth)
         if request.values.keys() <= CLAIMS:
             return True
@@ -678,7 +647,7 @@ class Search:
                 judged = self.judgements.run(hypothesis.change, hypothesis.readout, failing)
             except Exception:  # noqa: BLE001, S112  (what cannot be run is as large as nothing)
                 continue
-            pairs = [self._collect_numbers(judged, request) for request in failing]
+            pairs = [self._judged_vectors(judged, request) for request in failing]
             engine_errors = torch.cat([(engine - truth).abs() for engine, truth, _ in pairs])
             run_errors = torch.cat([(run - truth).abs() for _, truth, run in pairs])
             times = float(engine_errors.median()) / float(run_errors.median().clamp(min=1e-300))
@@ -689,7 +658,14 @@ class Search:
                 return [f"{words} ({ratio}); {advice} to tell"]
         return []
 
-    def _collect_numbers(self, judged: Judged, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    def _judged_vectors(self, judged: Judged, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+        """`_collect_numbers` for a run in the reference's dtype."""
+        number = self.judgements.numbers[id(request)]
+        return self._collect_numbers(request, lambda kind: judged.native(number, kind))
+
+    def _collect_numbers(
+        self, request: Request, run_numbers: Callable[[str], Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The engine's numbers, the reference's, and those of a run; known ones only."""
         number = self.judgements.numbers[id(request)]
         base = self.judgements.base[number]
@@ -697,7 +673,7 @@ class Search:
         columns = [
             torch.cat([request.values[kind] for kind in kinds]),
             torch.cat([base.truth(number, kind) for kind in kinds]),
-            torch.cat([judged.native(number, kind).double().cpu() for kind in kinds]),
+            torch.cat([run_numbers(kind).double().cpu() for kind in kinds]),
         ]
         finite_mask = torch.stack([column.isfinite() for column in columns]).all(dim=0)
         engine, truth, run = (column[finite_mask] for column in columns)

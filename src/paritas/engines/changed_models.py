@@ -38,38 +38,45 @@ def older_weights(
         words = f"the weights are those of {name}"
         yield Change("stale weights", words, make_model=functools.partial(_like, old))
         yield from _old_cache(runner, name, old)
-        yield from _partly_old(model, name, old)
-        yield from _update_times(model, name, old)
+        new_parameters, old_parameters = (
+            dict(original_of(version).named_parameters()) for version in (model, old)
+        )
+        if new_parameters.keys() == old_parameters.keys():
+            changed = [key for key, v in new_parameters.items() if not v.equal(old_parameters[key])]
+            yield from _partly_old(_parts(model, changed), name, old_parameters)
+            yield _update_times(name, old_parameters)
 
 
-def _update_times(model: Any, name: str, old: Any) -> Iterator[Family]:
+def _update_times(name: str, old_parameters: Mapping[str, Tensor]) -> Family:
     """What was trained or merged since is added several times, or in part."""
-    new_parameters, old_parameters = (
-        dict(original_of(model_version).named_parameters()) for model_version in (model, old)
-    )
-    if new_parameters.keys() != old_parameters.keys():
-        return
 
     def change(times: float) -> Change:
-        def make(base: Any) -> Any:
-            changed_model = share(base)
-            for key, value in list(changed_model.named_parameters()):
+        def edit(changed: Any) -> None:
+            for key, value in list(changed.named_parameters()):
                 before = old_parameters[key].to(value)
-                replace_parameter(changed_model, key, before + times * (value - before))
-            return changed_model
+                replace_parameter(changed, key, before + times * (value - before))
 
         how = "twice" if times == 2 else f"{times:.4g} times"  # noqa: PLR2004
         words = f"what changed since {name} is applied {how}"
-        return Change("stale weights", words, make_model=make)
+        return Change("stale weights", words, make_model=edit_copy(edit))
 
-    yield Family(change, 1.0, (2.0, 0.5, 3.0))
+    return Family(change, 1.0, (2.0, 0.5, 3.0))
 
 
-def share(model: Any) -> Any:
-    """A copy of the modules with the same tensors: cheap, and one of them can be replaced."""
-    original = original_of(model)
-    tensors = {id(tensor): tensor for tensor in (*original.parameters(), *original.buffers())}
-    return copy.deepcopy(original, dict(tensors))
+def edit_copy(edit: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """What makes a changed model: an edited copy of the modules, which shares the tensors.
+
+    It is cheap, and one of them can be replaced.
+    """
+
+    def make(base: Any) -> Any:
+        original = original_of(base)
+        tensors = {id(tensor): tensor for tensor in (*original.parameters(), *original.buffers())}
+        changed = copy.deepcopy(original, dict(tensors))
+        edit(changed)
+        return changed
+
+    return make
 
 
 def replace_parameter(model: nn.Module, path: str, value: Tensor) -> None:
@@ -86,45 +93,37 @@ def _old_cache(runner: Runner, name: str, old: Any) -> Iterator[Change]:
     if not runner.tokens.cache:
         return
 
-    def logits(model: Any, request: Request) -> Tensor | None:
-        output = request.record.output[:-1]
-        if not output:
-            return None
-        prompt_logits, cache = runner.prefill(_like(old, model), request.record.prompt)
-        rest, _ = runner.decode(model, output, cache)
-        return torch.cat([prompt_logits, rest])
+    def logits_of(length_of: Callable[[Request], int], *, old_first: bool) -> LogitsOf:
+        """The first tokens, and those after their cache, by the older weights and the model."""
 
-    def decoding(model: Any, request: Request) -> Tensor | None:
-        output = request.record.output[:-1]
-        if not output:
-            return None
-        prompt_logits, cache = runner.prefill(model, request.record.prompt)
-        rest, _ = runner.decode(_like(old, model), output, cache)
-        return torch.cat([prompt_logits, rest])
+        def logits(model: Any, request: Request) -> Tensor | None:
+            length = length_of(request)
+            rest_ids = request.ids[length:-1]
+            if not length or not rest_ids:
+                return None
+            older = _like(old, model)
+            first, then = (older, model) if old_first else (model, older)
+            first_logits, cache = runner.prefill(first, request.ids[:length])
+            rest, _ = runner.decode(then, rest_ids, cache)
+            return torch.cat([first_logits, rest])
 
-    yield Change("stale weights", f"the cache of the prompt was computed by {name}", logits)
+        return logits
+
+    words = f"the cache of the prompt was computed by {name}"
+    yield Change("stale weights", words, logits_of(lambda r: r.start, old_first=True))
     words = f"the prompt is run right, the output by {name}"
+    decoding = logits_of(lambda r: r.start, old_first=False)
     yield Change("stale weights", words, decoding, reach=Reach.OUTPUT)
     words = f"the prompt's prefix comes from a cache that {name} computed"
     for block in (1, *BLOCKS):
         text = f"{words}, in blocks of {block} tokens" if block > 1 else words
-        yield Change("stale weights", text, _old_prefix(runner, old, block))
+        # The prompt's whole blocks are in the cache; its last token never is.
+        length_of = functools.partial(_length_of_blocks, block)
+        yield Change("stale weights", text, logits_of(length_of, old_first=True))
 
 
-def _old_prefix(runner: Runner, old: Any, block: int) -> LogitsOf:
-    """The prompt's whole blocks are in a cache of older weights; its last token never is."""
-
-    def logits(model: Any, request: Request) -> Tensor | None:
-        cached_length = (request.start - 1) // block * block
-        if cached_length == 0:
-            return None
-        prefix_logits, cache = runner.prefill(
-            _like(old, model), request.record.prompt[:cached_length]
-        )
-        rest, _ = runner.decode(model, request.ids[cached_length:-1], cache)
-        return torch.cat([prefix_logits, rest])
-
-    return logits
+def _length_of_blocks(block: int, request: Request) -> int:
+    return (request.start - 1) // block * block
 
 
 def _like(old: Any, model: Any) -> Any:
@@ -137,25 +136,18 @@ def _dtype(model: Any) -> torch.dtype:
     return dtype
 
 
-def _partly_old(model: Any, name: str, old: Any) -> Iterator[Change]:
-    new_parameters, old_parameters = (
-        dict(original_of(model_version).named_parameters()) for model_version in (model, old)
-    )
-    if new_parameters.keys() != old_parameters.keys():
-        return
-    stale = [
-        key for key in new_parameters if not torch.equal(new_parameters[key], old_parameters[key])
-    ]
-    for part in _parts(model, stale):
+def _partly_old(
+    parts: list[str], name: str, old_parameters: Mapping[str, Tensor]
+) -> Iterator[Change]:
+    for part in parts:
 
-        def make(base: Any, part: str = part) -> Any:
-            mixed = share(base)
-            for key, value in list(mixed.named_parameters()):
+        def mix(changed: Any, part: str = part) -> None:
+            for key, value in list(changed.named_parameters()):
                 if key == part or key.startswith(f"{part}."):
-                    replace_parameter(mixed, key, old_parameters[key].to(value))
-            return mixed
+                    replace_parameter(changed, key, old_parameters[key].to(value))
 
-        yield Change("stale weights", f"the weights of {part} are those of {name}", make_model=make)
+        words = f"the weights of {part} are those of {name}"
+        yield Change("stale weights", words, make_model=edit_copy(mix))
 
 
 def _parts(model: Any, changed: list[str]) -> list[str]:
@@ -263,22 +255,21 @@ def quantised_weights() -> Iterator[Change]:
         for head in (False, True):
             words = f"the weights are quantised to {name}"
             words += ", those of the head too" if head else ""
-            make = functools.partial(_quantise_model, rounding=rounding, head=head)
-            yield Change("quantised weights", words, make_model=make)
+            edit = functools.partial(_quantise_model, rounding=rounding, head=head)
+            yield Change("quantised weights", words, make_model=edit_copy(edit))
     for name, inputs in INPUT_QUANTISERS.items():
         words = f"the weights are quantised to {name}, and the inputs of products by token"
-        make = functools.partial(_quantise_model, rounding=QUANTISERS[name], inputs=inputs)
-        yield Change("quantised weights", words, make_model=make)
+        edit = functools.partial(_quantise_model, rounding=QUANTISERS[name], inputs=inputs)
+        yield Change("quantised weights", words, make_model=edit_copy(edit))
 
 
 def _quantise_model(
-    model: Any,
+    changed: Any,
     rounding: Callable[[Tensor], Tensor],
     inputs: Callable[[Tensor], Tensor] | None = None,
     *,
     head: bool = False,
-) -> Any:
-    changed = share(model)
+) -> None:
     chosen = {id(product) for product in _products(changed, head=head)}
     if inputs is not None:
         for module in changed.modules():
@@ -288,7 +279,6 @@ def _quantise_model(
         if id(weight) in chosen:
             rounded = rounding(weight.detach().float()).to(weight.dtype)
             replace_parameter(changed, path, rounded)
-    return changed
 
 
 def _round_input(rounding: Callable[[Tensor], Tensor], _: nn.Module, args: Any) -> Any:
@@ -298,19 +288,8 @@ def _round_input(rounding: Callable[[Tensor], Tensor], _: nn.Module, args: Any) 
 
 def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:
     """The weights of matrix products, without embeddings."""
-    outer = {
-        id(outer_module.weight)
-        for outer_module in (
-            _ask_module(model, "get_input_embeddings"),
-            _ask_module(model, "get_output_embeddings"),
-        )
-        if outer_module is not None
-    }
-    heads = [
-        head_module
-        for head_module in [_ask_module(model, "get_output_embeddings")]
-        if head_module is not None
-    ]
+    ends = [_ask_module(model, f"get_{end}_embeddings") for end in ("input", "output")]
+    outer = {id(module.weight) for module in ends if module is not None}
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
@@ -319,12 +298,9 @@ def _products(model: nn.Module, *, head: bool) -> Iterator[nn.Parameter]:
         if weight.dim() >= 2 and not is_outer and id(weight) not in embeddings:  # noqa: PLR2004
             yield weight
     if head:
-        head_weights = [head_module.weight for head_module in heads] or [
-            parameter for name, parameter in model.named_parameters() if name == "lm_head.weight"
-        ]
-        yield from (
-            head_weight for head_weight in head_weights if id(head_weight) not in embeddings
-        )
+        named = [weight for name, weight in model.named_parameters() if name == "lm_head.weight"]
+        heads = named if ends[1] is None else [ends[1].weight]
+        yield from (weight for weight in heads if id(weight) not in embeddings)
 
 
 def _ask_module(model: nn.Module, name: str) -> Any:
@@ -372,22 +348,15 @@ def skipped_layers(model: Any) -> Iterator[Change]:
     path, blocks = blocks_of(model)
     for number in range(0 if blocks is None else len(blocks)):
 
-        def make(base: Any, number: int = number) -> Any:
-            changed = share(base)
+        def skip(changed: Any, number: int = number) -> None:
             _, changed_blocks = blocks_of(changed)
             if changed_blocks is not None:
                 changed_blocks[number] = _Skipped(changed_blocks[number])
-            return changed
 
-        yield Change("layers", f"{path}.{number} is left out", make_model=make)
+        yield Change("layers", f"{path}.{number} is left out", make_model=edit_copy(skip))
     disable = getattr(original_of(model), "disable_adapter_layers", None)
     if callable(disable):
-
-        def without(base: Any) -> Any:
-            changed = share(base)
-            changed.disable_adapter_layers()
-            return changed
-
+        without = edit_copy(lambda changed: changed.disable_adapter_layers())
         yield Change("stale weights", "the adapter is not applied", make_model=without)
 
 

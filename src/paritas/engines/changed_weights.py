@@ -12,12 +12,12 @@ from torch import nn
 
 from paritas.core.torch_private.dynamo import original_of
 from paritas.core.transformers_library import text_config
-from paritas.engines.changed_models import PRECISION, blocks_of, replace_parameter, share
+from paritas.engines.changed_models import PRECISION, blocks_of, edit_copy, replace_parameter
 from paritas.engines.changes import Change, Family
 from paritas.engines.looks import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -53,31 +53,32 @@ def _reach(path: str) -> Reach:
 def _change_parameters(text: str, values: Mapping[str, Order], kind: str = KIND) -> Change:
     """The parameters of these paths, each by a function of itself."""
 
-    def make(base: Any) -> Any:
-        changed_model = share(base)
+    def edit(changed: Any) -> None:
         for path, order in values.items():
-            replace_parameter(
-                changed_model, path, order(changed_model.get_parameter(path).detach())
-            )
-        return changed_model
+            replace_parameter(changed, path, order(changed.get_parameter(path).detach()))
 
-    reaches = [_reach(path.rpartition(".")[0]) for path in values]
-    return Change(kind, text, make_model=make, reach=max(reaches, default=Reach.ALL))
+    return Change(kind, text, make_model=edit_copy(edit), reach=_most_reach(values))
+
+
+def _most_reach(paths: Iterable[str]) -> Reach:
+    """What a change of these parameters can make wrong."""
+    return max((_reach(path.rpartition(".")[0]) for path in paths), default=Reach.ALL)
+
+
+def _take_parameters(text: str, sources: Mapping[str, str]) -> Change:
+    """The parameters of these paths, each with the value of the one at another path."""
+
+    def edit(changed: Any) -> None:
+        values = {path: changed.get_parameter(other) for path, other in sources.items()}
+        for path, value in values.items():
+            replace_parameter(changed, path, value)
+
+    return Change(KIND, text, make_model=edit_copy(edit), reach=_most_reach(sources))
 
 
 def _exchange_parameters(text: str, pairs: list[tuple[str, str]]) -> Change:
     """The parameters of each pair of paths take each other's place."""
-
-    def make(base: Any) -> Any:
-        changed_model = share(base)
-        for first, second in pairs:
-            a, b = (changed_model.get_parameter(path).detach() for path in (first, second))
-            replace_parameter(changed_model, first, b)
-            replace_parameter(changed_model, second, a)
-        return changed_model
-
-    paths = [path.rpartition(".")[0] for pair in pairs for path in pair]
-    return Change(KIND, text, make_model=make, reach=max(map(_reach, paths)))
+    return _take_parameters(text, dict([*pairs, *((b, a) for a, b in pairs)]))
 
 
 # --- Embeddings and the head ----------------------------------------------------------------------
@@ -109,13 +110,8 @@ def _embeddings(model: nn.Module) -> Iterator[Change]:
     if a is b or a.shape != b.shape:
         return
 
-    def tie_head(base: Any) -> Any:
-        changed_model = share(base)
-        replace_parameter(changed_model, head, changed_model.get_parameter(embeddings).detach())
-        return changed_model
-
-    name = head.removesuffix(".weight")
-    yield Change(KIND, f"the head ({name}) has the weights of the embeddings", make_model=tie_head)
+    words = f"the head ({head.removesuffix('.weight')}) has the weights of the embeddings"
+    yield _take_parameters(words, {head: embeddings})
 
 
 # --- Layers and modules ---------------------------------------------------------------------------
@@ -143,18 +139,9 @@ def _layers(model: nn.Module) -> Iterator[Change]:
         if shapes[first] != shapes[second]:
             continue
         for source, target in ((first, second), (second, first)):
-            yield _copy_module_weights(f"{path}.{source}", f"{path}.{target}", list(states[source]))
-
-
-def _copy_module_weights(source: str, target: str, names: list[str]) -> Change:
-    def make(base: Any) -> Any:
-        changed_model = share(base)
-        for name in names:
-            value = changed_model.get_parameter(f"{source}.{name}").detach()
-            replace_parameter(changed_model, f"{target}.{name}", value)
-        return changed_model
-
-    return Change(KIND, f"{target} has the weights of {source}", make_model=make)
+            sources = {f"{path}.{target}.{n}": f"{path}.{source}.{n}" for n in states[source]}
+            text = f"{path}.{target} has the weights of {path}.{source}"
+            yield _take_parameters(text, sources)
 
 
 def _exchanged_modules(model: nn.Module) -> Iterator[Change]:
@@ -230,14 +217,10 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
         yield _without(f"{words} {are} left out", paths)
         ones = {f"{path}.weight": torch.ones_like for path in paths}
         yield _change_parameters(f"the weights of {words} are 1", ones)
-        yield _change_parameters(
-            f"the weights of {words} are those of the checkpoint less 1",
-            {path: lambda norm_weight: norm_weight - 1 for path in ones},
-        )
-        yield _change_parameters(
-            f"the weights of {words} are those of the checkpoint plus 1",
-            {path: lambda norm_weight: norm_weight + 1 for path in ones},
-        )
+        for how, step in (("less", -1), ("plus", 1)):
+            text = f"the weights of {words} are those of the checkpoint {how} 1"
+            add: Order = functools.partial(torch.Tensor.add, other=step)
+            yield _change_parameters(text, dict.fromkeys(ones, add))
     biased = [
         f"{path}.bias"
         for path, module in model.named_modules()
@@ -252,14 +235,12 @@ def _left_out(model: nn.Module) -> Iterator[Change]:
 
 
 def _without(text: str, paths: list[str]) -> Change:
-    def make(base: Any) -> Any:
-        changed_model = share(base)
+    def edit(changed: Any) -> None:
         for path in paths:
             parent, _, name = path.rpartition(".")
-            setattr(changed_model.get_submodule(parent), name, nn.Identity())
-        return changed_model
+            setattr(changed.get_submodule(parent), name, nn.Identity())
 
-    return Change(KIND, text, make_model=make, reach=max(map(_reach, paths)))
+    return Change(KIND, text, make_model=edit_copy(edit), reach=max(map(_reach, paths)))
 
 
 # --- Heads, rows and columns ----------------------------------------------------------------------
@@ -272,13 +253,9 @@ def _swap_chunks(weight: Tensor, axis: int, count: int, pair: tuple[int, int]) -
     return torch.cat(parts, dim=axis)
 
 
-def _to_neighbours(weight: Tensor, count: int) -> Tensor:
-    heads: Tensor = weight.unflatten(0, (count, 2, -1))
-    return heads.transpose(1, 2).reshape(weight.shape)
-
-
-def _to_halves(weight: Tensor, count: int) -> Tensor:
-    heads: Tensor = weight.unflatten(0, (count, -1, 2))
+def _reorder_channels(weight: Tensor, count: int, sizes: tuple[int, int]) -> Tensor:
+    """Each head's rows, seen as a table of these sizes, by its columns."""
+    heads: Tensor = weight.unflatten(0, (count, *sizes))
     return heads.transpose(1, 2).reshape(weight.shape)
 
 
@@ -301,12 +278,12 @@ def _heads(model: nn.Module) -> Iterator[Change]:
     ]
     both = [linear for linear in linears if linear[0].rpartition(".")[2] in _BETWEEN]
     shared = max(counts["q_proj"] // counts["k_proj"], 1) if counts else 1
-    for way, words in (
-        (_to_neighbours, "the halves of each head of q and k are interleaved"),
-        (_to_halves, "the interleaved channels of each head of q and k are taken for halves"),
+    for sizes, words in (
+        ((2, -1), "the halves of each head of q and k are interleaved"),
+        ((-1, 2), "the interleaved channels of each head of q and k are taken for halves"),
     ):
         some = {
-            f"{path}.{name}": functools.partial(way, count=count)
+            f"{path}.{name}": functools.partial(_reorder_channels, count=count, sizes=sizes)
             for path, count in both
             for name, parameter in model.get_submodule(path).named_parameters()
             if parameter.shape[0] % (2 * count) == 0
@@ -400,33 +377,25 @@ def _scales(model: nn.Module) -> Iterator[Family]:
             for path in queries[0]
             for name, _ in model.get_submodule(path).named_parameters()
         ]
-        yield Family(_stronger_attention(query_parameters), 1.0, reach=Reach.LATER)
+        # The scale of attention scores is that of queries.
+        stronger = _times("attention scores are", query_parameters, "settings")
+        yield Family(stronger, 1.0, reach=Reach.LATER)
     for name, paths in _in_layers(model).items():
         some = [f"{path}.weight" for path in paths if hasattr(model.get_submodule(path), "weight")]
         if not some:
             continue
         if len(some) > 1:
-            yield Family(_times(f"{name} in all layers", some), 1.0, reach=_reach(name))
+            everywhere = _times(f"the weight of {name} in all layers is", some)
+            yield Family(everywhere, 1.0, reach=_reach(name))
         for path in some:
-            yield Family(_times(path.removesuffix(".weight"), [path]), 1.0, reach=_reach(name))
+            here = _times(f"the weight of {path.removesuffix('.weight')} is", [path])
+            yield Family(here, 1.0, reach=_reach(name))
 
 
-def _stronger_attention(paths: list[str]) -> Callable[[float], Change]:
-    """The scale of attention scores is that of queries."""
-
+def _times(words: str, paths: list[str], kind: str = KIND) -> Callable[[float], Change]:
     def change(factor: float) -> Change:
         scaled = {path: lambda weight: weight * factor for path in paths}
-        return _change_parameters(
-            f"attention scores are {factor:.4g} times as large", scaled, "settings"
-        )
-
-    return change
-
-
-def _times(words: str, paths: list[str]) -> Callable[[float], Change]:
-    def change(factor: float) -> Change:
-        scaled = {path: lambda weight: weight * factor for path in paths}
-        return _change_parameters(f"the weight of {words} is {factor:.4g} times as large", scaled)
+        return _change_parameters(f"{words} {factor:.4g} times as large", scaled, kind)
 
     return change
 
@@ -465,14 +434,8 @@ def stored_weights(model: Any) -> Iterator[Change]:
         return
     embeddings, head = _weight_paths(original)
     everything = [name for name, _ in original.named_parameters()]
-    inner = [
-        parameter_name for parameter_name in everything if parameter_name not in {embeddings, head}
-    ]
-    matrices = [
-        parameter_name
-        for parameter_name in inner
-        if original.get_parameter(parameter_name).dim() >= _MATRIX
-    ]
+    inner = [path for path in everything if path not in {embeddings, head}]
+    matrices = [path for path in inner if original.get_parameter(path).dim() >= _MATRIX]
     groups = {
         "all weights are": everything,
         "all weights but those of embeddings and head are": inner,
@@ -494,9 +457,8 @@ def stored_weights(model: Any) -> Iterator[Change]:
 def _narrow_head(path: str, dtype: torch.dtype) -> Change:
     """The last product is computed in a narrow dtype."""
 
-    def make(base: Any) -> Any:
-        changed_model = share(base)
-        head = changed_model.get_submodule(path)
+    def edit(changed: Any) -> None:
+        head = changed.get_submodule(path)
         weight, bias = head.weight.detach().to(dtype), head.bias
         bias = None if bias is None else bias.detach().to(dtype)
 
@@ -504,7 +466,6 @@ def _narrow_head(path: str, dtype: torch.dtype) -> Change:
             return nn.functional.linear(x.to(dtype), weight, bias).to(x.dtype)
 
         head.forward = narrow
-        return changed_model
 
     words = f"the head ({path}) alone computes in {str(dtype).removeprefix('torch.')}"
-    return Change(PRECISION, words, make_model=make)
+    return Change(PRECISION, words, make_model=edit_copy(edit))

@@ -174,50 +174,41 @@ def prompt_changes(runner: Runner, requests: Iterable[Request]) -> Iterator[Chan
     names = _named_tokens(config)
 
     def change(
-        text: str, make: Callable[[Request], Sequence[int] | None], reach: Reach = Reach.ALL
+        text: str,
+        make: Callable[..., tuple[int, ...]],
+        *numbers: int,
+        reach: Reach = Reach.ALL,
     ) -> Change:
+        """`make` takes the prompt and the numbers; an empty prompt: it does not concern it."""
+
         def logits(model: Any, request: Request) -> Tensor | None:
-            prompt = make(request)
-            if not prompt or tuple(prompt) == request.record.prompt:
+            prompt = make(request.record.prompt, *numbers)
+            if not prompt or prompt == request.record.prompt:
                 return None
             return runner.with_prompt(model, request, prompt)
 
         return Change("prompt", text, logits, reach=reach)
 
-    def with_front(token: int) -> Callable[[Request], Sequence[int]]:
-        return lambda request: [token, *request.record.prompt]
-
-    def with_first(token: int) -> Callable[[Request], Sequence[int]]:
-        return lambda request: [token, *request.record.prompt[1:]]
-
-    def with_end(token: int) -> Callable[[Request], Sequence[int]]:
-        return lambda request: [*request.record.prompt, token]
-
-    def without_first(token: int) -> Callable[[Request], Sequence[int] | None]:
-        return lambda r: r.record.prompt[1:] if r.record.prompt[0] == token else None
-
-    def keeping_end(count: int) -> Callable[[Request], Sequence[int]]:
-        return lambda request: request.record.prompt[-count:]
+    def without_first(prompt: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return prompt[1:] if prompt[0] == token else ()
 
     for token, name in names.items():
         words = f"the {name} token ({token})"
-        yield change(f"{words} is missing in front of the prompt", without_first(token))
-        yield change(f"{words} is added in front of the prompt", with_front(token))
-        yield change(f"{words} takes the place of the prompt's first", with_first(token))
+        yield change(f"{words} is missing in front of the prompt", without_first, token)
+        yield change(f"{words} is added in front of the prompt", lambda p, t: (t, *p), token)
+        first = f"{words} takes the place of the prompt's first"
+        yield change(first, lambda p, t: (t, *p[1:]), token)
         at_end = f"{words} is added to the end of the prompt"
-        yield change(at_end, with_end(token), Reach.OUTPUT)
+        yield change(at_end, lambda p, t: (*p, t), token, reach=Reach.OUTPUT)
     longest = max(request.start for request in requests)
     missing = "the prompt's last token is missing"
-    yield change(missing, lambda r: r.record.prompt[:-1], Reach.OUTPUT)
-    yield change("the prompt's first token is missing", lambda r: r.record.prompt[1:])
+    yield change(missing, lambda p: p[:-1], reach=Reach.OUTPUT)
+    yield change("the prompt's first token is missing", lambda p: p[1:])
     for count in range(1, min(longest, _LONGEST_TRIED)):
         words = f"last {count} tokens" if count > 1 else "last token"
-        yield change(f"only the prompt's {words} are seen", keeping_end(count))
-    yield change(
-        "the prompt's last token is run twice",
-        lambda r: [*r.record.prompt, r.record.prompt[-1]],
-        Reach.OUTPUT,
-    )
+        yield change(f"only the prompt's {words} are seen", lambda p, n: p[-n:], count)
+    twice = "the prompt's last token is run twice"
+    yield change(twice, lambda p: (*p, p[-1]), reach=Reach.OUTPUT)
 
 
 def _named_tokens(config: Any) -> dict[int, str]:
@@ -311,7 +302,7 @@ def position_changes(runner: Runner) -> Iterator[Change]:
     """Other positions of the prompt's or the output's tokens."""
     if not runner.tokens.positions:
         return
-    plans: dict[str, Callable[[int, int], list[int]]] = {
+    plans: dict[str, Callable[[int, int], list[int] | None]] = {
         "positions of the output are one too far": lambda p, n: [
             *range(p),
             *range(p + 1, p + n + 1),
@@ -327,31 +318,29 @@ def position_changes(runner: Runner) -> Iterator[Change]:
         "all positions are two too far": lambda p, n: [*range(2, p + n + 2)],
         "the first position is counted twice": lambda p, n: [0, *range(p + n - 1)],
     }
+    for block in BLOCKS:
+        plans[f"positions start again in each chunk of {block} tokens"] = functools.partial(
+            _restart_positions, block
+        )
     for text, plan in plans.items():
 
-        def logits(model: Any, request: Request, plan: Any = plan) -> Tensor:
+        def logits(model: Any, request: Request, plan: Any = plan) -> Tensor | None:
             places = plan(request.start, len(request.record.output))
+            if places is None:
+                return None
             return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
         # Where positions are embedded, the first token's changes too.
         reach = Reach.ALL if "too far" in text else Reach.LATER
         reach = Reach.OUTPUT if "of the output" in text else reach
         yield Change("positions", text, logits, reach=reach)
-    for block in BLOCKS:
 
-        def run_in_chunks(model: Any, request: Request, block: int = block) -> Tensor | None:
-            if request.start <= block:
-                return None
-            places = [position % block for position in range(request.start)]
-            places += range(request.start, len(request.ids))
-            return runner.rows(model, request.ids, **runner.positions(places))[:-1]
 
-        yield Change(
-            "positions",
-            f"positions start again in each chunk of {block} tokens",
-            run_in_chunks,
-            reach=Reach.LATER,
-        )
+def _restart_positions(block: int, prompt_length: int, output_length: int) -> list[int] | None:
+    if prompt_length <= block:
+        return None
+    places = [position % block for position in range(prompt_length)]
+    return [*places, *range(prompt_length, prompt_length + output_length)]
 
 
 # --- The cache ------------------------------------------------------------------------------------

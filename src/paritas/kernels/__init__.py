@@ -83,3 +83,8 @@ class KernelOptions:
                 raise UsageError(f"preload={name!r}: there is no such module")
         if self.cases < 1:
             raise UsageError(f"the number of cases must be 1 or more, got {self.cases}")
+
+    @property
+    def promised(self) -> set[CaseFamily]:
+        """The families of cases of which the task promises that they do not occur."""
+        return {PROMISES[name] for name in self.fixed}

@@ -18,7 +18,7 @@ from paritas.core.numerics.contents import map_leaves
 from paritas.core.results.findings import Verdict, unverified
 from paritas.core.results.progress import Progress, shows_progress
 from paritas.core.torch_private.global_state import quietly
-from paritas.kernels import PROMISES, KernelOptions
+from paritas.kernels import KernelOptions
 from paritas.kernels.cases import CaseMaker, KernelCase, in_calling_order
 from paritas.kernels.comparing import encode_inputs
 from paritas.kernels.judging import Judgement
@@ -259,7 +259,6 @@ class KernelJudge:
         """
         self._sources = families = list(self._families())
         self.unmade = list(dict.fromkeys(name for name, _ in families))
-        promised = {PROMISES[name] for name in self.options.fixed}
         reserved = 0.0
         while families and len(taken) < self.options.cases:
             for family in list(families):
@@ -270,7 +269,7 @@ class KernelJudge:
                     taken.append(case)
                     # The given inputs are worth all of the time; others are no use without calls.
                     reserved = reserved or _SHARE_OF_CALLS * max(self.limit.left, 0.0)
-                if case is None or case.family in promised:
+                if case is None or case.family in self.options.promised:
                     families.remove(family)
                 if len(taken) >= self.options.cases:
                     self.unmade = []

@@ -17,7 +17,6 @@ from paritas.core.results.findings import Aspect, Coverage, Status, Verdict, mis
 from paritas.core.results.items import Item, ItemKind, harness, output
 from paritas.core.results.progress import Progress
 from paritas.core.results.wording import counted, enumerated
-from paritas.kernels import PROMISES
 from paritas.kernels.called import CalledCandidate, CannotConstructError
 from paritas.kernels.calling import AUTOCAST, COMPILED, STREAM, callers_on, has_streams
 from paritas.kernels.comparing import (
@@ -159,6 +158,11 @@ class Judgement:
         )
 
     @property
+    def _given_case(self) -> JudgedCase | None:
+        """The case with the given inputs; None if the reference refuses them."""
+        return next((judged for judged in self.cases if judged.case.is_given), None)
+
+    @property
     def _failing_rows(self) -> list[KernelRow]:
         return [
             row
@@ -208,13 +212,10 @@ class Judgement:
 
     def _check_registrations(self) -> None:
         """Check what a custom operator registers beside its kernel."""
-        case = next(
-            (judged_case.case for judged_case in self.cases if judged_case.case.is_given), None
-        )
-        process = self.called.process
-        if case is None or process is None or process.is_gone:
+        given_case, process = self._given_case, self.called.process
+        if given_case is None or process is None or process.is_gone:
             return
-        order = CheckRegistrations(inputs=encode_inputs(case.inputs))
+        order = CheckRegistrations(inputs=encode_inputs(given_case.case.inputs))
         try:
             answer = process.ask(order, Registrations, self.called.seconds_to_build)
             results = answer.results
@@ -235,11 +236,10 @@ class Judgement:
         from paritas.kernels.calling import time_calls
 
         self.judge.tell("timing both sides")
-        case = next(
-            (judged_case.case for judged_case in self.cases if judged_case.case.is_given), None
-        )
-        if case is None:
+        given_case = self._given_case
+        if given_case is None:
             return None
+        case = given_case.case
         try:
             with (
                 self._timed_process(self.task.side.name, is_candidate=False) as reference_process,
@@ -428,9 +428,8 @@ class Judgement:
 
     def _require_made(self) -> None:
         """Nothing is known about families of which no case was made in time."""
-        promised = {PROMISES[promise] for promise in self.options.fixed}
         for family in self.judge.unmade:
-            if family not in promised:
+            if family not in self.options.promised:
                 self._is_cut_short = True
                 reason = "no case of this family was made before the time limit"
                 advice = "raise the time limit, or promise what the task promises"
@@ -454,10 +453,10 @@ class Judgement:
 
     def _call_otherwise(self) -> None:
         """Call it in filled memory, and as other callers do."""
-        case = next((judged_case for judged_case in self.cases if judged_case.case.is_given), None)
-        if case is not None:
-            self._watch_calls(case)
-            self._from_other_callers(case)
+        given_case = self._given_case
+        if given_case is not None:
+            self._watch_calls(given_case)
+            self._from_other_callers(given_case)
 
     def _require_families(self, kernel_cases: list[KernelCase]) -> None:
         """A slow candidate does not choose what it is asked: one case of each family is judged."""
@@ -465,7 +464,7 @@ class Judgement:
             judged_case.case.family for judged_case in self.cases if judged_case.row is not None
         }
         judged |= {row.family for row in self.rows if row.family is CaseFamily.CALLERS}
-        judged |= {PROMISES[promise] for promise in self.options.fixed}
+        judged |= self.options.promised
         case_by_family = {
             uncalled_case.family: uncalled_case for uncalled_case in reversed(kernel_cases)
         }
@@ -696,10 +695,9 @@ class Judgement:
         seconds: float = 0.0,
         is_limit: bool = False,
     ) -> KernelRow:
-        promised = {PROMISES[promise] for promise in self.options.fixed}
-        is_limit |= family in promised
+        is_limit |= family in self.options.promised
         if case is not None:
-            is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in promised
+            is_limit |= bool(case.weights) and CaseFamily.WEIGHTS in self.options.promised
             # Refusing a tensor without elements, or a caller, harms nobody; a wrong result does.
             is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
             is_refused = is_empty or family is CaseFamily.CALLERS

@@ -35,7 +35,7 @@ from paritas.core.execution.observation import (
 from paritas.core.execution.saved_state import ProcessState, RandomState
 from paritas.core.execution.subjects import Inputs
 from paritas.core.numerics.bits import dtype_name
-from paritas.core.numerics.contents import Opaque, contents, map_leaves
+from paritas.core.numerics.contents import Opaque, contents, detach_value, map_leaves
 from paritas.core.numerics.flattening import as_plain, flattened
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.precision.lifting import LiftMode, is_rounding
@@ -412,7 +412,7 @@ class Observer:
         if record.refused:
             return
         if order.conditions.grad_mode:  # the reference was called without
-            result = map_leaves(result, _detach_leaf)
+            result = map_leaves(result, detach_value)
         flat = flattened(result, OUTPUT)
         copies = {path: _copy_leaf(leaf) for path, leaf in flat.leaves.items()}
         record.kinds = {
@@ -694,10 +694,6 @@ def _copied_at_once(result: Any) -> dict[str, Tensor]:
         and type(leaf) in _PLAIN_CLASSES
         and leaf.layout is torch.strided
     }
-
-
-def _detach_leaf(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _copy_leaf(leaf: Any) -> Any:

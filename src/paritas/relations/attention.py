@@ -29,6 +29,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     make_relations,
+    makes_way,
 )
 from paritas.relations.serving import PADDING, in_chunks, pad_rows, plain_case
 
@@ -81,24 +82,23 @@ def _rebuilt(model: Any, name: str) -> Any:
     return rebuilt_model
 
 
-def _with_implementation(name: str, inner: Way, *, compiles: bool = False) -> Way:
+@makes_way
+def _with_implementation(
+    model: Any, inputs: Inputs, name: str, inner: Way, *, compiles: bool = False
+) -> dict[str, Tensor]:
     """A way with another implementation.
 
     Flex attention is compiled unless this is switched off: torch then computes the same scores and
     masks by plain operators, which also exist in float64. Whether its kernels are right is asked
     by a relation of its own.
     """
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        original = original_of(model)
-        is_compiled = uncompiled(model) is not model
-        wide = next(original.parameters()).dtype is torch.float64
-        plain = name == FLEX and not is_compiled and (wide or not compiles)
-        how = plain_flex_attention(LiftMode) if plain else contextlib.nullcontext()
-        with _implementation(original, name) as other, how:
-            return dict(inner(model if other is original else other, inputs))
-
-    return way
+    original = original_of(model)
+    is_compiled = uncompiled(model) is not model
+    wide = next(original.parameters()).dtype is torch.float64
+    plain = name == FLEX and not is_compiled and (wide or not compiles)
+    how = plain_flex_attention(LiftMode) if plain else contextlib.nullcontext()
+    with _implementation(original, name) as other, how:
+        return dict(inner(model if other is original else other, inputs))
 
 
 def _own_implementation(tokens: TokenModel) -> str:
@@ -204,25 +204,24 @@ def _flex_kernel_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Packed sequences -----------------------------------------------------------------------------
 
 
-def _pack_rows(tokens: TokenModel, *, with_mask: bool = False) -> Way:
+@makes_way
+def _pack_rows(
+    model: Any, inputs: Inputs, tokens: TokenModel, *, with_mask: bool = False
+) -> dict[str, Tensor]:
     """All rows one after the other in one row, told apart by positions that start again.
 
     With a mask, it is of four axes and says of each pair of tokens whether one sees the other.
     """
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = tokens.ids(inputs)
-        rows, total = ids.shape
-        places = torch.arange(total, device=ids.device).repeat(rows)[None]
-        call_options = {tokens.positions: places}
-        if with_mask:
-            call_options[tokens.mask] = _block_mask(original_of(model), ids)
-        with computing_nothing():  # rows are in the axis of the tokens
-            output = tokens.call(model, inputs, ids.reshape(1, -1), **call_options)
-        value = tokens.value_of(output)
-        return {tokens.value: value.reshape(rows, total, *value.shape[2:])}
-
-    return way
+    ids = tokens.ids(inputs)
+    rows, total = ids.shape
+    places = torch.arange(total, device=ids.device).repeat(rows)[None]
+    call_options = {tokens.positions: places}
+    if with_mask:
+        call_options[tokens.mask] = _block_mask(original_of(model), ids)
+    with computing_nothing():  # rows are in the axis of the tokens
+        output = tokens.call(model, inputs, ids.reshape(1, -1), **call_options)
+    value = tokens.value_of(output)
+    return {tokens.value: value.reshape(rows, total, *value.shape[2:])}
 
 
 def _block_mask(model: Any, ids: Tensor) -> Tensor:

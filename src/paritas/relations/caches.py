@@ -28,6 +28,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     make_relations,
+    makes_way,
 )
 from paritas.relations.serving import in_chunks, plain_case
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.execution.subjects import Inputs
-    from paritas.relations.relation import Way
 
 # Tokens that are run and then taken back.
 GUESSED = 3
@@ -102,15 +102,13 @@ def _record(cache: Any) -> None:
         ask()
 
 
-def _crop_cache(tokens: TokenModel, half: int) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        value, cache = tokens.continue_with(model, inputs, (0, half), None)
-        _record(cache)
-        cache = _run_others(tokens, model, inputs, half, cache)
-        cache.crop(-GUESSED)
-        return _finish(tokens, model, inputs, [value], cache, half)
-
-    return way
+@makes_way
+def _crop_cache(model: Any, inputs: Inputs, tokens: TokenModel, half: int) -> dict[str, Tensor]:
+    value, cache = tokens.continue_with(model, inputs, (0, half), None)
+    _record(cache)
+    cache = _run_others(tokens, model, inputs, half, cache)
+    cache.crop(-GUESSED)
+    return _finish(tokens, model, inputs, [value], cache, half)
 
 
 def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -134,14 +132,12 @@ def _crop_cases(checked: CheckedModel) -> Iterator[Case]:
     yield plain_case(tokens, _crop_cache(tokens, half))
 
 
-def _prefix_reused(tokens: TokenModel, half: int) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        value, cache = tokens.continue_with(model, inputs, (0, half), None)
-        cache_copy = copy.deepcopy(cache)
-        _run_others(tokens, model, inputs, half, cache)
-        return _finish(tokens, model, inputs, [value], cache_copy, half)
-
-    return way
+@makes_way
+def _prefix_reused(model: Any, inputs: Inputs, tokens: TokenModel, half: int) -> dict[str, Tensor]:
+    value, cache = tokens.continue_with(model, inputs, (0, half), None)
+    cache_copy = copy.deepcopy(cache)
+    _run_others(tokens, model, inputs, half, cache)
+    return _finish(tokens, model, inputs, [value], cache_copy, half)
 
 
 def _prefix_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -153,36 +149,37 @@ def _prefix_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Other rows of the batch ----------------------------------------------------------------------
 
 
+@makes_way
 def _reorder_rows(
-    tokens: TokenModel, half: int, make_cache: Callable[[], Any] = lambda: None
-) -> Way:
+    model: Any,
+    inputs: Inputs,
+    tokens: TokenModel,
+    half: int,
+    make_cache: Callable[[], Any] = lambda: None,
+) -> dict[str, Tensor]:
     """Swap the rows of the cache, as beam search does, and go on with the swapped rows.
 
     Token by token, as beam search does too: tokens at once are another relation.
     """
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        value, cache = tokens.continue_with(model, inputs, (0, half), make_cache())
-        ids, token_values = tokens.ids(inputs), [value]
-        order = torch.arange(tokens.size[0], device=ids.device).flip(0)
-        cache = _reorder(original_of(model), cache, order)
-        for position in range(half, ids.shape[1]):
-            with computing(rows=order, tokens=slice(position, position + 1)):
-                output = tokens.call(
-                    model,
-                    inputs,
-                    ids[order, position : position + 1],
-                    rows=order,
-                    use_cache=True,
-                    **{tokens.cache: cache},
-                    **tokens.places_in_cache(position, position + 1, cache=cache),
-                )
-            token_values.append(tokens.value_of(output)[order])
-            output_cache = tokens.cache_of(output)
-            cache = cache if output_cache is None else output_cache
-        return {tokens.value: torch.cat(token_values, dim=1)}
-
-    return way
+    value, cache = tokens.continue_with(model, inputs, (0, half), make_cache())
+    ids, token_values = tokens.ids(inputs), [value]
+    order = torch.arange(tokens.size[0], device=ids.device).flip(0)
+    cache = _reorder(original_of(model), cache, order)
+    for position in range(half, ids.shape[1]):
+        with computing(rows=order, tokens=slice(position, position + 1)):
+            output = tokens.call(
+                model,
+                inputs,
+                ids[order, position : position + 1],
+                rows=order,
+                use_cache=True,
+                **{tokens.cache: cache},
+                **tokens.places_in_cache(position, position + 1, cache=cache),
+            )
+        token_values.append(tokens.value_of(output)[order])
+        output_cache = tokens.cache_of(output)
+        cache = cache if output_cache is None else output_cache
+    return {tokens.value: torch.cat(token_values, dim=1)}
 
 
 def _reorder(model: Any, cache: Any, order: Tensor) -> Any:
@@ -206,12 +203,12 @@ def _reorder_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Other kinds of caches ------------------------------------------------------------------------
 
 
-def _in_static_cache(tokens: TokenModel, sizes: list[int], room: int, **more: Any) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        preallocated = static_cache(tokens, model, tokens.size[1] + room, **more)
-        return dict(in_chunks(tokens, sizes, lambda: preallocated)(model, inputs))
-
-    return way
+@makes_way
+def _in_static_cache(
+    model: Any, inputs: Inputs, /, tokens: TokenModel, sizes: list[int], room: int, **more: Any
+) -> dict[str, Tensor]:
+    preallocated = static_cache(tokens, model, tokens.size[1] + room, **more)
+    return dict(in_chunks(tokens, sizes, lambda: preallocated)(model, inputs))
 
 
 def static_caches_refused(tokens: TokenModel) -> DoesNotApply | NotPromised | None:

@@ -7,7 +7,7 @@ import difflib
 import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import torch
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from paritas.core.execution.subjects import Inputs
     from paritas.core.execution.token_models import TokenModel
 
+
+_P = ParamSpec("_P")
 
 # One way of running a model: takes the model and the inputs, and returns values by name. The two
 # ways of a relation return the same names, shapes and dtypes.
@@ -127,6 +129,16 @@ class Relation:
     cases: Callable[[CheckedModel], Iterable[Case]]
     on_request: bool = False
     bitwise: bool = False
+
+
+def makes_way(run: Callable[Concatenate[Any, Inputs, _P], Mapping[str, Any]]) -> Callable[_P, Way]:
+    """Turn a function of the model, its inputs and more into one that makes a way from the rest."""
+
+    @functools.wraps(run)
+    def make(*args: _P.args, **kwargs: _P.kwargs) -> Way:
+        return lambda model, inputs: run(model, inputs, *args, **kwargs)
+
+    return make
 
 
 def make_relations(

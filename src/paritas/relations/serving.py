@@ -29,6 +29,7 @@ from paritas.relations.relation import (
     RelationFamily,
     batch_of,
     make_relations,
+    makes_way,
     rows_of,
 )
 
@@ -52,19 +53,20 @@ def plain_case(tokens: TokenModel, actual: Way, label: str = "") -> Case:
 # --- Decoding with a cache ------------------------------------------------------------------------
 
 
+@makes_way
 def in_chunks(
-    tokens: TokenModel, sizes: list[int], make_cache: Callable[[], Any] = lambda: None
-) -> Way:
+    model: Any,
+    inputs: Inputs,
+    tokens: TokenModel,
+    sizes: list[int],
+    make_cache: Callable[[], Any] = lambda: None,
+) -> dict[str, Tensor]:
     """Run the sequence in chunks, each after the cache of those before; the first is made."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        cache, values = make_cache(), []
-        for span in spans(sizes, tokens.size[1]):
-            value, cache = tokens.continue_with(model, inputs, span, cache)
-            values.append(value)
-        return {tokens.value: torch.cat(values, dim=1)}
-
-    return way
+    cache, values = make_cache(), []
+    for span in spans(sizes, tokens.size[1]):
+        value, cache = tokens.continue_with(model, inputs, span, cache)
+        values.append(value)
+    return {tokens.value: torch.cat(values, dim=1)}
 
 
 def _cached_decoding(checked: CheckedModel) -> Iterator[Case]:
@@ -135,93 +137,86 @@ def pad_rows(
     return way
 
 
-def _padded_and_continued(tokens: TokenModel, sizes: list[int]) -> Way:
+@makes_way
+def _padded_and_continued(
+    model: Any, inputs: Inputs, tokens: TokenModel, sizes: list[int]
+) -> dict[str, Tensor]:
     """Run a padded prompt in chunks, each after the cache of those before.
 
     The first chunk has `sizes[0]` columns, padding included, and so on.
     """
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = tokens.ids(inputs)
-        rows, total = ids.shape
-        pad = ids.new_full((rows, PADDING), pad_token(tokens.config))
-        longer = torch.cat([pad, ids], dim=1)
-        mask = torch.ones_like(longer)
-        mask[:, :PADDING] = 0
-        places = torch.arange(-PADDING, total, device=ids.device).clamp(min=0)[None]
-        cache, values = tokens.new_cache(), []
-        for first, last in spans(sizes, PADDING + total):
-            start, stop = max(first - PADDING, 0), max(last - PADDING, 0)
-            columns = slice(max(PADDING - first, 0), None)
-            call_options = {} if cache is None else {tokens.cache: cache}
-            # A state has no places to mask: its mask is about the tokens of the call alone.
-            if tokens.cache == KEYS_AND_VALUES:
-                call_options[tokens.mask] = mask[:, :last]
-            elif last - first > 1 or first == 0:
-                call_options[tokens.mask] = mask[:, first:last]
-            call_options |= tokens.places_in_cache(first, last, cache=cache)
-            with computing(tokens=slice(start, stop), own=columns):
-                output = tokens.call(
-                    model,
-                    inputs,
-                    longer[:, first:last],
-                    use_cache=True,
-                    **call_options,
-                    **tokens.positions_of(places[:, first:last], rows),
-                )
-            values.append(tokens.value_of(output)[:, columns])
-            new_cache = tokens.cache_of(output)
-            cache = cache if new_cache is None else new_cache
-        return {tokens.value: torch.cat(values, dim=1)}
-
-    return way
+    ids = tokens.ids(inputs)
+    rows, total = ids.shape
+    pad = ids.new_full((rows, PADDING), pad_token(tokens.config))
+    longer = torch.cat([pad, ids], dim=1)
+    mask = torch.ones_like(longer)
+    mask[:, :PADDING] = 0
+    places = torch.arange(-PADDING, total, device=ids.device).clamp(min=0)[None]
+    cache, values = tokens.new_cache(), []
+    for first, last in spans(sizes, PADDING + total):
+        start, stop = max(first - PADDING, 0), max(last - PADDING, 0)
+        columns = slice(max(PADDING - first, 0), None)
+        call_options = {} if cache is None else {tokens.cache: cache}
+        # A state has no places to mask: its mask is about the tokens of the call alone.
+        if tokens.cache == KEYS_AND_VALUES:
+            call_options[tokens.mask] = mask[:, :last]
+        elif last - first > 1 or first == 0:
+            call_options[tokens.mask] = mask[:, first:last]
+        call_options |= tokens.places_in_cache(first, last, cache=cache)
+        with computing(tokens=slice(start, stop), own=columns):
+            output = tokens.call(
+                model,
+                inputs,
+                longer[:, first:last],
+                use_cache=True,
+                **call_options,
+                **tokens.positions_of(places[:, first:last], rows),
+            )
+        values.append(tokens.value_of(output)[:, columns])
+        new_cache = tokens.cache_of(output)
+        cache = cache if new_cache is None else new_cache
+    return {tokens.value: torch.cat(values, dim=1)}
 
 
-def _of_unequal_lengths(tokens: TokenModel) -> Way:
+@makes_way
+def _of_unequal_lengths(model: Any, inputs: Inputs, tokens: TokenModel) -> dict[str, Tensor]:
     """Rows of different lengths in one batch, padded on the left as for batched generation."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = tokens.ids(inputs)
-        rows, total = ids.shape
-        lengths = [max(1, total - PADDING * (row % 2) - row // 2) for row in range(rows)]
-        longer = torch.full_like(ids, pad_token(tokens.config))
-        mask, places = torch.zeros_like(ids), torch.zeros_like(ids)
-        for row, length in enumerate(lengths):
-            longer[row, total - length :] = ids[row, :length]
-            mask[row, total - length :] = 1
-            places[row, total - length :] = torch.arange(length, device=ids.device)
-        moved = {tokens.positions: places} if tokens.positions else {}
-        shortest = min(lengths)
-        starts = torch.tensor([total - length for length in lengths])
-        columns = starts[:, None] + torch.arange(shortest)
-        with computing(tokens=slice(0, shortest), own=columns):
-            output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
-        value = tokens.value_of(output)
-        # A shorter row has no values for its last tokens.
-        with computing_nothing():
-            padded_values = tokens.whole(model, inputs)[tokens.value].clone()
-        for row, length in enumerate(lengths):
-            padded_values[row, :length] = value[row, total - length :]
-        return {tokens.value: padded_values}
-
-    return way
+    ids = tokens.ids(inputs)
+    rows, total = ids.shape
+    lengths = [max(1, total - PADDING * (row % 2) - row // 2) for row in range(rows)]
+    longer = torch.full_like(ids, pad_token(tokens.config))
+    mask, places = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        longer[row, total - length :] = ids[row, :length]
+        mask[row, total - length :] = 1
+        places[row, total - length :] = torch.arange(length, device=ids.device)
+    moved = {tokens.positions: places} if tokens.positions else {}
+    shortest = min(lengths)
+    starts = torch.tensor([total - length for length in lengths])
+    columns = starts[:, None] + torch.arange(shortest)
+    with computing(tokens=slice(0, shortest), own=columns):
+        output = tokens.call(model, inputs, longer, **{tokens.mask: mask}, **moved)
+    value = tokens.value_of(output)
+    # A shorter row has no values for its last tokens.
+    with computing_nothing():
+        padded_values = tokens.whole(model, inputs)[tokens.value].clone()
+    for row, length in enumerate(lengths):
+        padded_values[row, :length] = value[row, total - length :]
+    return {tokens.value: padded_values}
 
 
-def _padded_encoder(tokens: TokenModel) -> Way:
+@makes_way
+def _padded_encoder(model: Any, inputs: Inputs, tokens: TokenModel) -> dict[str, Tensor]:
     """Add masked padding after the encoder's tokens."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = inputs.kwargs["input_ids"]
-        pad = ids.new_full((ids.shape[0], PADDING), pad_token(tokens.config))
-        mask = torch.cat([torch.ones_like(ids), torch.zeros_like(pad)], dim=1)
-        longer = {**inputs.kwargs, "input_ids": torch.cat([ids, pad], dim=1)}
-        longer.pop("attention_mask", None)
-        changed = type(inputs)(kwargs=longer)
-        more = {"attention_mask": mask}
-        output = tokens.call(model, changed, tokens.ids(inputs), **more)
-        return {tokens.value: tokens.value_of(output)}
-
-    return way
+    ids = inputs.kwargs["input_ids"]
+    pad = ids.new_full((ids.shape[0], PADDING), pad_token(tokens.config))
+    mask = torch.cat([torch.ones_like(ids), torch.zeros_like(pad)], dim=1)
+    longer = {**inputs.kwargs, "input_ids": torch.cat([ids, pad], dim=1)}
+    longer.pop("attention_mask", None)
+    changed = type(inputs)(kwargs=longer)
+    more = {"attention_mask": mask}
+    output = tokens.call(model, changed, tokens.ids(inputs), **more)
+    return {tokens.value: tokens.value_of(output)}
 
 
 def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
@@ -297,49 +292,43 @@ def left_padding_is_promised(tokens: TokenModel) -> bool:
 # --- Rows -----------------------------------------------------------------------------------------
 
 
-def _rows_alone(tokens: TokenModel) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        values = []
-        for row in range(tokens.size[0]):
-            rows = slice(row, row + 1)
-            with computing(rows=rows):
-                output = tokens.call(model, inputs, tokens.ids(inputs)[rows], rows=rows)
-            values.append(tokens.value_of(output))
-        return {tokens.value: torch.cat(values)}
-
-    return way
-
-
-def _rows_in_order(tokens: TokenModel, order: Callable[[int], list[int]]) -> Way:
-    """Run the rows in another order, some of them perhaps several times."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        rows = torch.tensor(order(tokens.size[0]))
+@makes_way
+def _rows_alone(model: Any, inputs: Inputs, tokens: TokenModel) -> dict[str, Tensor]:
+    values = []
+    for row in range(tokens.size[0]):
+        rows = slice(row, row + 1)
         with computing(rows=rows):
             output = tokens.call(model, inputs, tokens.ids(inputs)[rows], rows=rows)
-        value = tokens.value_of(output)
-        back = value.new_empty((tokens.size[0], *value.shape[1:]))
-        back[rows] = value
-        return {tokens.value: back}
-
-    return way
+        values.append(tokens.value_of(output))
+    return {tokens.value: torch.cat(values)}
 
 
-def _with_other_rows(tokens: TokenModel) -> Way:
+@makes_way
+def _rows_in_order(
+    model: Any, inputs: Inputs, tokens: TokenModel, order: Callable[[int], list[int]]
+) -> dict[str, Tensor]:
+    """Run the rows in another order, some of them perhaps several times."""
+    rows = torch.tensor(order(tokens.size[0]))
+    with computing(rows=rows):
+        output = tokens.call(model, inputs, tokens.ids(inputs)[rows], rows=rows)
+    value = tokens.value_of(output)
+    back = value.new_empty((tokens.size[0], *value.shape[1:]))
+    back[rows] = value
+    return {tokens.value: back}
+
+
+@makes_way
+def _with_other_rows(model: Any, inputs: Inputs, tokens: TokenModel) -> dict[str, Tensor]:
     """Run each row beside other rows than its own neighbours."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids = tokens.ids(inputs)
-        values = []
-        for row in range(tokens.size[0]):
-            others = ids.roll(1, dims=1)
-            others[row] = ids[row]
-            with computing_nothing():  # the other rows are not those of the whole
-                value = tokens.value_of(tokens.call(model, inputs, others))
-            values.append(value[row : row + 1])
-        return {tokens.value: torch.cat(values)}
-
-    return way
+    ids = tokens.ids(inputs)
+    values = []
+    for row in range(tokens.size[0]):
+        others = ids.roll(1, dims=1)
+        others[row] = ids[row]
+        with computing_nothing():  # the other rows are not those of the whole
+            value = tokens.value_of(tokens.call(model, inputs, others))
+        values.append(value[row : row + 1])
+    return {tokens.value: torch.cat(values)}
 
 
 def _reverse_rows(rows: int) -> list[int]:
@@ -398,16 +387,14 @@ def _row_cases(checked: CheckedModel) -> Iterator[Case]:
     yield plain_case(tokens, _with_other_rows(tokens), "beside other rows")
 
 
-def _deterministic(inner: Way) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)
-        try:
-            return dict(inner(model, inputs))
-        finally:
-            torch.use_deterministic_algorithms(before)
-
-    return way
+@makes_way
+def _deterministic(model: Any, inputs: Inputs, inner: Way) -> dict[str, Tensor]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        return dict(inner(model, inputs))
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _invariant_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -441,23 +428,20 @@ def _rows_belong_together(tokens: TokenModel) -> str:
 # --- A part of the result -------------------------------------------------------------------------
 
 
-def _keep_last_positions(tokens: TokenModel) -> Way:
+@makes_way
+def _keep_last_positions(model: Any, inputs: Inputs, tokens: TokenModel) -> dict[str, Tensor]:
     """The last position alone, then the last few, then all."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids, total = tokens.ids(inputs), tokens.size[1]
-        counts = [total, min(3, total), 1]
-        values: list[Tensor] = []
-        for count, fewer in zip(counts, [*counts[1:], 0], strict=True):
-            value = tokens.value_of(tokens.call(model, inputs, ids, **{tokens.keep: count}))
-            if value.shape[1] != count:
-                raise AssertionError(
-                    f"{tokens.keep}={count} gives {value.shape[1]} positions of {total}"
-                )
-            values.append(value[:, : count - fewer])
-        return {tokens.value: torch.cat(values, dim=1)}
-
-    return way
+    ids, total = tokens.ids(inputs), tokens.size[1]
+    counts = [total, min(3, total), 1]
+    values: list[Tensor] = []
+    for count, fewer in zip(counts, [*counts[1:], 0], strict=True):
+        value = tokens.value_of(tokens.call(model, inputs, ids, **{tokens.keep: count}))
+        if value.shape[1] != count:
+            raise AssertionError(
+                f"{tokens.keep}={count} gives {value.shape[1]} positions of {total}"
+            )
+        values.append(value[:, : count - fewer])
+    return {tokens.value: torch.cat(values, dim=1)}
 
 
 def _logits_to_keep(checked: CheckedModel) -> Iterator[Case]:
@@ -470,23 +454,20 @@ def _logits_to_keep(checked: CheckedModel) -> Iterator[Case]:
 # --- Later tokens ---------------------------------------------------------------------------------
 
 
-def _with_other_ends(tokens: TokenModel) -> Way:
+@makes_way
+def _with_other_ends(model: Any, inputs: Inputs, tokens: TokenModel) -> dict[str, Tensor]:
     """Each part of the sequence, computed with other tokens behind it."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        ids, total = tokens.ids(inputs), tokens.size[1]
-        cuts = sorted({1, total // 2, total - 1, total})
-        values, start = [], 0
-        for cut in cuts:
-            changed = ids.clone()
-            changed[:, cut:] = ids.flip(1).roll(1, dims=0)[:, cut:]
-            with computing(tokens=slice(start, cut), own=slice(start, cut)):
-                output = tokens.call(model, inputs, changed)
-            values.append(tokens.value_of(output)[:, start:cut])
-            start = cut
-        return {tokens.value: torch.cat(values, dim=1)}
-
-    return way
+    ids, total = tokens.ids(inputs), tokens.size[1]
+    cuts = sorted({1, total // 2, total - 1, total})
+    values, start = [], 0
+    for cut in cuts:
+        changed = ids.clone()
+        changed[:, cut:] = ids.flip(1).roll(1, dims=0)[:, cut:]
+        with computing(tokens=slice(start, cut), own=slice(start, cut)):
+            output = tokens.call(model, inputs, changed)
+        values.append(tokens.value_of(output)[:, start:cut])
+        start = cut
+    return {tokens.value: torch.cat(values, dim=1)}
 
 
 def _causality(checked: CheckedModel) -> Iterator[Case]:
@@ -500,15 +481,14 @@ def _causality(checked: CheckedModel) -> Iterator[Case]:
 # --- Earlier calls --------------------------------------------------------------------------------
 
 
-def _after(earlier: Callable[[Any, Inputs], Any], now: Way) -> Way:
+@makes_way
+def _after(
+    model: Any, inputs: Inputs, earlier: Callable[[Any, Inputs], Any], now: Way
+) -> Mapping[str, Any]:
     """A way, after another call."""
-
-    def way(model: Any, inputs: Inputs) -> Mapping[str, Any]:
-        with computing_nothing():
-            earlier(model, inputs)
-        return now(model, inputs)
-
-    return way
+    with computing_nothing():
+        earlier(model, inputs)
+    return now(model, inputs)
 
 
 def _history(checked: CheckedModel) -> Iterator[Case]:

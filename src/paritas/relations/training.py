@@ -27,6 +27,7 @@ from paritas.relations.relation import (
     RelationFamily,
     batch_of,
     make_relations,
+    makes_way,
     rows_of,
 )
 
@@ -281,13 +282,11 @@ def _follows(lesson: Lesson, half: Way, of_more: Way) -> bool:
     return bool((counted_loss - right).abs() <= (counted_loss - 2 * right).abs())
 
 
-def _in_reverse(lesson: Lesson) -> Way:
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        with training(model):
-            rows = torch.arange(lesson.rows).flip(0)
-            return gradients(model, lesson.loss(model, inputs, rows))
-
-    return way
+@makes_way
+def _in_reverse(model: Any, inputs: Inputs, lesson: Lesson) -> dict[str, Tensor]:
+    with training(model):
+        rows = torch.arange(lesson.rows).flip(0)
+        return gradients(model, lesson.loss(model, inputs, rows))
 
 
 def _order_cases(checked: CheckedModel) -> Iterator[Case]:
@@ -508,21 +507,18 @@ def _resume_cases(checked: CheckedModel) -> Iterator[Case]:
     yield lesson.case(straight, resume_training, draws_alike=True)
 
 
-def _steps(lesson: Lesson, **how: Any) -> Way:
+@makes_way
+def _steps(model: Any, inputs: Inputs, /, lesson: Lesson, **how: Any) -> dict[str, Tensor]:
     """A few steps of an optimizer of some form."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        trained = _trainee(model)
-        wide = {parameter.dtype for parameter in _find_trained_parameters(trained).values()} == {
-            torch.float64
-        }
-        # The optimizer counts its steps in float32 unless this is the default.
-        with default_dtype(torch.float64) if wide else contextlib.nullcontext():
-            loop = _Loop(lesson, trained, betas=BETAS, **how)
-            loop.run(inputs, STEPS)
-        return loop.result()
-
-    return way
+    trained = _trainee(model)
+    wide = {parameter.dtype for parameter in _find_trained_parameters(trained).values()} == {
+        torch.float64
+    }
+    # The optimizer counts its steps in float32 unless this is the default.
+    with default_dtype(torch.float64) if wide else contextlib.nullcontext():
+        loop = _Loop(lesson, trained, betas=BETAS, **how)
+        loop.run(inputs, STEPS)
+    return loop.result()
 
 
 def _not_capturable(lesson: Lesson) -> str:
@@ -585,38 +581,35 @@ def _compiled_cases(checked: CheckedModel) -> Iterator[Case]:
 # --- Clipping gradients that are cut into shards --------------------------------------------------
 
 
-def _clip_gradients(lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None) -> Way:
+@makes_way
+def _clip_gradients(
+    model: Any, inputs: Inputs, lesson: Lesson, shards: Callable[[Tensor], list[Tensor]] | None
+) -> dict[str, Tensor]:
     """Clip by the norm of all gradients; each rank has one shard of each, and sums are reduced."""
-
-    def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        with training(model):
-            named_gradients = gradients(model, lesson.loss(model, inputs))
-        names, values = (
-            list(named_gradients),
-            [own_gradient.detach().clone() for own_gradient in named_gradients.values()],
-        )
-        limit = 0.5 * float(nn.utils.get_total_norm(values))
-        parts = [[value] if shards is None else shards(value) for value in values]
-        of_ranks = [list(rank) for rank in zip(*parts, strict=True)]
-        norms = [nn.utils.get_total_norm(rank_gradients) for rank_gradients in of_ranks]
-        total = torch.stack(norms).square().sum().sqrt()
-        for of_rank in of_ranks:
-            parameters = [nn.Parameter(rank_gradient) for rank_gradient in of_rank]
-            for parameter, gradient in zip(parameters, of_rank, strict=True):
-                parameter.grad = gradient
-            nn.utils.clip_grads_with_norm_(parameters, limit, total)
-        clipped_gradients = [torch.cat([shard.flatten() for shard in part]) for part in parts]
-        return {
-            **{
-                name: clipped_gradient.view_as(value)
-                for name, clipped_gradient, value in zip(
-                    names, clipped_gradients, values, strict=True
-                )
-            },
-            "norm": total,
-        }
-
-    return way
+    with training(model):
+        named_gradients = gradients(model, lesson.loss(model, inputs))
+    names, values = (
+        list(named_gradients),
+        [own_gradient.detach().clone() for own_gradient in named_gradients.values()],
+    )
+    limit = 0.5 * float(nn.utils.get_total_norm(values))
+    parts = [[value] if shards is None else shards(value) for value in values]
+    of_ranks = [list(rank) for rank in zip(*parts, strict=True)]
+    norms = [nn.utils.get_total_norm(rank_gradients) for rank_gradients in of_ranks]
+    total = torch.stack(norms).square().sum().sqrt()
+    for of_rank in of_ranks:
+        parameters = [nn.Parameter(rank_gradient) for rank_gradient in of_rank]
+        for parameter, gradient in zip(parameters, of_rank, strict=True):
+            parameter.grad = gradient
+        nn.utils.clip_grads_with_norm_(parameters, limit, total)
+    clipped_gradients = [torch.cat([shard.flatten() for shard in part]) for part in parts]
+    return {
+        **{
+            name: clipped_gradient.view_as(value)
+            for name, clipped_gradient, value in zip(names, clipped_gradients, values, strict=True)
+        },
+        "norm": total,
+    }
 
 
 def _shards(ranks: int) -> Callable[[Tensor], list[Tensor]]:

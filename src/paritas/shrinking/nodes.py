@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from paritas.core.compiled.locate import minimise
 from paritas.core.execution.observation import INPUT
+from paritas.core.numerics.contents import detach_value
 from paritas.core.results.items import ItemKind, nth_output
 from paritas.core.torch_private.graphs import provenance
 from paritas.shrinking.programs import (
@@ -196,7 +197,7 @@ class _PartBuilder:
         program = dataclasses.replace(
             self.program,
             graph=module,
-            inputs=tuple(values if gradients else map(_detach_value, values)),
+            inputs=tuple(values if gradients else map(detach_value, values)),
             dynamic=self.dynamic,
             gradients=gradients,
         )
@@ -293,10 +294,6 @@ def _holds_tensor(value: Any) -> bool:
 
 def _differentiable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _detach_value(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 # --- The search for the wrong part ----------------------------------------------------------------

@@ -41,7 +41,7 @@ from paritas.core.judging.failures import FailedPair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import FEW_RUNS
 from paritas.core.numerics.bits import is_inexact
-from paritas.core.numerics.contents import map_leaves
+from paritas.core.numerics.contents import detach_value, map_leaves
 from paritas.core.numerics.flattening import flattened
 from paritas.core.results.findings import Aspect, Coverage, Status, Verdict
 from paritas.core.results.items import CALL, Item, ItemKind, gradient, harness, output
@@ -380,7 +380,7 @@ class _OneCheck:
         candidate = inspect_subject(pair[1], "candidate", "compiled_model", reference.state)
         candidate = dataclasses.replace(candidate, family=self.check.candidate.given)
         if not upstream:  # nothing is differentiated, but the model may write to these values
-            detached = map_leaves([list(inputs.args), inputs.kwargs], _detach_leaf)
+            detached = map_leaves([list(inputs.args), inputs.kwargs], detach_value)
             inputs = Inputs(tuple(detached[0]), detached[1])
         rng.restore()
         verification = Verification(reference, candidate, inputs, config, 0, lambda _: None)
@@ -561,10 +561,6 @@ class _OneCheck:
             notes.append(_FUSIONS)
         self.out.notes[:0] = notes
         return self.out.verdict(strict=self.config.strict)
-
-
-def _detach_leaf(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _is_near(evidence: Evidence[Any], item: Item, value: Any, alone: Any) -> bool:

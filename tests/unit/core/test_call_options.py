@@ -29,6 +29,15 @@ def test_its_arguments_are_the_fields_of_the_struct():
     assert check(subject="x", folder="there", steps=2) == ("x", Options("there", steps=2))
 
 
+def test_a_function_without_a_subject_has_the_fields_alone():
+    @takes_options(Options)
+    def make(options):
+        return options
+
+    assert make() == Options()
+    assert make("there", strict=True) == Options("there", strict=True)
+
+
 def test_its_signature_shows_them():
     assert list(inspect.signature(check).parameters) == ["subject", "folder", "strict", "steps"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import paritas
-from paritas.relations.generation import _Counter, _served
+from paritas.relations.generation import _Counter, _serve_calls
 from paritas.relations.relation import chosen
 from quality.relation_models import HEADS, SIZE, VOCABULARY, WIDTH, rotated, tokens
 
@@ -137,7 +137,7 @@ def test_calls_of_another_thread_are_made_in_the_one_that_serves():
         return kwargs["x"] + 1
 
     counter, found = _Counter(), []
-    with _served(model, counter):
+    with _serve_calls(model, counter):
         asking = threading.Thread(target=lambda: found.append(model(x=1)))
         asking.start()
         while asking.is_alive():

@@ -19,7 +19,7 @@ from paritas.app.pytest.session import (
     record_outcome,
     test_folder,
 )
-from paritas.core.compiled.guard_settings import GuardSettings
+from paritas.core.compiled.guard_settings import GuardOptions
 from paritas.core.compiled.guarded_calls import GraphEntry, GuardJournal
 from paritas.core.errors import MismatchError, UsageError, did_you_mean
 from paritas.core.execution.subjects import VerifyConfig
@@ -59,10 +59,7 @@ if TYPE_CHECKING:
 # --- `@pytest.mark.parity(...)` -------------------------------------------------------------------
 
 VERIFY_NAMES = frozenset(field.name for field in dataclasses.fields(VerifyConfig))
-# Not taken from `paritas.guard` itself, which imports the compiler.
-_NO_OPTIONS = {"seed", "deadline", "lifted_agrees"}
-_GUARD_FIELDS = frozenset(f.name for f in dataclasses.fields(GuardSettings)) - _NO_OPTIONS
-GUARD_NAMES = _GUARD_FIELDS | {"enabled", "options"}
+GUARD_NAMES = frozenset(field.name for field in dataclasses.fields(GuardOptions)) - {"backend"}
 
 
 def settings_of(item: pytest.Item) -> dict[str, Any]:
@@ -83,7 +80,7 @@ def settings_of(item: pytest.Item) -> dict[str, Any]:
     check_names(settings, f"@pytest.mark.parity of {item.nodeid}")
     # Discarded: this reports a wrong value before the test runs.
     VerifyConfig(**{name: value for name, value in settings.items() if name in VERIFY_NAMES})
-    GuardSettings(**{name: value for name, value in settings.items() if name in _GUARD_FIELDS})
+    GuardOptions(**{name: value for name, value in settings.items() if name in GUARD_NAMES})
     return settings
 
 

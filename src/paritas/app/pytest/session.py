@@ -17,8 +17,7 @@ from paritas.core.compiled.guard_settings import SWITCH, GuardSettings, GuardWat
 from paritas.core.errors import UsageError
 from paritas.core.reporting.files import write_whole
 from paritas.core.results.causes import group_causes
-from paritas.core.results.findings import Status
-from paritas.core.results.wording import counted, near_path
+from paritas.core.results.wording import counted, near_path, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
@@ -256,8 +255,6 @@ def write_index(folder: Path, outcomes: Sequence[ReportedOutcome]) -> None:
 
 # --- The summary that pytest prints at its end ----------------------------------------------------
 
-# Gravest first.
-STATUSES = tuple(reversed(Status))
 MOST_SHOWN = 20
 _IN_CI = ("CI", "GITHUB_ACTIONS", "GITLAB_CI", "BUILDKITE", "TF_BUILD")
 
@@ -324,8 +321,7 @@ def _verdicts(outcomes: Sequence[ReportedOutcome]) -> Iterator[str]:
     judged = [outcome for outcome in outcomes if outcome.outcome.enabled]
     off = len(outcomes) - len(judged)
     if judged:
-        counts = Counter(entry.outcome.status for entry in judged)
-        each = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
+        each = ", ".join(status_counts(entry.outcome.status for entry in judged))
         tests = counted(len({entry.test for entry in judged}), "test")
         yield f"{counted(len(judged), 'verdict')} in {tests}: {each}"
     if off:

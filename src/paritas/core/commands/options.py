@@ -205,28 +205,41 @@ def json_option(
         first_rank_only: under torchrun, only rank 0 writes the file.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @click.option(
-            "--json",
-            "json_path",
-            metavar="FILE",
-            type=click.Path(path_type=Path, allow_dash=True),
-            help=text if "- is" in text or not or_stdout else f"{text} - is stdout.",
-        )
-        @functools.wraps(command)
-        def checked(*args: Any, json_path: Path | None, **options: Any) -> Any:
-            if json_path == STDOUT and not or_stdout:
-                raise click.UsageError("--json - needs a file instead: the script uses stdout")
-            writes = not first_rank_only or os.environ.get("RANK", "0") == "0"
-            if json_path is not None and json_path != STDOUT and writes:
-                from paritas.core.reporting.files import check_writable
+    def check(path: Path) -> None:
+        if path == STDOUT and not or_stdout:
+            raise click.UsageError("--json - needs a file instead: the script uses stdout")
+        writes = not first_rank_only or os.environ.get("RANK", "0") == "0"
+        if path != STDOUT and writes:
+            _check_writable(path)
 
-                check_writable(json_path)
-            return command(*args, json_path=json_path, **options)
+    option = click.option(
+        "--json",
+        "json_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path, allow_dash=True),
+        help=text if "- is" in text or not or_stdout else f"{text} - is stdout.",
+    )
+    return lambda command: option(_check_path_first(command, "json_path", check))
 
-        return checked
 
-    return decorate
+def _check_path_first(
+    command: Callable[..., Any], name: str, check: Callable[[Path], None]
+) -> Callable[..., Any]:
+    """The command, which begins with a check of a path that was given."""
+
+    @functools.wraps(command)
+    def check_and_run(*args: Any, **options: Any) -> Any:
+        if options[name] is not None:
+            check(options[name])
+        return command(*args, **options)
+
+    return check_and_run
+
+
+def _check_writable(path: Path) -> None:
+    from paritas.core.reporting.files import check_writable
+
+    check_writable(path)
 
 
 def json_takes_stdout() -> bool:
@@ -247,23 +260,14 @@ def write_json(path: Path | None, encode: Callable[[], bytes]) -> None:
 
 def html_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--html` to a command, which gets `html_path` after a check that it is writable."""
-
-    @click.option(
+    option = click.option(
         "--html",
         "html_path",
         metavar="FILE",
         type=click.Path(path_type=Path),
         help="Write the report as an HTML page to this file.",
     )
-    @functools.wraps(command)
-    def checked(*args: Any, html_path: Path | None, **options: Any) -> Any:
-        if html_path is not None:
-            from paritas.core.reporting.files import check_writable
-
-            check_writable(html_path)
-        return command(*args, html_path=html_path, **options)
-
-    return checked
+    return option(_check_path_first(command, "html_path", _check_writable))
 
 
 # --- `--format` and `--format-file` ---------------------------------------------------------------
@@ -298,9 +302,7 @@ class OutputFormat:
             raise click.UsageError(
                 f"--format-file {str(self.file)!r} needs a --format other than text: {documents}"
             )
-        from paritas.core.reporting.files import check_writable
-
-        check_writable(self.file)
+        _check_writable(self.file)
 
     def write(self, make: Callable[[], Account], *, err: bool = False) -> None:
         """Write the output. Call this before printing the text, which ends with the verdict.

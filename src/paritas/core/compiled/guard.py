@@ -6,14 +6,20 @@ guard_everywhere() does the same for every `torch.compile` of a process.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import threading
 import unittest
 from typing import TYPE_CHECKING, Any
 
 from paritas.core.call_options import takes_options
-from paritas.core.compiled.guard_settings import OFF, GuardSettings, check_deadline, is_enabled
+from paritas.core.compiled.guard_settings import (
+    OFF,
+    EverywhereOptions,
+    GuardOptions,
+    GuardSettings,
+    check_deadline,
+    is_enabled,
+)
 from paritas.core.compiled.guarded_calls import GuardJournal
 from paritas.core.compiled.guarded_graphs import GuardedCapture, GuardedGraph, LoweredSuspect
 from paritas.core.errors import UsageError
@@ -41,35 +47,6 @@ if TYPE_CHECKING:
 # --- guard() --------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class GuardOptions:
-    """What `guard()` guards, and how.
-
-    Attributes:
-        backend: a name that `torch.compile` knows, or a function from a graph and example inputs
-            to a callable.
-        on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
-            which gives the program the reference's result and continues.
-        every: check each n-th call of a graph; below 1, that share of its calls. The first call of
-            a graph, and the first with new dynamic sizes, is always checked.
-        options: compiler options, as in `torch.compile(options=...)`.
-        locate: find the first wrong operator if something differs.
-        enabled: False returns the plain backend; so does PARITAS_GUARD=0 in the environment.
-        check_passes: also check Inductor's graph passes and its split into forward and backward.
-        strict: count `unstable` as a failure.
-    """
-
-    backend: str | Callable[..., Any] = "inductor"
-    _: dataclasses.KW_ONLY
-    on_mismatch: str = "raise"
-    every: float = 1
-    options: dict[str, Any] | None = None
-    locate: bool = True
-    enabled: bool | None = None
-    check_passes: bool = False
-    strict: bool = False
-
-
 @takes_options(GuardOptions)
 def guard(options: GuardOptions) -> Guard:
     """Make a backend for `torch.compile` that checks every graph as it runs.
@@ -81,10 +58,8 @@ def guard(options: GuardOptions) -> Guard:
     Args:
         options: given as arguments, the backend first; see `GuardOptions`.
     """
-    names = ("on_mismatch", "every", "locate", "check_passes", "strict")
-    settings = GuardSettings(**{name: getattr(options, name) for name in names})
     backend = find_backend(options.backend, options.options)
-    return Guard(backend, settings, enabled=is_enabled(options.enabled))
+    return Guard(backend, options.settings, enabled=is_enabled(options.enabled))
 
 
 class Guard:
@@ -210,15 +185,8 @@ RECORDED = "a torch.compile of the program uses the backend paritas.record, whic
 SWITCHED_OFF = "part of the program was not guarded: guard_everywhere(enabled=False)"
 
 
-def guard_everywhere(
-    *,
-    on_mismatch: str = "raise",
-    every: float = 1,
-    locate: bool = True,
-    enabled: bool | None = None,
-    check_passes: bool = False,
-    strict: bool = False,
-) -> GuardEverywhere:
+@takes_options(EverywhereOptions)
+def guard_everywhere(options: EverywhereOptions) -> GuardEverywhere:
     """Guard every `torch.compile` of this process, in every thread.
 
     Guarding starts at once and lasts until `off()` is called on the result. In a `with` statement
@@ -228,28 +196,13 @@ def guard_everywhere(
     next call; the unguarded code is used again afterwards. If two are nested, the inner one wins.
 
     Args:
-        on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
-            which gives the program the reference's result and continues.
-        every: check each n-th call of a graph; below 1, that share of its calls. The first call of
-            a graph, and the first with new dynamic sizes, is always checked.
-        locate: find the first wrong operator if something differs.
-        enabled: False leaves everything unguarded, also inside another `guard_everywhere`; so does
-            PARITAS_GUARD=0 in the environment.
-        check_passes: also check Inductor's graph passes and its split into forward and backward.
-        strict: count `unstable` as a failure.
+        options: given as keyword arguments; see `EverywhereOptions`.
 
     Raises:
         UsageError: an argument is not valid.
         UnsupportedTorchError: paritas cannot reach every `torch.compile` in this version of torch.
     """
-    settings = GuardSettings(
-        on_mismatch=on_mismatch,
-        every=every,
-        locate=locate,
-        check_passes=check_passes,
-        strict=strict,
-    )
-    return GuardEverywhere(settings, enabled=is_enabled(enabled)).on()
+    return GuardEverywhere(options.settings, enabled=is_enabled(options.enabled)).on()
 
 
 class GuardEverywhere:

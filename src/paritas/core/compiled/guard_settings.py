@@ -40,20 +40,17 @@ SIZES_CHECKED = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GuardSettings:
-    """The validated settings of one guard.
+class GuardSwitches:
+    """What every guard has.
 
     Attributes:
-        on_mismatch: `raise`, `warn`, `record` or `fallback`.
-        every: check each n-th call of a graph, or, below 1, that share of its calls.
+        on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
+            which gives the program the reference's result and continues.
+        every: check each n-th call of a graph; below 1, that share of its calls. The first call of
+            a graph, and the first with new dynamic sizes, is always checked.
         locate: find the first wrong operator if something differs.
-        check_passes: check the compiler's passes and its split of the graph, at compile time.
+        check_passes: also check Inductor's graph passes and its split into forward and backward.
         strict: count `unstable` as a failure.
-        seed: the seed of the perturbed runs.
-        deadline: for a guard that only looks for the first wrong operator: when that must have
-            ended, by `time.monotonic`. The program is then stopped by a `SearchOverError`.
-        lifted_agrees: for such a guard: whether the fault vanishes if the program runs in float64,
-            if that is known.
     """
 
     on_mismatch: str = "raise"
@@ -61,9 +58,6 @@ class GuardSettings:
     locate: bool = True
     check_passes: bool = False
     strict: bool = False
-    seed: int = 0
-    deadline: float = math.inf
-    lifted_agrees: bool | None = None
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ACTIONS:
@@ -80,6 +74,57 @@ class GuardSettings:
         for name in ("locate", "check_passes", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuardSettings(GuardSwitches):
+    """The settings of one guard.
+
+    Attributes:
+        seed: the seed of the perturbed runs.
+        deadline: for a guard that only looks for the first wrong operator: when that must have
+            ended, by `time.monotonic`. The program is then stopped by a `SearchOverError`.
+        lifted_agrees: for such a guard: whether the fault vanishes if the program runs in float64,
+            if that is known.
+    """
+
+    seed: int = 0
+    deadline: float = math.inf
+    lifted_agrees: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EverywhereOptions(GuardSwitches):
+    """The options of `guard_everywhere()`, and those of `GuardSwitches`.
+
+    Attributes:
+        enabled: False guards nothing, also inside another `guard_everywhere`; so does
+            PARITAS_GUARD=0 in the environment.
+    """
+
+    enabled: bool | None = None
+
+    @property
+    def settings(self) -> GuardSettings:
+        """The settings of the guard."""
+        names = (field.name for field in dataclasses.fields(GuardSwitches))
+        return GuardSettings(**{name: getattr(self, name) for name in names})
+
+
+@dataclasses.dataclass(frozen=True)
+class GuardOptions(EverywhereOptions):
+    """The options of `guard()`, and those of `GuardSwitches`.
+
+    Attributes:
+        backend: a name that `torch.compile` knows, or a function from a graph and example inputs
+            to a callable.
+        options: compiler options, as in `torch.compile(options=...)`.
+        enabled: False returns the plain backend; so does PARITAS_GUARD=0 in the environment.
+    """
+
+    backend: str | Callable[..., Any] = "inductor"
+    _: dataclasses.KW_ONLY
+    options: dict[str, Any] | None = None
 
 
 class SearchOverError(Exception):

@@ -22,6 +22,7 @@ from paritas.core.execution.observation import (
 )
 from paritas.core.execution.program import Program
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
+from paritas.core.numerics.contents import detach_value
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.precision.widening import widen_graph
 from paritas.core.results.items import Item, after_call, gradient, input_of, nth_output
@@ -496,7 +497,7 @@ class CapturedProgram(Program):
             observation.error = error
         note_decisions(observation, observation.outputs, options.mode)
         observation.outputs = {
-            item: _detach_tensor(value) for item, value in observation.outputs.items()
+            item: detach_value(value) for item, value in observation.outputs.items()
         }
         return [observation]
 
@@ -538,10 +539,6 @@ class CapturedProgram(Program):
     def initial(self, item: Item) -> Any:
         """The argument before the call."""
         return self.given().get(item.name, MISSING)
-
-
-def _detach_tensor(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _make_unique(names: list[str]) -> list[str]:

@@ -514,6 +514,11 @@ def _limit(tree: Any, level: int, budget: Iterator[int]) -> None:
         )
 
 
+def detach_value(value: Any) -> Any:
+    """A tensor without its history; any other value as it is."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
     """Rebuild `tree` with `function` applied to each leaf; containers are always new objects.
 

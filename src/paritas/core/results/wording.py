@@ -286,7 +286,7 @@ def counted(count: int, thing: str, *, thousands: str = "") -> str:
     return f"{count:{thousands}} {thing}{'' if count == 1 else 's'}"
 
 
-def status_counts(statuses: Iterable[Status]) -> list[str]:
+def status_counts(statuses: Iterable[str]) -> list[str]:
     """How many there are of each status, gravest first: `2 different`, `1 unverified`."""
     counts = Counter(statuses)
     return [f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]]
