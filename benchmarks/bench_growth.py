@@ -24,7 +24,8 @@ from benchmarks.lab.timing import in_turns
 from torch import nn
 
 import paritas
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.items import Shard
 from paritas.formats.dumps.reading import Dump
 from paritas.sharding.operators.recipe_checks import check_recipe

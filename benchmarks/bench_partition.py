@@ -17,7 +17,8 @@ from benchmarks.lab.figures import Figure, Report, Table, write
 from benchmarks.lab.timing import best, measured
 from torch.nn import functional
 
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.items import Once, Partial, Shard
 from paritas.partition import check_partition, discover_partitions
 from paritas.sharding.operators.recipe_checks import check_recipe

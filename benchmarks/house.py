@@ -1,7 +1,7 @@
 """Count what a reader of the code must hold: `python -m benchmarks.house`, from the root.
 
 Rooms, imports between questions, names without content, long parameter lists, places that set a
-status, lines.
+status, lines, and the longest way from the inputs of `verify` to a status.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import collections
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 import paritas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import CodeType, FrameType
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "paritas"
@@ -30,6 +33,9 @@ PARTICIPLES = {
     *("found", "known", "given", "made", "kept", "taken", "left", "held", "seen", "shown", "said"),
     *("told", "built", "drawn", "written", "sent", "put", "done", "meant", "bound", "worn"),
 }
+# Where a value gets its status.
+STATUS_FILE = SOURCE / "core" / "judging" / "pairs.py"
+STATUS_FUNCTIONS = {"settle_pair", "_check_value", "_apply_ruling"}
 NOT_QUESTIONS = {"core", "formats", "app"}
 
 
@@ -107,16 +113,65 @@ def imports_between_questions(trees: dict[Path, ast.Module]) -> list[str]:
     return sorted(arrows)
 
 
+# A proof has another status: proved, refuted or not decided.
+PROOFS = SOURCE / "sharding" / "proofs"
+
+
 def status_places(trees: dict[Path, ast.Module]) -> list[str]:
     """Each call that gives a finding, a row or a copy of it its status, by keyword."""
     return [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path, tree in trees.items()
+        if not path.is_relative_to(PROOFS)
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and any(keyword.arg == "status" for keyword in node.keywords)
         and re.search(r"(Finding|Row|replace)$", ast.unparse(node.func))
     ]
+
+
+def trace_verify() -> tuple[list[CodeType], set[CodeType]]:
+    """The deepest stack from `verify` to where a value gets its status, and all that was called.
+
+    Of a compiled layer: a call graph without running it would be a guess.
+    """
+    deepest: list[CodeType] = []
+    called: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(str(SOURCE)):
+            return
+        called.add(code)
+        if code.co_filename != str(STATUS_FILE) or code.co_name not in STATUS_FUNCTIONS:
+            return
+        stack: list[CodeType] = []
+        here: FrameType | None = frame
+        while here is not None and here.f_code is not verify_code:
+            if here.f_code.co_filename.startswith(str(SOURCE)):
+                stack.append(here.f_code)
+            here = here.f_back
+        if len(stack) > len(deepest):
+            deepest[:] = reversed(stack)
+
+    layer = torch.nn.Linear(4, 3)
+    compiled = torch.compile(layer, backend="aot_eager")
+    verify: Any = paritas.verify
+    while hasattr(verify, "__wrapped__"):
+        verify = verify.__wrapped__
+    verify_code = verify.__code__
+    previous = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        paritas.verify([torch.randn(2, 4)], layer, compiled)
+    finally:
+        sys.setprofile(previous)
+    return deepest, called
+
+
+def place_of(code: CodeType) -> str:
+    """A function as people find it: its file in the package, its name."""
+    return f"{Path(code.co_filename).relative_to(SOURCE)}:{code.co_qualname}"
 
 
 def line_count(folder: str) -> int:
@@ -151,6 +206,14 @@ def main() -> int:
     print(f"vague names: {sum(vague.values())} of {names.total()} ({share:.1%}): {vague}")
     print(f"functions that are a participle: {len(participles)} of {len(all_functions)}")
     print(f"functions with more than {MOST_PARAMETERS} parameters: {len(long)}", *long, sep="\n  ")
+    way, called = trace_verify()
+    files = {code.co_filename for code in way}
+    print(
+        f"longest way from verify() to a status: {len(way)} calls in {len(files)} files, of "
+        f"{len(called)} functions that run",
+        *map(place_of, way),
+        sep="\n  ",
+    )
     print(f"public names: {len(paritas.__all__)}; files: {len(trees)}")
     print({folder: line_count(folder) for folder in ("src", "tests", "benchmarks")})
     return 0

@@ -29,14 +29,15 @@ from paritas.core.execution.compilation import Candidate
 from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.reporting.scripts import SHOWN
 from paritas.core.results.findings import Finding, OriginKind, Status
-from paritas.shrinking.shrink import NothingFailsError, shrink
+from paritas.core.shrinking import NothingFailsError
+from paritas.shrinking.shrink import shrink
 from paritas.shrinking.sources import capture_programs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from paritas.core.results.findings import Origin, Verdict
-    from paritas.shrinking.shrink import ShrinkReport
+    from paritas.core.shrinking import ShrinkReport
 
 # Of a share of a tensor's largest value: what is smaller may be rounding.
 ROUNDING = 1e-5

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from paritas.core import results as _results
 from paritas.core.importing import import_on_use as _import_on_use
 
 __all__ = [
@@ -97,8 +96,6 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from paritas.comparison.compare import compare
     from paritas.comparison.rows import Comparison
     from paritas.core.compiled.guard import guard, guard_everywhere
@@ -143,22 +140,6 @@ else:
 
         return importlib.metadata.version("paritas")
 
-
-def _html_of(verdict: Any) -> str:
-    import paritas.core.reporting.notebook as notebook_cells
-
-    return notebook_cells.notebook_html(notebook_cells.verdict_summary(verdict))
-
-
-def _shrink(verdict: Verdict, **options: Any) -> object:
-    import paritas.shrinking.sources
-
-    return paritas.shrinking.sources.shrink_verdict(verdict, **options)
-
-
-# `results` may not import the upper layers that render and shrink, so they are registered here.
-_results.show_by(_html_of)
-_results.shrink_by(_shrink)
 
 if os.environ.get("PARITAS_GUARD"):
     import paritas.core.compiled.guard_settings

@@ -202,7 +202,7 @@ def test_the_operator_of_the_first_divergence_is_shrunk_to_one_element(compared,
 
 
 @pytest.mark.parametrize(
-    "where", ["shrinking.comparisons._part", "core.reporting.scripts.run_script"]
+    "where", ["comparison.shrinking._part", "core.reporting.scripts.run_script"]
 )
 def test_an_interruption_keeps_the_operator_as_small_as_it_is(
     compared, net, untried, monkeypatch, where

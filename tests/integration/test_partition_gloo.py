@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from integration import rank_programs as programs
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import Group, OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Group, Recipe
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators import nnscaler_functions

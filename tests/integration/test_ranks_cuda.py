@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from paritas.app.cli import main
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import OperatorCall, Recipe, on_device
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe, on_device
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Once, Partial, Shard
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, discover_partitions

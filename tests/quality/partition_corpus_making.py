@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.items import Partial, Shard
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from paritas.sharding.operators.annotation import Annotation, Option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.core.placement.placement import OperatorCall, Recipe
+    from paritas.core.operators.calls import OperatorCall
+    from paritas.core.placement.placement import Recipe
 
 _SUFFIXES = ("", "+", "+avg", "+max", "+min", "+product")
 _REDUCTIONS = {"avg", "max", "min", "product"}

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import OperatorCall
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.results.findings import Status
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.annotation import Annotation, Option

@@ -29,7 +29,7 @@ from quality.test_partition_library import RIGHT, calls_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 # One spelling of each operator; the others have the same definition.

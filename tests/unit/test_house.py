@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import paritas
+from paritas.core import register
+from paritas.core.register import find_entry
 from sampling import is_run
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +146,11 @@ def test_every_public_name_has_one_home_that_type_checkers_see_too():
     assert sorted(paritas._HOMES) == paritas.__all__
 
 
+def test_every_entry_of_the_register_is_there():
+    missing = [name for name in register._HOMES if find_entry(name) is None]
+    assert not missing
+
+
 def test_every_public_name_is_there():
     missing = [name for name in [*paritas.__all__, "__version__"] if not hasattr(paritas, name)]
     assert not missing
@@ -251,12 +258,9 @@ def test_what_people_read_is_never_read_back_and_findings_are_made_of_items():
 FINDING_MAKERS = {
     "paritas/core/judging/pairs.py",  # of compared values: the judge
     "paritas/core/results/findings.py",  # of everything else: constructors with names
-    "paritas/core/judging/comparer.py",  # of everything else: `CollectedFindings.add`
-    "paritas/comparison/rows.py",  # of a row, which has the status already
 }
 STATUS_CHANGERS = {
     "paritas/core/judging/pairs.py": 1,
-    "paritas/comparison/table.py": 1,  # of a row of two dumps, by the rulings on its sources
     "paritas/sweeping/rows.py": 1,  # of a row, which has the status of its verdict
 }
 # What a file has that may be found below: to parse the others takes seconds.

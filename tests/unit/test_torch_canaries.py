@@ -13,7 +13,8 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
 
 from paritas.core.errors import UnsupportedTorchError
 from paritas.core.numerics.contents import given_to_tensor
-from paritas.core.precision import accumulation, lifting, perturbing, widening
+from paritas.core.operators.definitions import SUMMATIONS
+from paritas.core.precision import lifting, perturbing, widening
 from paritas.core.torch_private import dynamo, kernels, operators, tensors
 
 ATEN = torch.ops.aten
@@ -38,8 +39,8 @@ def rms(tensor):
 # --- paritas.core.precision.accumulation ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(accumulation._RULES))
-def test_every_rule_of_accumulation_is_of_an_operator(name):
+@pytest.mark.parametrize("name", sorted(SUMMATIONS))
+def test_everything_that_sums_is_an_operator(name):
     assert getattr(ATEN, name).overloads()
 
 

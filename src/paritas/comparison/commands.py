@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from paritas.core.commands.options import (
     OutputFormat,
     emit,
     format_options,
+    options_as,
     progress,
 )
 
@@ -26,6 +28,18 @@ if TYPE_CHECKING:
 RULE = Assignment("REGEX: EXPRESSION", ": ", r"layers\..*\.attn: rel_l2 <= 1e-3 and max_abs < 1")
 RENAME = Assignment("REGEX=REPLACEMENT", "=", r"encoder\.block=layers")
 DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What the command writes, and where."""
+
+    output: str
+    parquet: bool
+    no_html: bool
+    overwrite: bool
+    quiet: bool
+    form: OutputFormat
 
 
 @click.command(short_help="Compare two dumps: a table, the first divergence, a report.")
@@ -102,18 +116,16 @@ DIMS = Assignment("REGEX: DIMS", ": ", r"attn\.q: b s[cp] h[tp] d")
 @click.option("--quiet", is_flag=True, help="Print only the verdict line, no progress.")
 @format_options
 @click.pass_context
-def compare(  # noqa: PLR0913  (one for each option that is not passed on)
+@options_as(OutputOptions)
+def compare(
     ctx: click.Context,
     /,
     *,
-    output: str,
+    my: str,
+    golden: str,
     ranks: tuple[tuple[int, int], ...],
     no_replay: bool,
-    parquet: bool,
-    no_html: bool,
-    overwrite: bool,
-    quiet: bool,
-    form: OutputFormat,
+    options: OutputOptions,
     **compare_options: Any,
 ) -> None:
     """Compare the values of two dumps, and find where they start to differ.
@@ -126,29 +138,28 @@ def compare(  # noqa: PLR0913  (one for each option that is not passed on)
 
     Exit codes: 0 pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    _check_output(output, overwrite=overwrite, parquet=parquet)
+    _check_output(options)
     from paritas.core.execution.executors import few_full_collections
 
     chosen = [rank for first, last in ranks for rank in range(first, last + 1)] or None
     with few_full_collections():
-        comparison = _compare(quiet=quiet, ranks=chosen, replay=not no_replay, **compare_options)
-        names = _write(output, comparison, parquet=parquet, html=not no_html)
-    _show_comparison(comparison, f"written to {output}: {', '.join(names)}", form, quiet=quiet)
+        with progress(quiet=options.quiet) as tell:
+            from paritas.comparison.compare import compare as compare_dumps
+
+            comparison = compare_dumps(
+                my, golden, ranks=chosen, replay=not no_replay, on_progress=tell, **compare_options
+            )
+        names = _write(comparison, options)
+    _show_comparison(comparison, f"written to {options.output}: {', '.join(names)}", options)
     ctx.exit(comparison.exit_code)
 
 
-def _compare(*, quiet: bool, my: str, golden: str, **compare_options: Any) -> Comparison:
-    with progress(quiet=quiet) as tell:
-        from paritas.comparison import compare as comparing
-
-        return comparing.compare(my, golden, on_progress=tell, **compare_options)
-
-
-def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
+def _check_output(options: OutputOptions) -> None:
     """Raise `UsageError` now if the results could not be written later."""
     from paritas.comparison import results_folder
     from paritas.core.file_trees import is_url, names_at
 
+    output, overwrite, parquet = options.output, options.overwrite, options.parquet
     if not is_url(output):
         results_folder.check_output(Path(output), overwrite=overwrite, parquet=parquet)
         return
@@ -157,29 +168,34 @@ def _check_output(output: str, *, overwrite: bool, parquet: bool) -> None:
     results_folder.check_names(output, names_at(output), overwrite=overwrite)
 
 
-def _write(output: str, comparison: Comparison, *, parquet: bool, html: bool) -> list[str]:
+def _write(comparison: Comparison, options: OutputOptions) -> list[str]:
     from paritas.comparison import results_folder
     from paritas.core.file_trees import is_url, write_to
 
+    output, html = options.output, not options.no_html
     with contextlib.ExitStack() as stack:
         folder = Path(output)
         if is_url(output):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        written = results_folder.write_all(folder, comparison, parquet=parquet, html=html)
+        written = results_folder.write_all(folder, comparison, parquet=options.parquet, html=html)
         if is_url(output):
             write_to(output, folder)
     return [path.name for path in written]
 
 
-def _show_comparison(
-    comparison: Comparison, remark: str, form: OutputFormat, *, quiet: bool
-) -> None:
+def _show_comparison(comparison: Comparison, remark: str, options: OutputOptions) -> None:
     from paritas.comparison.report import (
         comparison_account,
         comparison_report,
         comparison_verdict_line,
     )
 
+    quiet = options.quiet
     shown = comparison_verdict_line(comparison) if quiet else comparison_report(comparison, remark)
     subject = f"{comparison.my.path} {comparison.golden.path}"
-    emit(form, lambda: comparison_account(comparison, subject=subject), shown, soft_wrap=quiet)
+    emit(
+        options.form,
+        lambda: comparison_account(comparison, subject=subject),
+        shown,
+        soft_wrap=quiet,
+    )

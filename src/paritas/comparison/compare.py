@@ -18,8 +18,7 @@ import msgspec
 import torch
 
 from paritas.comparison.gathering import operands
-from paritas.comparison.judgement import Measured, measure
-from paritas.comparison.operands import describe_side
+from paritas.comparison.judgement import measure, unjudged_row
 from paritas.comparison.pairing import RecordedSelection, match
 from paritas.comparison.rows import Comparison, Divergence, DumpFacts
 from paritas.comparison.rules import Rules, align_steps
@@ -34,6 +33,7 @@ from paritas.core.execution.executors import (
     session_of_work,
 )
 from paritas.core.file_trees import local_copy
+from paritas.core.judging.pairs import Ruling, apply_ruling
 from paritas.core.numerics.mismatch_maps import mismatch_detail
 from paritas.core.results.findings import Aspect, Coverage, Diagnosis, Status
 from paritas.core.results.progress import Progress, shows_progress
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.comparison.judgement import Measured
     from paritas.comparison.operands import Operand, Pair
     from paritas.comparison.pairing import Matches
     from paritas.comparison.rows import ComparisonRow
@@ -266,15 +267,10 @@ def _diagnose(
 
 
 def _report_lost(pair: Pair, sources: Sources, failed: Failed[_PairBatch]) -> Measured:
-    return Measured(
-        status=Status.UNVERIFIED,
-        settled=True,
-        my=None if pair.my is None else describe_side(pair.my, sources.my_kind),
-        golden=None if pair.golden is None else describe_side(pair.golden, sources.golden_kind),
-        aspect=Aspect.HARNESS,
-        reason=f"the worker that compared it failed: {failed.error}",
-        advice="compare again with fewer workers, or with --executor threads",
-    )
+    reason = f"the worker that compared it failed: {failed.error}"
+    advice = "compare again with fewer workers, or with --executor threads"
+    ruling = Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.HARNESS, "advice": advice})
+    return apply_ruling(unjudged_row(pair, sources.my_kind, sources.golden_kind), ruling)
 
 
 # --- Where two dumps start to differ --------------------------------------------------------------

@@ -21,8 +21,9 @@ from paritas.comparison.operands import (
     same_digest,
     with_extremes,
 )
-from paritas.comparison.rows import Basis
+from paritas.comparison.rows import Basis, ComparisonRow
 from paritas.core.errors import ParitasError, UsageError
+from paritas.core.judging.pairs import Ruling, apply_ruling
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import BLIND_NOISE, BLIND_SHARE, nonfinite_mismatch
 from paritas.core.numerics.bits import dtype_name, is_inexact
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.comparison.operands import Operand, Pair
-    from paritas.comparison.rows import Attributed, Made, SideFacts
+    from paritas.comparison.rows import SideFacts
     from paritas.core.numerics.requirements import Requirement
     from paritas.core.numerics.statistics import Statistics
     from paritas.formats.dumps.opening import ReadableDump
@@ -321,45 +322,60 @@ _LONGEST_VALUE = 64
 BY_DIGEST = "digests only: data damaged after recording is not detected"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What two values alone show; `table` then considers their inputs.
+class Measured(ComparisonRow, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row with what two values alone show; `table` then considers their inputs.
 
     Attributes:
+        status: `unverified` until it is judged.
         settled: nothing else in the program can change the status: identical bits, a different
             structure, a user's rule, a side that cannot be read.
         nbytes: the bytes of the compared values.
         distance: |my - golden| / |golden|, if known.
-        own: the part of it that was added here.
-        inherited: the part of it that the inputs already had.
-        attributed: how these two were found.
-        made: where a failing row's difference comes from.
     """
 
-    status: Status
-    settled: bool
-    my: SideFacts | None
-    golden: SideFacts | None
-    aspect: Aspect = Aspect.VALUE
-    reason: str = ""
-    advice: str = ""
-    judged_by: str = ""
-    basis: Basis = Basis.UNKNOWN
-    nonfinite: bool = False
-    limits: str = ""
-    figures: PairFigures | None = None
-    score: Score | None = None
+    index: int = 0
+    status: Status = Status.UNVERIFIED
+    settled: bool = True
     nbytes: int = 0
     distance: float | None = None
-    own: float | None = None
-    inherited: float | None = None
-    attributed: Attributed = ""
-    made: Made = ""
 
     @property
     def fails(self) -> bool:
         """Whether it differs by more than rounding."""
         return self.status.is_wrong
+
+    def in_table(self, index: int, limits: str, sources: tuple[int, ...]) -> ComparisonRow:
+        """The row of the table."""
+        fields = {name: getattr(self, name) for name in ComparisonRow.__struct_fields__}
+        return ComparisonRow(**fields | {"index": index, "limits": limits, "sources": sources})
+
+
+def unjudged_row(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
+    """The row of a pair, with what is known without reading values."""
+    record = pair.leading.record
+    site = record.site
+    # The side with fused code knows the kernel and its nodes.
+    my_site = site if pair.my is None else pair.my.record.site
+    return Measured(
+        step=pair.golden.step if pair.golden is not None else record.step,
+        rank=pair.rank,
+        name=record.id,
+        call=record.id.rpartition("/")[0],
+        level=site.level,
+        phase=site.phase,
+        side=site.side,
+        position=site.position,
+        op=site.op,
+        module=site.module or my_site.module,
+        line=site.line or my_site.line,
+        code=site.code or my_site.code,
+        graph=site.graph,
+        kernel=my_site.kernel,
+        nodes=my_site.nodes or site.nodes,
+        matched_by=pair.matched_by,
+        my=None if pair.my is None else describe_side(pair.my, my_kind),
+        golden=None if pair.golden is None else describe_side(pair.golden, golden_kind),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,6 +386,7 @@ class _PairCase:
     golden: Operand
     my_dump: ReadableDump
     golden_dump: ReadableDump
+    unjudged: Measured
     my_facts: SideFacts
     golden_facts: SideFacts
     trusts: bool = False
@@ -388,13 +405,17 @@ class _PairCase:
     def _reader(self, dump: ReadableDump) -> Callable[[Record], Tensor]:
         return functools.partial(dump.view, check=not self.trusts)
 
-    def measured(self, status: Status, *, settled: bool = True, **rest: Any) -> Measured:
-        sides = {"my": self.my_facts, "golden": self.golden_facts}
-        if "judged_by" in rest:
-            rest.setdefault("basis", Basis.VALUES)
+    def rule(
+        self, status: Status, reason: str = "", *, settled: bool = True, **about: Any
+    ) -> Measured:
+        """The row with its status."""
+        about = {
+            "settled": settled,
+            "basis": Basis.VALUES if "judged_by" in about else Basis.UNKNOWN,
+        } | about
         if status is Status.IDENTICAL:
-            rest["own"] = rest["inherited"] = 0.0
-        return Measured(status=status, settled=settled, **(sides | rest))
+            about["own"] = about["inherited"] = 0.0
+        return apply_ruling(self.unjudged, Ruling(status, reason, about))
 
 
 def measure(
@@ -412,36 +433,32 @@ def measure(
     figures are computed for a pair that clearly passes. With `trust_digests`, values with equal
     digests are not read, and checksums are not verified.
     """
-    if pair.my is None or pair.golden is None:
-        return _report_unmatched(pair, my.kind, golden.kind)
-    sides = describe_side(pair.my, my.kind), describe_side(pair.golden, golden.kind)
-    case = _PairCase(pair.my, pair.golden, my, golden, *sides, trusts=trust_digests)
+    row = unjudged_row(pair, my.kind, golden.kind)
+    if pair.my is None or pair.golden is None or row.my is None or row.golden is None:
+        return apply_ruling(row, _rule_on_unmatched(pair))
+    case = _PairCase(
+        pair.my, pair.golden, my, golden, row, row.my, row.golden, trusts=trust_digests
+    )
     try:
         if pair.my.record.is_summary or pair.golden.record.is_summary:
             return _judge_by_summaries(case)
-        if not (sides[0].dtype and sides[1].dtype):
+        if not (row.my.dtype and row.golden.dtype):
             return _judge_plain_values(case)
         if _has_values(pair.my) and _has_values(pair.golden):
             return _judge_tensors(case, requirement, quick=quick and requirement is None)
         return _judge_by_summaries(case)
     except (ParitasError, OSError, RuntimeError, ValueError) as error:
         if getattr(error, "is_difference", False):  # replicas that disagree
-            return case.measured(Status.DIFFERENT, aspect=Aspect.STRUCTURE, reason=str(error))
-        return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=str(error))
+            return case.rule(Status.DIFFERENT, str(error), aspect=Aspect.STRUCTURE)
+        return case.rule(Status.UNVERIFIED, str(error), aspect=Aspect.HARNESS)
 
 
-def _report_unmatched(pair: Pair, my_kind: str, golden_kind: str) -> Measured:
+def _rule_on_unmatched(pair: Pair) -> Ruling:
     missing, present = ("my", "the golden") if pair.my is None else ("the golden", "my")
     near = f"; the most similar names are {', '.join(pair.nearest)}" if pair.nearest else ""
-    return Measured(
-        status=Status.UNVERIFIED,
-        settled=True,
-        my=None if pair.my is None else describe_side(pair.my, my_kind),
-        golden=None if pair.golden is None else describe_side(pair.golden, golden_kind),
-        aspect=Aspect.STRUCTURE,
-        reason=f"only {present} dump has it: no value in {missing} dump matches{near}",
-        advice="map its name with --rename, or exclude it with --ignore",
-    )
+    reason = f"only {present} dump has it: no value in {missing} dump matches{near}"
+    advice = "map its name with --rename, or exclude it with --ignore"
+    return Ruling(Status.UNVERIFIED, reason, {"aspect": Aspect.STRUCTURE, "advice": advice})
 
 
 def _judge_plain_values(case: _PairCase) -> Measured:
@@ -454,20 +471,15 @@ def _judge_plain_values(case: _PairCase) -> Measured:
             for text, side in ((as_text, case.my_facts), (golden, case.golden_facts))
         ]
         if all(words):
-            return case.measured(
-                Status.DIFFERENT, reason=f"{words[0]} instead of {words[1]}", judged_by="equality"
-            )
-        return case.measured(
-            Status.UNVERIFIED,
-            aspect=Aspect.HARNESS,
-            reason="one side has no readable value; see the problems of its dump",
-        )
+            reason = f"{words[0]} instead of {words[1]}"
+            return case.rule(Status.DIFFERENT, reason, judged_by="equality")
+        reason = "one side has no readable value; see the problems of its dump"
+        return case.rule(Status.UNVERIFIED, reason, aspect=Aspect.HARNESS)
     same = as_text == golden or _same_value(as_text, golden)
-    return case.measured(
-        Status.IDENTICAL if same else Status.DIFFERENT,
-        reason="" if same else f"{as_text} instead of {golden}",
-        judged_by="equality",
-    )
+    if same:
+        return case.rule(Status.IDENTICAL, judged_by="equality")
+    reason = f"{as_text} instead of {golden}"
+    return case.rule(Status.DIFFERENT, reason, judged_by="equality")
 
 
 def _as_text(operand: Operand, values: Callable[[], Tensor], side: SideFacts) -> str | None:
@@ -524,10 +536,10 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
     misfit = _find_misfit(candidate, reference, ours=case.my_dump.kind == case.golden_dump.kind)
     if misfit is not None:
         aspect, reason = misfit
-        return case.measured(
+        return case.rule(
             Status.DIFFERENT,
+            reason,
             aspect=aspect,
-            reason=reason,
             judged_by="shape and dtype",
             my=msgspec.structs.replace(case.my_facts, shape=tuple(candidate.shape)),
             golden=msgspec.structs.replace(case.golden_facts, shape=tuple(reference.shape)),
@@ -550,14 +562,14 @@ def _judge_tensors(case: _PairCase, requirement: Requirement | None, *, quick: b
         "distance": 0.0 if figures.metrics is None else figures.metrics.rel_l2,
     }
     if figures.identical:
-        return case.measured(Status.IDENTICAL, judged_by="bits", **facts)
+        return case.rule(Status.IDENTICAL, judged_by="bits", **facts)
     if requirement is not None:
-        facts |= _judge_by_rule(requirement, figures)
+        ruling = _rule_by_requirement(requirement, figures)
     elif not (is_inexact(reference) or is_inexact(candidate)):
-        facts |= _judge_exact(figures)
+        ruling = _rule_on_exact(figures)
     else:
-        facts |= _judge_floats(reference, candidate, figures)
-    return case.measured(**facts)
+        ruling = _rule_on_floats(reference, candidate, figures)
+    return case.rule(ruling.status, ruling.reason or "", **facts | ruling.about)
 
 
 def _judge_quickly(
@@ -574,7 +586,7 @@ def _judge_quickly(
         "distance": fast_figures.rel_l2,
     }
     if fast_figures.identical:
-        return case.measured(Status.IDENTICAL, judged_by="bits", **facts)
+        return case.rule(Status.IDENTICAL, judged_by="bits", **facts)
     if not (is_inexact(reference) or is_inexact(candidate)):
         return None
     noise, words = noise_of(reference, candidate)
@@ -585,7 +597,7 @@ def _judge_quickly(
     if passes is None:
         return None
     facts |= {"score": passes, "judged_by": f"noise of {words}", "settled": False}
-    return case.measured(Status.EQUIVALENT, **facts)
+    return case.rule(Status.EQUIVALENT, **facts)
 
 
 def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[Aspect, str] | None:
@@ -601,50 +613,38 @@ def _find_misfit(candidate: Tensor, reference: Tensor, *, ours: bool) -> tuple[A
     return None
 
 
-def _judge_by_rule(requirement: Requirement, figures: PairFigures) -> dict[str, Any]:
-    holds = requirement.holds(figures)
-    return {
-        "status": Status.EQUIVALENT if holds else Status.DIFFERENT,
-        "reason": "" if holds else f"the rule {requirement.text!r} does not hold",
-        "judged_by": f"rule {requirement.text}",
-        "settled": True,
-    }
+def _rule_by_requirement(requirement: Requirement, figures: PairFigures) -> Ruling:
+    about = {"judged_by": f"rule {requirement.text}"}
+    if requirement.holds(figures):
+        return Ruling(Status.EQUIVALENT, "", about)
+    return Ruling(Status.DIFFERENT, f"the rule {requirement.text!r} does not hold", about)
 
 
-def _judge_exact(figures: PairFigures) -> dict[str, Any]:
+def _rule_on_exact(figures: PairFigures) -> Ruling:
     metrics = figures.metrics
+    about = {"judged_by": "equality"}
     if metrics is None or metrics.mismatched == 0:  # the dtypes differ
-        return {"status": Status.IDENTICAL, "judged_by": "equality", "settled": True}
-    return {
-        "status": Status.DIFFERENT,
-        "reason": f"{metrics.mismatched} of {metrics.numel} values differ; they must be equal",
-        "judged_by": "equality",
-        "settled": False,
-    }
+        return Ruling(Status.IDENTICAL, "", about)
+    reason = f"{metrics.mismatched} of {metrics.numel} values differ; they must be equal"
+    return Ruling(Status.DIFFERENT, reason, about | {"settled": False})
 
 
-def _judge_floats(reference: Tensor, candidate: Tensor, figures: PairFigures) -> dict[str, Any]:
+def _rule_on_floats(reference: Tensor, candidate: Tensor, figures: PairFigures) -> Ruling:
     metrics = figures.metrics
+    about: dict[str, Any] = {"settled": False}
     if metrics is not None and metrics.nonfinite_mismatches:
         where = nonfinite_mismatch(reference, candidate)
         first = "" if where is None else f", the first at {where.nonzero()[0].tolist()}"
         count = f"{metrics.nonfinite_mismatches} of {metrics.numel} NaN/Inf positions differ"
-        return {
-            "status": Status.DIFFERENT,
-            "reason": f"{count}{first}",
-            "judged_by": "positions of NaN and Inf",
-            "settled": False,
-        }
+        about |= {"judged_by": "positions of NaN and Inf"}
+        return Ruling(Status.DIFFERENT, f"{count}{first}", about)
     noise, words = noise_of(reference, candidate)
     error_score = score(reference, candidate, figures, noise)
+    about |= {"judged_by": f"noise of {words}", "score": error_score}
+    if error_score.passed:
+        return Ruling(Status.EQUIVALENT, "", about)
     reason = f"its error is {error_score.excess:.3g} times what the noise of {words} allows"
-    return {
-        "status": Status.EQUIVALENT if error_score.passed else Status.DIFFERENT,
-        "reason": "" if error_score.passed else reason,
-        "judged_by": f"noise of {words}",
-        "score": error_score,
-        "settled": False,
-    }
+    return Ruling(Status.DIFFERENT, reason, about)
 
 
 # --- summaries ------------------------------------------------------------------------------------
@@ -654,7 +654,7 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
     shapes = [case.my_facts.shape, case.golden_facts.shape]
     if None not in shapes and shapes[0] != shapes[1]:
         reason = f"shape {list(shapes[0] or ())} instead of {list(shapes[1] or ())}"
-        return case.measured(Status.DIFFERENT, aspect=Aspect.SHAPE, reason=reason)
+        return case.rule(Status.DIFFERENT, reason, aspect=Aspect.SHAPE)
     records = (case.my.record, case.golden.record)
     are_comparable = case.are_single and comparable_digests(*records)
     if are_comparable and same_digest(*records):
@@ -665,9 +665,9 @@ def _judge_by_summaries(case: _PairCase) -> Measured:
         status = Status.EQUIVALENT
         reason = "the digests differ, but all recorded statistics are equal"
     has_sketches = my_summary.sketch is not None and golden.sketch is not None
-    return case.measured(
+    return case.rule(
         status,
-        reason=reason,
+        reason,
         limits=judgement.limits,
         judged_by="sketch" if has_sketches else "statistics",
         basis=Basis.SUMMARIES,
@@ -686,7 +686,7 @@ def _judge_by_digest(case: _PairCase) -> Measured:
         _, _, judgement = _summarize_and_judge(case)
         if judgement.status is Status.DIFFERENT:
             reason = f"a dump is damaged: the digests are equal, but {judgement.reason}"
-            return case.measured(Status.UNVERIFIED, aspect=Aspect.HARNESS, reason=reason)
+            return case.rule(Status.UNVERIFIED, reason, aspect=Aspect.HARNESS)
     return _by_digest(case, "digest, data not stored")
 
 
@@ -698,7 +698,7 @@ def _summarize_and_judge(case: _PairCase) -> tuple[SideSummary, SideSummary, Sum
 
 
 def _by_digest(case: _PairCase, judged_by: str) -> Measured:
-    return case.measured(
+    return case.rule(
         Status.IDENTICAL,
         judged_by=judged_by,
         basis=Basis.DIGESTS,

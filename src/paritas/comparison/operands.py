@@ -139,6 +139,12 @@ class Pair:
         same_side = self.my.record.site.side == self.golden.record.site.side
         return self.golden if same_side else self.my
 
+    @property
+    def rank(self) -> int | None:
+        """The rank of its row; None if it was assembled from several."""
+        ranks = self.leading.ranks
+        return ranks[0] if len(ranks) == 1 else None
+
 
 # --- Merging the summaries of parts ---------------------------------------------------------------
 

@@ -64,6 +64,7 @@ _COMPARISON_LAYOUT = PageLayout(
         "filters.js",
         "columns.js",
         "table.js",
+        "row_table.js",
         "chart.js",
         "tree.js",
         "graph.js",

@@ -20,6 +20,7 @@ from paritas.core.results.findings import (
     Score,
     Status,
     Verdict,
+    finding_about,
     unverified,
 )
 from paritas.core.results.items import Item, ItemKind, PairFigures
@@ -206,6 +207,7 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     _called: ClassVar[str] = "a comparison"
+    _summary: ClassVar[str] = "paritas.comparison.page:notebook_summary"
 
     my: DumpFacts
     golden: DumpFacts
@@ -255,12 +257,6 @@ class Comparison(Report, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Number of rows compared by digests instead of values."""
         return sum(row.is_by_digest for row in self.rows)
 
-    def _repr_html_(self) -> str:
-        from paritas.comparison.page import notebook_summary
-        from paritas.core.reporting.notebook import notebook_html
-
-        return notebook_html(notebook_summary(self))
-
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` returns an equal comparison."""
         rest: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, rows=()))
@@ -295,12 +291,12 @@ def beginnings(comparison: Comparison) -> list[Beginning]:
 def finding_of(row: ComparisonRow) -> Finding:
     """A row as a finding."""
     shown = row.my or row.golden
-    return Finding(
-        item=Item(ItemKind.RECORDED, row_path(row)),
-        aspect=row.aspect,
-        status=row.status,
-        reason=row.reason,
-        advice=row.advice,
+    return finding_about(
+        Item(ItemKind.RECORDED, row_path(row)),
+        row.aspect,
+        row.status,
+        row.reason,
+        row.advice,
         dtype=shown.dtype or None if shown else None,
         shape=shown.shape if shown else None,
         metrics=row.figures.metrics if row.figures else None,

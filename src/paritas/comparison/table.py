@@ -8,8 +8,10 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from paritas.comparison.rows import Basis, ComparisonRow
-from paritas.core.judging.pairs import Ruling
+import msgspec
+
+from paritas.comparison.rows import Basis
+from paritas.core.judging.pairs import Ruling, apply_ruling
 from paritas.core.numerics.automatic import BLIND_NOISE
 from paritas.core.numerics.criterion import MAX_Z, RMS_Z
 from paritas.core.results.findings import Aspect, Status
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from paritas.comparison.judgement import Measured
     from paritas.comparison.operands import Operand, Pair
     from paritas.comparison.replay import Replayed
+    from paritas.comparison.rows import ComparisonRow
     from paritas.formats.dumps.opening import ReadableDump
     from paritas.formats.files.records import Record
 
@@ -127,13 +130,7 @@ def _doubt(end: Measured) -> Measured:
     reason = f"the two are matched by order only, and differ: {end.reason}"
     advice = "map the names with --rename, and compare again"
     about = {"aspect": Aspect.STRUCTURE, "advice": advice, "made": ""}
-    return _apply_ruling(end, Ruling(Status.UNVERIFIED, reason, about))
-
-
-def _apply_ruling(measured: Measured, ruling: Ruling) -> Measured:
-    """What a row measured, with the status that its sources give it."""
-    reason = measured.reason if ruling.reason is None else ruling.reason
-    return dataclasses.replace(measured, status=ruling.status, reason=reason, **ruling.about)
+    return apply_ruling(end, Ruling(Status.UNVERIFIED, reason, about))
 
 
 def _resolve_argument(
@@ -151,13 +148,13 @@ def _resolve_argument(
         reason = f"same value as {drafts[source].name}" if same.fails else same.reason
         error_origin = "before" if same.fails else ""
         about = {"judged_by": same.judged_by, "basis": same.basis, "made": error_origin}
-        return _apply_ruling(plain, Ruling(same.status, reason, about))
+        return apply_ruling(plain, Ruling(same.status, reason, about))
     if not plain.fails:
         return plain
     if resolved_rows[source].fails:
-        return dataclasses.replace(plain, made="before")
+        return msgspec.structs.replace(plain, made="before")
     reason = f"{plain.reason}; it was correct as {drafts[source].name} and changed since then"
-    return dataclasses.replace(plain, reason=reason, made="here")
+    return msgspec.structs.replace(plain, reason=reason, made="here")
 
 
 def _same_difference(left: Measured, right: Measured) -> bool:
@@ -183,7 +180,7 @@ def _resolve_replayed(
     plain: Measured, replayed: Replayed, failing: list[str], *, inputs_known: bool
 ) -> Measured:
     judgement = replayed.judgement
-    attributed_result = dataclasses.replace(
+    attributed_result = msgspec.structs.replace(
         plain,
         own=replayed.own,
         inherited=replayed.inherited,
@@ -193,24 +190,24 @@ def _resolve_replayed(
     )
     if not judgement.status.passes():
         about = {"made": "here", "score": judgement.native}
-        return _apply_ruling(attributed_result, Ruling(judgement.status, judgement.reason, about))
+        return apply_ruling(attributed_result, Ruling(judgement.status, judgement.reason, about))
     if not replayed.golden_ok and plain.fails:
         reason = (
             "rerunning the operator on the golden inputs does not reproduce the golden value, but "
             "on my inputs it reproduces mine"
         )
-        return dataclasses.replace(attributed_result, reason=reason, made="here")
+        return msgspec.structs.replace(attributed_result, reason=reason, made="here")
     if not plain.fails:
         status = Status.UNSTABLE if judgement.status is Status.UNSTABLE else plain.status
-        return _apply_ruling(attributed_result, Ruling(status, judgement.reason))
+        return apply_ruling(attributed_result, Ruling(status, judgement.reason))
     if failing:
         reason = f"{plain.reason}; inherited from {failing[0]}"
-        return dataclasses.replace(attributed_result, reason=reason, made="before")
+        return msgspec.structs.replace(attributed_result, reason=reason, made="before")
     if not inputs_known:
         # An inherited error is excused only if the inputs were compared and differ by rounding.
         reason = f"{plain.reason}; inherited from inputs that were not compared"
-        return dataclasses.replace(attributed_result, reason=reason)
-    return _apply_ruling(attributed_result, _rule_on_drift(attributed_result))
+        return msgspec.structs.replace(attributed_result, reason=reason)
+    return apply_ruling(attributed_result, _rule_on_drift(attributed_result))
 
 
 def _rule_on_drift(measured: Measured) -> Ruling:
@@ -241,21 +238,23 @@ def _resolve_estimated(
     attributed_result = plain
     if inherited is not None and total is not None:
         own_error = math.sqrt(max(total**2 - inherited**2, 0.0)) if math.isfinite(total) else total
-        attributed_result = dataclasses.replace(
+        attributed_result = msgspec.structs.replace(
             plain, own=own_error, inherited=inherited, attributed="estimated"
         )
     if not plain.fails:
         return attributed_result
     if failing:
         reason = f"{plain.reason}; inherited from {drafts[failing[0]].name}"
-        return dataclasses.replace(attributed_result, reason=reason, made="before")
+        return msgspec.structs.replace(attributed_result, reason=reason, made="before")
     unknown = any(resolved_rows[source].status is Status.UNVERIFIED for source in used)
     excusable = not plain.settled and not unknown
     if excusable and inherited and _is_explained(plain, inherited):
         judged_by = f"{plain.judged_by} and the error of its inputs"
-        attributed_result = dataclasses.replace(attributed_result, judged_by=judged_by)
-        return _apply_ruling(attributed_result, _rule_on_drift(attributed_result))
-    return dataclasses.replace(attributed_result, made="here" if sources and not unknown else "")
+        attributed_result = msgspec.structs.replace(attributed_result, judged_by=judged_by)
+        return apply_ruling(attributed_result, _rule_on_drift(attributed_result))
+    return msgspec.structs.replace(
+        attributed_result, made="here" if sources and not unknown else ""
+    )
 
 
 def _is_explained(measured: Measured, inherited: float) -> bool:
@@ -325,7 +324,7 @@ class Table:
             site = record.site
             # A graph's input is the output of another graph, or comes from outside.
             gave = is_result(site) and site.op != "placeholder"
-            key = (record.step, _find_rank(pair), site.phase, site.level)
+            key = (record.step, pair.rank, site.phase, site.level)
             sources = self._sources(pair, row_index)
             value = _stored_value_key(pair.my)
             if not sources and not gave and value in maker_rows:
@@ -355,7 +354,7 @@ class Table:
                 if results and all(call_result.status in _AGREE for call_result in results):
                     limits = f"the argument is {end.reason}, but the results of the call agree"
                     ruling = Ruling(Status.EQUIVALENT, "", {"limits": limits})
-                    accepted_rows[row_index] = _apply_ruling(end, ruling)
+                    accepted_rows[row_index] = apply_ruling(end, ruling)
         return accepted_rows
 
     def _sources(self, pair: Pair, row_index: int) -> tuple[int, ...]:
@@ -450,57 +449,12 @@ class Table:
             guess = _GUESS if pair.matched_by == "order" else ""
             limit_texts = (end.limits, self._unreplayed.get(row_index), guess)
             limits = "; ".join(filter(None, limit_texts))
-            rows.append(_make_row(row_index, pair, end, limits, self.drafts[row_index].sources))
+            rows.append(end.in_table(row_index, limits, self.drafts[row_index].sources))
         return rows
 
 
 def _are_integers(*texts: str | None) -> bool:
     return all(text is not None and _INTEGER.fullmatch(text) for text in texts)
-
-
-def _make_row(
-    row_index: int, pair: Pair, end: Measured, limits: str, sources: tuple[int, ...]
-) -> ComparisonRow:
-    record = pair.leading.record
-    site = record.site
-    # The side with fused code knows the kernel and its nodes.
-    my_site = site if pair.my is None else pair.my.record.site
-    return ComparisonRow(
-        index=row_index,
-        step=pair.golden.step if pair.golden is not None else record.step,
-        rank=_find_rank(pair),
-        name=record.id,
-        call=record.id.rpartition("/")[0],
-        level=site.level,
-        phase=site.phase,
-        side=site.side,
-        position=site.position,
-        op=site.op,
-        module=site.module or my_site.module,
-        line=site.line or my_site.line,
-        code=site.code or my_site.code,
-        graph=site.graph,
-        kernel=my_site.kernel,
-        nodes=my_site.nodes or site.nodes,
-        matched_by=pair.matched_by,
-        my=end.my,
-        golden=end.golden,
-        status=end.status,
-        aspect=end.aspect,
-        reason=end.reason,
-        advice=end.advice,
-        judged_by=end.judged_by,
-        basis=end.basis,
-        nonfinite=end.nonfinite,
-        limits=limits,
-        figures=end.figures,
-        score=end.score,
-        own=end.own,
-        inherited=end.inherited,
-        attributed=end.attributed,
-        made=end.made,
-        sources=sources,
-    )
 
 
 def _is_of_other_code(record: Record, dump: ReadableDump) -> bool:
@@ -531,12 +485,7 @@ def _stored_value_key(operand: Operand | None) -> tuple[object, ...] | None:
 
 def _call_key(pair: Pair) -> tuple[object, ...]:
     record = pair.leading.record
-    return record.step, _find_rank(pair), record.id.rpartition("/")[0]
-
-
-def _find_rank(pair: Pair) -> int | None:
-    operand = pair.leading
-    return operand.ranks[0] if len(operand.ranks) == 1 else None
+    return record.step, pair.rank, record.id.rpartition("/")[0]
 
 
 def _all_calls(records: Iterable[Record]) -> dict[_Key, RecordedCalls]:

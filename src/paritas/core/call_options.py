@@ -25,8 +25,10 @@ _C = TypeVar("_C")
 
 
 class _Decorator(Protocol[_OptionsT_co, _P]):
-    """For functions of one, two or three subjects; Python cannot type any number of them."""
+    """For functions of up to three subjects; Python cannot type any number of them."""
 
+    @overload
+    def __call__(self, work: Callable[[_OptionsT_co], _R], /) -> Callable[_P, _R]: ...
     @overload
     def __call__(
         self, work: Callable[[_A, _OptionsT_co], _R], /

@@ -167,7 +167,7 @@ class Search:
             for batch in self.judgements.batches(failing):
                 if not self.clock.allows_another():
                     break
-                names += self._explained(hypothesis, batch)
+                names += self._find_explained(hypothesis, batch)
             extended[extended.index(cause)] = msgspec.structs.replace(cause, requests=names)
             failing = [request for request in failing if request.record.name not in names]
         return extended
@@ -205,7 +205,7 @@ class Search:
                 for scored_hypothesis in scored
                 if scored_hypothesis[0] <= clear and id(scored_hypothesis[1]) not in done
             ]
-            cause = self._confirmed(good[:_MOST_CONFIRMED], everyone, chosen, done)
+            cause = self._confirm_cause(good[:_MOST_CONFIRMED], everyone, chosen, done)
             if cause is not None:
                 return cause
         close = [
@@ -219,7 +219,7 @@ class Search:
         weak = [
             scored_hypothesis for scored_hypothesis in close if not scored_hypothesis[1].only_rounds
         ][:_MOST_CONFIRMED]
-        cause = self._confirmed([*weak, *rounding], everyone, chosen, done)
+        cause = self._confirm_cause([*weak, *rounding], everyone, chosen, done)
         if cause is not None:
             return cause
         closest = self._closest(scored, chosen, everyone)
@@ -361,7 +361,7 @@ class Search:
         """The number that leaves least, as a short one if that leaves as little."""
         scored_by_value: dict[float, Scored] = {}
 
-        def left(value: float) -> float:
+        def score_value(value: float) -> float:
             value = float(round(value)) if family.whole else value
             if value not in scored_by_value:
                 if not self._goes_on():
@@ -373,14 +373,14 @@ class Search:
         points = [
             start * math.exp(around * step / _AROUND) for step in range(-_AROUND, _AROUND + 1)
         ]
-        value = min(points, key=left)
+        value = min(points, key=score_value)
         for _ in range(_NEWTON if not family.whole else 0):
             if not self._goes_on():
                 break
             value = self._improve_value(family, value, sample)
-            left(value)
+            score_value(value)
         for digits in range(1, 5):
-            left(float(f"{value:.{digits - 1}e}"))
+            score_value(float(f"{value:.{digits - 1}e}"))
         if not scored_by_value:
             return None
         least = min(share for share, _ in scored_by_value.values())
@@ -457,12 +457,12 @@ class Search:
                     break
                 self.tried += 1
                 for token, logits in plan.run(model, batch):
-                    least = min(least, (self._left(logits, sample[0]), token))
+                    least = min(least, (self._measure_rest(logits, sample[0]), token))
             if least[0] <= _CLOSE:
                 scoreds.append(self._score_change(plan.change(least[1]), sample))
         return scoreds
 
-    def _left(self, logits: Tensor, request: Request) -> float:
+    def _measure_rest(self, logits: Tensor, request: Request) -> float:
         return self._remaining(
             {self.judgements.numbers[id(request)]: logits}, AS_RECORDED, [request]
         )
@@ -596,7 +596,7 @@ class Search:
 
     # --- Confirming: all the evidence, on all requests ---
 
-    def _confirmed(
+    def _confirm_cause(
         self,
         close: list[Scored],
         failing: list[Request],
@@ -610,7 +610,7 @@ class Search:
                 break
             done.add(id(hypothesis))
             self.tell(f"confirming: {hypothesis.text}")
-            names = self._explained(hypothesis, sample)
+            names = self._find_explained(hypothesis, sample)
             if names:
                 confirmed.append((remaining, hypothesis, names))
         if not confirmed:
@@ -623,7 +623,7 @@ class Search:
         for batch in self.judgements.batches(rest):
             if not self._goes_on():
                 break
-            names += self._explained(chosen, batch)
+            names += self._find_explained(chosen, batch)
         cause = EngineCause(
             kind=chosen.kind,
             text=chosen.text,
@@ -634,7 +634,7 @@ class Search:
         )
         return cause, chosen
 
-    def _explained(self, hypothesis: Hypothesis, failing: list[Request]) -> tuple[str, ...]:
+    def _find_explained(self, hypothesis: Hypothesis, failing: list[Request]) -> tuple[str, ...]:
         """The failing requests that a hypothesis gives up to rounding, by all the evidence."""
         try:
             judged = self.judgements.run(hypothesis.change, hypothesis.readout, failing)
@@ -661,7 +661,7 @@ class Search:
         without the rounding of the reference's dtype; the engine's own rounding remains.
         """
         if hypothesis.kind == PRECISION:
-            engine, truth, run = self._compared(judged, request)
+            engine, truth, run = self._collect_numbers(judged, request)
             return _squares(engine - run) <= _CLOSE**2 * _squares(engine - truth)
         if request.values.keys() <= CLAIMS:
             return True
@@ -678,7 +678,7 @@ class Search:
                 judged = self.judgements.run(hypothesis.change, hypothesis.readout, failing)
             except Exception:  # noqa: BLE001, S112  (what cannot be run is as large as nothing)
                 continue
-            pairs = [self._compared(judged, request) for request in failing]
+            pairs = [self._collect_numbers(judged, request) for request in failing]
             engine_errors = torch.cat([(engine - truth).abs() for engine, truth, _ in pairs])
             run_errors = torch.cat([(run - truth).abs() for _, truth, run in pairs])
             times = float(engine_errors.median()) / float(run_errors.median().clamp(min=1e-300))
@@ -689,7 +689,7 @@ class Search:
                 return [f"{words} ({ratio}); {advice} to tell"]
         return []
 
-    def _compared(self, judged: Judged, request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    def _collect_numbers(self, judged: Judged, request: Request) -> tuple[Tensor, Tensor, Tensor]:
         """The engine's numbers, the reference's, and those of a run; known ones only."""
         number = self.judgements.numbers[id(request)]
         base = self.judgements.base[number]

@@ -221,14 +221,14 @@ def _nf4(weight: Tensor) -> Tensor:
 def _round_in_groups(size: int, rounding: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Round groups of `size` values along the last axis; 0 for whole rows, -1 for the tensor."""
 
-    def rounded(weight: Tensor) -> Tensor:
+    def round_weight(weight: Tensor) -> Tensor:
         if size == -1:
             return rounding(weight.reshape(1, -1)).reshape(weight.shape)
         if size == 0 or weight.shape[-1] % size:
             return rounding(weight)
         return rounding(weight.unflatten(-1, (-1, size))).flatten(-2)
 
-    return rounded
+    return round_weight
 
 
 _SIZES = (128, 64, 32)

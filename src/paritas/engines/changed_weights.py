@@ -109,13 +109,13 @@ def _embeddings(model: nn.Module) -> Iterator[Change]:
     if a is b or a.shape != b.shape:
         return
 
-    def tied(base: Any) -> Any:
+    def tie_head(base: Any) -> Any:
         changed_model = share(base)
         replace_parameter(changed_model, head, changed_model.get_parameter(embeddings).detach())
         return changed_model
 
     name = head.removesuffix(".weight")
-    yield Change(KIND, f"the head ({name}) has the weights of the embeddings", make_model=tied)
+    yield Change(KIND, f"the head ({name}) has the weights of the embeddings", make_model=tie_head)
 
 
 # --- Layers and modules ---------------------------------------------------------------------------

@@ -339,7 +339,7 @@ def position_changes(runner: Runner) -> Iterator[Change]:
         yield Change("positions", text, logits, reach=reach)
     for block in BLOCKS:
 
-        def chunked(model: Any, request: Request, block: int = block) -> Tensor | None:
+        def run_in_chunks(model: Any, request: Request, block: int = block) -> Tensor | None:
             if request.start <= block:
                 return None
             places = [position % block for position in range(request.start)]
@@ -349,7 +349,7 @@ def position_changes(runner: Runner) -> Iterator[Change]:
         yield Change(
             "positions",
             f"positions start again in each chunk of {block} tokens",
-            chunked,
+            run_in_chunks,
             reach=Reach.LATER,
         )
 
@@ -540,11 +540,13 @@ def _rounded_when_stored(kinds: set[type], round_to: Callable[[Tensor], Tensor])
     update_by_kind: dict[Any, Any] = {kind: kind.update for kind in kinds}  # type: ignore[attr-defined]
 
     def rounding(update: Any) -> Any:
-        def stored(self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def update_rounded(
+            self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any
+        ) -> Any:
             keys, values = (round_to(tensor).to(tensor.dtype) for tensor in (keys, values))
             return update(self, keys, values, *args, **kwargs)
 
-        return stored
+        return update_rounded
 
     try:
         for kind, update in update_by_kind.items():
@@ -572,10 +574,10 @@ def _round_cache(cache: Any, round_to: Callable[[Tensor], Tensor], done: int) ->
 def _to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     largest = torch.finfo(dtype).max
 
-    def rounded(x: Tensor) -> Tensor:
+    def round_value(x: Tensor) -> Tensor:
         return x.clamp(-largest, largest).float().to(dtype).to(x.dtype)
 
-    return rounded
+    return round_value
 
 
 def _cut_to_float8(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from paritas.core.commands.options import (
     format_options,
     html_option,
     json_option,
+    options_as,
     progress,
     strict_option,
     tell_result,
@@ -69,6 +70,7 @@ class EngineOptions(BuildOptions):
 @json_option("Write every request with its findings, and the causes, to this file.")
 @format_options
 @click.pass_context
+@options_as(EngineOptions)
 def engine(
     ctx: click.Context,
     /,
@@ -77,7 +79,7 @@ def engine(
     html_path: Path | None,
     json_path: Path | None,
     form: OutputFormat,
-    **option_values: Any,
+    options: EngineOptions,
 ) -> None:
     """Check the log probabilities of a serving engine against the model that it should serve.
 
@@ -90,7 +92,6 @@ def engine(
 
     Exit codes: 0 rounding only, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    options = EngineOptions(**option_values)
     report = _run_engine(target, records, options)
     from paritas.engines.report import engine_report
 

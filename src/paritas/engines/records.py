@@ -257,14 +257,14 @@ class Request:
         So is that a token may not be drawn (-inf): it is 0 here, and a readout has the token's
         distance from the limit in its place.
         """
-        values_by_kind = dict(self._returned)
+        values_by_kind = dict(self._returned_numbers)
         for kind in values_by_kind.keys() & {LOGPROBS, TOP}:
             values_by_kind[kind] = torch.where(self.excludes(kind), 0.0, values_by_kind[kind])
         return values_by_kind
 
     def excludes(self, kind: str) -> Tensor:
         """Which entries the engine says may not be drawn."""
-        return self._returned[kind].isneginf()
+        return self._returned_numbers[kind].isneginf()
 
     @functools.cached_property
     def claims(self) -> tuple[list[int], list[int], list[bool]]:
@@ -274,7 +274,7 @@ class Request:
         allowed_flags = [
             not is_excluded
             for kind in (LOGPROBS, TOP)
-            if kind in self._returned
+            if kind in self._returned_numbers
             for is_excluded in self.excludes(kind).tolist()
         ]
         return (
@@ -284,7 +284,7 @@ class Request:
         )
 
     @functools.cached_property
-    def _returned(self) -> dict[str, Tensor]:
+    def _returned_numbers(self) -> dict[str, Tensor]:
         record = self.record
         numbers_by_kind: dict[str, list[float | None]] = {
             LOGPROBS: [record.logprobs[output_index] for output_index in self.given],
@@ -348,7 +348,7 @@ class Readout:
         start = request.start
         if request.given or request.top:
             table, inside, values_by_kind[LIMITS] = self._table(
-                self._moved(logits)[start - 1 :], request
+                self._shift_places(logits)[start - 1 :], request
             )
             if request.given:
                 chosen = (table.argmax(dim=-1) if self.best else ids[start:])[:, None]
@@ -367,7 +367,7 @@ class Readout:
                     excludes, inside[places, tokens], table[places, tokens]
                 )
         if request.given_prompt:
-            table = self._scaled(self._moved(logits)[: start - 1])
+            table = self._scale_logits(self._shift_places(logits)[: start - 1])
             picked = self._lagging(table.gather(1, ids[1:start, None])[:, 0])
             values_by_kind[PROMPT] = picked[
                 [prompt_index - 1 for prompt_index in request.given_prompt]
@@ -384,7 +384,7 @@ class Readout:
         numbers[slice(-self.lag, None) if self.lag > 0 else slice(0, -self.lag)] = math.nan
         return numbers
 
-    def _moved(self, logits: Tensor) -> Tensor:
+    def _shift_places(self, logits: Tensor) -> Tensor:
         return logits.roll(-self.offset, 0) if self.offset else logits
 
     def _table(self, logits: Tensor, request: Request) -> tuple[Tensor, Tensor, Tensor]:
@@ -395,16 +395,16 @@ class Readout:
         distances of the tokens within the limits. The third says for each place how far it is from
         right that so many tokens share the mass as in the engine.
         """
-        logits = self._processed(logits, request)
+        logits = self._process_logits(logits, request)
         applies, sampling = self._find_applied_parts(request)
         limits = _limits(logits, sampling, applies)
         if not applies & TRUNCATION or not sampling.truncates:
-            return self._scaled(logits), limits.inside, torch.zeros_like(logits[:, 0])
+            return self._scale_logits(logits), limits.inside, torch.zeros_like(logits[:, 0])
         beyond = limits.beyond
         if self.scale in {"probability", "negative log"}:
             beyond = torch.where(limits.excluded, math.inf, 0.0)
-        total, distance = limits.shared(logits, *_engine_totals(logits, request))
-        return self._scaled(logits - beyond, total), limits.inside, distance
+        total, distance = limits.share_totals(logits, *_engine_totals(logits, request))
+        return self._scale_logits(logits - beyond, total), limits.inside, distance
 
     def _find_applied_parts(self, request: Request) -> tuple[frozenset[str], Sampling]:
         """The parts that are applied, and the parameters."""
@@ -415,7 +415,7 @@ class Readout:
         others = {name: value for name, value in overrides.items() if value is not None}
         return applies | others.keys(), msgspec.structs.replace(record.sampling, **others)
 
-    def _processed(self, logits: Tensor, request: Request) -> Tensor:
+    def _process_logits(self, logits: Tensor, request: Request) -> Tensor:
         """The logits after penalties and temperature."""
         applies, sampling = self._find_applied_parts(request)
         if "penalties" in applies and sampling.penalises:
@@ -431,13 +431,15 @@ class Readout:
         Returns:
             These counts, and the mass of the first n tokens, for all n.
         """
-        logits = self._processed(self._moved(logits)[request.start - 1 :].double(), request)
+        logits = self._process_logits(
+            self._shift_places(logits)[request.start - 1 :].double(), request
+        )
         totals, has_total = _engine_totals(logits, request)
         masses = logits.sort(dim=-1, descending=True).values.logcumsumexp(dim=-1)[has_total]
         counts = (masses - totals[has_total, None]).abs().argmin(dim=-1) + 1
         return counts, (masses - masses[:, -1:]).exp()
 
-    def _scaled(self, logits: Tensor, total: Tensor | None = None) -> Tensor:
+    def _scale_logits(self, logits: Tensor, total: Tensor | None = None) -> Tensor:
         """What is returned for logits; `total` is what they are normalised by, if not their own."""
         if self.scale == "logits":
             return logits
@@ -524,7 +526,7 @@ class Limits:
         price = torch.where(all_excluded, further, torch.minimum(self.price, in_order))
         return Limits(all_excluded, beyond, torch.where(all_excluded, 0.0, inside), price)
 
-    def shared(
+    def share_totals(
         self, logits: Tensor, engine: Tensor, has_engine_total: Tensor
     ) -> tuple[Tensor, Tensor]:
         """What the kept tokens are normalised by at each place, and how far that is from right.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.text import Text
 
 from paritas.core.reporting.notebook import NotebookResult, verdict_summary
@@ -16,13 +15,13 @@ from paritas.core.reporting.tables import (
     page_table,
     terminal_table,
 )
-from paritas.core.reporting.terminal import details, headline_text, listed, paragraph
+from paritas.core.reporting.terminal import listed, model_report
 from paritas.core.results.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Group, RenderableType
 
     from paritas.engines.rows import EngineReport, EngineRow
 
@@ -37,19 +36,12 @@ REQUEST_COLUMNS: tuple[Column[EngineRow], ...] = (
 
 
 def engine_report(report: EngineReport) -> Group:
-    """The whole report; print with `crop=False` to keep the last line in one piece."""
-    verdict = report.verdict
-    compared = counted(verdict.coverage.compared, "item")
+    """The whole report."""
+    table = terminal_table(REQUEST_COLUMNS, report.rows)
     tried = f"; {counted(report.tried, 'changed run')} tried" if report.tried else ""
-    return Group(
-        terminal_table(REQUEST_COLUMNS, report.rows),
-        Text(),
-        *_describe_causes(report),
-        *paragraph(details(verdict)),
-        *listed("note", verdict.notes),
-        Text(f"{compared} compared in {report.seconds:.1f} s{tried}"),
-        headline_text(report.headline, verdict.status),
-    )
+    compared = counted(report.verdict.coverage.compared, "item")
+    took = f"{compared} compared in {report.seconds:.1f} s{tried}"
+    return model_report(report, table, took, _describe_causes(report))
 
 
 def _describe_causes(report: EngineReport) -> Iterator[RenderableType]:

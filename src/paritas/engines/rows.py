@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from paritas.core.results.findings import Coverage, Finding, Status, Verdict
 from paritas.core.results.report import Report
-from paritas.core.results.wording import counted, finding_lines
+from paritas.core.results.wording import counted, finding_lines, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,6 +90,7 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     _called: ClassVar[str] = "a report of an engine"
+    _summary: ClassVar[str] = "paritas.engines.report:notebook_summary"
 
     rows: tuple[EngineRow, ...] = ()
     causes: tuple[EngineCause, ...] = ()
@@ -125,22 +125,11 @@ class EngineReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not failing:
             same = "are" if len(self.rows) > 1 else "is"
             return f"{status.value}: {total} {same} the reference's up to rounding"
-        counts = Counter(row.status for row in failing)
-        words = ", ".join(
-            f"{counts[row_status]} {row_status.value}"
-            for row_status in reversed(Status)
-            if counts[row_status]
-        )
+        words = ", ".join(status_counts(row.status for row in failing))
         cause = f": {self.causes[0].sentence}" if self.causes else ""
         if not cause and self.tried:
             cause = f": none of {counted(self.tried, 'changed run')} gives this"
         return f"{status.value}: {len(failing)} of {total} ({words}){cause}"
-
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.engines.report import notebook_summary
-
-        return notebook_html(notebook_summary(self))
 
     def __str__(self) -> str:
         return "\n".join(engine_lines(self))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from paritas.core.commands.options import (
     OutputFormat,
     format_options,
     json_option,
+    options_as,
     strict_option,
 )
 
@@ -47,6 +49,19 @@ class _Every(click.ParamType[float]):
         return number
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of the command, by their names."""
+
+    is_module: bool
+    on_mismatch: str
+    every: float
+    thorough: bool
+    strict: bool
+    json_path: Path | None
+    form: OutputFormat
+
+
 @click.command(
     short_help="Run a script with every torch.compile in it checked.",
     context_settings={"allow_interspersed_args": False},
@@ -75,19 +90,8 @@ class _Every(click.ParamType[float]):
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @format_options
 @click.pass_context
-def run(  # noqa: PLR0913  (one for each option)
-    ctx: click.Context,
-    *,
-    script: str,
-    args: tuple[str, ...],
-    is_module: bool,
-    on_mismatch: str,
-    every: float,
-    thorough: bool,
-    strict: bool,
-    json_path: Path | None,
-    form: OutputFormat,
-) -> None:
+@options_as(RunOptions)
+def run(ctx: click.Context, *, script: str, args: tuple[str, ...], options: RunOptions) -> None:
     """Run SCRIPT ARGS... as python would, with every torch.compile in it checked.
 
     Each torch.compile keeps its backend, mode and options; each call of a compiled graph is
@@ -119,12 +123,15 @@ def run(  # noqa: PLR0913  (one for each option)
 
     if not is_enabled(None):
         ctx.fail(f"{SWITCH}={os.environ[SWITCH]} in the environment disables guards: unset it")
-    if form.takes_stdout:
-        ctx.fail(f"--format {form.name} needs --format-file FILE: the script uses stdout")
+    if options.form.takes_stdout:
+        ctx.fail(f"--format {options.form.name} needs --format-file FILE: the script uses stdout")
     settings = GuardSettings(
-        on_mismatch=on_mismatch, every=every, check_passes=thorough, strict=strict
+        on_mismatch=options.on_mismatch,
+        every=options.every,
+        check_passes=options.thorough,
+        strict=options.strict,
     )
-    program = ScriptProgram(script, is_module, args)
+    program = ScriptProgram(script, options.is_module, args)
     check_program(program)
     ranks = Ranks.from_environment(os.environ)
     meeting = None if ranks is None else Meeting(ranks, os.environ)
@@ -132,9 +139,11 @@ def run(  # noqa: PLR0913  (one for each option)
 
     def finish(ending: Ending) -> int:
         signals.only_hurry()
-        course = GuardedRun(program, ending, watch.journal, watch.failure, strict=strict)
+        course = GuardedRun(program, ending, watch.journal, watch.failure, strict=options.strict)
         with streams.reporting():
-            return report_run(course, meeting, OutputFiles(json_path, form), signals)
+            return report_run(
+                course, meeting, OutputFiles(options.json_path, options.form), signals
+            )
 
     with exits_reported(finish), signals:
         with watch:

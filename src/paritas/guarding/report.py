@@ -88,7 +88,7 @@ def merge_ranks(ranks: Ranks, reports: Mapping[int, RankReport]) -> RankReport:
 
 
 def _label_verdict(verdict: Verdict, rank: int) -> Verdict:
-    def named(items: tuple[str, ...]) -> tuple[str, ...]:
+    def label_ranks(items: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"rank {rank}: {item}" for item in items)
 
     coverage = verdict.coverage
@@ -102,10 +102,10 @@ def _label_verdict(verdict: Verdict, rank: int) -> Verdict:
         ),
         coverage=Coverage(
             compared=coverage.compared,
-            skipped=named(coverage.skipped),
-            unmatched=named(coverage.unmatched),
+            skipped=label_ranks(coverage.skipped),
+            unmatched=label_ranks(coverage.unmatched),
         ),
-        notes=named(verdict.notes),
+        notes=label_ranks(verdict.notes),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -11,7 +10,7 @@ from rich.text import Text
 from paritas.core.reporting.tables import STYLES, Column, Mark, Rest, terminal_table
 from paritas.core.reporting.terminal import details, last_line, paragraph, remarks
 from paritas.core.results.findings import Status
-from paritas.core.results.wording import near_path
+from paritas.core.results.wording import near_path, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,7 +74,6 @@ def _fold_graphs(graphs: Sequence[GraphCounts]) -> tuple[list[GraphCounts], list
 
 def _count_statuses(verdict: Verdict) -> Iterator[RenderableType]:
     """The number of findings of each status, gravest first."""
-    counts = Counter(finding.status for finding in verdict.findings)
-    words = [f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]]
+    words = status_counts(finding.status for finding in verdict.findings)
     if words:
         yield Text(f"findings: {', '.join(words)}")

@@ -283,7 +283,7 @@ def _change(inputs: Inputs, generator: torch.Generator) -> None:
             integer_view.copy_(integer_view.reshape(-1).roll(shift).reshape(integer_view.shape))
 
 
-def timed(
+def time_calls(
     reference: CandidateProcess,
     candidate: CandidateProcess,
     inputs: Encoded,

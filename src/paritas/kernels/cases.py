@@ -111,7 +111,7 @@ class CaseMaker(SimilarInputs):
     def all_families(self) -> dict[CaseFamily, Iterator[KernelCase]]:
         """The cases of each family, the most telling first."""
         families = {
-            CaseFamily.GIVEN: self._given(),
+            CaseFamily.GIVEN: self._make_given_cases(),
             CaseFamily.MEMORY: self._memory(),
             CaseFamily.SIZES: self._sizes(),
             CaseFamily.VALUES: self._values(),
@@ -131,7 +131,7 @@ class CaseMaker(SimilarInputs):
 
     # --- The families -----------------------------------------------------------------------------
 
-    def _given(self) -> Iterator[KernelCase]:
+    def _make_given_cases(self) -> Iterator[KernelCase]:
         yield KernelCase("as given", CaseFamily.GIVEN, self.given, is_given=True)
         for number in (self.drawn, 1):
             other = self.other(number)
@@ -154,12 +154,12 @@ class CaseMaker(SimilarInputs):
     def _nonfinite(self) -> Iterator[KernelCase]:
         for name, value in (("NaN", math.nan), ("Inf", math.inf), ("-Inf", -math.inf)):
 
-            def placed(t: Tensor, value: float = value) -> Tensor:
+            def place_value(t: Tensor, value: float = value) -> Tensor:
                 new = t.clone(memory_format=torch.contiguous_format)
                 new.view(-1)[t.numel() // 3] = value
                 return new
 
-            inputs = self._free(placed)
+            inputs = self._free(place_value)
             if inputs is not None:
                 yield KernelCase(f"{name} in one place", CaseFamily.NONFINITE, inputs)
 

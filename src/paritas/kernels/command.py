@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,26 +15,28 @@ from paritas.core.commands.options import (
     format_options,
     inputs_option,
     json_option,
+    options_as,
     progress,
     strict_option,
     subject_source,
     write_json,
 )
+from paritas.kernels import PROMISES, KernelOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from paritas.kernels.rows import KernelReport
 
 
 # Of the time limit, if importing torch takes all of it.
 _FEWEST_SECONDS = 1.0
-_PROMISES = ("shapes", "layouts", "dtypes", "weights", "aliases", "arguments", "callers")
+# `finite` is said of inputs, not of what stays the same.
+_FIXED = tuple(name for name in PROMISES if name != "finite")
 
 
 def _promise_options(command: Any) -> Any:
-    for name in reversed(_PROMISES):
+    for name in reversed(_FIXED):
         command = click.option(
             f"--fixed-{name}",
             is_flag=True,
@@ -74,6 +78,7 @@ def _promise_options(command: Any) -> Any:
 @click.option(
     "--forbid",
     metavar="OPERATORS",
+    callback=lambda _, __, text: tuple(filter(None, (text or "").split(","))),
     help="Operators that the candidate must not call, separated by commas: torch.matmul.",
 )
 @click.option("--gradients", is_flag=True, help="Compare gradients of inputs and parameters too.")
@@ -90,26 +95,30 @@ def _promise_options(command: Any) -> Any:
     "--time",
     "timing",
     type=click.Choice(["warm", "cold"]),
+    callback=lambda _, __, caches: caches or "",
     help="After the verdict, time both sides in turn, with warm or cold caches.",
 )
 @click.option(
     "--script",
     metavar="FILE",
-    type=click.Path(dir_okay=False),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="Write a script that shows the smallest failing case to this file.",
 )
 @strict_option
 @json_option("Write every case with its findings to this file.")
 @format_options
 @click.pass_context
+@options_as(KernelOptions)
 def kernel(
     ctx: click.Context,
     /,
     reference: str,
     candidate: str,
+    inputs: str | None,
     json_path: Path | None,
     form: OutputFormat,
-    **option_values: Any,
+    options: KernelOptions,
+    **promises: bool,
 ) -> None:
     """Judge a kernel that may cheat against its reference, on many cases.
 
@@ -137,7 +146,10 @@ def kernel(
             kernel_report(report),
         )
 
-    report = _judge(reference, candidate, option_values, show)
+    fixed = {name for name in _FIXED if promises[f"fixed_{name}"]}
+    fixed |= {"finite"} if promises["finite"] else set()
+    options = dataclasses.replace(options, fixed=frozenset(fixed))
+    report = _judge(reference, candidate, inputs, options, show)
     show(report)
     ctx.exit(report.exit_code)
 
@@ -145,12 +157,11 @@ def kernel(
 def _judge(
     reference: str,
     candidate: str,
-    option_values: dict[str, Any],
+    inputs: str | None,
+    options: KernelOptions,
     show: Callable[[KernelReport], None],
 ) -> KernelReport:
     """Judge it; `show` is called in place of that if the time limit passes without a report."""
-    from pathlib import Path
-
     from paritas.kernels.servers import shared_server
 
     began = time.monotonic()
@@ -158,27 +169,11 @@ def _judge(
     shared_server()
     with progress() as tell:
         tell("importing torch")
-        from paritas.kernels import KernelOptions
         from paritas.kernels.judge import KernelJudge, unfinished_report
         from paritas.kernels.processes import LastResort
 
-        fixed = {name for name in _PROMISES if option_values[f"fixed_{name}"]}
-        options = KernelOptions(
-            cases=option_values["cases"],
-            seconds=max(option_values["seconds"] - (time.monotonic() - began), _FEWEST_SECONDS),
-            call_seconds=option_values["call_seconds"],
-            seed=option_values["seed"],
-            device=option_values["device"],
-            fixed=frozenset(fixed | ({"finite"} if option_values["finite"] else set())),
-            forbid=tuple(filter(None, (option_values["forbid"] or "").split(","))),
-            gradients=option_values["gradients"],
-            compiled=option_values["compiled"],
-            fresh_outputs=option_values["fresh_outputs"],
-            strict=option_values["strict"],
-            rate_task=option_values["rate_task"],
-            timing=option_values["timing"] or "",
-            script=None if option_values["script"] is None else Path(option_values["script"]),
-        )
+        seconds = max(options.seconds - (time.monotonic() - began), _FEWEST_SECONDS)
+        options = dataclasses.replace(options, seconds=seconds)
         judge, doing = None, "starting"
 
         def note(step: str) -> None:
@@ -192,8 +187,6 @@ def _judge(
             return report.exit_code
 
         with LastResort(options.seconds, give_up):
-            judge = KernelJudge(
-                reference, options, inputs=option_values["inputs"], on_progress=note
-            )
+            judge = KernelJudge(reference, options, inputs=inputs, on_progress=note)
             with judge:
                 return judge.judge(candidate)

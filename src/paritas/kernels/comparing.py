@@ -387,13 +387,13 @@ class _RoundingsAlike:
         limit = min(self._MOST * unit_roundoff(value.dtype), _FAR_OFF / 2)
         if finding.status is Status.DEGRADED and finding.metrics.rel_l2 <= limit:
             reason = f"within {self._MOST} roundings, which are alike where all values are equal"
-        elif finding.metrics.max_abs <= self._MOST * self._moved(finding.item, value):
+        elif finding.metrics.max_abs <= self._MOST * self._measure_noise_of(finding.item, value):
             reason = f"within {self._MOST} times what one rounding of the equal inputs changes"
         else:
             return None
         return Ruling(Status.EQUIVALENT, reason)
 
-    def _moved(self, item: Item, value: Tensor) -> float:
+    def _measure_noise_of(self, item: Item, value: Tensor) -> float:
         """How far the reference itself moves the largest value."""
         near = self._nearby()
         other = None if near is None else near.value(item)

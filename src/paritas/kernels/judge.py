@@ -225,7 +225,7 @@ class KernelJudge:
         """Forget what was measured in a case whose judgement was interrupted."""
         for number, case in enumerate(self._cases or ()):
             if case.case is judged.case and self._cases is not None:
-                self._cases[number] = JudgedCase(case.case, case.run.renewed())
+                self._cases[number] = JudgedCase(case.case, case.run.renew())
 
     def _grad_mode(self) -> contextlib.AbstractContextManager[Any]:
         return torch.set_grad_enabled(self.options.gradients)
@@ -411,12 +411,11 @@ def unfinished_report(
     """
     reason = f"the time limit was reached while {doing}"
     finding = unverified("judge", reason, "raise the time limit")
-    row = KernelRow(
+    row = KernelRow.of(
+        Verdict(findings=(finding,)),
         case=doing,
         family=CaseFamily.LOADING,
-        status=finding.status,
         ended=CaseEnd.NOT_CALLED,
-        verdict=Verdict(findings=(finding,)),
     )
     report = KernelReport(reference=reference, candidate=candidate, rows=(row,))
     if judge is None:

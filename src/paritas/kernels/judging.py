@@ -107,7 +107,7 @@ class Judgement:
         before = {role: _content(file) for role, file in files.items()}
         for case, reason in self.judge.unjudged.items():
             advice = "fix the reference, or its inputs"
-            self._unverified(case, CaseFamily.GIVEN, reason, advice, role="reference")
+            self._add_unverified(case, CaseFamily.GIVEN, reason, advice, role="reference")
         if self.judge.broken:
             case, reason = next(iter(self.judge.broken.items()))
             count = counted(len(self.judge.broken), "made case")
@@ -159,7 +159,7 @@ class Judgement:
         )
 
     @property
-    def _failed(self) -> list[KernelRow]:
+    def _failing_rows(self) -> list[KernelRow]:
         return [
             row
             for row in self.rows
@@ -181,11 +181,11 @@ class Judgement:
 
         rating = TaskRating()
         judged = [case for case in self.cases if case.row is not None]
-        if judged and (not self._failed or self.options.rate_task):
+        if judged and (not self._failing_rows or self.options.rate_task):
             try:
                 rating = rate_task(judged)
             except OutOfTime:
-                self._unverified(
+                self._add_unverified(
                     "what the task accepts",
                     CaseFamily.GIVEN,
                     "the time limit was reached before it was known whether zeros would pass, too",
@@ -232,7 +232,7 @@ class Judgement:
 
     def _time(self) -> KernelTiming | None:
         """Time both sides in processes of their own, on the given inputs."""
-        from paritas.kernels.calling import timed
+        from paritas.kernels.calling import time_calls
 
         self.judge.tell("timing both sides")
         case = next(
@@ -246,7 +246,7 @@ class Judgement:
                 self._timed_process(self.name, is_candidate=True) as ours,
             ):
                 encoded_inputs = encode_inputs(case.inputs)
-                timing = timed(
+                timing = time_calls(
                     reference_process, ours, encoded_inputs, is_cold=self.options.timing == "cold"
                 )
         except (CandidateEnded, CannotConstructError) as error:
@@ -283,7 +283,8 @@ class Judgement:
         from paritas.kernels.smallest import FailingCase, case_script, smallest_failing
 
         failing = next(
-            (judged_case for judged_case in self.cases if judged_case.row in self._failed), None
+            (judged_case for judged_case in self.cases if judged_case.row in self._failing_rows),
+            None,
         )
         assert self.options.script is not None  # noqa: S101  (for the type checker)
         if failing is None:
@@ -350,7 +351,7 @@ class Judgement:
         except OutOfTime:
             self._is_cut_short = True
             reason = "the time limit was reached before the candidate was loaded"
-            self._unverified(
+            self._add_unverified(
                 "loading the candidate", CaseFamily.LOADING, reason, "raise the time limit"
             )
             return False
@@ -433,7 +434,7 @@ class Judgement:
                 self._is_cut_short = True
                 reason = "no case of this family was made before the time limit"
                 advice = "raise the time limit, or promise what the task promises"
-                self._unverified(f"cases of {family}", family, reason, advice, role="reference")
+                self._add_unverified(f"cases of {family}", family, reason, advice, role="reference")
 
     def _most_urgent(self, remaining: list[int]) -> int:
         """The given inputs, then cases of families of which none is judged, then any."""
@@ -472,22 +473,24 @@ class Judgement:
         advice = "raise the time limit, promise what the task promises, or choose fewer cases"
         for family, case in case_by_family.items():
             if family not in judged:
-                self._unverified(case.name, family, reason, advice, case=case)
+                self._add_unverified(case.name, family, reason, advice, case=case)
         kernel_case = next(
             (uncalled_case for uncalled_case in kernel_cases if uncalled_case.is_given), None
         )
         if kernel_case is not None and CaseFamily.GIVEN in judged:
             before = "not called: the time limit was reached before the given inputs were compared"
-            self._unverified(kernel_case.name, kernel_case.family, before, advice, case=kernel_case)
+            self._add_unverified(
+                kernel_case.name, kernel_case.family, before, advice, case=kernel_case
+            )
         if CaseFamily.CALLERS not in judged and self._other_callers():
             name = f"as given, {self._other_callers()[0]}"
-            self._unverified(name, CaseFamily.CALLERS, reason, advice)
+            self._add_unverified(name, CaseFamily.CALLERS, reason, advice)
 
     def _not_called(self, case: KernelCase) -> None:
         reason = f"not called: the candidate ended its process {self.restarts} times"
-        self._unverified(case.name, case.family, reason, case=case)
+        self._add_unverified(case.name, case.family, reason, case=case)
 
-    def _unverified(
+    def _add_unverified(
         self,
         name: str,
         family: CaseFamily,
@@ -693,7 +696,6 @@ class Judgement:
         seconds: float = 0.0,
         is_limit: bool = False,
     ) -> KernelRow:
-        status = verdict.status
         promised = {PROMISES[promise] for promise in self.options.fixed}
         is_limit |= family in promised
         if case is not None:
@@ -702,14 +704,13 @@ class Judgement:
             is_empty = any(not tensor.numel() for _, tensor in input_tensors(case.inputs))
             is_refused = is_empty or family is CaseFamily.CALLERS
             is_limit |= is_refused and ended is CaseEnd.RAISED
-        row = KernelRow(
+        row = KernelRow.of(
+            verdict,
             case=name,
             family=family,
             inputs="" if case is None else case.shapes,
-            status=status,
             ended=ended,
-            is_limit=is_limit and not status.passes(strict=self.options.strict),
-            verdict=verdict,
+            is_limit=is_limit and not verdict.status.passes(strict=self.options.strict),
             seconds=round(seconds, 6),
         )
         self.rows.append(row)
@@ -725,8 +726,7 @@ def _content(file: str) -> bytes:
 
 
 def _worst(row: KernelRow | None) -> str:
-    findings = () if row is None else row.verdict.findings
-    worst = max(findings, key=lambda finding: finding.status.gravity, default=None)
+    worst = None if row is None else row.verdict.worst
     return "" if worst is None else worst.reason
 
 

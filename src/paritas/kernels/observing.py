@@ -303,10 +303,12 @@ class Observer:
             for path, earlier_tensor in old.items()
         }
 
-        def replaced(tree: Any) -> Any:
+        def replace_leaves(tree: Any) -> Any:
             return map_leaves(tree, lambda leaf: taken.get(id(leaf), leaf))
 
-        self.held.inputs = Inputs(tuple(replaced(list(new.args))), replaced(dict(new.kwargs)))
+        self.held.inputs = Inputs(
+            tuple(replace_leaves(list(new.args))), replace_leaves(dict(new.kwargs))
+        )
         return self.held.inputs
 
     def _arrive_late(self, inputs: Inputs) -> None:

@@ -26,6 +26,7 @@ from paritas.core.execution.time_limit import TimeLimit, TimeWatch
 from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import map_leaves
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.register import find_entry
 from paritas.core.torch_private.named_operators import sample_calls
 from paritas.core.torch_private.operators import DispatchMode
 from paritas.kernels.calling import AUTOCAST, CallWatch, modes_of
@@ -96,7 +97,7 @@ class ReferenceRun:
     lazy: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
 
-    def renewed(self) -> ReferenceRun:
+    def renew(self) -> ReferenceRun:
         """The same run without the further runs so far: one of them was interrupted."""
         evidence = Evidence(self.evidence.program, [self.native], self.evidence.seed)
         return dataclasses.replace(self, evidence=evidence, demand=Demand(settles=False))
@@ -182,7 +183,7 @@ class Rehearsal:
         """
         if self._process is None or self._process.is_gone or self._made != key:
             self._made, self._weights = None, 0
-            construction = self._asked(
+            construction = self._ask_process(
                 lambda process: process.construct(
                     init, seed, self._seconds, key[1], reads_state=False
                 )
@@ -197,7 +198,7 @@ class Rehearsal:
         """
         if number != self._weights:
             order = SetState(state=encode(state()))
-            self._asked(lambda process: process.ask(order, StateSet, self._seconds))
+            self._ask_process(lambda process: process.ask(order, StateSet, self._seconds))
             self._weights = number
 
     def call(self, case: KernelCase, *, gradients: bool) -> Rehearsed:
@@ -244,9 +245,9 @@ class Rehearsal:
         order = Rehearse(
             inputs=encode_inputs(case.inputs), device=device, train=case.train, grad=gradients
         )
-        return self._asked(lambda process: process.ask(order, RehearsedCall, seconds))
+        return self._ask_process(lambda process: process.ask(order, RehearsedCall, seconds))
 
-    def _asked(self, ask: Callable[[CandidateProcess], T]) -> T:
+    def _ask_process(self, ask: Callable[[CandidateProcess], T]) -> T:
         if self._ends > _MOST_ENDS:
             raise ReferenceEnded(f"not called: the reference has ended {self._ends} processes")
         try:
@@ -311,7 +312,7 @@ class KernelTask:
         self._subjects: dict[Any, Subject] = {}
         self._modules: dict[Any, nn.Module] = {}
         self._returns_memory = False
-        self.given = self._given()
+        self.given = self._make_inputs_of_task()
 
     def _init_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         make = getattr(self.side.home, INIT_INPUTS, None)
@@ -327,7 +328,7 @@ class KernelTask:
             return tuple(values[0]), values[1]
         return tuple(values), {}
 
-    def _given(self) -> list[Inputs]:
+    def _make_inputs_of_task(self) -> list[Inputs]:
         if self._make_inputs is not None:
             return self._sets(self.seed)
         if self.side.name.is_operator:
@@ -352,15 +353,15 @@ class KernelTask:
             user = [user]
         sets = [
             Inputs(
-                tuple(map_leaves(list(input_set.args), self._moved)),
-                map_leaves(dict(input_set.kwargs), self._moved),
+                tuple(map_leaves(list(input_set.args), self._move_leaf)),
+                map_leaves(dict(input_set.kwargs), self._move_leaf),
             )
             for input_set in input_sets(user)
         ]
         self._own_inputs += map(weakref.ref, sets)
         return sets
 
-    def _moved(self, leaf: Any) -> Any:
+    def _move_leaf(self, leaf: Any) -> Any:
         return leaf.detach().to(self.device) if isinstance(leaf, torch.Tensor) else leaf
 
     def again(self, number: int) -> Callable[[int], Inputs] | None:
@@ -491,14 +492,14 @@ class KernelTask:
         """What the reference computes on inputs that are off by one rounding each, if it does."""
         generator = torch.Generator().manual_seed(self.seed)
 
-        def moved(leaf: Any) -> Any:
+        def perturb_leaf(leaf: Any) -> Any:
             if not isinstance(leaf, torch.Tensor) or not is_number(leaf.dtype):
                 return leaf
             wide = as_computable(leaf.detach())
             signs = torch.randint(2, leaf.shape, generator=generator).to(wide) * 2 - 1
             return stored_as(wide * (1 + torch.finfo(leaf.dtype).eps * signs), leaf.dtype)
 
-        args, kwargs = map_leaves([list(case.inputs.args), case.inputs.kwargs], moved)
+        args, kwargs = map_leaves([list(case.inputs.args), case.inputs.kwargs], perturb_leaf)
         near = dataclasses.replace(case, inputs=Inputs(tuple(args), kwargs))
         try:
             return self.run(near, gradients=False).native
@@ -783,15 +784,13 @@ def plant_faults(
     rating: TaskRating, cases: Sequence[JudgedCase], seed: int, seconds: float
 ) -> TaskRating:
     """Plant faults in the reference, and count those that the given inputs show."""
-    from paritas.mutants.power import power
-
     case = next(
         (judged_case for judged_case in cases if judged_case.case.family is CaseFamily.GIVEN), None
     )
     if case is None:
         return rating
     try:
-        report = power(
+        report = find_entry("power")(
             case.case.inputs,
             case.run.subject.call,
             faults=_MOST_FAULTS,

@@ -13,12 +13,10 @@ from paritas.core.reporting.tables import (
     STATUS_MARKS,
     STYLES,
     Column,
-    Rest,
     fold_rows,
     terminal_table,
 )
 from paritas.core.reporting.terminal import headline_text, indented, listed, paragraph
-from paritas.core.results.findings import Status
 from paritas.core.results.wording import MOST_SHOWN, counted, enumerated, finding_lines
 
 if TYPE_CHECKING:
@@ -63,11 +61,7 @@ CASE_COLUMNS: tuple[Column[KernelRow], ...] = (
 
 
 def _cases_table(report: KernelReport) -> Table:
-    rows: list[KernelRow | Rest] = []
-    for status in reversed(Status):
-        cases = [row for row in report.rows if row.status is status]
-        rows += fold_rows(status, cases, "case")
-    return terminal_table(CASE_COLUMNS, rows)
+    return terminal_table(CASE_COLUMNS, fold_rows(report.rows, "case"))
 
 
 def _failing_cases(report: KernelReport) -> Iterator[RenderableType]:
@@ -80,7 +74,7 @@ def _failing_cases(report: KernelReport) -> Iterator[RenderableType]:
 
 
 def _row_lines(row: KernelRow) -> list[str]:
-    worst = max(row.verdict.findings, key=lambda finding: finding.status.gravity, default=None)
+    worst = row.verdict.worst
     return [] if worst is None else list(finding_lines(worst))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -69,6 +69,11 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     is_limit: bool = False
     verdict: Verdict = Verdict()
     seconds: float = 0.0
+
+    @classmethod
+    def of(cls, verdict: Verdict, **about: Any) -> KernelRow:
+        """The row of a case with this verdict."""
+        return cls(status=verdict.status, verdict=verdict, **about)
 
 
 class TrivialCandidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,6 +181,7 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     _called: ClassVar[str] = "the judgement of a kernel"
+    _summary: ClassVar[str] = "paritas.kernels.report:notebook_summary"
 
     reference: str
     candidate: str
@@ -249,21 +255,13 @@ class KernelReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True
             words += f", {counted(len(self.limits), 'limit')}"
         return words
 
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.kernels.report import notebook_summary
-
-        return notebook_html(notebook_summary(self))
-
     def __str__(self) -> str:
         return self.headline
 
     def _failure_text(self) -> str:
         lines = [self.headline]
         for row in self.failures[:3]:
-            worst = max(
-                row.verdict.findings, key=lambda finding: finding.status.gravity, default=None
-            )
+            worst = row.verdict.worst
             lines.append(f"{row.case}: {worst.reason if worst else row.status}")
         return "\n".join(lines)
 

@@ -104,13 +104,13 @@ def _simplify_case(case: KernelCase, change: Callable[[Tensor], Tensor]) -> Kern
 
 
 def _with(case: KernelCase, change: Callable[[Any], Any]) -> KernelCase:
-    def changed(leaf: Any) -> Any:
+    def change_leaf(leaf: Any) -> Any:
         new = change(leaf)
         is_tensor = isinstance(leaf, torch.Tensor)
         return as_leaf(new, requires_grad=leaf.requires_grad) if is_tensor else new
 
-    args = map_leaves(list(case.inputs.args), changed)
-    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), changed))
+    args = map_leaves(list(case.inputs.args), change_leaf)
+    inputs = Inputs(tuple(args), map_leaves(dict(case.inputs.kwargs), change_leaf))
     return dataclasses.replace(case, inputs=inputs, reuse="")
 
 

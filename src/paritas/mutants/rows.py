@@ -177,6 +177,7 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     _called: ClassVar[str] = "a report of detection power"
+    _summary: ClassVar[str] = "paritas.mutants.report:notebook_summary"
 
     dtypes: tuple[str, ...] = ()
     operators: int = 0
@@ -279,12 +280,6 @@ class PowerReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True)
             f"{_share(clear)} faults above 8 times the rounding noise are caught "
             f"({_confidence(clear)}), {percent(native.value)} by the native run alone"
         )
-
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.mutants.report import notebook_summary
-
-        return notebook_html(notebook_summary(self))
 
     def __str__(self) -> str:
         return "\n".join(power_lines(self))

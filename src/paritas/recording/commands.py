@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -14,6 +15,7 @@ from paritas.core.commands.options import (
     NumberRange,
     json_option,
     json_takes_stdout,
+    options_as,
     progress,
     write_json,
 )
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
 
     from paritas.formats.dumps.survey import DumpSurvey, ExaminedRecord, RecordFilter
     from paritas.recording.conversion import Conversion, Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """The options of `paritas inspect`, by their names."""
+
+    layers: tuple[str, ...]
+    steps: tuple[tuple[int, int], ...]
+    ranks: tuple[int, ...]
+    phase: Literal["forward", "backward"] | None
+    kind: str | None
+    records: bool
+    check: bool
+    json_path: Path | None
 
 
 @click.command(short_help="Show what a dump contains, its first NaN, and what is missing.")
@@ -50,19 +66,8 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Read all stored values and verify their checksums.")
 @json_option("Write the result to this file; with --records, also the records.")
 @click.pass_context
-def inspect(  # noqa: PLR0913  (one for each option)
-    ctx: click.Context,
-    *,
-    dump: Path,
-    layers: tuple[str, ...],
-    steps: tuple[tuple[int, int], ...],
-    ranks: tuple[int, ...],
-    phase: str | None,
-    kind: str | None,
-    records: bool,
-    check: bool,
-    json_path: Path | None,
-) -> None:
+@options_as(InspectOptions)
+def inspect(ctx: click.Context, *, dump: Path, options: InspectOptions) -> None:
     """Show what DUMP contains: run, ranks, steps, sizes, names, the first NaN or infinity.
 
     DUMP is a dump of paritas, msprobe, Ascend's GE or FX mode or SGLang, or plain .safetensors,
@@ -85,15 +90,18 @@ def inspect(  # noqa: PLR0913  (one for each option)
     from paritas.formats.dumps.report import dump_report
     from paritas.formats.dumps.survey import DumpSurvey, RecordFilter
 
-    record_filter = RecordFilter(layers=layers, steps=steps, ranks=ranks, phase=phase)  # type: ignore[arg-type]
-    survey = DumpSurvey(open_dump(dump, kind), record_filter, check=check)
+    record_filter = RecordFilter(
+        layers=options.layers, steps=options.steps, ranks=options.ranks, phase=options.phase
+    )
+    survey = DumpSurvey(open_dump(dump, options.kind), record_filter, check=options.check)
     console = Console(highlight=False, stderr=json_takes_stdout())
-    listed = _walk(survey, console if records else None, keep=records and json_path is not None)
+    keep = options.records and options.json_path is not None
+    listed = _walk(survey, console if options.records else None, keep=keep)
     summary = survey.summary()
     if summary.records and not summary.selected:
         ctx.fail(_describe_no_match(survey, record_filter, dump, summary.records))
-    content = {"summary": summary, "records": listed if records else None}
-    write_json(json_path, lambda: msgspec.json.encode(content))
+    content = {"summary": summary, "records": listed if options.records else None}
+    write_json(options.json_path, lambda: msgspec.json.encode(content))
     console.print(Printable(dump_report(summary)), crop=False)
     ctx.exit(0 if summary.is_sound else UNVERIFIED)
 
@@ -130,6 +138,18 @@ def _describe_no_match(
 
 
 # --- convert: to statistics or another layout, also while it grows --------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvertOptions:
+    """The options of `paritas convert`, by their names."""
+
+    target: Target
+    output: Path | None
+    kind: str | None
+    watch: bool
+    delete: bool
+    interval: float
 
 
 @click.command(short_help="Convert a dump to statistics or another layout.")
@@ -170,17 +190,8 @@ def _describe_no_match(
     help="With --watch: seconds between checks.",
 )
 @click.pass_context
-def convert(  # noqa: PLR0913  (one for each option)
-    ctx: click.Context,
-    *,
-    dump: Path,
-    target: Target,
-    output: Path | None,
-    kind: str | None,
-    watch: bool,
-    delete: bool,
-    interval: float,
-) -> None:
+@options_as(ConvertOptions)
+def convert(ctx: click.Context, *, dump: Path, options: ConvertOptions) -> None:
     """Convert DUMP to another kind of dump, in a folder of its own.
 
     DUMP is any dump that `paritas inspect` reads. Every record keeps its names and metadata. The
@@ -203,12 +214,12 @@ def convert(  # noqa: PLR0913  (one for each option)
     """
     from paritas.recording.conversion import Converter
 
-    where = output or dump.with_name(f"{dump.name}_{target}")
-    converter = Converter(dump, where, target, kind=kind, delete=delete)
+    where = options.output or dump.with_name(f"{dump.name}_{options.target}")
+    converter = Converter(dump, where, options.target, kind=options.kind, delete=options.delete)
     with progress() as tell:
         interrupted = False
         try:
-            converter.run(interval=interval if watch else None, on_progress=tell)
+            converter.run(interval=options.interval if options.watch else None, on_progress=tell)
         except KeyboardInterrupt:
             interrupted = True
         finally:

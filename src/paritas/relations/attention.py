@@ -28,9 +28,9 @@ from paritas.relations.relation import (
     CheckedModel,
     Relation,
     RelationFamily,
-    related,
+    make_relations,
 )
-from paritas.relations.serving import PADDING, in_chunks, padded, plain_case
+from paritas.relations.serving import PADDING, in_chunks, pad_rows, plain_case
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -171,7 +171,7 @@ def _attention_cases(checked: CheckedModel) -> Iterator[Case]:
             continue
         ways: dict[str, Way] = {name: tokens.whole}
         if tokens.mask:
-            ways[f"{name}, right padded"] = padded(tokens, 0, PADDING)
+            ways[f"{name}, right padded"] = pad_rows(tokens, 0, PADDING)
         if has_cache(tokens):
             ways[f"{name}, after a prompt"] = in_chunks(tokens, [tokens.size[1] // 2, 1])
         for label, way in ways.items():
@@ -196,7 +196,7 @@ def _flex_kernel_cases(checked: CheckedModel) -> Iterator[Case]:
         raise NotPromised(reason)
     ways: dict[str, Way] = {"whole": tokens.whole}
     if tokens.mask:
-        ways["right padded"] = padded(tokens, 0, PADDING)
+        ways["right padded"] = pad_rows(tokens, 0, PADDING)
     for label, way in ways.items():
         yield plain_case(tokens, _with_implementation(FLEX, way, compiles=True), label)
 
@@ -344,7 +344,7 @@ def _masks_built(model: Any, run: Callable[[], Any]) -> dict[str, list[dict[str,
     builders = {name: getattr(module, name) for name in names}
     calls_by_builder: dict[str, list[dict[str, Any]]] = {}
 
-    def watched(name: str) -> Callable[..., Any]:
+    def watch_builder(name: str) -> Callable[..., Any]:
         def build(*args: Any, **kwargs: Any) -> Any:
             calls_by_builder.setdefault(name, []).append(kwargs)
             return builders[name](*args, **kwargs)
@@ -352,7 +352,7 @@ def _masks_built(model: Any, run: Callable[[], Any]) -> dict[str, list[dict[str,
         return build
 
     for name in builders:
-        setattr(module, name, watched(name))
+        setattr(module, name, watch_builder(name))
     try:
         with torch.no_grad():
             run()
@@ -366,12 +366,12 @@ _BUILDERS = re.compile(r"create_\w*mask\w*")
 
 
 ATTENTION: tuple[Relation, ...] = (
-    *related(
+    *make_relations(
         RelationFamily.SERVING,
         ("attention", "all attention implementations agree", _attention_cases),
         ("packing", "sequences packed into one row = separate rows", _packing_cases),
     ),
-    *related(
+    *make_relations(
         RelationFamily.SERVING,
         (
             "flex-kernels",

@@ -27,7 +27,7 @@ from paritas.relations.relation import (
     CheckedModel,
     Relation,
     RelationFamily,
-    related,
+    make_relations,
 )
 from paritas.relations.serving import in_chunks, plain_case
 
@@ -286,7 +286,7 @@ def _kind_cases(checked: CheckedModel) -> Iterator[Case]:
         raise DoesNotApply(no_offloading)
 
 
-CACHES: tuple[Relation, ...] = related(
+CACHES: tuple[Relation, ...] = make_relations(
     RelationFamily.SERVING,
     ("cache-crop", "tokens taken back from a cache = tokens never run", _crop_cases),
     ("cache-reorder", "reordered rows of a cache = a reordered batch", _reorder_cases),

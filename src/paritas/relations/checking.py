@@ -136,11 +136,11 @@ def invariants(model: Any, inputs: Any, options: InvariantsOptions) -> Invariant
         rows: list[RelationRow] = []
         for relation in relations:
             tell(f"checking {relation.name}")
-            row = check.linked(check.run(relation), rows)
+            row = check.link_to_earlier(check.run(relation), rows)
             rows.append(row)
             if on_result is not None and row.status is not None:
                 on_result(f"{row.word}: {row.relation}: {row.summary}")
-        rows += check.unrestored()
+        rows += check.list_unrestored()
     finally:
         rng.restore()
     return InvariantsReport(
@@ -185,7 +185,7 @@ class _Check:
             if _is_refusal(error):
                 skipped.append(NotPromised(f"it raises {in_one_line(error, _LONGEST_REASON)}"))
             else:
-                verdicts.append(self._unverified(relation, "", error))
+                verdicts.append(self._report_unverified(relation, "", error))
         promise: Promise = "checked"
         reasons = list(dict.fromkeys(map(str, skipped)))
         if verdicts:
@@ -204,7 +204,7 @@ class _Check:
             seconds=time.monotonic() - began,
         )
 
-    def linked(self, row: RelationRow, before: list[RelationRow]) -> RelationRow:
+    def link_to_earlier(self, row: RelationRow, before: list[RelationRow]) -> RelationRow:
         """The row, with the first one before it that fails at the same place, if one does."""
         origin_of_row = self._origins.get(row.relation)
         if origin_of_row is None or row.verdict.passed:
@@ -217,7 +217,7 @@ class _Check:
         ]
         return msgspec.structs.replace(row, linked=alike[0]) if alike else row
 
-    def unrestored(self) -> list[RelationRow]:
+    def list_unrestored(self) -> list[RelationRow]:
         """A row if something of the model could not be restored between runs."""
         failures = {**self.reference.state.failures, **self.candidate.state.failures}
         findings = tuple(
@@ -232,7 +232,7 @@ class _Check:
         )
         return [row] if findings else []
 
-    def _unverified(self, relation: Relation, label: str, error: Exception) -> Verdict:
+    def _report_unverified(self, relation: Relation, label: str, error: Exception) -> Verdict:
         item = Item(ItemKind.HARNESS, "run").in_graph(relation.name)
         item = item.under(label) if label else item
         finding = unverified(item, f"it raised {in_one_line(error, _LONGEST_REASON)}")
@@ -244,7 +244,7 @@ class _Check:
             return self._another_shape(relation, label, error)
         if _is_refusal(error):
             raise NotPromised(f"it raises {in_one_line(error, _LONGEST_REASON)}")
-        return self._unverified(relation, label, error)
+        return self._report_unverified(relation, label, error)
 
     @staticmethod
     def _another_shape(relation: Relation, label: str, error: OtherShape) -> Verdict:
@@ -264,7 +264,7 @@ class _Check:
             return self._judge_raised_error(relation, case.label, error)
         if not case.draws_alike and evidence.depends_on_draws():
             raise DoesNotApply("its result depends on random numbers that it draws")
-        side = self._compiled if case.compiles else self.candidate
+        side = self._compiled_subject if case.compiles else self.candidate
         is_trained = relation.family is RelationFamily.TRAINING and side is not self.reference
         if is_trained and not isinstance(original_of(side.call), nn.Module):
             raise DoesNotApply("the candidate is not a module: it has no parameters to train")
@@ -283,7 +283,7 @@ class _Check:
                     RunOptions()
                 )[0]
                 if plain.error is None or not _is_refusal(plain.error):
-                    return self._unverified(relation, case.label, side_run.error)
+                    return self._report_unverified(relation, case.label, side_run.error)
             return self._judge_raised_error(relation, case.label, side_run.error)
         sides = SubjectLift(evidence, program.subject, notes=Notes())
         config = self._config(relation)
@@ -305,17 +305,17 @@ class _Check:
                 collected.notes.append(_BUFFERS_NOTE)
             elif is_first:
                 collected.findings = [
-                    self._located(finding, relation, case, evidence, sides, side_run)
+                    self._locate_finding(finding, relation, case, evidence, sides, side_run)
                     for finding in collected.findings
                 ]
         collected.findings = [
-            self._named(finding, relation, case) for finding in collected.findings
+            self._name_case(finding, relation, case) for finding in collected.findings
         ]
         collected.notes += [*evidence.notes, *sides.notes]
         return collected.verdict(strict=self.strict)
 
     @functools.cached_property
-    def _compiled(self) -> Subject:
+    def _compiled_subject(self) -> Subject:
         """The model under `torch.compile`; a candidate that is compiled is used as it is."""
         if self.candidate.is_compiled:
             return self.candidate
@@ -362,7 +362,7 @@ class _Check:
         )
 
     @staticmethod
-    def _named(finding: Finding, relation: Relation, case: Case) -> Finding:
+    def _name_case(finding: Finding, relation: Relation, case: Case) -> Finding:
         item = finding.item.in_graph(relation.name)
         item = item.under(case.label) if case.label else item
         return msgspec.structs.replace(finding, item=item)
@@ -416,12 +416,12 @@ class _Check:
         if arbiter is None or lifted is None:
             return False
 
-        def moved(program: SubjectProgram) -> Observation:
+        def run_shaken(program: SubjectProgram) -> Observation:
             shaken = _ShakenBuffers(module, evidence.unit, self.seed)
             options = RunOptions(wide=True, mode=evidence.lift_mode(), watch=shaken)
             return run_quietly(program, options, WideDefault())[0]
 
-        ours, other_moved = moved(evidence.program), moved(sides.program)
+        ours, other_moved = run_shaken(evidence.program), run_shaken(sides.program)
         for item, value in arbiter[0].outputs.items():
             values = [value, lifted[0].value(item), ours.value(item), other_moved.value(item)]
             if not all(map(is_inexact, values)):
@@ -433,7 +433,7 @@ class _Check:
 
     # --- Where a difference starts ---
 
-    def _located(
+    def _locate_finding(
         self,
         finding: Finding,
         relation: Relation,

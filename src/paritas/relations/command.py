@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from paritas.core.commands.options import (
     html_option,
     inputs_option,
     json_option,
+    options_as,
     progress,
     strict_option,
     tell_result,
@@ -81,6 +82,7 @@ def _list_relations(ctx: click.Context, _: click.Parameter, value: bool) -> None
 @json_option("Write every relation with its findings to this file.")
 @format_options
 @click.pass_context
+@options_as(InvariantsOptions)
 def invariants(
     ctx: click.Context,
     /,
@@ -88,7 +90,7 @@ def invariants(
     html_path: Path | None,
     json_path: Path | None,
     form: OutputFormat,
-    **option_values: Any,
+    options: InvariantsOptions,
 ) -> None:
     """Check that the ways of running one model agree with each other.
 
@@ -99,7 +101,6 @@ def invariants(
 
     Exit codes: 0 all hold, 1 different or degraded, 2 wrong usage or bad input, 3 unverified.
     """
-    options = InvariantsOptions(**option_values)
     report = _run_invariants(target, options)
     from paritas.relations.report import invariants_report
 

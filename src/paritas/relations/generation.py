@@ -29,7 +29,7 @@ from paritas.relations.relation import (
     CheckedModel,
     Relation,
     RelationFamily,
-    related,
+    make_relations,
     rows_of,
 )
 from paritas.relations.serving import PADDING, left_padding_is_promised, pads_encoder
@@ -73,7 +73,7 @@ class Generation:
                     return token
         return None
 
-    def repeated(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
+    def repeat_calls(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
         """The plain way: the whole sequence is run again for each token."""
         ids = self.tokens.ids(inputs)
         start, row_values = ids.shape[1], []
@@ -129,7 +129,7 @@ class Generation:
                 **{tokens.tokens: ids}, **more, generation_config=self._settings(**how)
             )
 
-    def generated(self, **how: Any) -> Way:
+    def call_generate(self, **how: Any) -> Way:
         """Call `generate` greedily."""
 
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ class Generation:
 
         return way
 
-    def assisted(self) -> Way:
+    def call_assisted(self) -> Way:
         """Call `generate` row by row, with the model itself as the one that guesses tokens."""
 
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -176,14 +176,14 @@ class Generation:
             return False
         try:
             with torch.no_grad():
-                self.assisted()(self.tokens.model, self.inputs)
+                self.call_assisted()(self.tokens.model, self.inputs)
         except ValueError:  # transformers refuses by it, and its caches do
             return False
         except Exception:  # noqa: BLE001  (the case reports it)
             return True
         return True
 
-    def searched(self, **how: Any) -> Way:
+    def search_beams(self, **how: Any) -> Way:
         """Call `generate` with beams."""
 
         def way(model: Any, inputs: Inputs) -> dict[str, Tensor]:
@@ -261,7 +261,7 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     tokens = run.tokens
 
     def case(label: str, **how: Any) -> Case:
-        return Case(run.repeated, run.generated(**how), label, run.inputs)
+        return Case(run.repeat_calls, run.call_generate(**how), label, run.inputs)
 
     yield case("with a cache", use_cache=True)
     yield case("without a cache", use_cache=False)
@@ -277,7 +277,7 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
     if pads_encoder(tokens):
         yield case("the encoder right padded", encoder=PADDING, use_cache=True)
     if run.can_be_assisted():
-        yield Case(run.repeated, run.assisted(), "assisted by itself", run.inputs)
+        yield Case(run.repeat_calls, run.call_assisted(), "assisted by itself", run.inputs)
     if static_caches_refused(tokens):
         return
     static = {
@@ -292,7 +292,7 @@ def _generate_cases(checked: CheckedModel) -> Iterator[Case]:
 def _beam_cases(checked: CheckedModel) -> Iterator[Case]:
     run = generation_of(checked)
     run.tokens.require_cache()
-    without, cached = run.searched(use_cache=False), run.searched(use_cache=True)
+    without, cached = run.search_beams(use_cache=False), run.search_beams(use_cache=True)
     yield Case(without, cached, inputs=run.inputs)
 
 
@@ -372,7 +372,7 @@ def _finish_queued_work() -> None:
 
 
 @contextlib.contextmanager
-def _served(model: Any, counter: _Counter) -> Iterator[Callable[..., Any]]:
+def _serve_calls(model: Any, counter: _Counter) -> Iterator[Callable[..., Any]]:
     """Send calls of the model to the counter; what a call does, for the one who serves."""
     own_forward = vars(model).get("forward")
     forward = model.forward
@@ -444,7 +444,7 @@ class _Requests:
             chosen.append(ids[0, -NEW_TOKENS:])
         return _stack_steps(logits, chosen)
 
-    def batched(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
+    def serve_together(self, model: Any, inputs: Inputs) -> dict[str, Tensor]:
         """All requests in one running batch."""
         original, counter = original_of(model), _Counter()
         prompts = self.prompts(inputs)
@@ -452,11 +452,11 @@ class _Requests:
         done: dict[str, Any] = {}
         with (
             _as_before(original),
-            _served(original, counter) as forward,
+            _serve_calls(original, counter) as forward,
             self._batch(original) as batch,
         ):
 
-            def watched(**kwargs: Any) -> Any:
+            def call_and_record(**kwargs: Any) -> Any:
                 with _updated_elsewhere(kwargs["cache"]):
                     output = forward(**kwargs)
                 _record(log, batch, kwargs, output)
@@ -465,7 +465,7 @@ class _Requests:
             try:
                 names = batch.add_requests(inputs=prompts, max_new_tokens=NEW_TOKENS)
                 while len(done) < len(names):
-                    counter.serve(watched)
+                    counter.serve(call_and_record)
                     result = batch.get_result(timeout=0)
                     if result is not None and result.is_finished():
                         if result.error is not None:
@@ -538,10 +538,10 @@ def _continuous_cases(checked: CheckedModel) -> Iterator[Case]:
             requests.manager(model)
     except (ValueError, NotImplementedError, KeyError, TypeError) as error:
         raise NotPromised(f"it is refused: {in_one_line(error, _LONGEST_REASON)}") from error
-    yield Case(requests.alone, requests.batched, inputs=run.inputs)
+    yield Case(requests.alone, requests.serve_together, inputs=run.inputs)
 
 
-GENERATION: tuple[Relation, ...] = related(
+GENERATION: tuple[Relation, ...] = make_relations(
     RelationFamily.SERVING,
     ("greedy-generation", "generate() = the best token of repeated calls", _generate_cases),
     ("beam-search", "beam search with a cache = without a cache", _beam_cases),

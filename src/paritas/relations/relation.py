@@ -129,7 +129,7 @@ class Relation:
     bitwise: bool = False
 
 
-def related(
+def make_relations(
     family: RelationFamily,
     *rows: tuple[str, str, Callable[[CheckedModel], Iterable[Case]]],
     **traits: bool,

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
 from paritas.core.reporting.notebook import NotebookResult, verdict_summary
 from paritas.core.reporting.tables import (
     MOST_IN_CELL,
@@ -17,10 +14,12 @@ from paritas.core.reporting.tables import (
     page_table,
     terminal_table,
 )
-from paritas.core.reporting.terminal import details, headline_text, listed, paragraph
+from paritas.core.reporting.terminal import model_report
 from paritas.core.results.wording import counted
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from paritas.relations.rows import InvariantsReport, RelationRow
 
 
@@ -39,17 +38,10 @@ RELATION_COLUMNS = (_STATUS, _RELATION, Column("cases", _count_cases), _WHAT)
 
 
 def invariants_report(report: InvariantsReport) -> Group:
-    """The whole report; print with `crop=False` to keep the last line in one piece."""
-    verdict = report.verdict
-    compared = counted(verdict.coverage.compared, "value")
-    return Group(
-        terminal_table(RELATION_COLUMNS, report.rows),
-        Text(),
-        *paragraph(details(verdict)),
-        *listed("note", verdict.notes),
-        Text(f"{compared} compared in {report.seconds:.1f} s"),
-        headline_text(report.headline, verdict.status),
-    )
+    """The whole report."""
+    compared = counted(report.verdict.coverage.compared, "value")
+    table = terminal_table(RELATION_COLUMNS, report.rows)
+    return model_report(report, table, f"{compared} compared in {report.seconds:.1f} s")
 
 
 def notebook_summary(report: InvariantsReport) -> NotebookResult:

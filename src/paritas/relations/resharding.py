@@ -22,7 +22,7 @@ from paritas.core.torch_private.ranks import run_in_threads
 from paritas.relations.relation import (
     Relation,
     RelationFamily,
-    related,
+    make_relations,
 )
 from paritas.relations.training import RATE, STEPS, Lesson, training
 
@@ -50,7 +50,7 @@ def _reshard_cases(checked: CheckedModel) -> Iterator[Case]:
     if not distributed.is_available() or distributed.is_initialized():
         raise DoesNotApply("torch.distributed is not available, or in use by this process")
 
-    def trained(model: Any, inputs: Inputs) -> State:
+    def train_copy(model: Any, inputs: Inputs) -> State:
         own_copy = copy.deepcopy(model).cpu()
         optimizer = _adam(own_copy)
         with training(own_copy):
@@ -61,16 +61,16 @@ def _reshard_cases(checked: CheckedModel) -> Iterator[Case]:
         return _whole_state(own_copy, optimizer)
 
     def straight(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-        return _collect_named_tensors(trained(model, inputs))
+        return _collect_named_tensors(train_copy(model, inputs))
 
     def way(before: int, after: int) -> Callable[[Any, Inputs], dict[str, Tensor]]:
-        def resharded(model: Any, inputs: Inputs) -> dict[str, Tensor]:
-            state = trained(model, inputs)
+        def train_and_reshard(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+            state = train_copy(model, inputs)
             with tempfile.TemporaryDirectory(prefix="paritas-checkpoint-") as folder:
                 save_on_ranks(model, state, before, folder)
                 return _collect_named_tensors(load_on_ranks(model, after, folder))
 
-        return resharded
+        return train_and_reshard
 
     for before, after in PAIRS:
         label = f"{before} -> {after} rank{'s' * (after > 1)}"
@@ -196,7 +196,7 @@ def _collect_named_tensors(state: State) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
-RESHARDING: tuple[Relation, ...] = related(
+RESHARDING: tuple[Relation, ...] = make_relations(
     RelationFamily.TRAINING,
     (
         "reshard",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
 from paritas.core.results.findings import Coverage, Status, Verdict
 from paritas.core.results.report import Report
-from paritas.core.results.wording import counted, finding_lines
+from paritas.core.results.wording import counted, finding_lines, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +79,7 @@ class InvariantsReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     _called: ClassVar[str] = "a report of invariants"
+    _summary: ClassVar[str] = "paritas.relations.report:notebook_summary"
 
     rows: tuple[RelationRow, ...] = ()
     target: str = ""
@@ -127,12 +127,7 @@ class InvariantsReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=
         unchecked_count = len(self.rows) - len(checked)
         others = f"; {unchecked_count} not promised or not applicable" if unchecked_count else ""
         if failing:
-            counts = Counter(row.verdict.status for row in failing)
-            words = [
-                f"{counts[row_status]} {row_status.value}"
-                for row_status in reversed(Status)
-                if counts[row_status]
-            ]
+            words = status_counts(row.verdict.status for row in failing)
             status = failing[0].verdict.status.value
             verb = "fails" if len(failing) == 1 else "fail"
             of = f"{len(failing)} of {len(checked)} relations"
@@ -144,12 +139,6 @@ class InvariantsReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=
         warning = " (unstable is a warning, not a failure)" if gravest is Status.UNSTABLE else ""
         verb = "holds" if len(checked) == 1 else "hold"
         return f"{gravest.value}: {counted(len(checked), 'relation')} {verb}{warning}{others}"
-
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.relations.report import notebook_summary
-
-        return notebook_html(notebook_summary(self))
 
     def __str__(self) -> str:
         return "\n".join(invariants_lines(self))

@@ -28,7 +28,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     batch_of,
-    related,
+    make_relations,
     rows_of,
 )
 
@@ -95,7 +95,7 @@ def _chunked_prefill(checked: CheckedModel) -> Iterator[Case]:
 # --- Padding --------------------------------------------------------------------------------------
 
 
-def padded(
+def pad_rows(
     tokens: TokenModel, left: int, right: int, *, with_words: bool = False, alone: bool = False
 ) -> Way:
     """Add padding to all rows, masked, with the positions that the tokens have without it.
@@ -232,10 +232,10 @@ def _pooled_padding(tokens: TokenModel) -> Iterator[Case]:
         isinstance(getattr(config, "pad_token_id", None), int) for config in tokens.configs()
     ):
         raise NotPromised("its configuration has no pad_token_id")
-    ways = {"right": padded(tokens, 0, PADDING)}
+    ways = {"right": pad_rows(tokens, 0, PADDING)}
     if left_padding_is_promised(tokens):
-        ways["left"] = padded(tokens, PADDING, 0)
-        ways["both sides"] = padded(tokens, PADDING, PADDING)
+        ways["left"] = pad_rows(tokens, PADDING, 0)
+        ways["both sides"] = pad_rows(tokens, PADDING, PADDING)
     for label, way in ways.items():
         yield Case(tokens.whole, way, label, tokens.inputs)
 
@@ -248,17 +248,17 @@ def _padding(checked: CheckedModel) -> Iterator[Case]:
     if not tokens.mask and not pads_encoder(tokens):
         raise DoesNotApply("it takes no attention_mask, or does not use it")
     if tokens.mask:
-        yield plain_case(tokens, padded(tokens, 0, PADDING), "right")
+        yield plain_case(tokens, pad_rows(tokens, 0, PADDING), "right")
         pads_left = left_padding_is_promised(tokens)
         remaining = PADDING if pads_left else 0
         yield plain_case(
-            tokens, padded(tokens, remaining, PADDING, with_words=True), "masked words"
+            tokens, pad_rows(tokens, remaining, PADDING, with_words=True), "masked words"
         )
         if tokens.size[0] > 1 and not _rows_belong_together(tokens):
-            alone = padded(tokens, remaining, PADDING, with_words=True, alone=True)
+            alone = pad_rows(tokens, remaining, PADDING, with_words=True, alone=True)
             yield plain_case(tokens, alone, "masked words, each row alone")
         if pads_left:
-            yield plain_case(tokens, padded(tokens, PADDING, 0), "left")
+            yield plain_case(tokens, pad_rows(tokens, PADDING, 0), "left")
             if has_cache(tokens):
                 prompt = PADDING + tokens.size[1] // 2
                 decoded = _padded_and_continued(tokens, [prompt, 1])
@@ -539,7 +539,7 @@ def _history(checked: CheckedModel) -> Iterator[Case]:
 
 
 SERVING: tuple[Relation, ...] = (
-    *related(
+    *make_relations(
         RelationFamily.SERVING,
         ("cached-decoding", "decoding with a cache = one call without a cache", _cached_decoding),
         ("chunked-prefill", "a prompt run in chunks = one call without a cache", _chunked_prefill),
@@ -549,7 +549,7 @@ SERVING: tuple[Relation, ...] = (
         ("causality", "later tokens do not change the values of earlier ones", _causality),
         ("call-history", "a call after other calls = the first call", _history),
     ),
-    *related(
+    *make_relations(
         RelationFamily.SERVING,
         (
             "batch-invariant",

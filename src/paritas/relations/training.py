@@ -26,7 +26,7 @@ from paritas.relations.relation import (
     Relation,
     RelationFamily,
     batch_of,
-    related,
+    make_relations,
     rows_of,
 )
 
@@ -387,10 +387,10 @@ def _checkpointing(model: Any) -> Iterator[None]:
 
 
 def _again(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
+    def run_checkpointed(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    return recomputed
+    return run_checkpointed
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
@@ -443,7 +443,7 @@ class _Loop:
                 self.step()
                 self.scheduler.step()
 
-    def saved(self) -> bytes:
+    def save_state(self) -> bytes:
         """Everything that a checkpoint holds."""
         buffer = io.BytesIO()
         state = {
@@ -495,17 +495,17 @@ def _resume_cases(checked: CheckedModel) -> Iterator[Case]:
         loop.run(inputs, 2 * STEPS)
         return loop.result()
 
-    def resumed(model: Any, inputs: Inputs) -> dict[str, Tensor]:
+    def resume_training(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         loop = _Loop(lesson, _trainee(model))
         loop.run(inputs, STEPS)
-        data = loop.saved()
+        data = loop.save_state()
         torch.manual_seed(1)
         second = _Loop(lesson, _fresh(model))
         second.load(data)
         second.run(inputs, STEPS)
         return second.result()
 
-    yield lesson.case(straight, resumed, draws_alike=True)
+    yield lesson.case(straight, resume_training, draws_alike=True)
 
 
 def _steps(lesson: Lesson, **how: Any) -> Way:
@@ -683,7 +683,7 @@ def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
     def direct(model: Any, inputs: Inputs) -> dict[str, Any]:
         return {**call(model, inputs), "tied weights": _ties(original_of(model))}
 
-    def loaded(model: Any, inputs: Inputs) -> dict[str, Any]:
+    def load_into_new(model: Any, inputs: Inputs) -> dict[str, Any]:
         buffer = io.BytesIO()
         torch.save(original_of(model).state_dict(), buffer)
         new = _fresh(model)
@@ -691,7 +691,7 @@ def _round_trip_cases(checked: CheckedModel) -> Iterator[Case]:
         original_of(new).load_state_dict(saved)
         return {**call(new, inputs), "tied weights": _ties(original_of(new))}
 
-    yield Case(direct, loaded, "state dict", inputs=inputs)
+    yield Case(direct, load_into_new, "state dict", inputs=inputs)
     original = original_of(checked.model)
     if hasattr(original, "save_pretrained") and hasattr(original, "from_pretrained"):
 
@@ -724,7 +724,7 @@ def _mode_cases(checked: CheckedModel) -> Iterator[Case]:
 
 
 TRAINING: tuple[Relation, ...] = (
-    *related(
+    *make_relations(
         RelationFamily.TRAINING,
         ("accumulation", "gradients of micro-batches add up to one batch's", _accumulation_cases),
         ("loss", "the loss of labels = the cross-entropy of the logits", _loss_cases),
@@ -740,7 +740,7 @@ TRAINING: tuple[Relation, ...] = (
         ),
         ("sharded-clipping", "gradients clipped by norm in shards = as a whole", _clipping_cases),
     ),
-    *related(
+    *make_relations(
         RelationFamily.TRAINING,
         (
             "compiled-steps",

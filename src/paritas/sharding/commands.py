@@ -26,6 +26,7 @@ from paritas.core.commands.options import (
     format_options,
     inputs_option,
     json_option,
+    options_as,
     progress,
     strict_option,
     subject_source,
@@ -226,6 +227,21 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
         return numbers
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphOptions:
+    """The options of the command that `verify_graph()` does not have by that name and type."""
+
+    outdir: Path
+    options: Literal["declared", "library", "discover", "all"] | None
+    inputs: str | None
+    device: str | None
+    certificates: Path | None
+    overwrite: bool
+    no_html: bool
+    quiet: bool
+    form: OutputFormat
+
+
 @click.command("verify-graph", short_help="Check every operator of a graph, split over ranks.")
 @click.option(
     "--graph",
@@ -290,20 +306,9 @@ class RankCounts(click.ParamType[tuple[int, ...]]):
 @click.option("--quiet", is_flag=True, help="Print only the verdict line, no progress.")
 @format_options
 @click.pass_context
-def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
-    ctx: click.Context,
-    /,
-    *,
-    graph: str,
-    outdir: Path,
-    inputs: str | None,
-    device: str | None,
-    certificates: Path | None,
-    overwrite: bool,
-    no_html: bool,
-    quiet: bool,
-    form: OutputFormat,
-    **raw_options: Any,
+@options_as(GraphOptions)
+def verify_graph(
+    ctx: click.Context, /, *, graph: str, options: GraphOptions, **raw_options: Any
 ) -> None:
     """Check every operator of a graph: unsplit, and with every split over ranks that it allows.
 
@@ -320,64 +325,55 @@ def verify_graph(  # noqa: PLR0913  (one for each option that is not passed on)
     Exit codes: 0 pass, 1 a split is wrong, 2 wrong usage or bad input, 3 something could not be
     checked, 130 interrupted.
     """
-    raw_options["prove"] = bool(raw_options["prove"]) or certificates is not None
+    raw_options["prove"] = bool(raw_options["prove"]) or options.certificates is not None
     last: list[Progress] = []
     try:
-        report = _run_verify_graph(
-            graph,
-            outdir,
-            inputs,
-            last,
-            device=device,
-            quiet=quiet,
-            html=not no_html,
-            resume=not overwrite,
-            **raw_options,
-        )
+        report = _run_verify_graph(graph, options, last, raw_options)
     except KeyboardInterrupt:
         done = f" after {last[-1].done} of {last[-1].total} operators" if last else ""
         click.echo(f"interrupted{done}; run the same command to resume", err=True)
         ctx.exit(INTERRUPTED)
-    if certificates is not None:
+    if options.certificates is not None:
         from paritas.core.reporting.files import write_certificates
 
-        write_certificates(certificates, report.certificates())
-    names = (*([] if no_html else ["report.html"]), "results.csv", "results.json")
-    _show(report, graph, None if quiet else [str(outdir / name) for name in names], form)
+        write_certificates(options.certificates, report.certificates())
+    names = (*([] if options.no_html else ["report.html"]), "results.csv", "results.json")
+    files = None if options.quiet else [str(options.outdir / name) for name in names]
+    _show(report, graph, files, options.form)
     ctx.exit(report.exit_code)
 
 
 def _run_verify_graph(
-    graph: str,
-    outdir: Path,
-    inputs: str | None,
-    last: list[Progress],
-    *,
-    device: str | None,
-    quiet: bool,
-    **raw_options: Any,
+    graph: str, options: GraphOptions, last: list[Progress], raw_options: dict[str, Any]
 ) -> GraphReport:
     from paritas.core.candidates.loading import find_graph, find_inputs
     from paritas.core.importing import look_here
 
     look_here()  # for --import
 
-    with progress(quiet=quiet, forks=True) as show:
+    with progress(quiet=options.quiet, forks=True) as show:
 
         def tell(step: Progress) -> None:
             last[:] = [step]
             show(step)
 
-        if device is not None:
+        if options.device is not None:
             from paritas.core.execution.subjects import usable_device
 
-            raw_options["device"] = usable_device(device)
+            raw_options["device"] = usable_device(options.device)
         source = find_graph(graph)
-        found_inputs = None if inputs is None else find_inputs(inputs)
+        inputs = None if options.inputs is None else find_inputs(options.inputs)
         from paritas.sharding.graphs import verify
 
         return verify.verify_graph(
-            source, outdir, inputs=found_inputs, on_progress=tell, **raw_options
+            source,
+            options.outdir,
+            options=options.options,
+            inputs=inputs,
+            html=not options.no_html,
+            resume=not options.overwrite,
+            on_progress=tell,
+            **raw_options,
         )
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from paritas.core.judging.failures import FailedSplit
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
     from paritas.sharding.operators.discovery import Discovered
     from paritas.sharding.options import PartitionOptions
     from paritas.sharding.rows import RuleProof

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,7 @@ from paritas.core.commands.options import (
     inputs_option,
     json_option,
     json_takes_stdout,
+    options_as,
     progress,
     refuse,
     setup_option,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from paritas.core.commands.scripts import ScriptProgram
     from paritas.core.execution.compilation import Candidate
     from paritas.core.execution.time_limit import TimeLimit
+    from paritas.core.shrinking import FolderShrinker, ShrinkReport
     from paritas.shrinking.programs import FailingProgram
-    from paritas.shrinking.shrink import ShrinkReport
 
 
 # Options that apply to a factory only: scripts and recorded results already fix all this.
@@ -100,13 +101,14 @@ class ShrinkOptions(BuildOptions):
 )
 @json_option("Write the result to this file.")
 @click.pass_context
+@options_as(ShrinkOptions)
 def shrink(
     ctx: click.Context,
     /,
     target: str,
     args: tuple[str, ...],
     json_path: Path | None,
-    **option_values: Any,
+    options: ShrinkOptions,
 ) -> None:
     """Reduce a failure to the smallest script that reproduces it.
 
@@ -125,11 +127,10 @@ def shrink(
     Exit codes: 1 a fault was found and the script shows it, 2 wrong usage or bad input, 3 nothing
     fails, or the script does not show it by itself, 130 interrupted.
     """  # noqa: D301  (\b tells click not to wrap the lines)
-    options = ShrinkOptions(**option_values)
     make = _choose_shrinker(ctx, target, args, options)
     with progress() as tell:
         tell("importing torch")
-        from paritas.shrinking.shrink import NothingFailsError
+        from paritas.core.shrinking import NothingFailsError
 
         import_modules(options.setup)
         try:
@@ -199,7 +200,7 @@ def _shrink_script(
     from paritas.core.execution.time_limit import TimeLimit
     from paritas.core.judging.failures import FailedGraph, recall_failed
     from paritas.core.results.wording import headline
-    from paritas.shrinking.shrink import NothingFailsError
+    from paritas.core.shrinking import NothingFailsError
     from paritas.shrinking.sources import programs_of
 
     tell(f"running {program.target}")
@@ -243,20 +244,23 @@ def _shrink_folder(
     folder: Path, options: ShrinkOptions, tell: Callable[[str], None]
 ) -> ShrinkReport:
     """Shrink the first failure in an output folder of `compare` or `verify-graph`."""
-    from paritas.comparison.results_folder import COMPARISON_JSON as COMPARISON
-    from paritas.core.candidates.loading import find_graph
     from paritas.core.errors import UsageError
-    from paritas.sharding.graphs.results_folder import JSON as RESULTS
-    from paritas.shrinking.comparisons import shrink_comparison
-    from paritas.shrinking.partitions import shrink_graph_results
+    from paritas.core.register import find_entry
 
-    if not any((folder / name).is_file() for name in (COMPARISON, RESULTS)):
-        raise UsageError(
-            f"{str(folder)!r} contains neither {COMPARISON} of paritas compare nor {RESULTS} of "
-            "paritas verify-graph; give the folder of their --output or --outdir"
-        )
-    shrink_arguments: dict[str, Any] = {"seconds": options.seconds, "on_progress": tell}
-    if (folder / COMPARISON).is_file():
-        return shrink_comparison(folder, options.output, **shrink_arguments)
-    graph = None if options.graph is None else find_graph(options.graph)
-    return shrink_graph_results(folder, options.output, graph=graph, **shrink_arguments)
+    shrinkers: list[FolderShrinker] = [
+        find_entry(name) for name in ("shrink a comparison", "shrink graph results")
+    ]
+    for shrinker in shrinkers:
+        if (folder / shrinker.file).is_file():
+            return shrinker.run(
+                folder,
+                options.output,
+                graph=options.graph,
+                seconds=options.seconds,
+                on_progress=tell,
+            )
+    comparison, graph = (shrinker.file for shrinker in shrinkers)
+    raise UsageError(
+        f"{str(folder)!r} contains neither {comparison} of paritas compare nor {graph} of "
+        "paritas verify-graph; give the folder of their --output or --outdir"
+    )

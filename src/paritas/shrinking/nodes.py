@@ -140,7 +140,7 @@ def islands(
         except _NotAloneError:
             if index == 0:
                 return None
-    return builder.finished()
+    return builder.finish()
 
 
 class _NotAloneError(Exception):
@@ -172,7 +172,7 @@ class _PartBuilder:
             for read in node.all_input_nodes:
                 if read not in table and read not in nodes:
                     value = self.recorded.given[node][read]
-                    table[read] = self._given(read, value, index)
+                    table[read] = self._add_input(read, value, index)
                     if self.program.gradients and _writes(node) and _differentiable(value):
                         # Autograd refuses writes to a leaf; in the program it was not a leaf.
                         table[read] = self.graph.call_method("clone", (table[read],))
@@ -185,7 +185,7 @@ class _PartBuilder:
             if self._is_result(node, nodes, all_outputs=all_outputs):
                 self.outputs.append((table[node], index))
 
-    def finished(self) -> ProgramPart | None:
+    def finish(self) -> ProgramPart | None:
         """The parts as one program."""
         if not self.outputs and not any(map(_writes, self.graph.nodes)):
             return None
@@ -203,7 +203,7 @@ class _PartBuilder:
         owners = tuple(index for _, index in self.outputs)
         return ProgramPart(program, owners, tuple(index for _, _, index in self.inputs))
 
-    def _given(self, node: Node, value: Any, index: int) -> Any:
+    def _add_input(self, node: Node, value: Any, index: int) -> Any:
         if node.op == "get_attr":
             self.root[str(node.target)] = getattr(self.program.graph, str(node.target))
             return self.graph.create_node("get_attr", node.target, (), {}, node.name)
@@ -537,11 +537,11 @@ def _call_key(node: Node, recorded: RecordedValues) -> Any:
     """Equal for calls that a compiler cannot distinguish."""
     given_values = recorded.given[node]
 
-    def described(read: Node) -> str:
+    def describe_read(read: Node) -> str:
         return describe_value(given_values[read])
 
-    args = torch.fx.node.map_arg(node.args, described)
-    return (str(node.target), args, torch.fx.node.map_arg(node.kwargs, described))
+    args = torch.fx.node.map_arg(node.args, describe_read)
+    return (str(node.target), args, torch.fx.node.map_arg(node.kwargs, describe_read))
 
 
 def _count_elements(value: Any) -> int:

@@ -16,10 +16,10 @@ import torch
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs, VerifyConfig
 from paritas.core.judging.failures import judging_only
+from paritas.core.register import find_entry
 from paritas.core.results.findings import Aspect, Status, Verdict
 from paritas.core.torch_private.compile_time import quick_compiles
 from paritas.core.torch_private.global_state import quietly
-from paritas.verification.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -387,8 +387,9 @@ class Oracle:
         # All C++ kernels of a query in one call of the compiler: the same code, in less time.
         together = quick_compiles() if candidate.may_use_inductor else contextlib.nullcontext()
         judging = contextlib.nullcontext() if explains else judging_only()
+        verify = find_entry("verify")
         with program.conditions(), together, judging:
-            verdict = verify(inputs, program.graph, compiled, config)
+            verdict: Verdict = verify(inputs, program.graph, compiled, config)
         signature = signature_of(verdict)
         if signature is None:
             return Answer(None, None, verdict, is_explained=True)

@@ -8,30 +8,27 @@ import itertools
 import keyword
 import platform
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.core.compiled.locate import REMEDY_SWITCHES
 from paritas.core.errors import UsageError
 from paritas.core.execution.compilation import Candidate
-from paritas.core.execution.time_limit import OutOfTime, TimeLimit
+from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.reporting.scripts import (
     Script,
     ScriptValues,
     WrittenScript,
     import_text,
     literal,
-    write,
 )
 from paritas.core.results.findings import Aspect, Diagnosis, Status
-from paritas.core.results.progress import Progress
-from paritas.core.results.report import Result
 from paritas.core.results.wording import counted
+from paritas.core.shrinking import NothingFailsError, ShrinkReport, ShrinkSearch
 from paritas.core.torch_private.named_operators import is_operator, registering_module
 from paritas.shrinking.nodes import (
     SIZES,
@@ -187,7 +184,7 @@ def _replace_lengths(value: Any, lengths: dict[int, int]) -> Any:
 def _with_values(
     program: FailingProgram, change: Callable[[Tensor, int], Tensor]
 ) -> FailingProgram:
-    def changed() -> Iterator[Any]:
+    def change_inputs() -> Iterator[Any]:
         for position, value in enumerate(program.inputs):
             if not isinstance(value, torch.Tensor):
                 yield value
@@ -198,7 +195,7 @@ def _with_values(
                 strided_copy = torch.empty_like(value, dtype=new.dtype).copy_(new)
             yield strided_copy.requires_grad_(value.requires_grad)
 
-    return dataclasses.replace(program, inputs=tuple(changed()))
+    return dataclasses.replace(program, inputs=tuple(change_inputs()))
 
 
 def _small_numbers(value: Tensor, position: int) -> Tensor:
@@ -478,21 +475,6 @@ def _input_names(program: FailingProgram) -> list[str]:
 
 # --- Shrinking ------------------------------------------------------------------------------------
 
-SCRIPT = "repro.py"
-# The share of the time reserved for running the script, and seconds that it needs to import torch
-# and to compile, if they are not more than half of the time.
-_SCRIPT_SHARE = 0.25
-_SCRIPT_SECONDS = 20.0
-
-
-def script_seconds(seconds: float) -> float:
-    """How much of a time limit is kept for running the script."""
-    return max(_SCRIPT_SHARE * seconds, min(_SCRIPT_SECONDS, seconds / 2))
-
-
-class NothingFailsError(UsageError):
-    """No graph fails on its own: there is nothing to shrink."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Shrunk:
@@ -533,17 +515,8 @@ def shrink(
         UsageError: nothing fails.
     """
     programs = [program] if isinstance(program, FailingProgram) else list(program)
-    limit = limit or TimeLimit(120.0)
-    folder = script_folder(outdir, limit.seconds)
-    work = _Shrinking(candidate or Candidate(), limit, folder, on_progress or (lambda _: None))
-    return work.run(programs, signature, places)
-
-
-def script_folder(outdir: str | Path | None, seconds: float) -> Path:
-    """The folder for a script: the given one, or a new one."""
-    if not seconds > 0:
-        raise UsageError(f"seconds must be positive, got {seconds!r}")
-    return Path(tempfile.mkdtemp(prefix="paritas-shrink-") if outdir is None else outdir)
+    search = ShrinkSearch(outdir, limit or TimeLimit(120.0), on_progress)
+    return _Shrinking(candidate or Candidate(), search).run(programs, signature, places)
 
 
 _Reduction = Callable[[Oracle, FailingProgram, FailureSignature], FailingProgram]
@@ -567,14 +540,10 @@ class _Shrinking:
     best: FailingProgram
     wanted: FailureSignature | None
 
-    def __init__(
-        self, candidate: Candidate, limit: TimeLimit, folder: Path, show: Callable[[str], None]
-    ) -> None:
+    def __init__(self, candidate: Candidate, search: ShrinkSearch) -> None:
         self.candidate = candidate
-        self.limit = limit
-        self.folder = folder
-        self.show = show
-        self.oracle = Oracle(candidate, limit)
+        self.search = search
+        self.oracle = Oracle(candidate, search.limit)
         self.steps: list[str] = []
         self.remedies: tuple[str, ...] = ()
         self.diagnosis: Diagnosis | None = None
@@ -591,24 +560,14 @@ class _Shrinking:
             )
         self.original = self.best = programs[0]
         self.wanted = failure_signature
-        ended, interrupted = True, False
-        try:
-            with self.limit.reserving(script_seconds(self.limit.seconds)):
-                self._search(programs, failure_signature, places)
-        except (OutOfTime, KeyboardInterrupt) as stop:
-            ended, interrupted = False, isinstance(stop, KeyboardInterrupt)
-            over = f"the {self.limit.seconds:g} seconds for shrinking are over"
-            self.steps.append("interrupted" if interrupted else over)
-        self.show("running the script")
-        try:
-            written = self._write(run=True)
-        except KeyboardInterrupt:
-            interrupted = True
-            written = self._write(run=False)
-        report = ShrinkReport(
-            script=str(written.path),
-            data=None if written.data_path is None else str(written.data_path),
-            shows=written.shows,
+        with self.search.searching():
+            self._search(programs, failure_signature, places)
+        if not self.search.ended:
+            over = f"the {self.search.limit.seconds:g} seconds for shrinking are over"
+            self.steps.append("interrupted" if self.search.interrupted else over)
+        written = self.search.write_and_run(self._make_script)
+        report = self.search.report(
+            written,
             what=_NOT_SEEN if self.wanted is None else self.wanted.sentence,
             before=counted(len(self.original.calls), "operator call"),
             after=counted(len(self.best.calls), "operator call"),
@@ -616,10 +575,6 @@ class _Shrinking:
             steps=tuple(self.steps),
             remedies=self.remedies,
             queries=self.oracle.queries,
-            seconds=self.limit.seconds - self.limit.left,
-            ended=ended,
-            interrupted=interrupted,
-            said=written.said,
         )
         return Shrunk(report, written, self.original, self.best, self.wanted)
 
@@ -653,7 +608,7 @@ class _Shrinking:
             self.original = self.best = program
             opened = with_bodies_inlined(program)
             one_by_one = f"trying the {len(program.calls)} operator calls one by one"
-            self._show(one_by_one if some else "trying the place where it starts")
+            self.search.show_step(one_by_one if some else "trying the place where it starts")
             for likely_signature in likely:
                 if likely_signature.role == GRADIENT and not program.gradients:
                     continue
@@ -664,7 +619,7 @@ class _Shrinking:
                     self.best, self.wanted = part, likely_signature
                     kinds = [places[node.name] for node in part.calls if node.name in places]
                     self.diagnosis = next(iter(kinds), None)
-                    self._write(run=False)
+                    self.search.write(self._make_script())
                     return True
         return False
 
@@ -673,7 +628,9 @@ class _Shrinking:
         unclear: list[str] = []
         for position, program in enumerate(programs):
             self.original = self.best = program
-            self._show(f"looking for the failure in graph {position + 1} of {len(programs)}")
+            self.search.show_step(
+                f"looking for the failure in graph {position + 1} of {len(programs)}"
+            )
             answer = self.oracle.first(program)
             # Something could not be compared, and nothing else is wrong.
             is_unclear = answer.signature is not None and not answer.signature.is_mismatch
@@ -717,104 +674,28 @@ class _Shrinking:
         self._step("smaller shapes", reduce_shapes)
         self._step("simpler values", reduce_values)
         self._step("simpler dtypes", reduce_dtypes)
-        self._show("compiler options")
+        self.search.show_step("compiler options")
         self.remedies = tuple(decisive_options(self.oracle, self.best))
 
     def _step(self, name: str, reduce: _Reduction) -> None:
         """Do one reduction, and write the result so far: the compiler may crash later."""
         if self.wanted is None:
             return
-        self._show(f"{name} ({len(self.best.calls)} operator calls so far)")
+        self.search.show_step(f"{name} ({len(self.best.calls)} operator calls so far)")
         smaller = reduce(self.oracle, self.best, self.wanted)
         if smaller is self.best:
             return
         self.steps.append(f"{name}: {_describe_size(self.best)} -> {_describe_size(smaller)}")
         self.best = smaller
-        self._write(run=False)
+        self.search.write(self._make_script())
 
-    def _show(self, words: str) -> None:
-        """Report a step that ends when the time is over."""
-        self.show(Progress(words, at_most=max(self.limit.left, 0.0)))
-
-    def _write(self, *, run: bool) -> WrittenScript:
+    def _make_script(self) -> Script:
         # A plain function has no nested graphs; whether it fails without them, the run shows.
         best = with_bodies_inlined(self.best)
-        script = program_script(best, self.candidate, self.wanted, self.diagnosis, self.remedies)
-        seconds = max(self.limit.left, 1.0) if run else None
-        return write(script, self.folder / SCRIPT, seconds)
+        return program_script(best, self.candidate, self.wanted, self.diagnosis, self.remedies)
 
 
 def _describe_size(program: FailingProgram) -> str:
     tensors = [value for value in program.inputs if isinstance(value, torch.Tensor)]
     elements = sum(tensor.numel() for tensor in tensors)
     return f"{counted(len(program.calls), 'call')} on {counted(elements, 'number')}"
-
-
-# --- The report -----------------------------------------------------------------------------------
-
-
-class ShrinkReport(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A script, and how it was found.
-
-    Attributes:
-        script: its path.
-        data: path of the values it loads, if they are in a separate file.
-        shows: whether the script ran and showed the failure.
-        what: the failure.
-        before: the size of the original program.
-        after: the size of the shrunk program.
-        diagnosis: what kind of wrong it is.
-        steps: the reductions, in order.
-        remedies: compiler options each of which makes the failure go away.
-        queries: how many programs were tried.
-        seconds: the total time.
-        ended: False if it was stopped while it could still get smaller.
-        interrupted: whether Ctrl-C stopped it.
-        said: the last line that the script printed.
-    """
-
-    _called: ClassVar[str] = "a report on what was shrunk"
-
-    script: str
-    shows: bool
-    what: str
-    data: str | None = None
-    before: str = ""
-    after: str = ""
-    diagnosis: Diagnosis | None = None
-    steps: tuple[str, ...] = ()
-    remedies: tuple[str, ...] = ()
-    queries: int = 0
-    seconds: float = 0.0
-    ended: bool = True
-    interrupted: bool = False
-    said: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """1: the script shows the failure; 3: it does not; 130: Ctrl-C."""
-        if self.interrupted:
-            return 130
-        return 1 if self.shows else 3
-
-    @property
-    def lines(self) -> list[str]:
-        """The result for a terminal; the last line names the script."""
-        smaller = f"{self.before} -> {self.after}" if self.before else self.after
-        lines = [f"{self.what}: {smaller}" if smaller else self.what]
-        if self.diagnosis is not None and self.diagnosis.sentence:
-            lines.append(f"  {self.diagnosis.sentence}")
-        lines += [f"  {step}" for step in self.steps]
-        lines += [f"  it goes away with {remedy}" for remedy in self.remedies]
-        how = "interrupted" if self.interrupted else "stopped"
-        stopped = "" if self.ended else f", {how} before the search was finished"
-        tried = f"{counted(self.queries, 'program')} tried"
-        lines.append(f"  {tried} in {self.seconds:.0f} s{stopped}")
-        if self.shows:
-            result = f"run by itself it fails: {self.said}"
-        elif self.interrupted and not self.said:
-            result = "interrupted before it was run by itself"
-        else:
-            result = f"run by itself it does NOT show the failure: {self.said}"
-        beside = f", with its values in {self.data}" if self.data else ""
-        return [*lines, f"script: {self.script}{beside}; {result}"]

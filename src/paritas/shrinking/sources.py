@@ -15,6 +15,7 @@ from paritas.core.execution.saved_state import Copier, RandomState
 from paritas.core.execution.subjects import input_sets, inspect_subject
 from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.judging.failures import FailedGraph, FailedPair, FailedSplit, recall_failed
+from paritas.core.register import find_entry
 from paritas.core.reporting.scripts import NoScriptError, find_name, literal
 from paritas.core.results.progress import shows_progress
 from paritas.core.torch_private.dynamo import (
@@ -32,7 +33,7 @@ from paritas.shrinking.programs import (
     fresh_copy,
     signature_of,
 )
-from paritas.shrinking.shrink import ShrinkReport, shrink
+from paritas.shrinking.shrink import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
     from paritas.core.results.findings import Diagnosis, Verdict
+    from paritas.core.shrinking import ShrinkReport
     from paritas.core.torch_private.dynamo import Backend
 
 
@@ -202,9 +204,9 @@ def shrink_verdict(
         raise UsageError(_why_unknown(verdict))
     splits = [failed_check for failed_check in failed if isinstance(failed_check, FailedSplit)]
     if splits:
-        from paritas.shrinking.partitions import shrink_splits
-
-        return shrink_splits(splits, outdir, seconds=seconds, setup=setup, on_progress=on_progress)
+        split_options = {"seconds": seconds, "setup": setup, "on_progress": on_progress}
+        report: ShrinkReport = find_entry("shrink splits")(splits, outdir, **split_options)
+        return report
     pairs = [failed_check for failed_check in failed if not isinstance(failed_check, FailedSplit)]
     programs, candidate = programs_of(pairs[0], setup)
     for other in pairs[1:]:

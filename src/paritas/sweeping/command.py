@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,9 +17,6 @@ from paritas.core.commands.options import (
     strict_option,
     write_json,
 )
-
-if TYPE_CHECKING:
-    from paritas.sweeping.rows import SweepReport
 
 
 @click.command(short_help="Verify many models under many settings; what changed since last time?")
@@ -85,17 +82,13 @@ def sweep(
     Exit codes: 0 all pass, 1 different or degraded, 2 wrong usage or bad input, 3 unverified, 130
     interrupted; with --against by what is newly wrong alone.
     """
-    report = _sweep(targets, output, **sweep_options)
+    with progress() as tell:
+        from paritas.sweeping import sweep as sweeping
+
+        report = sweeping.sweep(targets, output=output, on_progress=tell, **sweep_options)
     write_json(json_path, report.to_json)
     from paritas.sweeping.report import sweep_account, sweep_report
 
     remark = f"written to {output}: report.html, sweep.json, junit.xml"
     emit(form, lambda: sweep_account(report, subject=str(targets)), sweep_report(report, remark))
     ctx.exit(INTERRUPTED if report.stopped == "interrupt" else report.exit_code)
-
-
-def _sweep(targets: Path, output: Path, **sweep_options: Any) -> SweepReport:
-    with progress() as tell:
-        from paritas.sweeping import sweep as sweeping
-
-        return sweeping.sweep(targets, output=output, on_progress=tell, **sweep_options)

@@ -18,7 +18,7 @@ import msgspec
 
 from paritas.core.candidates.loading import NAMED
 from paritas.core.errors import UsageError, did_you_mean
-from paritas.kernels import PROMISES
+from paritas.core.register import find_entry
 from paritas.sweeping.rows import KernelSettings, SweepRun
 
 if TYPE_CHECKING:
@@ -197,7 +197,9 @@ class _Row:
         self.where = where
         self.asked = {**defaults, **target_row}
         self.names = self._names()
-        self.lists = {name: self._list(name, usual) for name, usual in _LISTS.items()}
+        self.lists = {
+            name: _strings(where, self.asked, name, usual) for name, usual in _LISTS.items()
+        }
         self._check_values()
         self.inputs = self._inputs()
         self.seconds = self._seconds()
@@ -226,7 +228,7 @@ class _Row:
             raise UsageError(
                 f'{self.where} {both}: write name = "package.module:factory", or names = [...]'
             )
-        names = self._list(name_keys[0], ())
+        names = _strings(self.where, self.asked, name_keys[0], ())
         for name in names:
             self._check_target(name, name_keys[0])
         return names
@@ -244,18 +246,6 @@ class _Row:
         raise UsageError(
             f"{shown} is not a target: write package.module:factory, {libraries}, or a .pt2 file"
         )
-
-    def _list(self, name: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-        """A list of strings; a single one needs no brackets."""
-        value = self.asked.get(name, list(usual))
-        listed = [value] if isinstance(value, str) else value
-        if not isinstance(listed, list | tuple) or not all(
-            isinstance(entry, str) for entry in listed
-        ):
-            raise UsageError(f'{self.where}: {name} = {value!r:.80}: write a list, ["..."]')
-        if not listed:
-            raise UsageError(f"{self.where}: {name} = []: add at least one, or remove {name}")
-        return tuple(dict.fromkeys(listed))
 
     def _check_values(self) -> None:
         for name, allowed_values in (("dtypes", DTYPES), ("modes", MODES)):
@@ -393,9 +383,10 @@ def kernel_runs(where: str, kernel_row: Mapping[str, Any]) -> Iterator[SweepRun]
 
 def _settings(where: str, kernel_row: Mapping[str, Any]) -> KernelSettings:
     fixed = _strings(where, kernel_row, "fixed")
+    promises = find_entry("check a kernel").promises
     for name in fixed:
-        if name not in PROMISES:
-            hint = did_you_mean(name, PROMISES)
+        if name not in promises:
+            hint = did_you_mean(name, promises)
             raise UsageError(f"{where}: fixed = {name!r} is not a promise; {hint}")
     numbers = {"cases": 40, "seed": 0}
     for name, usual in numbers.items():
@@ -416,11 +407,16 @@ def _settings(where: str, kernel_row: Mapping[str, Any]) -> KernelSettings:
     )
 
 
-def _strings(where: str, kernel_row: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    value = kernel_row.get(name, [])
+def _strings(
+    where: str, row: Mapping[str, Any], name: str, usual: tuple[str, ...] | None = None
+) -> tuple[str, ...]:
+    """A list of strings; a single one needs no brackets. It may be empty if nothing is usual."""
+    value = row.get(name, list(usual or ()))
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(entry, str) for entry in listed):
         raise UsageError(f'{where}: {name} = {value!r:.80}: write a list, ["..."]')
+    if not listed and usual is not None:
+        raise UsageError(f"{where}: {name} = []: add at least one, or remove {name}")
     return tuple(dict.fromkeys(listed))
 
 

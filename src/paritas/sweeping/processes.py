@@ -34,7 +34,7 @@ from paritas.core.workers.starting import environment_here, kill_group, signal_n
 from paritas.core.workers.worker import Worker
 from paritas.sweeping.places import RunPlace, WorkerPlace
 from paritas.sweeping.plan import RunTask
-from paritas.sweeping.rows import RunEnd, SweepRow, trimmed, without_verdict
+from paritas.sweeping.rows import RunEnd, SweepRow, trim_verdict, without_verdict
 from paritas.sweeping.runs import RunMessage
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def row_without_run(task: RunTask, reason: str, advice: str) -> SweepRow:
         run=task.run,
         ended=RunEnd.CRASHED,
         verdict=verdict,
-        counts=trimmed(verdict)[1],
+        counts=trim_verdict(verdict)[1],
         versions=versions(),
     )
 
@@ -300,7 +300,7 @@ class _Run:
         self, ended: RunEnd, reason: str, advice: str
     ) -> tuple[RunEnd, Verdict, dict[str, int]]:
         verdict = without_verdict(reason, advice)
-        return ended, verdict, trimmed(verdict)[1]
+        return ended, verdict, trim_verdict(verdict)[1]
 
 
 def _resident(process: int) -> int:

@@ -19,7 +19,6 @@ from paritas.core.reporting.tables import (
     STATUS_MARKS,
     STYLES,
     Column,
-    Rest,
     fold_rows,
     page_table,
     terminal_table,
@@ -102,15 +101,7 @@ def _runs_table(report: SweepReport, common: tuple[str, ...]) -> Table:
     if len({row.run.settings for row in report.rows}) > 1:
         columns.append(Column("settings", lambda row: column_name(row.run.settings, common)))
     columns.append(Column("time", _duration, "number", is_fixed=True))
-    rows: list[SweepRow | Rest] = []
-    for status in reversed(Status):
-        runs = [row for row in report.rows if row.status is status]
-        rows += fold_rows(status, runs, "run", _seconds if status.passes() else None)
-    return terminal_table(columns, rows)
-
-
-def _seconds(row: SweepRow) -> float:
-    return row.seconds
+    return terminal_table(columns, fold_rows(report.rows, "run", lambda row: row.seconds))
 
 
 def _failing_runs(report: SweepReport) -> Iterator[RenderableType]:

@@ -10,7 +10,7 @@ import msgspec
 
 from paritas.core.results.findings import Finding, Status, Verdict, unverified
 from paritas.core.results.report import Report, Result
-from paritas.core.results.wording import MEANING, counted, deciding_excess
+from paritas.core.results.wording import MEANING, counted, deciding_excess, status_counts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -125,6 +125,7 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     _called: ClassVar[str] = "a row of a sweep"
+    _summary: ClassVar[str] = "paritas.sweeping.report:row_summary"
 
     run: SweepRun
     ended: RunEnd
@@ -142,12 +143,6 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
         # Stored for readers of the JSON, who cannot derive it; never believed.
         msgspec.structs.force_setattr(self, "status", self.verdict.status)
 
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.sweeping.report import row_summary
-
-        return notebook_html(row_summary(self))
-
     def passes(self, *, strict: bool = False) -> bool:
         """Whether the candidate computes what the target computes."""
         return self.verdict.enabled and self.status.passes(strict=strict)
@@ -155,7 +150,7 @@ class SweepRow(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def worst(self) -> Finding | None:
         """The gravest finding; None if there are no findings."""
-        return max(self.verdict.findings, key=lambda finding: finding.status.gravity, default=None)
+        return self.verdict.worst
 
 
 def without_verdict(reason: str, advice: str = "") -> Verdict:
@@ -163,7 +158,7 @@ def without_verdict(reason: str, advice: str = "") -> Verdict:
     return Verdict(findings=(unverified("run", reason, advice),))
 
 
-def trimmed(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
+def trim_verdict(verdict: Verdict) -> tuple[Verdict, dict[str, int]]:
     """The verdict with the most relevant findings, and the counts of all.
 
     A large model has thousands of findings that pass. At least one of each status stays, so
@@ -291,6 +286,7 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     _called: ClassVar[str] = "the report of a sweep"
+    _summary: ClassVar[str] = "paritas.sweeping.report:notebook_summary"
 
     format: int = FORMAT
     rows: tuple[SweepRow, ...] = ()
@@ -361,17 +357,8 @@ class SweepReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
             word = self.status.value
             same = "unverified" if self.stopped else word
             return f"{same}: {done}; all pass{warning}"
-        counts = Counter(row.status for row in failing)
-        words = [
-            f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]
-        ]
+        words = status_counts(row.status for row in failing)
         return f"{self.status.value}: {done}; {len(failing)} of {rows} fail ({', '.join(words)})"
-
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.sweeping.report import notebook_summary
-
-        return notebook_html(notebook_summary(self))
 
     def __str__(self) -> str:
         return "\n".join(sweep_lines(self))

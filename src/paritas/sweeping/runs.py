@@ -13,26 +13,29 @@ import gc
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paritas.core import transformers_library
 from paritas.core.candidates.loading import NAMED, CandidateOptions
-from paritas.core.errors import ParitasError, UsageError, in_one_line
+from paritas.core.errors import ParitasError, in_one_line
+from paritas.core.register import find_entry
 from paritas.core.results.findings import Verdict
 from paritas.core.workers.inside import CannotForkError
 from paritas.sweeping.places import RunPlace
 from paritas.sweeping.plan import INDUCTOR_MODES, INVARIANTS, RunTask, is_own_function
-from paritas.sweeping.rows import RunEnd, trimmed, without_verdict
+from paritas.sweeping.rows import RunEnd, trim_verdict, without_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from paritas.core.candidates.target_check import TargetCheck
     from paritas.core.workers.channel import Channel
-    from paritas.sweeping.rows import KernelSettings, SweepRun
+    from paritas.sweeping.rows import SweepRun
 
+# Their checks in the register.
+CANDIDATES, KERNELS = "check a candidate", "check a kernel"
 LONGEST_REASON = 600
 # Compilers make millions of objects, of which few are garbage, and a run ends soon. Looking for
 # garbage as often as Python does takes a second of each run.
@@ -135,34 +138,28 @@ def _verify(run_place: RunPlace, task: RunTask, tell: Callable[[str], None]) -> 
         is_memory = isinstance(error, torch.OutOfMemoryError)
         ended = RunEnd.OUT_OF_MEMORY if is_memory else RunEnd.RAISED
         return _report_raised(ended, reason, "the end of its log has the traceback")
-    small, counts = trimmed(verdict)
+    small, counts = trim_verdict(verdict)
     return RunMessage(ended=RunEnd.VERDICT, verdict=small, counts=counts, versions=library_versions)
 
 
 def _report_raised(ended: RunEnd, reason: str, advice: str = "") -> RunMessage:
     verdict = without_verdict(reason, advice)
-    return RunMessage(ended=ended, verdict=verdict, counts=trimmed(verdict)[1])
+    return RunMessage(ended=ended, verdict=verdict, counts=trim_verdict(verdict)[1])
 
 
-KERNELS = "kernels"
 # Modules that take long to import, for each kind of target.
 _LIBRARIES = {
     "hf": ("paritas.core.targets.hugging_face", *transformers_library.SLOW_MODULES),
     "timm": ("timm",),
     "torchvision": ("torchvision.models",),
-    KERNELS: ("paritas.kernels.judge", "paritas.kernels.observing", "paritas.kernels.calling"),
+    KERNELS: find_entry(KERNELS).modules,
 }
-_OWN = (
-    "paritas.verification.verify",
-    "paritas.core.candidates.makers",
-    "paritas.core.diagnosis.diagnose",
-)
 
 
-def preloaded_modules(libraries: tuple[str, ...], *, own: bool = True) -> tuple[str, ...]:
+def preloaded_modules(libraries: tuple[str, ...], *, checks: bool = True) -> tuple[str, ...]:
     """The modules that a process imports before it forks runs."""
     names = [name for library in libraries for name in _LIBRARIES.get(library, ())]
-    return (*(_OWN if own else ()), *names)
+    return (*(find_entry(CANDIDATES).modules if checks else ()), *names)
 
 
 def _options_of(run: SweepRun) -> CandidateOptions:
@@ -181,78 +178,17 @@ def _options_of(run: SweepRun) -> CandidateOptions:
 
 def verify_run(run: SweepRun, tell: Callable[[str], None]) -> tuple[Verdict, dict[str, str]]:
     """Compare; returns the verdict, and versions that only this process knows."""
+    settings: dict[str, Any] = {}
+    name = CANDIDATES
     if run.kernel is not None:
-        return _judge_kernel(run, run.kernel, tell), _device_versions(run.device)
-    from paritas.core.candidates.makers import build_candidate, build_reference
-    from paritas.core.execution.subjects import VerifyConfig
-    from paritas.verification.verify import verify
-
-    options = _options_of(run)
-    tell(f"building {run.target}")
-    is_exported = run.target.endswith(".pt2")
-    built = _load_exported(run) if is_exported else build_reference(run.target, options)
-    model, inputs = built
-    if run.candidate == INVARIANTS:
-        from paritas.relations.checking import invariants
-
-        report = invariants(model, inputs, target=run.target, on_progress=tell)
-        return report.verdict, _device_versions(run.device)
-    tell(f"making the candidate {run.candidate}")
-    candidate = build_candidate(model, inputs, options)
-    config = VerifyConfig(
-        verify_gradients=False if run.mode.endswith("-forward") else None,
-        raise_on_mismatch=False,
-        locate_seconds=0,  # it would take from the time limit of the run
-    )
-    verdict = verify(inputs, model, candidate, config, on_progress=tell)
+        name, settings = KERNELS, msgspec.structs.asdict(run.kernel)
+    elif run.candidate == INVARIANTS:
+        name = "check invariants"
+    elif run.mode.endswith("-forward"):
+        settings["gradients"] = False
+    check: TargetCheck = find_entry(name)
+    verdict = check.run(run.target, _options_of(run), tell, **settings)
     return verdict, _device_versions(run.device)
-
-
-def _judge_kernel(run: SweepRun, settings: KernelSettings, tell: Callable[[str], None]) -> Verdict:
-    """Judge a kernel; its processes are forked from this one, before the reference is loaded."""
-    from paritas.kernels import KernelOptions
-    from paritas.kernels.judge import judge_kernel
-    from paritas.kernels.servers import fork_server
-
-    if run.device == "cpu":
-        fork_server()
-    options = KernelOptions(
-        cases=settings.cases,
-        seed=settings.seed,
-        device=run.device,
-        fixed=frozenset(settings.fixed),
-        forbid=settings.forbid,
-        gradients=settings.gradients,
-        fresh_outputs=settings.fresh_outputs,
-    )
-    report = judge_kernel(
-        run.target, run.candidate, options, inputs=run.inputs or None, on_progress=tell
-    )
-    return report.verdict
-
-
-def _load_exported(run: SweepRun) -> tuple[Any, Any]:
-    """Load a `.pt2` program with its example inputs."""
-    import torch
-    from torch.export.passes import move_to_device_pass
-
-    from paritas.core.candidates.makers import move_leaf
-    from paritas.core.execution.subjects import Inputs, usable_device
-    from paritas.core.numerics.contents import map_leaves
-
-    try:
-        program = torch.export.load(Path(run.target))
-    except Exception as error:
-        raise UsageError(f"{run.target!r} cannot be read: {in_one_line(error)}") from error
-    if program.example_inputs is None:
-        raise UsageError(
-            f"{run.target!r} has no example inputs: export it with them, or name a factory that "
-            "returns (model, inputs)"
-        )
-    device = usable_device(run.device)
-    program = move_to_device_pass(program, device)
-    args, kwargs = map_leaves(program.example_inputs, lambda leaf: move_leaf(leaf, device, None))
-    return program.module(), Inputs(args, kwargs)
 
 
 def _device_versions(device: str) -> dict[str, str]:
@@ -268,4 +204,4 @@ def libraries_of(runs: Iterable[SweepRun]) -> tuple[str, ...]:
     library_names = {
         KERNELS if run.kernel is not None else run.target.partition(":")[0] for run in runs
     }
-    return tuple(sorted(name for name in library_names if preloaded_modules((name,), own=False)))
+    return tuple(sorted(name for name in library_names if preloaded_modules((name,), checks=False)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -19,19 +20,13 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
-from paritas.core.execution.block_noise import (
-    ComposedEvidence,
-    ComposedNoise,
-    Shaken,
-    measure_error,
-)
+from paritas.core.execution.block_noise import ComposedNoise, Shaken, measure_error
 from paritas.core.execution.block_notes import describe_cut, label_texts
 from paritas.core.execution.block_runs import Recorder, bring_back
 from paritas.core.execution.blocks import named_modules, require_blocks
 from paritas.core.execution.cut_models import BETWEEN, Rest, Side
 from paritas.core.execution.evidence import OWN_ERRORS, Demand, Evidence
 from paritas.core.execution.observation import (
-    MOST_KEPT,
     OUTPUT,
     RunOptions,
     keep_gradient,
@@ -42,7 +37,7 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.execution.subject_runs import SubjectLift, SubjectProgram
 from paritas.core.execution.subjects import ForeignProgram, Inputs, inspect_subject
 from paritas.core.judging.comparer import CollectedFindings, Comparer
-from paritas.core.judging.failures import Explainer, FailedPair
+from paritas.core.judging.failures import FailedPair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.automatic import FEW_RUNS
 from paritas.core.numerics.bits import is_inexact
@@ -66,7 +61,6 @@ if TYPE_CHECKING:
     from paritas.core.execution.observation import Observation
     from paritas.core.execution.subjects import Subject, VerifyConfig
     from paritas.core.locating.places import FailedCall
-    from paritas.core.numerics.judge_evidence import JudgeEvidence
 
 # The sum of the gradients of all pieces may differ by this share from the gradient of the whole.
 _NEAR = 0.05
@@ -131,16 +125,16 @@ class _WholeVerification(Verification):
         sides = SubjectLift(evidence, self.candidate, lift=False, by_order=by_order)
         if by_order:
             candidate_calls = sides.named(candidate_calls)
-        comparer = _WholeComparer(noise, sides, self.config, 0, self._shown(CALL))
+        at_noise = functools.partial(Comparer, sides, lifts=False, noise=noise)
+        comparer = at_noise(Demand(), self.config, 0, self._shown(CALL))
         collected = comparer.compare(first, candidate_calls[0])
         collected.take(self.intruded)
         if self.repeats:
             collected.take(self._compare_second(sides, Demand(), self.natives, candidate_calls))
         elif len(candidate_calls) > 1:
-            second = self._shown(CALL, call=2)
-            last = self.natives[-1]
-            comparer = _WholeComparer(noise, sides, self.config, len(self.natives) - 1, second)
-            collected.take(comparer.compare(last, candidate_calls[1]))
+            last, second = len(self.natives) - 1, self._shown(CALL, call=2)
+            comparer = at_noise(Demand(), self.config, last, second)
+            collected.take(comparer.compare(self.natives[last], candidate_calls[1]))
         if self.config.verify_aliasing:
             collected.take(self._compare_memory(candidate_calls[0]))
         collected.notes += evidence.notes
@@ -157,55 +151,8 @@ class _WholeVerification(Verification):
         if same_observation(first, last):
             return
         # If something changed the reference, the noise around the first run contains that change.
-        quiet = dataclasses.replace(self.config, verify_rng=False)
-        comparer = _WholeComparer(noise.around(last), sides, quiet, 0, CALL)
-        findings = comparer.compare(first, last).findings
-        moved = [finding.item for finding in findings if not finding.status.passes()]
+        moved = self._find_moved(sides, Demand(), first, last, noise.around(last))
         self._report_moved(collected, moved)
-
-
-class _WholeComparer(Comparer):
-    """Compares values at the composed noise; large gradients by their sketches."""
-
-    def __init__(
-        self,
-        noise: ComposedNoise,
-        sides: SubjectLift,
-        config: VerifyConfig,
-        call: int,
-        occasion: Item,
-    ) -> None:
-        super().__init__(sides, Demand(), config, call, occasion, lifts=False)
-        self.noise = noise
-
-    def _evidence_about(self, item: Item) -> JudgeEvidence:
-        native = self.evidence.native[self.call].value(item)
-        return ComposedEvidence(self.noise, item, native, self.evidence.unit)
-
-    def _compare_item(self, item: Item, left: Any, right: Any) -> None:
-        full_parameter = self.sides.reference.state.lent.get(item.name)
-        is_sketch = (
-            item.kind.is_gradient
-            and full_parameter is not None
-            and full_parameter.numel() > MOST_KEPT
-        )
-        if not is_sketch:
-            super()._compare_item(item, left, right)
-            return
-        # A sketch has no rows and columns in which a pattern could be seen.
-        explainer, self.explainer = self.explainer, Explainer(left=0)
-        before = len(self.out.findings)
-        super()._compare_item(item, left, right)
-        self.explainer = explainer
-        for position in range(before, len(self.out.findings)):
-            finding = self.out.findings[position]
-            reason = finding.reason
-            if not finding.status.passes():
-                reason = f"{reason} (its sketch was compared: {left.numel()} random sums)"
-            shape = None if full_parameter is None else tuple(full_parameter.shape)
-            self.out.findings[position] = msgspec.structs.replace(
-                finding, shape=shape, reason=reason, metrics=None
-            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.execution.block_noise import ComposedNoise
     from paritas.core.results.findings import Finding
 
 
@@ -136,7 +138,7 @@ class FurtherGradients:
 
     def _run_both(self, natives: tuple[Observation, Observation]) -> list[Observation]:
         """Run both sides under the same flags: what one side cannot compute, neither computes."""
-        while self._has_any:
+        while self.conditions.also or self.conditions.second or self.conditions.repeats:
             also = self.conditions.also
             observations = [self._run(*pair) for pair in zip(self.sides, natives, strict=True)]
             if self.conditions.also == also:
@@ -153,10 +155,6 @@ class FurtherGradients:
             item = Item(ItemKind.GRADIENTS, _SECOND)
             raised = type(error).__name__ if role == "candidate" else ""
             collected.add(item, Aspect.EXCEPTION, status, reason, advice, raised)
-
-    @property
-    def _has_any(self) -> bool:
-        return bool(self.conditions.also) or self.conditions.second or self.conditions.repeats
 
     def _is_asked(self, item: Item) -> bool:
         if item.kind is ItemKind.SECOND_GRADIENT:
@@ -332,12 +330,8 @@ def verify(
     check_by(by, blocks)
     pair = framework_model, compiled_model
 
-    def whole() -> Verdict:
-        return _verify_whole(pair, sets, config, tell)
-
-    def in_blocks() -> Verdict:
-        return _verify_by_blocks(pair, sets, config, blocks, tell)
-
+    whole = functools.partial(_verify_whole, pair, sets, config, tell)
+    in_blocks = functools.partial(_verify_by_blocks, pair, sets, config, blocks, tell)
     asks_blocks = by == "blocks" or blocks is not None
     gradients = config.verify_gradients is not False and torch.is_grad_enabled()
     shortage, device = describe_shortage(framework_model, gradients=gradients)
@@ -614,11 +608,7 @@ class Verification:
         if last is first or first.error is not None or same_observation(first, last):
             return collected
         demand.unsettle()
-        quiet = dataclasses.replace(self.config, verify_rng=False)
-        repeat_findings = Comparer(sides, demand, quiet, 0, CALL, lifts=False).compare(first, last)
-        moved = [
-            finding.item for finding in repeat_findings.findings if not finding.status.passes()
-        ]
+        moved = self._find_moved(sides, demand, first, last)
         steady = sides.repetition
         items = {item.text: item for item, _ in first.items()}
         moved += [item for item in items.values() if not steady.agrees(item, first, last, demand)]
@@ -630,6 +620,20 @@ class Verification:
         ]
         self._report_moved(collected, moved)
         return collected
+
+    def _find_moved(
+        self,
+        sides: SubjectLift,
+        demand: Demand,
+        first: Observation,
+        last: Observation,
+        noise: ComposedNoise | None = None,
+    ) -> list[Item]:
+        """What differs beyond rounding between two runs of the reference."""
+        quiet = dataclasses.replace(self.config, verify_rng=False)
+        comparer = Comparer(sides, demand, quiet, 0, CALL, lifts=False, noise=noise)
+        findings = comparer.compare(first, last).findings
+        return [finding.item for finding in findings if not finding.status.passes()]
 
     def _report_moved(self, collected: CollectedFindings, moved: Sequence[Item]) -> None:
         """Report what another run of the reference at the end changed beyond rounding."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 import torch
 
@@ -28,6 +29,8 @@ def measured(error):
         found = score(GOLDEN, mine, figures, noise_of(GOLDEN, mine)[0])
         status = Status.EQUIVALENT if found.passed else Status.DIFFERENT
     return Measured(
+        step=0,
+        name="value",
         status=status,
         settled=status is Status.IDENTICAL,
         my=SideFacts(),
@@ -106,13 +109,13 @@ def test_a_golden_value_that_is_itself_wrong_is_a_difference_that_was_made_here(
 
 
 def test_what_became_of_an_argument_that_nothing_was_compared_with_is_not_known():
-    alone = dataclasses.replace(measured(0.5), status=Status.UNVERIFIED, settled=True)
+    alone = msgspec.structs.replace(measured(0.5), status=Status.UNVERIFIED, settled=True)
     drafts = [Draft("a", alone, is_result=True), given("b/input", 0.01, 0)]
     assert ends(drafts)[1] == (Status.DIFFERENT, "")
 
 
 def test_an_error_that_came_in_uncompared_is_not_excused():
-    alone = dataclasses.replace(measured(0.5), status=Status.UNVERIFIED, settled=True)
+    alone = msgspec.structs.replace(measured(0.5), status=Status.UNVERIFIED, settled=True)
     right = {1: replayed(Status.EQUIVALENT, 1e-8, 0.01)}
     drafts = [Draft("a", alone, is_result=True), call("b", 0.01, 0)]
     found = resolve(drafts, right)[1]
@@ -161,7 +164,7 @@ def test_without_inputs_the_call_before_it_is_what_may_have_come_in():
 
 def test_exact_values_that_drifting_inputs_decide_are_unstable_if_the_operator_is_right():
     ids = torch.arange(64)
-    exact = dataclasses.replace(
+    exact = msgspec.structs.replace(
         measured(1e-4), figures=pair_figures(ids, ids.flip(0)), score=None, distance=1.4
     )
     drafts = [call("a", 5e-7), Draft("argmax", exact, is_result=True, sources=(0,))]
@@ -171,5 +174,5 @@ def test_exact_values_that_drifting_inputs_decide_are_unstable_if_the_operator_i
 
 @pytest.mark.parametrize("status", [Status.UNVERIFIED, Status.IDENTICAL])
 def test_what_is_settled_stays(status):
-    settled = dataclasses.replace(measured(0.5), status=status, settled=True)
+    settled = msgspec.structs.replace(measured(0.5), status=status, settled=True)
     assert ends([Draft("a", settled, is_result=True)]) == [(status, "")]

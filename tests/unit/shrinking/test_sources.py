@@ -24,7 +24,7 @@ from paritas.shrinking import sources
 from quality import faulty_backends
 
 if TYPE_CHECKING:
-    from paritas.shrinking.shrink import ShrinkReport
+    from paritas.core.shrinking import ShrinkReport
 
 RECORD = paritas.VerifyConfig(raise_on_mismatch=False)
 SIN_AS_COS = Candidate(faulty_backends.backend("sin_as_cos")).resolve()

@@ -16,7 +16,7 @@ from paritas.sweeping.rows import (
     changes,
     column_name,
     columns,
-    trimmed,
+    trim_verdict,
 )
 from unit.sweeping.sweep_samples import crashed, report, row
 
@@ -78,7 +78,7 @@ def test_of_many_findings_those_that_fail_are_kept_and_all_are_counted():
 
     findings = (*made(Status.IDENTICAL, 300), *made(Status.DIFFERENT, 90))
     whole = Verdict(findings=findings, coverage=Coverage(compared=390))
-    small, counts = trimmed(whole)
+    small, counts = trim_verdict(whole)
     assert counts == {"identical": 300, "different": 90}
     assert len(small.findings) == MOST_FAILING + MOST_PASSING
     assert (small.status, small.coverage) == (whole.status, whole.coverage)

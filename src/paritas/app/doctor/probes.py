@@ -307,7 +307,8 @@ def draw_keys() -> None:
 
 def exported_programs() -> None:
     """The values of a graph and the range of a symbol are predicted without running it."""
-    from paritas.core.torch_private.graphs import is_operator, predict_values, symbol_ranges
+    from paritas.core.torch_private.graphs import predict_values, symbol_ranges
+    from paritas.core.torch_private.named_operators import is_operator
 
     expect("whether relu is an operator", is_operator(ATEN.relu.default))
     graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 4)))

@@ -354,3 +354,8 @@ class CandidateOptions(BuildOptions):
     mode: str | None = None
     dynamic: bool | None = None
     fullgraph: bool = False
+
+    @property
+    def candidate_name(self) -> str:
+        """What the candidate is made by."""
+        return self.candidate or self.mode or self.backend

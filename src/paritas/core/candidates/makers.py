@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.export.passes import move_to_device_pass
 
 from paritas.core.candidates.loading import (
     call,
@@ -68,6 +69,25 @@ def build_reference(
     if isinstance(model, torch.nn.Module):
         model = model.train(options.train).to(device=device, dtype=dtype)
     return model, map_leaves(inputs, lambda leaf: move_leaf(leaf, device, dtype))
+
+
+def build_or_load(target: str, options: BuildOptions) -> tuple[Any, Any]:
+    """As `build_reference`; a `.pt2` program is loaded with its example inputs."""
+    if not target.endswith(".pt2"):
+        return build_reference(target, options)
+    try:
+        program = torch.export.load(Path(target))
+    except Exception as error:
+        raise UsageError(f"{target!r} cannot be read: {in_one_line(error)}") from error
+    if program.example_inputs is None:
+        raise UsageError(
+            f"{target!r} has no example inputs: export it with them, or name a factory that "
+            "returns (model, inputs)"
+        )
+    device = usable_device(options.device or "cpu")
+    program = move_to_device_pass(program, device)
+    args, kwargs = map_leaves(program.example_inputs, lambda leaf: move_leaf(leaf, device, None))
+    return program.module(), Inputs(args, kwargs)
 
 
 def call_user(

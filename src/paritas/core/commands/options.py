@@ -77,6 +77,27 @@ confirm_option = click.option(
 )
 
 
+def options_as(struct: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the parameters that a struct has as one argument, `options`.
+
+    Write it directly above the function, below its options. Other parameters are passed as usual.
+
+    Args:
+        struct: a dataclass, each of whose fields is named as a parameter or has a default.
+    """
+    names = {field.name for field in dataclasses.fields(struct)}
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(*args: Any, **values: Any) -> Any:
+            options = struct(**{name: values.pop(name) for name in names & values.keys()})
+            return command(*args, options=options, **values)
+
+        return call
+
+    return decorate
+
+
 def was_given(ctx: click.Context, name: str) -> bool:
     """Whether an option was given on the command line, not by a settings file."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -6,14 +6,16 @@ guard_everywhere() does the same for every `torch.compile` of a process.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import unittest
 from typing import TYPE_CHECKING, Any
 
+from paritas.core.call_options import takes_options
 from paritas.core.compiled.guard_settings import OFF, GuardSettings, check_deadline, is_enabled
 from paritas.core.compiled.guarded_calls import GuardJournal
-from paritas.core.compiled.guarded_graphs import GuardedCapture, GuardedGraph, Suspect
+from paritas.core.compiled.guarded_graphs import GuardedCapture, GuardedGraph, LoweredSuspect
 from paritas.core.errors import UsageError
 from paritas.core.judging.failures import GraphMaker
 from paritas.core.torch_private.dynamo import (
@@ -39,24 +41,11 @@ if TYPE_CHECKING:
 # --- guard() --------------------------------------------------------------------------------------
 
 
-def guard(  # noqa: PLR0913  (each is a switch of its own)
-    backend: str | Callable[..., Any] = "inductor",
-    *,
-    on_mismatch: str = "raise",
-    every: float = 1,
-    options: dict[str, Any] | None = None,
-    locate: bool = True,
-    enabled: bool | None = None,
-    check_passes: bool = False,
-    strict: bool = False,
-) -> Guard:
-    """Make a backend for `torch.compile` that checks every graph as it runs.
+@dataclasses.dataclass(frozen=True)
+class GuardOptions:
+    """What `guard()` guards, and how.
 
-    Inductor's code is checked below AOTAutograd: the forward and the backward graph are each
-    compared with the same graph run op by op, natively and in float64. The code of any other
-    backend is compared with the captured graph, and so are its gradients, if there are any.
-
-    Args:
+    Attributes:
         backend: a name that `torch.compile` knows, or a function from a graph and example inputs
             to a callable.
         on_mismatch: `raise` a `MismatchError`; `warn`; `record` for `verdict()`; or `fallback`,
@@ -69,14 +58,33 @@ def guard(  # noqa: PLR0913  (each is a switch of its own)
         check_passes: also check Inductor's graph passes and its split into forward and backward.
         strict: count `unstable` as a failure.
     """
-    settings = GuardSettings(
-        on_mismatch=on_mismatch,
-        every=every,
-        locate=locate,
-        check_passes=check_passes,
-        strict=strict,
-    )
-    return Guard(find_backend(backend, options), settings, enabled=is_enabled(enabled))
+
+    backend: str | Callable[..., Any] = "inductor"
+    _: dataclasses.KW_ONLY
+    on_mismatch: str = "raise"
+    every: float = 1
+    options: dict[str, Any] | None = None
+    locate: bool = True
+    enabled: bool | None = None
+    check_passes: bool = False
+    strict: bool = False
+
+
+@takes_options(GuardOptions)
+def guard(options: GuardOptions) -> Guard:
+    """Make a backend for `torch.compile` that checks every graph as it runs.
+
+    Inductor's code is checked below AOTAutograd: the forward and the backward graph are each
+    compared with the same graph run op by op, natively and in float64. The code of any other
+    backend is compared with the captured graph, and so are its gradients, if there are any.
+
+    Args:
+        options: given as arguments, the backend first; see `GuardOptions`.
+    """
+    names = ("on_mismatch", "every", "locate", "check_passes", "strict")
+    settings = GuardSettings(**{name: getattr(options, name) for name in names})
+    backend = find_backend(options.backend, options.options)
+    return Guard(backend, settings, enabled=is_enabled(options.enabled))
 
 
 class Guard:
@@ -125,11 +133,8 @@ class Guard:
     def _guard_captured(
         self, graph: GraphModule, example_inputs: list[Any], number: int, options: dict[str, Any]
     ) -> GuardedCapture:
-        def compile_graph(module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = self.backend.compile(module, inputs, **options)
-            return compiled
-
-        guarded = GuardedCapture.of(
+        compile_graph = functools.partial(self.backend.compile, **options)
+        guarded = GuardedCapture(
             graph, example_inputs, compile_graph, self.settings, self.journal, f"graph {number}"
         )
         guarded.made_by = GraphMaker(self.backend, options)
@@ -142,7 +147,7 @@ class Guard:
         source = graph_source(graph)
         guarded: list[GuardedGraph] = []
         checks: PassChecks | None = None
-        locator: Callable[[Suspect], list[Finding]] | None = None
+        locator: Callable[[LoweredSuspect], list[Finding]] | None = None
         if self.settings.check_passes:
             from paritas.core.compiled.passes import PassChecks
 

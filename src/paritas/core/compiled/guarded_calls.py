@@ -45,6 +45,7 @@ from paritas.core.results.findings import (
     Status,
     Verdict,
     mismatch,
+    starting_place,
     unverified,
 )
 from paritas.core.results.items import CALL, Item, ItemKind, after_call, harness, in_order
@@ -52,6 +53,7 @@ from paritas.core.results.wording import counted, headline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from typing import TypeVar
 
     from torch import Tensor
     from torch.fx import GraphModule
@@ -472,6 +474,10 @@ class CallComparer:
 
     def _add(self, item: Item, aspect: Aspect, reason: str) -> None:
         self.out.compared += 1
+        self.note(item, aspect, reason)
+
+    def note(self, item: Item, aspect: Aspect, reason: str) -> None:
+        """Report something that was seen besides what is compared."""
         self.out.add(item.in_graph(self.label), aspect, Status.DIFFERENT, reason)
 
 
@@ -583,6 +589,13 @@ class GuardedCode:
         out.notes += [f"{self.entry.label}: {note}" for note in runs.notes]
         return out.verdict(strict=self.settings.strict)
 
+    def judge_safely(self, judge: Callable[[], Verdict]) -> Verdict:
+        """The verdict about one call; that of a check that failed itself says so."""
+        try:
+            return judge()
+        except Exception as error:  # noqa: BLE001  (our own error must not break the program)
+            return self.own_failure(error)
+
     def own_failure(self, error: Exception) -> Verdict:
         """The verdict for a check that failed itself; the program continues."""
         out = CollectedFindings()
@@ -656,7 +669,44 @@ class GuardedCode:
         return FailedGraph(self.entry.label, module, inputs, self.made_by, self.entry.of_gradients)
 
 
-def locate_safely(locator: Callable[[Any], list[Finding]], suspect: Any) -> list[Finding]:
+# --- Where a call that differed starts to differ --------------------------------------------------
+
+if TYPE_CHECKING:
+    SuspectT = TypeVar("SuspectT", bound="Suspect")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A call that differed, with what is needed to find where the difference starts.
+
+    Attributes:
+        label: the graph's name in findings.
+        failures: the findings that do not pass.
+        settings: of its guard.
+    """
+
+    label: str
+    failures: tuple[Finding, ...]
+    settings: GuardSettings
+
+    def place(self, origin: Origin, reason: str, failure: Finding, **about: Any) -> Finding:
+        """The finding about a place that one of its failures comes from."""
+        item = origin_item(self.label, origin)
+        source = origin.source or None
+        return starting_place(item, failure, reason, source=source, origin=origin, **about)
+
+
+def origin_item(label: str, where: Origin) -> Item:
+    """The item of a finding about an origin in the graph with this label."""
+    if where.kind is OriginKind.NODE:
+        return Item(ItemKind.NODE, where.name, graph=label)
+    named = f"{where.kind.value} {where.name}"
+    if where.kind is OriginKind.GRAPH:  # its name is the label
+        named = "the whole graph"
+    return Item(ItemKind.ORIGIN, named, graph=label)
+
+
+def locate_safely(locator: Callable[[SuspectT], list[Finding]], suspect: SuspectT) -> list[Finding]:
     """Find where a difference starts; an exception in the search becomes a finding."""
     try:
         return locator(suspect)
@@ -683,6 +733,20 @@ def caused_by(places: list[Finding], verdict: Verdict) -> Verdict:
         for finding in verdict.findings
     ]
     return msgspec.structs.replace(verdict, findings=tuple(findings))
+
+
+def lay_out_like(value: Any, like: Any) -> Any:
+    """A value with the strides of another one, unless elements overlap there."""
+    if not isinstance(value, torch.Tensor) or not isinstance(like, torch.Tensor):
+        return value
+    if value.layout is not torch.strided or like.layout is not torch.strided:
+        return value
+    if value.shape != like.shape or value.stride() == like.stride():
+        return value
+    if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
+        return value
+    result = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device)
+    return result.copy_(value)
 
 
 def is_same_memory(value: Any, original: Any) -> bool:

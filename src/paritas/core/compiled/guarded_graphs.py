@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,11 @@ from paritas.core.compiled.guarded_calls import (
     OTHERS_DRAW,
     GuardedCode,
     GuardJournal,
+    Suspect,
     are_other_states,
     caused_by,
     is_same_memory,
+    lay_out_like,
     locate_safely,
     with_places,
 )
@@ -89,8 +90,8 @@ def substitute_reference(
     for position, (name, value) in enumerate(reference.outputs.items()):
         result = _rebase_view(value, runs.program.used, arguments)
         candidate_output = candidate.outputs.get(name)
-        if position not in visible:
-            result = _lay_out_like(result, candidate_output)
+        if position not in visible:  # the compiled backward pass expects the candidate's strides
+            result = lay_out_like(result, candidate_output)
         results.append(result)
     return results
 
@@ -122,52 +123,32 @@ def _rebase_view(value: Any, used: list[Any], arguments: list[Any]) -> Any:
     return value
 
 
-def _lay_out_like(value: Any, candidate_value: Any) -> Any:
-    """Give a value the strides that the compiled backward pass expects."""
-    if not isinstance(value, torch.Tensor) or not isinstance(candidate_value, torch.Tensor):
-        return value
-    if value.shape != candidate_value.shape or value.stride() == candidate_value.stride():
-        return value
-    result: Tensor = torch.empty_strided(
-        candidate_value.shape, candidate_value.stride(), dtype=value.dtype, device=value.device
-    )
-    return result.copy_(value)
-
-
 # --- A graph from below AOTAutograd ---------------------------------------------------------------
 
 if TYPE_CHECKING:
-    Locator = Callable[["Suspect"], list[Finding]]
+    Locator = Callable[["LoweredSuspect"], list[Finding]]
 
 
 # Inputs that must not change are compared in this many checked calls, then in every n-th one.
 CALLS_WATCHED = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspect:
-    """A call that differed, with everything needed to find where the difference starts.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoweredSuspect(Suspect):
+    """A call of a graph from below AOTAutograd that differed.
 
     Attributes:
         lowered: the graph and how it was compiled.
         runs: the reference's runs on the arguments of the call.
         candidate: the results of the compiled code.
-        label: the graph's name in findings.
-        failures: the findings that do not pass.
         compare: compares the results of other code for this graph, and its arguments after the
             call, with the reference.
-        deadline: when the search must have ended, by `time.monotonic`.
-        lifted_agrees: whether the fault vanishes in float64, if that is known.
     """
 
     lowered: LoweredGraph
     runs: Evidence[GraphProgram]
     candidate: Observation
-    label: str
-    failures: tuple[Finding, ...]
     compare: Callable[[Observation, list[Any]], list[Finding]]
-    deadline: float = math.inf
-    lifted_agrees: bool | None = None
 
 
 class GuardedGraph(GuardedCode):
@@ -243,9 +224,7 @@ class GuardedGraph(GuardedCode):
             candidate.rng_after = None  # nothing to compare
         verdict = None
         try:
-            verdict = self._judge(runs, candidate, arguments)
-        except Exception as error:  # noqa: BLE001  (our own error must not break the program)
-            verdict = self.own_failure(error)
+            verdict = self.judge_safely(lambda: self._judge(runs, candidate, arguments))
         finally:
             # A check draws if the graph does; so does a search for what is wrong.
             if draws or verdict is None or not verdict.passed:
@@ -389,17 +368,16 @@ class GuardedGraph(GuardedCode):
         if self._located is None:
             self._located = []
             if self.locator is not None:
-                suspect = Suspect(
-                    self.lowered,
-                    runs,
-                    candidate,
-                    self.entry.label,
-                    verdict.failures,
-                    lambda observation, arguments: (
+                suspect = LoweredSuspect(
+                    label=self.entry.label,
+                    failures=verdict.failures,
+                    settings=self.settings,
+                    lowered=self.lowered,
+                    runs=runs,
+                    candidate=candidate,
+                    compare=lambda observation, arguments: (
                         self._compare(runs, observation, arguments).findings
                     ),
-                    self.settings.deadline,
-                    self.settings.lifted_agrees,
                 )
                 self._located = locate_safely(self.locator, suspect)
         return with_places(self._located, verdict)
@@ -448,38 +426,22 @@ class GuardedCapture(GuardedCode):
 
     def __init__(
         self,
-        reference: CapturedReference,
-        compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
-        compiled: Callable[..., Any],
-        settings: GuardSettings,
-        journal: GuardJournal,
-        entry: GraphEntry,
-    ) -> None:
-        """`compiled` is the result of `compile_graph`, made after `reference` was copied."""
-        super().__init__(settings, journal, entry)
-        self.reference = reference
-        self.compile_graph = compile_graph
-        self.compiled = compiled
-        self._backward: GuardedCode | None = None
-        self._given_away: list[weakref.ref[Tensor]] = []
-        self._located: dict[bool, list[Finding]] = {}
-        self._outputs_fail = False
-
-    @classmethod
-    def of(
-        cls,
         graph: GraphModule,
         example_inputs: list[Any],
         compile_graph: Callable[[GraphModule, list[Any]], Callable[..., Any]],
         settings: GuardSettings,
         journal: GuardJournal,
         label: str,
-    ) -> GuardedCapture:
-        """Compile a graph and guard the result."""
-        entry = journal.enter(label, graph_source(graph))
-        reference = CapturedReference.of(graph)
-        compiled = compile_graph(graph, example_inputs)
-        return cls(reference, compile_graph, compiled, settings, journal, entry)
+    ) -> None:
+        """Compile a graph."""
+        super().__init__(settings, journal, journal.enter(label, graph_source(graph)))
+        self.reference = CapturedReference.of(graph)
+        self.compile_graph = compile_graph
+        self.compiled = compile_graph(graph, example_inputs)
+        self._backward: GuardedCode | None = None
+        self._given_away: list[weakref.ref[Tensor]] = []
+        self._located: dict[bool, list[Finding]] = {}
+        self._outputs_fail = False
 
     def start_journal(self, *, diagnosed: bool) -> GuardJournal:
         """Note the next calls in a journal of their own, with or without diagnoses."""
@@ -530,14 +492,17 @@ class GuardedCapture(GuardedCode):
                 watch.give_up(OTHERS_DRAW)
                 return _return_or_raise(results, candidate.error)
             candidate.rng_after = None  # nothing to compare
-        try:
+
+        def judge() -> Verdict:
+            reused: list[Item] = []
             if candidate.error is None:
                 self.reference.name_results(candidate, results, call_inputs, arguments)
-            reused = [] if candidate.error else self._find_reused_outputs(results, reference)
+                reused = self._find_reused_outputs(results, reference)
             verdict = self._judge(runs, candidate, reused)
-            verdict = self._with_origin(verdict, runs, self.entry.label, gradients=False)
-        except Exception as error:  # noqa: BLE001  (our own error must not break the program)
-            verdict = self.own_failure(error)
+            return self._with_origin(verdict, runs, self.entry.label, gradients=False)
+
+        try:
+            verdict = self.judge_safely(judge)
         finally:
             if draws:
                 after.restore()
@@ -588,13 +553,11 @@ class GuardedCapture(GuardedCode):
         comparer.compare_aliases(reference, candidate, set(reference.outputs))
         for item in reused:
             reason = "overwrites the memory of an output of the previous call"
-            shown = item.in_graph(self.entry.label)
-            comparer.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
+            comparer.note(item, Aspect.ALIAS, reason)
         for item, needs in reference.requires_grad.items():
             if candidate.requires_grad.get(item, needs) != needs:
                 reason = f"requires_grad is {not needs} instead of {needs}"
-                shown = item.in_graph(self.entry.label)
-                comparer.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+                comparer.note(item, Aspect.REQUIRES_GRAD, reason)
         return self.rolled_up(comparer.out, runs)
 
     def _expected_state(self, reference: Observation, candidate: Observation) -> RandomState | None:
@@ -648,8 +611,7 @@ class GuardedCapture(GuardedCode):
                 for item, value in gradients.items():
                     _compare_gradient(comparer, item, reference.gradients.get(item), value)
             for item, (aspect, reason) in besides.items():
-                shown = item.in_graph(code.entry.label)
-                comparer.out.add(shown, aspect, Status.DIFFERENT, reason)
+                comparer.note(item, aspect, reason)
             verdict = code.rolled_up(comparer.out, runs)
             verdict = self._with_origin(verdict, runs, code.entry.label, gradients=True)
             instead = {item: reference.gradients.get(item) for item in gradients}
@@ -685,14 +647,13 @@ class GuardedCapture(GuardedCode):
             )
 
             suspect = CapturedSuspect(
-                runs,
-                label,
-                verdict.failures,
-                gradients,
-                self._compile_part,
-                lambda observation: self._judge(runs, observation).findings,
-                self.settings.deadline,
-                self.settings.lifted_agrees,
+                label=label,
+                failures=verdict.failures,
+                settings=self.settings,
+                runs=runs,
+                gradients=gradients,
+                compile_part=self._compile_part,
+                compare=lambda observation: self._judge(runs, observation).findings,
             )
             locate = (
                 functools.partial(locate_gradients_besides, output_findings)
@@ -722,9 +683,7 @@ class GuardedCapture(GuardedCode):
             self.settings, on_mismatch="record", every=1, locate=False, check_passes=False
         )
         with surroundings.around():
-            code = GuardedCapture.of(
-                graph, args, self.compile_graph, settings, GuardJournal(), "part"
-            )
+            code = GuardedCapture(graph, args, self.compile_graph, settings, GuardJournal(), "part")
         return CompiledPart(code, args, surroundings, rng)
 
 

@@ -17,17 +17,17 @@ from torch.fx.node import map_arg
 from paritas.core.compiled.guard_settings import SearchOverError, check_deadline
 from paritas.core.compiled.passes import check_graph_passes
 from paritas.core.errors import in_one_line
-from paritas.core.execution.evidence import Evidence
-from paritas.core.execution.graph_runs import copy_argument, copy_arguments
-from paritas.core.execution.item_evidence import ItemEvidence
+from paritas.core.execution.graph_runs import copy_arguments
+from paritas.core.execution.node_runs import NodeCall, NodeRun
 from paritas.core.execution.observation import Observation
-from paritas.core.execution.program import VALUE, ValueProgram
-from paritas.core.execution.saved_state import Copier, RandomState
-from paritas.core.judging.failures import Explainer, call_context, make_origin, node_origin
+from paritas.core.execution.program import ValueProgram
+from paritas.core.execution.saved_state import RandomState, Surroundings
+from paritas.core.judging.failures import Explainer, make_origin, node_origin
 from paritas.core.judging.pairs import Pair, judge_pair
+from paritas.core.locating.values_alone import describe_call, pair_alone
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.results.findings import Finding, Origin, OriginKind, Status, starting_place
+from paritas.core.results.findings import Finding, Origin, OriginKind, Status
 from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.eager_graphs import draws_by_inductor
@@ -53,408 +53,7 @@ from paritas.core.torch_private.inductor import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.core.compiled.guarded_graphs import Suspect
-    from paritas.core.execution.observation import RunOptions
-
-
-# --- Other compilations of a suspect graph --------------------------------------------------------
-
-# Our own compilations must neither read nor fill the user's cache.
-_UNCACHED = {"fx_graph_cache": False}
-
-
-@dataclasses.dataclass
-class CompiledVariant:
-    """The results of one compilation.
-
-    Attributes:
-        seen: its outputs and the inputs it wrote to, by name.
-        given: its arguments after the call.
-        extra: outputs beyond those of the graph.
-        error: the exception from compiling or running it.
-    """
-
-    seen: Observation
-    given: list[Any]
-    extra: list[Any]
-    error: Exception | None = None
-
-
-def run_variant(
-    suspect: Suspect,
-    module: GraphModule | None = None,
-    options: dict[str, Any] | None = None,
-) -> CompiledVariant:
-    """Compile the graph, or a changed copy of it, with additional options, and run it.
-
-    Raises:
-        SearchOverError: there is no time left for it.
-    """
-    check_deadline(suspect.deadline)
-    lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
-    arguments = copy_arguments(suspect.runs.program.kept)
-    observation = Observation(rng_before=suspect.runs.program.rng)
-    try:
-        compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
-        suspect.runs.program.rng.restore()
-        results = list(compiled(list(arguments)))
-    except Exception as error:  # noqa: BLE001  (a variant that fails shows nothing)
-        return CompiledVariant(observation, arguments, [], error)
-    observation.rng_after = RandomState.now()
-    count = len(suspect.runs.program.reference.outputs)
-    suspect.runs.program.reference.name_results(observation, results[:count], arguments)
-    return CompiledVariant(observation, arguments, results[count:])
-
-
-def shows_difference(suspect: Suspect, variant: CompiledVariant) -> bool:
-    """Whether a variant has one of the suspect's failures."""
-    if variant.error is not None:
-        return False
-    failure_keys = {(finding.path, finding.aspect) for finding in suspect.failures}
-    return any(
-        (finding.path, finding.aspect) in failure_keys and not finding.status.passes()
-        for finding in suspect.compare(variant.seen, variant.given)
-    )
-
-
-# --- The smallest set of nodes that shows the difference ------------------------------------------
-
-# Options that each switch off one optimisation of Inductor, and how to write them.
-REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"layout_optimization": False}, "layout_optimization=False"),
-    ({"max_fusion_size": 1}, "max_fusion_size=1"),
-    ({"pattern_matcher": False}, "pattern_matcher=False"),
-    ({"inplace_buffers": False}, "inplace_buffers=False"),
-    ({"allow_buffer_reuse": False}, "allow_buffer_reuse=False"),
-    ({"epilogue_fusion": False}, "epilogue_fusion=False"),
-    ({"split_reductions": False}, "split_reductions=False"),
-    ({"emulate_precision_casts": True}, "emulate_precision_casts=True"),
-)
-
-
-def find_remedies(suspect: Suspect) -> list[str]:
-    """The compiler options that each make the difference disappear."""
-    remedies = []
-    for options, text in REMEDY_SWITCHES:
-        if set(options) - set(suspect.lowered.options):
-            continue  # this torch has no such option
-        if all(suspect.lowered.options[key] == value for key, value in options.items()):
-            continue
-        variant = run_variant(suspect, options=options)
-        if variant.error is None and not shows_difference(suspect, variant):
-            remedies.append(text)
-    return remedies
-
-
-def find_smallest_set(suspect: Suspect, seconds: float) -> list[str]:
-    """The smallest set of compiled nodes that still shows the difference; [] if none does.
-
-    Removing any one of them hides it, unless the search ran out of time.
-    """
-    failed = {finding.item for finding in suspect.failures}
-    outputs = returned(suspect.lowered.module)
-    named = zip(suspect.runs.program.reference.outputs, outputs, strict=False)
-    wrong = [node for item, node in named if item.in_graph(suspect.label) in failed]
-    before = ancestors(wrong) if wrong else None
-    names = [
-        name for name in compilable(suspect.lowered.module) if before is None or name in before
-    ]
-
-    def shows(compiled_nodes: list[str]) -> bool:
-        module = with_compiled(suspect.lowered.module, set(compiled_nodes))
-        return shows_difference(suspect, run_variant(suspect, module, ONLY_MARKED))
-
-    if not names or not shows(names):
-        return []
-    return minimise(names, shows, min(time.monotonic() + seconds, suspect.deadline))
-
-
-def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
-    """Delta debugging: drop ever smaller parts as long as `shows` is true for the rest."""
-    answers: dict[tuple[str, ...], bool] = {}
-
-    def still(part: list[str]) -> bool:
-        key = tuple(part)
-        if key not in answers:
-            answers[key] = bool(part) and shows(part)
-        return answers[key]
-
-    parts = 2
-    while len(items) > 1 and time.monotonic() < deadline:
-        size = max(1, -(-len(items) // parts))
-        pieces = [items[start : start + size] for start in range(0, len(items), size)]
-        smaller = _first_that_shows(items, pieces, still, deadline)
-        if smaller is not None:
-            parts = 2 if len(smaller) <= size else max(2, parts - 1)
-            items = smaller
-        elif size == 1:
-            break
-        else:
-            parts = min(len(items), 2 * parts)
-    return items
-
-
-def _first_that_shows(
-    items: list[str],
-    pieces: list[list[str]],
-    still: Callable[[list[str]], bool],
-    deadline: float,
-) -> list[str] | None:
-    alone = pieces if len(pieces) == 2 else []  # noqa: PLR2004  (smaller pieces rarely show it)
-    rests = [[item for item in items if item not in piece] for piece in pieces]
-    for part in (*alone, *rests):
-        if time.monotonic() >= deadline:
-            return None
-        if len(part) < len(items) and still(part):
-            return part
-    return None
-
-
-# --- The first node that is wrong although its inputs are right -----------------------------------
-
-# The graph is compiled once more with every value as an output. Each node is then judged alone: its
-# operator runs, natively and in float64, on the compiled code's own values for its inputs, and the
-# result is compared with the compiled code's own value for the node.
-
-
-@dataclasses.dataclass(frozen=True)
-class Tapping:
-    """The results of tapping a graph.
-
-    Attributes:
-        findings: about nodes with a wrong result, in the order of the graph.
-        shows: whether the tapped program still differs.
-        changed: whether tapping changed the bits of any output.
-        error: why it could not be tapped, or "".
-    """
-
-    findings: list[Finding]
-    shows: bool
-    changed: bool
-    error: str = ""
-
-
-def tap_graph(suspect: Suspect) -> Tapping:
-    """Compile with every value as an output and look for wrong nodes."""
-    module, names = tap_values(suspect.lowered.module)
-    variant = run_variant(suspect, module)
-    if variant.error is not None:
-        error = in_one_line(variant.error, 100)
-        return Tapping([], shows=False, changed=False, error=error)
-    values = dict(zip(names, variant.extra, strict=True))
-    findings = list(_wrong_nodes(suspect, values, variant))
-    return Tapping(findings, shows_difference(suspect, variant), _changes_results(suspect, variant))
-
-
-def is_wrong_alone(suspect: Suspect, name: str) -> bool:
-    """Whether a node is wrong if only that node is compiled; True if that compilation fails."""
-    module, names = tap_values(with_compiled(suspect.lowered.module, {name}))
-    variant = run_variant(suspect, module, ONLY_MARKED)
-    if variant.error is not None:
-        return True
-    values = dict(zip(names, variant.extra, strict=True))
-    wrong_nodes = _wrong_nodes(suspect, values, variant)
-    return any(
-        finding.origin is not None and finding.origin.name == name for finding in wrong_nodes
-    )
-
-
-def _changes_results(suspect: Suspect, variant: CompiledVariant) -> bool:
-    for name, value in suspect.candidate.outputs.items():
-        other = variant.seen.outputs.get(name)
-        if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
-            continue
-        if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
-            return True
-    return False
-
-
-def _wrong_nodes(
-    suspect: Suspect, values: dict[str, Any], variant: CompiledVariant
-) -> list[Finding]:
-    module = suspect.runs.program.reference.module
-    traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
-    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.program.kept, strict=True))
-    findings = []
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            table[node] = _resolve_attribute(module, node.target)
-        elif node.op == "call_function" and _is_write(node):
-            findings += _with_node_origin(
-                traced[node.name], _check_write(suspect, node, table, variant)
-            )
-        elif node.op == "call_function":
-            candidate_value = values.get(node.name)
-            table[node] = candidate_value if node.name in values else _evaluate_node(node, table)
-            if not isinstance(candidate_value, torch.Tensor) or is_undefined(traced[node.name]):
-                continue
-            if not _cannot_be_drawn_alone(node):
-                item, seed = _node_item(suspect, _computing(node)), suspect.runs.seed
-                node_findings = judge_node(
-                    node,
-                    table,
-                    candidate_value,
-                    item=item,
-                    seed=seed,
-                    lifted_agrees=suspect.lifted_agrees,
-                )
-                findings += _with_node_origin(traced[_computing(node).name], node_findings)
-    return findings
-
-
-def _computing(node: Node) -> Node:
-    """The node that computes a value: not the one that takes it from several results."""
-    source = node.args[0] if node.target is operator.getitem else node
-    return source if isinstance(source, Node) else node
-
-
-def judge_node(
-    node: Node,
-    table: dict[Node, Any],
-    candidate_value: torch.Tensor,
-    *,
-    item: Item,
-    seed: int,
-    lifted_agrees: bool | None = None,
-) -> list[Finding]:
-    """Judge other code's value for a node by running the node alone.
-
-    Args:
-        node: the node of the reference.
-        table: the other code's values for every node that this one reads.
-        candidate_value: the other code's value for this node.
-        item: the item of the findings.
-        seed: the seed of the perturbations.
-        lifted_agrees: whether the fault vanishes in float64, if that is known.
-
-    Returns:
-        The findings, with a diagnosis if they fail; none if the node cannot be run alone.
-    """
-    call = _NodeCall(node, table)
-    values = leaves([call.args, call.kwargs, node.meta.get("val")])
-    program = ValueProgram(call.prepare, [value for _, value in values])
-    node_runs = Evidence(program, seed=seed)
-    reference = node_runs.native[0].outputs.get(VALUE)
-    if not isinstance(reference, torch.Tensor):
-        return []
-    context = functools.partial(
-        call_context, call.node.target, call.args, call.kwargs, lifted_agrees=lifted_agrees
-    )
-    evidence = ItemEvidence(node_runs, VALUE)
-    pair = Pair(item, reference.detach(), candidate_value.detach(), evidence, context)
-    findings, _ = judge_pair(pair, explainer=Explainer())
-    return findings
-
-
-def _check_write(
-    suspect: Suspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
-) -> list[Finding]:
-    """Check that an input that is written at the end holds the value computed for it."""
-    target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
-    inputs = placeholders(suspect.runs.program.reference.module)
-    table[node] = table.get(source) if isinstance(source, Node) else None
-    value = table[node]
-    plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
-    if not plain or target not in inputs or not isinstance(value, torch.Tensor):
-        return []
-    after = variant.given[inputs.index(target)]  # type: ignore[arg-type]
-    expected = value.to(after.dtype).expand(after.shape)
-    if bitwise_equal(after.detach(), expected.detach().contiguous()):
-        return []
-    item = _node_item(suspect, node)
-    findings, _ = judge_pair(Pair(item, expected.detach(), after.detach()))
-    return findings
-
-
-def _node_item(suspect: Suspect, node: Node) -> Item:
-    return Item(ItemKind.NODE, node.name, graph=suspect.label)
-
-
-def _with_node_origin(node: Node, findings: list[Finding]) -> list[Finding]:
-    """The worst finding that does not pass, with the origin of its node."""
-    bad = [finding for finding in findings if not finding.status.passes()]
-    if not bad:
-        return []
-    worst = max(bad, key=lambda finding: finding.status.gravity)
-    return [blame_operator(worst, node_origin(node))]
-
-
-def blame_operator(finding: Finding, origin: Origin) -> Finding:
-    """The finding about a value, said of the operator that computes it from right values."""
-    what = f"{origin.operator} gives a wrong result for correct inputs"
-    reason = f"starts here: {what}; {finding.reason}"
-    return msgspec.structs.replace(
-        finding, reason=reason, source=origin.source or None, origin=origin
-    )
-
-
-class _NodeCall:
-    """A single operator and its arguments."""
-
-    def __init__(self, node: Node, table: dict[Node, Any]) -> None:
-        """`table` holds the value of every node before this one."""
-        self.node, self.item = node, None
-        if _computing(node) is not node:
-            self.node, self.item = _computing(node), node.args[1]
-        self.args = map_arg(self.node.args, table.__getitem__)
-        self.kwargs = map_arg(self.node.kwargs, table.__getitem__)
-
-    def prepare(self, options: RunOptions) -> Callable[[], Any]:
-        """Return the function to run."""
-        copier = Copier(widen=options.wide)
-        copies = options.wide or _is_write(self.node)
-        args = _copy_arguments(copier, self.args) if copies else self.args
-        kwargs = _copy_arguments(copier, self.kwargs) if copies else self.kwargs
-
-        def run() -> Any:
-            result = self.node.target(*args, **kwargs)  # type: ignore[operator]
-            return result if self.item is None else result[self.item]
-
-        return run
-
-
-def _copy_arguments(copier: Copier, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy_arguments(copier, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copy_arguments(copier, item) for item in value)
-    return copy_argument(copier, value)
-
-
-def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:
-    """Compute a value that was not tapped: sizes, tuples.
-
-    None if that raises, which an operator of anybody may do, and in any way. What reads it then
-    raises as well when it is run alone, so it is not judged: a fault there is found by the sets of
-    nodes that show it, not by its own value.
-    """
-    try:
-        with as_traced():
-            args = map_arg(node.args, table.__getitem__)
-            kwargs = map_arg(node.kwargs, table.__getitem__)
-            return node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception:  # noqa: BLE001  (see above: nodes that need it are not judged)
-        return None
-
-
-def _resolve_attribute(module: torch.nn.Module, target: Any) -> Any:
-    value: Any = module
-    for part in str(target).split("."):
-        value = getattr(value, part)
-    return value
-
-
-def _is_write(node: Node) -> bool:
-    kind = node_traits(node)
-    return kind is not None and bool(kind.mutates)
-
-
-def _cannot_be_drawn_alone(node: Node) -> bool:
-    """Whether a node creates seeds or draws from torch's generators: it cannot run alone."""
-    target: Any = node.target
-    if draws_by_inductor(target):
-        return "seeds" in getattr(target, "__name__", str(target))
-    return node_draws(node)
+    from paritas.core.compiled.guarded_graphs import LoweredSuspect
 
 
 # --- A graph from below AOTAutograd ---------------------------------------------------------------
@@ -469,7 +68,7 @@ CLEARLY = 50.0
 
 
 @quietly()
-def locate(suspect: Suspect) -> list[Finding]:
+def locate(suspect: LoweredSuspect) -> list[Finding]:
     """Find where the difference starts; returns at least one finding with an origin."""
     findings: list[Finding] = []
     try:
@@ -478,12 +77,12 @@ def locate(suspect: Suspect) -> list[Finding]:
         return findings or [_whole_graph_finding(suspect, SEARCH_OVER, ())]
 
 
-def _locate_in_lowered(suspect: Suspect, findings: list[Finding]) -> list[Finding]:
+def _locate_in_lowered(suspect: LoweredSuspect, findings: list[Finding]) -> list[Finding]:
     """Find it; `findings` gets what is known if the time runs out."""
-    tapping = tap_graph(suspect)
+    tapping = Tapping.of(suspect, suspect.lowered.module)
     checked = check_graph_passes(suspect.lowered)
     passes = [finding for finding in checked if finding.status is Status.DIFFERENT]
-    node = first_clear_finding(tapping.findings, changed=tapping.changed)
+    node = first_clear_finding(tapping.findings, changed=tapping.changes_results)
     findings += passes if node is None else [node, *passes]
     if node is not None and node.origin is not None:
         if is_wrong_alone(suspect, node.origin.name) or passes:
@@ -527,7 +126,7 @@ def _excess_of_limit(finding: Finding) -> float:
     return math.inf if finding.native is None else finding.native.excess
 
 
-def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
+def _isolate_difference(suspect: LoweredSuspect, tapping: Tapping) -> Finding:
     """Locate a difference that no single node shows: a fusion, a layout, the order of outputs."""
     again = run_variant(suspect)
     if not shows_difference(suspect, again):
@@ -552,7 +151,7 @@ def _isolate_difference(suspect: Suspect, tapping: Tapping) -> Finding:
 
 
 def _smallest_set_finding(
-    suspect: Suspect, what_was_seen: str, away: tuple[str, ...]
+    suspect: LoweredSuspect, what_was_seen: str, away: tuple[str, ...]
 ) -> Finding | None:
     """A finding about the nodes that show it when compiled together; None if none do."""
     nodes = find_smallest_set(suspect, SECONDS_FOR_SETS)
@@ -566,10 +165,10 @@ def _smallest_set_finding(
     else:
         shown = f"compiling {nodes[0]} alone shows it"
     origin = make_origin(kind, ", ".join(nodes), where, tuple(nodes), away)
-    return _located_finding(suspect, f"{what_was_seen}; {shown}", origin)
+    return suspect.place(origin, f"{what_was_seen}; {shown}", suspect.failures[0])
 
 
-def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> Finding:
+def _whole_graph_finding(suspect: LoweredSuspect, why: str, away: tuple[str, ...]) -> Finding:
     """A finding about the whole graph, at the node behind the first failing output."""
     outputs = dict(
         zip(suspect.runs.program.reference.outputs, returned(suspect.lowered.module), strict=False)
@@ -579,24 +178,347 @@ def _whole_graph_finding(suspect: Suspect, why: str, away: tuple[str, ...]) -> F
         node = node or outputs.get(finding.item.in_graph(""))
     where = provenance(node) if node is not None else None
     named = (node.name,) if node is not None else ()
-    return _located_finding(
-        suspect,
-        why,
-        make_origin(OriginKind.GRAPH, suspect.label, where, named, away),
+    origin = make_origin(OriginKind.GRAPH, suspect.label, where, named, away)
+    return suspect.place(origin, why, suspect.failures[0])
+
+
+# --- The first node that is wrong although its inputs are right -----------------------------------
+
+# The graph is compiled once more with every value as an output. Each node is then judged alone: its
+# operator runs, natively and in float64, on the compiled code's own values for its inputs, and the
+# result is compared with the compiled code's own value for the node.
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapping:
+    """The results of tapping a graph.
+
+    Attributes:
+        variant: the compilation that returns every value.
+        findings: about nodes with a wrong result, in the order of the graph.
+        error: why it could not be tapped, or "".
+    """
+
+    suspect: LoweredSuspect
+    variant: CompiledVariant
+    findings: list[Finding]
+    error: str = ""
+
+    @classmethod
+    def of(
+        cls, suspect: LoweredSuspect, module: GraphModule, options: dict[str, Any] | None = None
+    ) -> Tapping:
+        """Compile with every value as an output and look for wrong nodes."""
+        tapped, names = tap_values(module)
+        variant = run_variant(suspect, tapped, options)
+        if variant.error is not None:
+            return cls(suspect, variant, [], in_one_line(variant.error, 100))
+        values = dict(zip(names, variant.extra, strict=True))
+        return cls(suspect, variant, list(_wrong_nodes(suspect, values, variant)))
+
+    @functools.cached_property
+    def shows(self) -> bool:
+        """Whether the tapped program still differs."""
+        return shows_difference(self.suspect, self.variant)
+
+    @functools.cached_property
+    def changes_results(self) -> bool:
+        """Whether tapping changed the bits of any output."""
+        for name, value in self.suspect.candidate.outputs.items():
+            other = self.variant.seen.outputs.get(name)
+            if not isinstance(value, torch.Tensor) or not isinstance(other, torch.Tensor):
+                continue
+            if value.shape != other.shape or not bitwise_equal(value.detach(), other.detach()):
+                return True
+        return False
+
+
+def is_wrong_alone(suspect: LoweredSuspect, name: str) -> bool:
+    """Whether a node is wrong if only that node is compiled; True if that compilation fails."""
+    module = with_compiled(suspect.lowered.module, {name})
+    tapping = Tapping.of(suspect, module, ONLY_MARKED)
+    names = {finding.origin.name for finding in tapping.findings if finding.origin is not None}
+    return bool(tapping.error) or name in names
+
+
+def _wrong_nodes(
+    suspect: LoweredSuspect, values: dict[str, Any], variant: CompiledVariant
+) -> list[Finding]:
+    module = suspect.runs.program.reference.module
+    traced = {node.name: node for node in suspect.lowered.module.graph.nodes}
+    table: dict[Node, Any] = dict(zip(placeholders(module), suspect.runs.program.kept, strict=True))
+    findings = []
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            table[node] = operator.attrgetter(str(node.target))(module)
+        elif node.op == "call_function" and _is_write(node):
+            findings += _with_node_origin(
+                traced[node.name], _check_write(suspect, node, table, variant)
+            )
+        elif node.op == "call_function":
+            candidate_value = values.get(node.name)
+            table[node] = candidate_value if node.name in values else _evaluate_node(node, table)
+            if not isinstance(candidate_value, torch.Tensor) or is_undefined(traced[node.name]):
+                continue
+            if not _cannot_be_drawn_alone(node):
+                node_findings = _judge_node(suspect, node, table, candidate_value)
+                findings += _with_node_origin(traced[_computing(node).name], node_findings)
+    return findings
+
+
+def _computing(node: Node) -> Node:
+    """The node that computes a value: not the one that takes it from several results."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, Node) else node
+
+
+def _judge_node(
+    suspect: LoweredSuspect, node: Node, table: dict[Node, Any], candidate_value: torch.Tensor
+) -> list[Finding]:
+    """Judge the compiled code's value for a node by running the node alone.
+
+    Args:
+        table: the compiled code's values for every node that this one reads.
+
+    Returns:
+        The findings, with a diagnosis if they fail; none if the node cannot be run alone.
+    """
+    computing = _computing(node)
+    path: Any = () if computing is node else (node.args[1],)
+    module = suspect.runs.program.reference.module
+    values = {read.name: table[read] for read in computing.all_input_nodes}
+    run = NodeRun(None, Surroundings.now(), wrote=(node.name,) if _is_write(computing) else ())
+    call = NodeCall(module, computing, run, values)
+    program = ValueProgram(
+        lambda options: call.prepare(options, path, ""),
+        [value for _, value in leaves([*call.operands(), node.meta.get("val")])],
+    )
+    context = functools.partial(describe_call, call, lifted_agrees=suspect.settings.lifted_agrees)
+    pair = pair_alone(
+        _node_item(suspect, computing), program, candidate_value, suspect.runs.seed, context
+    )
+    return [] if pair is None else judge_pair(pair, explainer=Explainer())[0]
+
+
+def _check_write(
+    suspect: LoweredSuspect, node: Node, table: dict[Node, Any], variant: CompiledVariant
+) -> list[Finding]:
+    """Check that an input that is written at the end holds the value computed for it."""
+    target, source = node.args[0], node.args[1] if len(node.args) > 1 else None
+    inputs = placeholders(suspect.runs.program.reference.module)
+    table[node] = table.get(source) if isinstance(source, Node) else None
+    value = table[node]
+    plain = str(node.target) == "aten.copy_.default" and isinstance(target, Node)
+    if not plain or target not in inputs or not isinstance(value, torch.Tensor):
+        return []
+    after = variant.given[inputs.index(target)]  # type: ignore[arg-type]
+    expected = value.to(after.dtype).expand(after.shape)
+    if bitwise_equal(after.detach(), expected.detach().contiguous()):
+        return []
+    item = _node_item(suspect, node)
+    findings, _ = judge_pair(Pair(item, expected.detach(), after.detach()))
+    return findings
+
+
+def _node_item(suspect: LoweredSuspect, node: Node) -> Item:
+    return Item(ItemKind.NODE, node.name, graph=suspect.label)
+
+
+def _with_node_origin(node: Node, findings: list[Finding]) -> list[Finding]:
+    """The worst finding that does not pass, with the origin of its node."""
+    bad = [finding for finding in findings if not finding.status.passes()]
+    if not bad:
+        return []
+    worst = max(bad, key=lambda finding: finding.status.gravity)
+    return [blame_operator(worst, node_origin(node))]
+
+
+def blame_operator(finding: Finding, origin: Origin) -> Finding:
+    """The finding about a value, said of the operator that computes it from right values."""
+    what = f"{origin.operator} gives a wrong result for correct inputs"
+    reason = f"starts here: {what}; {finding.reason}"
+    return msgspec.structs.replace(
+        finding, reason=reason, source=origin.source or None, origin=origin
     )
 
 
-def _located_finding(suspect: Suspect, reason: str, where: Origin) -> Finding:
-    item = origin_item(suspect.label, where)
-    source = where.source or None
-    return starting_place(item, suspect.failures[0], reason, source=source, origin=where)
+def _evaluate_node(node: Node, table: dict[Node, Any]) -> Any:
+    """Compute a value that was not tapped: sizes, tuples.
+
+    None if that raises, which an operator of anybody may do, and in any way. What reads it then
+    raises as well when it is run alone, so it is not judged: a fault there is found by the sets of
+    nodes that show it, not by its own value.
+    """
+    try:
+        with as_traced():
+            args = map_arg(node.args, table.__getitem__)
+            kwargs = map_arg(node.kwargs, table.__getitem__)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+    except Exception:  # noqa: BLE001  (see above: nodes that need it are not judged)
+        return None
 
 
-def origin_item(label: str, where: Origin) -> Item:
-    """The item of a finding about an origin in the graph with this label."""
-    if where.kind is OriginKind.NODE:
-        return Item(ItemKind.NODE, where.name, graph=label)
-    named = f"{where.kind.value} {where.name}"
-    if where.kind is OriginKind.GRAPH:  # its name is the label
-        named = "the whole graph"
-    return Item(ItemKind.ORIGIN, named, graph=label)
+def _is_write(node: Node) -> bool:
+    kind = node_traits(node)
+    return kind is not None and bool(kind.mutates)
+
+
+def _cannot_be_drawn_alone(node: Node) -> bool:
+    """Whether a node creates seeds or draws from torch's generators: it cannot run alone."""
+    target: Any = node.target
+    if draws_by_inductor(target):
+        return "seeds" in getattr(target, "__name__", str(target))
+    return node_draws(node)
+
+
+# --- The smallest set of nodes that shows the difference ------------------------------------------
+
+# Options that each switch off one optimisation of Inductor, and how to write them.
+REMEDY_SWITCHES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"layout_optimization": False}, "layout_optimization=False"),
+    ({"max_fusion_size": 1}, "max_fusion_size=1"),
+    ({"pattern_matcher": False}, "pattern_matcher=False"),
+    ({"inplace_buffers": False}, "inplace_buffers=False"),
+    ({"allow_buffer_reuse": False}, "allow_buffer_reuse=False"),
+    ({"epilogue_fusion": False}, "epilogue_fusion=False"),
+    ({"split_reductions": False}, "split_reductions=False"),
+    ({"emulate_precision_casts": True}, "emulate_precision_casts=True"),
+)
+
+
+def find_remedies(suspect: LoweredSuspect) -> list[str]:
+    """The compiler options that each make the difference disappear."""
+    remedies = []
+    for options, text in REMEDY_SWITCHES:
+        if set(options) - set(suspect.lowered.options):
+            continue  # this torch has no such option
+        if all(suspect.lowered.options[key] == value for key, value in options.items()):
+            continue
+        variant = run_variant(suspect, options=options)
+        if variant.error is None and not shows_difference(suspect, variant):
+            remedies.append(text)
+    return remedies
+
+
+def find_smallest_set(suspect: LoweredSuspect, seconds: float) -> list[str]:
+    """The smallest set of compiled nodes that still shows the difference; [] if none does.
+
+    Removing any one of them hides it, unless the search ran out of time.
+    """
+    failed = {finding.item for finding in suspect.failures}
+    outputs = returned(suspect.lowered.module)
+    named = zip(suspect.runs.program.reference.outputs, outputs, strict=False)
+    wrong = [node for item, node in named if item.in_graph(suspect.label) in failed]
+    before = ancestors(wrong) if wrong else None
+    names = [
+        name for name in compilable(suspect.lowered.module) if before is None or name in before
+    ]
+
+    def shows(compiled_nodes: list[str]) -> bool:
+        module = with_compiled(suspect.lowered.module, set(compiled_nodes))
+        return shows_difference(suspect, run_variant(suspect, module, ONLY_MARKED))
+
+    if not names or not shows(names):
+        return []
+    return minimise(names, shows, min(time.monotonic() + seconds, suspect.settings.deadline))
+
+
+def minimise(items: list[str], shows: Callable[[list[str]], bool], deadline: float) -> list[str]:
+    """Delta debugging: drop ever smaller parts as long as `shows` is true for the rest."""
+    answers: dict[tuple[str, ...], bool] = {}
+
+    def still(part: list[str]) -> bool:
+        key = tuple(part)
+        if key not in answers:
+            answers[key] = bool(part) and shows(part)
+        return answers[key]
+
+    parts = 2
+    while len(items) > 1 and time.monotonic() < deadline:
+        size = max(1, -(-len(items) // parts))
+        pieces = [items[start : start + size] for start in range(0, len(items), size)]
+        smaller = _first_that_shows(items, pieces, still, deadline)
+        if smaller is not None:
+            parts = 2 if len(smaller) <= size else max(2, parts - 1)
+            items = smaller
+        elif size == 1:
+            break
+        else:
+            parts = min(len(items), 2 * parts)
+    return items
+
+
+def _first_that_shows(
+    items: list[str],
+    pieces: list[list[str]],
+    still: Callable[[list[str]], bool],
+    deadline: float,
+) -> list[str] | None:
+    alone = pieces if len(pieces) == 2 else []  # noqa: PLR2004  (smaller pieces rarely show it)
+    rests = [[item for item in items if item not in piece] for piece in pieces]
+    for part in (*alone, *rests):
+        if time.monotonic() >= deadline:
+            return None
+        if len(part) < len(items) and still(part):
+            return part
+    return None
+
+
+# --- Other compilations of a suspect graph --------------------------------------------------------
+
+# Our own compilations must neither read nor fill the user's cache.
+_UNCACHED = {"fx_graph_cache": False}
+
+
+@dataclasses.dataclass
+class CompiledVariant:
+    """The results of one compilation.
+
+    Attributes:
+        seen: its outputs and the inputs it wrote to, by name.
+        given: its arguments after the call.
+        extra: outputs beyond those of the graph.
+        error: the exception from compiling or running it.
+    """
+
+    seen: Observation
+    given: list[Any]
+    extra: list[Any]
+    error: Exception | None = None
+
+
+def run_variant(
+    suspect: LoweredSuspect,
+    module: GraphModule | None = None,
+    options: dict[str, Any] | None = None,
+) -> CompiledVariant:
+    """Compile the graph, or a changed copy of it, with additional options, and run it.
+
+    Raises:
+        SearchOverError: there is no time left for it.
+    """
+    check_deadline(suspect.settings.deadline)
+    lowered = suspect.lowered if module is None else suspect.lowered.with_module(module)
+    arguments = copy_arguments(suspect.runs.program.kept)
+    observation = Observation(rng_before=suspect.runs.program.rng)
+    try:
+        compiled = compile_again(lowered, {**(options or {}), **_UNCACHED})
+        suspect.runs.program.rng.restore()
+        results = list(compiled(list(arguments)))
+    except Exception as error:  # noqa: BLE001  (a variant that fails shows nothing)
+        return CompiledVariant(observation, arguments, [], error)
+    observation.rng_after = RandomState.now()
+    count = len(suspect.runs.program.reference.outputs)
+    suspect.runs.program.reference.name_results(observation, results[:count], arguments)
+    return CompiledVariant(observation, arguments, results[count:])
+
+
+def shows_difference(suspect: LoweredSuspect, variant: CompiledVariant) -> bool:
+    """Whether a variant has one of the suspect's failures."""
+    if variant.error is not None:
+        return False
+    failure_keys = {(finding.path, finding.aspect) for finding in suspect.failures}
+    return any(
+        (finding.path, finding.aspect) in failure_keys and not finding.status.passes()
+        for finding in suspect.compare(variant.seen, variant.given)
+    )

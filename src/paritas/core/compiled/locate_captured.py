@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,15 +22,13 @@ import msgspec
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from paritas.core.compiled.guarded_calls import Suspect, lay_out_like, origin_item
 from paritas.core.compiled.locate import (
     blame_operator,
     clear_findings,
     first_clear_finding,
-    origin_item,
 )
 from paritas.core.errors import in_one_line
-from paritas.core.execution.evidence import Evidence
-from paritas.core.execution.item_evidence import ItemEvidence
 from paritas.core.execution.node_gradients import BackwardNodes, NodeGradient
 from paritas.core.execution.node_runs import (
     NodeCall,
@@ -43,10 +40,10 @@ from paritas.core.execution.node_runs import (
     tensors_in,
 )
 from paritas.core.execution.observation import Observation, storage_address
-from paritas.core.execution.program import VALUE
 from paritas.core.execution.saved_state import RandomState
-from paritas.core.judging.failures import Explainer, call_context, node_origin
-from paritas.core.judging.pairs import Pair, judge_pair
+from paritas.core.judging.failures import Explainer, node_origin
+from paritas.core.judging.pairs import judge_pair
+from paritas.core.locating.values_alone import describe_call, pair_alone
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.results.findings import (
     Aspect,
@@ -54,22 +51,24 @@ from paritas.core.results.findings import (
     Origin,
     OriginKind,
     mismatch,
-    starting_place,
 )
 from paritas.core.results.items import Item, ItemKind, nth_output
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.graphs import UNINITIALISED, copy_graph, placeholders, returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from paritas.core.compiled.guarded_graphs import CompiledPart
+    from paritas.core.diagnosis.case import Context
     from paritas.core.diagnosis.place_runs import PlaceRuns
+    from paritas.core.execution.evidence import Evidence
     from paritas.core.execution.graph_runs import CapturedProgram
-    from paritas.core.execution.node_runs import GraphRun, ValuePath
+    from paritas.core.execution.node_runs import GraphRun, NodeRun, ValuePath
     from paritas.core.execution.saved_state import Surroundings
+    from paritas.core.judging.pairs import Pair
 
 # The time limit: a backend may take long for every part.
 SECONDS_FOR_PARTS = 60.0
@@ -81,30 +80,22 @@ CALLS_OF_PART = 2
 _CONTENTS = frozenset({Aspect.VALUE, Aspect.SHAPE, Aspect.DTYPE, Aspect.DEVICE, Aspect.STRUCTURE})
 
 
-@dataclasses.dataclass(frozen=True)
-class CapturedSuspect:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CapturedSuspect(Suspect):
     """A call of a captured graph that differed.
 
     Attributes:
         runs: the reference's runs on the arguments of the call.
-        label: the graph's name in findings.
-        failures: the findings that do not pass.
         gradients: whether the gradients differ.
         compile_part: compiles a graph with the same backend, for given arguments, modes and
             random state.
         compare: compares the results of other code for this graph with the reference.
-        deadline: when the search must have ended, by `time.monotonic`.
-        lifted_agrees: whether the fault vanishes in float64, if that is known.
     """
 
     runs: Evidence[CapturedProgram]
-    label: str
-    failures: tuple[Finding, ...]
     gradients: bool
     compile_part: Callable[[GraphModule, list[Any], Surroundings, RandomState], CompiledPart]
     compare: Callable[[Observation], Sequence[Finding]]
-    deadline: float = math.inf
-    lifted_agrees: bool | None = None
 
     @functools.cached_property
     def aspects(self) -> frozenset[Aspect]:
@@ -154,10 +145,18 @@ def locate_gradients_besides(
 
 @dataclasses.dataclass(frozen=True)
 class _JudgedNode:
-    """A wrong node, and how to diagnose it: that takes longer than to judge it."""
+    """A wrong node, and its value to diagnose: that takes longer than to judge it."""
 
     finding: Finding
-    explained: Callable[[Finding], Finding] = lambda finding: finding
+    pair: Pair | None = None
+
+    def explain(self, finding: Finding) -> Finding:
+        """The finding about it, with its diagnosis and its picture."""
+        if self.pair is None:
+            return finding
+        explained, _ = judge_pair(self.pair, explainer=Explainer())
+        twin = next(other for other in explained if other.aspect is finding.aspect)
+        return msgspec.structs.replace(finding, diagnosis=twin.diagnosis, picture=twin.picture)
 
 
 class _Search:
@@ -166,7 +165,7 @@ class _Search:
     def __init__(self, suspect: CapturedSuspect) -> None:
         self.suspect = suspect
         self.program = suspect.runs.program
-        self.deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.deadline)
+        self.deadline = min(time.monotonic() + SECONDS_FOR_PARTS, suspect.settings.deadline)
         self.run: GraphRun = record_nodes(self.program)
         self.graph = self.program.reference.graph
         self.calls = [node for node in self.graph.graph.nodes if node.op.startswith("call_")]
@@ -231,7 +230,7 @@ class _Search:
             return writer
         for judged_node in judged:
             if first is not None and judged_node.finding.item == first.item:
-                return judged_node.explained(first)
+                return judged_node.explain(first)
         return first
 
     def _overwriting_node(self, names: Collection[str]) -> Finding | None:
@@ -316,7 +315,7 @@ class _Search:
             values[node.name] = run.value
             if not run.is_given:
                 values[node.name] = self._own_value(node.name, tapped_values)
-                call = NodeCall(reference, node, self.run, values)
+                call = NodeCall.in_run(reference, node, self.run, values)
                 yield from self._worst_of(
                     originals[node.name], self._judge_node(call, tapped_values)
                 )
@@ -332,9 +331,9 @@ class _Search:
         value = run.value
         for path in run.tensors():
             tensor = tapped_values[Tap(name, path, after)].detach()
-            value = _with_item(
-                value, path, tensor if run.is_batched else _lay_out(tensor, value, path)
-            )
+            if not run.is_batched:
+                tensor = lay_out_like(tensor, _item_at(value, path))
+            value = _with_item(value, path, tensor)
         return value
 
     def _judge_node(self, call: NodeCall, tapped_values: dict[Tap, Tensor]) -> list[_JudgedNode]:
@@ -378,27 +377,21 @@ class _Search:
 
     def _judge_value(self, call: NodeCall, tap: Tap, tapped_value: Tensor) -> list[_JudgedNode]:
         program = call.program(tap.path, tap.node if tap.after else "")
-        node_runs = Evidence(program, seed=self.suspect.runs.seed)
-        expected = node_runs.native[0].outputs.get(VALUE)
-        if not isinstance(expected, torch.Tensor):
+        item, seed = self._item(call.node.name), self.suspect.runs.seed
+        pair = pair_alone(item, program, tapped_value, seed)
+        if pair is None:
             return []
-        evidence = ItemEvidence(node_runs, VALUE)
-        expected, tapped_value = expected.detach(), tapped_value.detach()
-        findings, _ = judge_pair(Pair(self._item(call.node.name), expected, tapped_value, evidence))
+        values = pair.reference, pair.candidate
 
-        def explain(finding: Finding) -> Finding:
-            context = call_context(
-                call.node.target,
-                *call.operands(),
-                lifted_agrees=self.suspect.lifted_agrees,
-                is_method=call.node.op == "call_method",
+        def describe() -> Context:
+            runs = None if tap.after else self._runs_alone(call, tap.path, values)
+            return dataclasses.replace(
+                describe_call(call, lifted_agrees=self.suspect.settings.lifted_agrees), runs=runs
             )
-            runs = None if tap.after else self._runs_alone(call, tap.path, (expected, tapped_value))
-            context = dataclasses.replace(context, runs=runs)
-            (explained,) = Explainer().explain([finding], expected, tapped_value, evidence, context)
-            return explained
 
-        return [_JudgedNode(finding, explain) for finding in _wrong(findings)]
+        findings, _ = judge_pair(pair)
+        pair = dataclasses.replace(pair, context=describe)
+        return [_JudgedNode(finding, pair) for finding in _wrong(findings)]
 
     def _runs_alone(
         self, call: NodeCall, path: ValuePath, pair: tuple[Tensor, Tensor]
@@ -407,15 +400,12 @@ class _Search:
         from paritas.core.diagnosis.place_runs import PlaceRuns
 
         run = call.run
-        if run.level is not None or run.is_hidden:
+        node = next(other for other in self.calls if other.name == call.node.name)
+        cut = self._cut_alone(node, call.reads)
+        if cut is None:
             return None
-        node = next(
-            graph_node for graph_node in self.graph.graph.nodes if graph_node.name == call.node.name
-        )
-        module, names = _cut_node(node, run.tensors())
-        read_values = [call.reads[name] for name in names]
-        if any(isinstance(value, list | tuple) for value in read_values):
-            return None  # no graph has such an input
+        module, reads = cut
+        read_values = [*reads.values()]
         places = [
             number
             for number, operand in enumerate(read_values)
@@ -429,13 +419,12 @@ class _Search:
             return values
 
         def run_reference(operands: Sequence[Tensor]) -> Any:
-            reads = {**call.reads, **dict(zip(names, arguments(operands), strict=True))}
+            changed = dict(zip(reads, arguments(operands), strict=True))
             with call.around():
-                return _item_at(call.call(reads), path)
+                return _item_at(call.call({**call.reads, **changed}), path)
 
         def make_candidate(operands: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], Any]:
-            rng = run.rng or self.program.rng
-            part = self.suspect.compile_part(module, arguments(operands), run.surroundings, rng)
+            part = self._compile_alone(module, run, arguments(operands))
             position = run.tensors().index(path)
 
             def run_candidate(operands: Sequence[Tensor]) -> Any:
@@ -519,17 +508,12 @@ class _Search:
         for use, backend_gradient in gradients.items():
             if use.reader not in arrived or time.monotonic() > self.deadline:
                 continue
-            call = NodeCall(program.reference.module, nodes[use.reader], self.run, values)
+            call = NodeCall.in_run(program.reference.module, nodes[use.reader], self.run, values)
             gradient = NodeGradient(call, use.source, arrived[use.reader])
-            gradient_runs = Evidence(gradient, seed=self.suspect.runs.seed)
-            expected = gradient_runs.native[0].outputs.get(VALUE)
-            if not isinstance(expected, torch.Tensor):
-                continue
-            handed = torch.zeros_like(expected) if backend_gradient is None else backend_gradient
-            if not _are_same(expected, handed):
-                evidence = ItemEvidence(gradient_runs, VALUE)
-                judged, _ = judge_pair(Pair(self._item(use.reader), expected, handed, evidence))
-                yield from _wrong(judged)
+            item, seed = self._item(use.reader), self.suspect.runs.seed
+            pair = pair_alone(item, gradient, backend_gradient, seed)
+            if pair is not None and not _are_same(pair.reference, pair.candidate):
+                yield from _wrong(judge_pair(pair)[0])
 
     def _values_in_forward_pass(self) -> dict[str, Any]:
         """The values of all nodes: the backend's own where these are known."""
@@ -670,18 +654,31 @@ class _Search:
     def _part_alone(self, node: Node) -> CompiledPart | None:
         """The backend's code for one node; None if it needs its surroundings."""
         run = self.run.nodes[node.name]
+        cut = self._cut_alone(node, {name: other.value for name, other in self.run.nodes.items()})
+        if cut is None:
+            return None
+        module, values = cut
+        with self._showing_nothing_if_it_fails():
+            if self.suspect.gradients and _gives_views(run.value, [*values.values()]):
+                _copy_results(module)
+            return self._compile_alone(module, run, [*values.values()])
+        return None
+
+    def _cut_alone(
+        self, node: Node, values: Mapping[str, Any]
+    ) -> tuple[GraphModule, dict[str, Any]] | None:
+        """A graph of one node, and what it reads of these values; None if it cannot be alone."""
+        run = self.run.nodes[node.name]
         if run.level is not None or run.is_hidden:
             return None
         module, names = _cut_node(node, run.tensors())
-        values = [self.run.nodes[name].value for name in names]
-        if any(isinstance(value, list | tuple) for value in values):
-            return None  # no graph has such an input
+        reads = {name: values[name] for name in names}
+        # No graph has a list as an input.
+        return None if any(isinstance(v, list | tuple) for v in reads.values()) else (module, reads)
+
+    def _compile_alone(self, module: GraphModule, run: NodeRun, values: list[Any]) -> CompiledPart:
         rng = run.rng or self.program.rng
-        with self._showing_nothing_if_it_fails():
-            if self.suspect.gradients and _gives_views(run.value, values):
-                _copy_results(module)
-            return self.suspect.compile_part(module, values, run.surroundings, rng)
-        return None
+        return self.suspect.compile_part(module, values, run.surroundings, rng)
 
     # --- Findings ---
 
@@ -730,16 +727,8 @@ class _Search:
 
     def _about(self, reason: str, aspect: Aspect, origin: Origin) -> Finding:
         about = _wrong(self.suspect.failures)[0]
-        return starting_place(
-            origin_item(self.suspect.label, origin),
-            about,
-            reason,
-            aspect,
-            dtype=about.dtype,
-            shape=about.shape,
-            source=origin.source or None,
-            origin=origin,
-        )
+        values = {"dtype": about.dtype, "shape": about.shape}
+        return self.suspect.place(origin, reason, about, aspect=aspect, **values)
 
 
 def _overwrites(part: CompiledPart, node: Node, names: Collection[str]) -> bool:
@@ -783,21 +772,6 @@ def _with_item(value: Any, path: ValuePath, item: Any) -> Any:
     items = list(value)
     items[path[0]] = _with_item(items[path[0]], path[1:], item)
     return items if isinstance(value, list) else tuple(items)
-
-
-def _lay_out(tensor: Tensor, value: Any, path: ValuePath) -> Tensor:
-    """A value with the strides that it has in the reference, unless elements overlap there."""
-    like = _item_at(value, path)
-    if tensor.layout is not torch.strided or like.layout is not torch.strided:
-        return tensor
-    if tensor.shape != like.shape or tensor.stride() == like.stride():
-        return tensor
-    if any(step == 0 for size, step in zip(like.shape, like.stride(), strict=True) if size > 1):
-        return tensor
-    strided_copy = torch.empty_strided(
-        like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device
-    )
-    return strided_copy.copy_(tensor)
 
 
 def _gives_views(result: Any, values: Sequence[Any]) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from paritas.core.compiled.guard import GuardEverywhere
 from paritas.core.compiled.guard_settings import GuardSettings, SearchOverError
-from paritas.core.compiled.guarded_calls import GuardJournal
+from paritas.core.compiled.guarded_calls import GuardJournal, origin_item
 from paritas.core.errors import in_one_line
 from paritas.core.execution.observation import RunOptions
 from paritas.core.execution.running import running_subject
@@ -30,7 +30,6 @@ from paritas.core.results.findings import (
     mismatch,
     starting_place,
 )
-from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.wording import counted
 from paritas.core.torch_private.compile_time import quick_compiles
 from paritas.core.torch_private.dynamo import (
@@ -119,7 +118,7 @@ def _ways(call: FailedCall) -> Iterator[_Way]:
         finding.lifted is not None and finding.native is not None and finding.native.passed
         for finding in call.failures
     )
-    is_backward = [_is_of_backward(finding) for finding in call.failures]
+    is_backward = [finding.item.kind.is_of_backward for finding in call.failures]
     first = all(is_backward)
     native = [_Way(first)]
     if any(find_backend(backend).is_inductor for backend in call.candidate.backends):
@@ -128,10 +127,6 @@ def _ways(call: FailedCall) -> Iterator[_Way]:
     yield from (*wide, *native) if is_hidden else (*native, *wide)
     if any(is_backward) and not first:
         yield _Way(gradients=True)
-
-
-def _is_of_backward(finding: Finding) -> bool:
-    return finding.item.kind.is_gradient or finding.item.kind.is_after_backward
 
 
 def _lifted_agrees(call: FailedCall) -> bool | None:
@@ -186,7 +181,11 @@ def _with_places_of_gradients(call: FailedCall, forward_place: Place, way: _Way)
     Each graph is compared with what it should compute from the values that it gets, so a node of
     the backward pass is not wrong because of the forward pass. All of a graph may be.
     """
-    if way.gradients or is_over(call) or not any(map(_is_of_backward, call.failures)):
+    if (
+        way.gradients
+        or is_over(call)
+        or not any(finding.item.kind.is_of_backward for finding in call.failures)
+    ):
         return forward_place
     call.tell("checking the backward pass graph by graph")
     journal, _ = _run_guarded(call, dataclasses.replace(way, gradients=True, checks_passes=False))
@@ -275,8 +274,8 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
     if located:
         return _with_source(located[0], entry)
     first = failed[0]
-    item = Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label)
     origin = Origin(kind=OriginKind.GRAPH, name=entry.label)
+    item = origin_item(entry.label, origin)
     if first.raised:
         raised = mismatch(item, first.aspect, first.reason, raised=first.raised, origin=origin)
         return _with_source(raised, entry)
@@ -286,13 +285,10 @@ def _place_in(entry: GraphEntry, failed: list[Finding]) -> Finding:
 
 def _refused_graph(entry: GraphEntry, error: Exception) -> Finding:
     """The place of an exception of the compiler: the graph that it was given."""
-    finding = mismatch(
-        Item(ItemKind.ORIGIN, "the whole graph", graph=entry.label),
-        Aspect.EXCEPTION,
-        f"the compiler raises {in_one_line(error, 160)}",
-        raised=type(error).__name__,
-        origin=Origin(kind=OriginKind.GRAPH, name=entry.label),
-    )
+    origin = Origin(kind=OriginKind.GRAPH, name=entry.label)
+    reason = f"the compiler raises {in_one_line(error, 160)}"
+    raised, item = type(error).__name__, origin_item(entry.label, origin)
+    finding = mismatch(item, Aspect.EXCEPTION, reason, raised=raised, origin=origin)
     return _with_source(finding, entry)
 
 
@@ -316,7 +312,7 @@ def _group_failures(
     """Which failure results from which place: a backward graph computes gradients only."""
     if not is_backward:
         return {}, ""
-    others = [failure.path for failure in call.failures if not _is_of_backward(failure)]
+    others = [failure.path for failure in call.failures if not failure.item.kind.is_of_backward]
     if not others:
         return {}, ""
     reason = f"no graph shows why {others[0]} differs; {first.path} explains the gradients only"

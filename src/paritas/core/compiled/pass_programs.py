@@ -48,204 +48,6 @@ if TYPE_CHECKING:
     from paritas.core.execution.observation import RunOptions
 
 
-# --- Inputs for a graph with known shapes and dtypes ----------------------------------------------
-
-# Operators between a variance and its square root.
-_CARRIERS = frozenset(
-    """
-    convert_element_type _to_copy to unsqueeze view reshape expand add detach alias float double
-    clone
-    """.split()  # noqa: SIM905
-)
-_ROOTS = ("sqrt", "rsqrt")
-_SEED_USERS = frozenset({"inductor_lookup_seed", "inductor_random", "inductor_randint"})
-_STATE_USERS = frozenset({"run_with_rng_state"})
-# Weights with at least this many dimensions are scaled to keep sums of their products near one.
-_MATRIX = 2
-
-
-class NumberKind(enum.Enum):
-    """The kinds of numbers in a set of inputs; the first kind that a graph accepts is used."""
-
-    ANY = "numbers of both signs"
-    POSITIVE_VECTORS = "numbers of both signs, vectors positive"
-    POSITIVE = "positive numbers"
-    ANY_AND_ZEROS = "numbers of both signs, integers zero"
-    POSITIVE_AND_ZEROS = "positive numbers, integers zero"
-    NEAR_IDENTITY = "square matrices near the identity"
-
-
-@dataclasses.dataclass(frozen=True)
-class MadeUpInputs:
-    """Values for the inputs of a graph, by name.
-
-    Attributes:
-        numbers: their kind.
-        values: name -> float64 tensor, integer tensor or plain value.
-        dtypes: name -> dtype of the tensor in the program.
-    """
-
-    numbers: NumberKind
-    values: dict[str, Any]
-    dtypes: dict[str, torch.dtype]
-
-    def of(self, graph: FrozenGraph, *, wide: bool, copied: bool) -> list[Any]:
-        """The inputs of a graph in order; `copied` if the graph may write to them."""
-        return [self.copy(node.name, wide=wide, always=copied) for node in graph.placeholders]
-
-    def copy(self, name: str, *, wide: bool, always: bool = True) -> Any:
-        """One input; the original if `always` is False and its dtype fits."""
-        if name not in self.values:
-            raise UnplayableError(f"the pass added the input {name}")
-        value = self.values[name]
-        dtype = self.dtypes.get(name)
-        copy_dtype = WIDE.get(dtype, dtype) if wide and dtype is not None else dtype
-        if isinstance(value, Unsized) and copy_dtype is not None:
-            make = value.make
-            return Unsized(lambda sizes: _copy_as(make(sizes), copy_dtype))
-        if isinstance(value, torch.Tensor) and copy_dtype is not None:
-            return (
-                value if value.dtype is copy_dtype and not always else _copy_as(value, copy_dtype)
-            )
-        return value
-
-    def with_values(self, values: dict[str, Any]) -> MadeUpInputs:
-        """Replace some values."""
-        new_values = {
-            name: value.detach().to("cpu") if isinstance(value, torch.Tensor) else value
-            for name, value in values.items()
-        }
-        dtypes = {name: v.dtype for name, v in new_values.items() if isinstance(v, torch.Tensor)}
-        return dataclasses.replace(
-            self, values={**self.values, **new_values}, dtypes={**self.dtypes, **dtypes}
-        )
-
-
-def make_up_inputs(graph: FrozenGraph, numbers: NumberKind) -> MadeUpInputs:
-    """Generate inputs for a graph, the same ones every time."""
-    inputs = MadeUpInputs(numbers, {}, {})
-    # A mask has to select as many elements as the graph's unknown size.
-    masks = not all(map(has_known_size, graph.placeholders))
-    for position, node in enumerate(graph.placeholders):
-        spec = traced_value(node)
-        if isinstance(spec, TensorSpec):
-            inputs.dtypes[node.name] = spec.dtype
-            make = functools.partial(_numbers_for, node, numbers, position + 1, masks=masks)
-            inputs.values[node.name] = make({}) if has_known_size(node) else Unsized(make)
-        elif isinstance(spec, torch.Generator):
-            inputs.values[node.name] = Stream(node.name)
-        elif spec is None or isinstance(spec, bool | int | float | complex | str):
-            inputs.values[node.name] = spec
-        else:
-            raise UnplayableError(
-                f"no input can be generated for {node.name}, a {type(spec).__name__}"
-            )
-    return inputs
-
-
-def _numbers_for(
-    node: Node, numbers: NumberKind, seed: int, sizes: dict[Any, int], *, masks: bool
-) -> Tensor:
-    spec = traced_value(node, sizes)
-    generator = torch.Generator("cpu").manual_seed(seed)
-    with as_traced():  # not under the caller's modes
-        flat = _flat_numbers(node, spec, numbers, generator, masks=masks)
-        tensor = flat.as_strided(spec.shape, spec.stride)
-        is_square = len(spec.shape) >= _MATRIX and spec.shape[-1] == spec.shape[-2]
-        is_square = is_square and tensor.is_floating_point() and 0 not in spec.stride
-        if numbers is NumberKind.NEAR_IDENTITY and is_square:
-            symmetric = (tensor + tensor.mT) / 8
-            tensor.copy_(symmetric + torch.eye(spec.shape[-1], dtype=tensor.dtype, device="cpu"))
-        return tensor
-
-
-def _flat_numbers(
-    node: Node, spec: TensorSpec, numbers: NumberKind, generator: torch.Generator, *, masks: bool
-) -> Tensor:
-    steps = zip(spec.shape, spec.stride, strict=True)
-    count = 0 if 0 in spec.shape else 1 + sum((size - 1) * step for size, step in steps)
-    if spec.dtype.is_floating_point or spec.dtype.is_complex:
-        return _flat_floats(node, spec, numbers, generator, count)
-    if spec.dtype is torch.bool and masks:
-        return torch.arange(count, device="cpu") < UNKNOWN_SIZE
-    if spec.dtype is torch.bool:
-        return torch.randint(2, (count,), generator=generator, device="cpu").bool()
-    users = {_base_name(user) for user in node.users}
-    end = 1 if numbers in {NumberKind.ANY_AND_ZEROS, NumberKind.POSITIVE_AND_ZEROS} else 2
-    if users and users <= _SEED_USERS:
-        end = 2**62
-    elif users and users <= _STATE_USERS:
-        end = 256
-    drawn = torch.randint(end, (count,), generator=generator, device="cpu")
-    return drawn.to(spec.dtype)
-
-
-def _flat_floats(
-    node: Node, spec: TensorSpec, numbers: NumberKind, generator: torch.Generator, count: int
-) -> Tensor:
-    tensor_options: dict[str, Any] = {
-        "generator": generator,
-        "dtype": torch.float64,
-        "device": "cpu",
-    }
-    vector = len(spec.shape) < _MATRIX
-    positive = numbers in {NumberKind.POSITIVE, NumberKind.POSITIVE_AND_ZEROS}
-    positive = positive or (vector and numbers is NumberKind.POSITIVE_VECTORS)
-    if positive or _is_variance(node):
-        flat = torch.rand(count, **tensor_options) + 0.5
-    else:
-        flat = torch.randn(count, **tensor_options)
-        if not vector:
-            flat /= math.sqrt(max(1, spec.shape[-1]))
-    if spec.dtype.is_complex:
-        flat = torch.complex(
-            flat, torch.randn(count, **tensor_options) if not positive else flat.flip(0)
-        )
-    return flat
-
-
-def _is_variance(node: Node) -> bool:
-    """Whether the graph takes the square root of an input, perhaps plus a small number."""
-    pending, visited_nodes = [node], set()
-    while pending:
-        here = pending.pop()
-        for user in here.users:
-            if user in visited_nodes:
-                continue
-            visited_nodes.add(user)
-            name = _base_name(user)
-            if name.strip("_") in _ROOTS or _takes_for_variance(user, here):
-                return True
-            if name in _CARRIERS and len(user.all_input_nodes) == 1:
-                pending.append(user)
-    return False
-
-
-def _takes_for_variance(user: Node, node: Node) -> bool:
-    """Whether a batch norm node takes its argument as the running variance."""
-    arguments = getattr(getattr(user.target, "_schema", None), "arguments", ())
-    names = [argument.name for argument in arguments]
-    if not names and _base_name(user) == "batch_norm":
-        names = ["input", "running_mean", "running_var"]
-    taken = {**dict(zip(names, user.args, strict=False)), **user.kwargs}
-    return taken.get("running_var") is node
-
-
-def _base_name(node: Node) -> str:
-    """`aten.sqrt.default` as `sqrt`."""
-    parts = operator_name(node).split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
-
-
-def _copy_as(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy in another dtype with the same strides."""
-    with as_traced():  # not under the caller's modes
-        storage = value.untyped_storage()
-        flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
-        copied = flat.to(dtype, copy=True)
-        return copied.as_strided(value.shape, value.stride(), value.storage_offset())
-
-
 # --- Programs, and how two of them compare --------------------------------------------------------
 
 # They run in float64, where rounding is far below any fault, or in their own dtypes if an operator
@@ -663,3 +465,201 @@ class SplitProgram(PassProgram):
         if len(saved) > len(self.backward.placeholders):
             raise UnplayableError("the forward graph saves more than the backward graph takes")
         return saved
+
+
+# --- Inputs for a graph with known shapes and dtypes ----------------------------------------------
+
+# Operators between a variance and its square root.
+_CARRIERS = frozenset(
+    """
+    convert_element_type _to_copy to unsqueeze view reshape expand add detach alias float double
+    clone
+    """.split()  # noqa: SIM905
+)
+_ROOTS = ("sqrt", "rsqrt")
+_SEED_USERS = frozenset({"inductor_lookup_seed", "inductor_random", "inductor_randint"})
+_STATE_USERS = frozenset({"run_with_rng_state"})
+# Weights with at least this many dimensions are scaled to keep sums of their products near one.
+_MATRIX = 2
+
+
+class NumberKind(enum.Enum):
+    """The kinds of numbers in a set of inputs; the first kind that a graph accepts is used."""
+
+    ANY = "numbers of both signs"
+    POSITIVE_VECTORS = "numbers of both signs, vectors positive"
+    POSITIVE = "positive numbers"
+    ANY_AND_ZEROS = "numbers of both signs, integers zero"
+    POSITIVE_AND_ZEROS = "positive numbers, integers zero"
+    NEAR_IDENTITY = "square matrices near the identity"
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeUpInputs:
+    """Values for the inputs of a graph, by name.
+
+    Attributes:
+        numbers: their kind.
+        values: name -> float64 tensor, integer tensor or plain value.
+        dtypes: name -> dtype of the tensor in the program.
+    """
+
+    numbers: NumberKind
+    values: dict[str, Any]
+    dtypes: dict[str, torch.dtype]
+
+    def of(self, graph: FrozenGraph, *, wide: bool, copied: bool) -> list[Any]:
+        """The inputs of a graph in order; `copied` if the graph may write to them."""
+        return [self.copy(node.name, wide=wide, always=copied) for node in graph.placeholders]
+
+    def copy(self, name: str, *, wide: bool, always: bool = True) -> Any:
+        """One input; the original if `always` is False and its dtype fits."""
+        if name not in self.values:
+            raise UnplayableError(f"the pass added the input {name}")
+        value = self.values[name]
+        dtype = self.dtypes.get(name)
+        copy_dtype = WIDE.get(dtype, dtype) if wide and dtype is not None else dtype
+        if isinstance(value, Unsized) and copy_dtype is not None:
+            make = value.make
+            return Unsized(lambda sizes: _copy_as(make(sizes), copy_dtype))
+        if isinstance(value, torch.Tensor) and copy_dtype is not None:
+            return (
+                value if value.dtype is copy_dtype and not always else _copy_as(value, copy_dtype)
+            )
+        return value
+
+    def with_values(self, values: dict[str, Any]) -> MadeUpInputs:
+        """Replace some values."""
+        new_values = {
+            name: value.detach().to("cpu") if isinstance(value, torch.Tensor) else value
+            for name, value in values.items()
+        }
+        dtypes = {name: v.dtype for name, v in new_values.items() if isinstance(v, torch.Tensor)}
+        return dataclasses.replace(
+            self, values={**self.values, **new_values}, dtypes={**self.dtypes, **dtypes}
+        )
+
+
+def make_up_inputs(graph: FrozenGraph, numbers: NumberKind) -> MadeUpInputs:
+    """Generate inputs for a graph, the same ones every time."""
+    inputs = MadeUpInputs(numbers, {}, {})
+    # A mask has to select as many elements as the graph's unknown size.
+    masks = not all(map(has_known_size, graph.placeholders))
+    for position, node in enumerate(graph.placeholders):
+        spec = traced_value(node)
+        if isinstance(spec, TensorSpec):
+            inputs.dtypes[node.name] = spec.dtype
+            make = functools.partial(_numbers_for, node, numbers, position + 1, masks=masks)
+            inputs.values[node.name] = make({}) if has_known_size(node) else Unsized(make)
+        elif isinstance(spec, torch.Generator):
+            inputs.values[node.name] = Stream(node.name)
+        elif spec is None or isinstance(spec, bool | int | float | complex | str):
+            inputs.values[node.name] = spec
+        else:
+            raise UnplayableError(
+                f"no input can be generated for {node.name}, a {type(spec).__name__}"
+            )
+    return inputs
+
+
+def _numbers_for(
+    node: Node, numbers: NumberKind, seed: int, sizes: dict[Any, int], *, masks: bool
+) -> Tensor:
+    spec = traced_value(node, sizes)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    with as_traced():  # not under the caller's modes
+        flat = _flat_numbers(node, spec, numbers, generator, masks=masks)
+        tensor = flat.as_strided(spec.shape, spec.stride)
+        is_square = len(spec.shape) >= _MATRIX and spec.shape[-1] == spec.shape[-2]
+        is_square = is_square and tensor.is_floating_point() and 0 not in spec.stride
+        if numbers is NumberKind.NEAR_IDENTITY and is_square:
+            symmetric = (tensor + tensor.mT) / 8
+            tensor.copy_(symmetric + torch.eye(spec.shape[-1], dtype=tensor.dtype, device="cpu"))
+        return tensor
+
+
+def _flat_numbers(
+    node: Node, spec: TensorSpec, numbers: NumberKind, generator: torch.Generator, *, masks: bool
+) -> Tensor:
+    steps = zip(spec.shape, spec.stride, strict=True)
+    count = 0 if 0 in spec.shape else 1 + sum((size - 1) * step for size, step in steps)
+    if spec.dtype.is_floating_point or spec.dtype.is_complex:
+        return _flat_floats(node, spec, numbers, generator, count)
+    if spec.dtype is torch.bool and masks:
+        return torch.arange(count, device="cpu") < UNKNOWN_SIZE
+    if spec.dtype is torch.bool:
+        return torch.randint(2, (count,), generator=generator, device="cpu").bool()
+    users = {_base_name(user) for user in node.users}
+    end = 1 if numbers in {NumberKind.ANY_AND_ZEROS, NumberKind.POSITIVE_AND_ZEROS} else 2
+    if users and users <= _SEED_USERS:
+        end = 2**62
+    elif users and users <= _STATE_USERS:
+        end = 256
+    drawn = torch.randint(end, (count,), generator=generator, device="cpu")
+    return drawn.to(spec.dtype)
+
+
+def _flat_floats(
+    node: Node, spec: TensorSpec, numbers: NumberKind, generator: torch.Generator, count: int
+) -> Tensor:
+    tensor_options: dict[str, Any] = {
+        "generator": generator,
+        "dtype": torch.float64,
+        "device": "cpu",
+    }
+    vector = len(spec.shape) < _MATRIX
+    positive = numbers in {NumberKind.POSITIVE, NumberKind.POSITIVE_AND_ZEROS}
+    positive = positive or (vector and numbers is NumberKind.POSITIVE_VECTORS)
+    if positive or _is_variance(node):
+        flat = torch.rand(count, **tensor_options) + 0.5
+    else:
+        flat = torch.randn(count, **tensor_options)
+        if not vector:
+            flat /= math.sqrt(max(1, spec.shape[-1]))
+    if spec.dtype.is_complex:
+        flat = torch.complex(
+            flat, torch.randn(count, **tensor_options) if not positive else flat.flip(0)
+        )
+    return flat
+
+
+def _is_variance(node: Node) -> bool:
+    """Whether the graph takes the square root of an input, perhaps plus a small number."""
+    pending, visited_nodes = [node], set()
+    while pending:
+        here = pending.pop()
+        for user in here.users:
+            if user in visited_nodes:
+                continue
+            visited_nodes.add(user)
+            name = _base_name(user)
+            if name.strip("_") in _ROOTS or _takes_for_variance(user, here):
+                return True
+            if name in _CARRIERS and len(user.all_input_nodes) == 1:
+                pending.append(user)
+    return False
+
+
+def _takes_for_variance(user: Node, node: Node) -> bool:
+    """Whether a batch norm node takes its argument as the running variance."""
+    arguments = getattr(getattr(user.target, "_schema", None), "arguments", ())
+    names = [argument.name for argument in arguments]
+    if not names and _base_name(user) == "batch_norm":
+        names = ["input", "running_mean", "running_var"]
+    taken = {**dict(zip(names, user.args, strict=False)), **user.kwargs}
+    return taken.get("running_var") is node
+
+
+def _base_name(node: Node) -> str:
+    """`aten.sqrt.default` as `sqrt`."""
+    parts = operator_name(node).split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _copy_as(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy in another dtype with the same strides."""
+    with as_traced():  # not under the caller's modes
+        storage = value.untyped_storage()
+        flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(storage)
+        copied = flat.to(dtype, copy=True)
+        return copied.as_strided(value.shape, value.stride(), value.storage_offset())

@@ -44,101 +44,6 @@ if TYPE_CHECKING:
     from paritas.core.torch_private.passes import FrozenGraph
 
 
-# --- Findings about passes and splits -------------------------------------------------------------
-
-SPLIT = "forward/backward split"
-MOST_NODES_NAMED = 8
-
-
-def wrong_pass(
-    path: str,
-    name: str,
-    comparison: PassComparison,
-    inputs: MadeUpInputs,
-    before: FrozenGraph,
-    after: FrozenGraph,
-) -> Finding:
-    """A pass after which the graph computes something else."""
-    nodes = changed_nodes(before, after)
-    reason = (
-        f"on generated inputs ({inputs.numbers.value}), the graph after it computes something else"
-    )
-    if nodes:
-        reason += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
-    return _pass_finding(path, OriginKind.PASS, name, reason, comparison, nodes)
-
-
-def wrong_split(comparison: PassComparison, parts: SplitProgram) -> Finding:
-    """A split after which the two graphs compute something else than the joint graph."""
-    again = parts.drawn_again
-    reason = "forward and backward graph together compute something else than the joint graph"
-    if again:
-        reason += (
-            "; the backward graph draws random numbers that the forward graph has drawn already "
-            f"({enumerated(again, MOST_NODES_NAMED)}), and gets different ones"
-        )
-    nodes = [node for node in parts.backward.nodes if node.name in again]
-    return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, reason, comparison, nodes)
-
-
-def changed_nodes(before: FrozenGraph, after: FrozenGraph) -> list[Node]:
-    """The nodes that two graphs do not share: changed, removed or added."""
-    old = {node.name: node for node in before.nodes}
-    new = {node.name: node for node in after.nodes}
-    common_names = old.keys() & new.keys()
-    changed = [
-        new[name] for name in new if name in common_names and _nodes_differ(old[name], new[name])
-    ]
-    gone = [node for name, node in old.items() if name not in new]
-    come = [node for name, node in new.items() if name not in old]
-    # A node whose inputs alone changed says less than the nodes that were changed.
-    rewired = [node for node in changed if node.target == old[node.name].target]
-    replaced_nodes = [node for node in changed if node.target != old[node.name].target]
-    return [*replaced_nodes, *gone, *come] or rewired
-
-
-def _pass_finding(
-    path: str,
-    kind: OriginKind,
-    name: str,
-    what: str,
-    comparison: PassComparison,
-    nodes: list[Node],
-) -> Finding:
-    worst = comparison.differ[0]
-    where = _first_with_source(map(provenance, nodes))
-    count = f"{len(comparison.differ)} of {comparison.compared} results differ"
-    reason = f"{what}: {count}, the first in {worst.path}: {worst.reason}"
-    return mismatch(
-        Item(ItemKind.ORIGIN, path),
-        worst.aspect,
-        reason,
-        dtype=worst.dtype,
-        shape=worst.shape,
-        metrics=worst.metrics,
-        native=worst.native,
-        lifted=worst.lifted,
-        diagnosis=worst.diagnosis,
-        source=where.source or None,
-        origin=make_origin(
-            kind, name, where, tuple(node.name for node in nodes[:MOST_NODES_NAMED])
-        ),
-    )
-
-
-def _first_with_source(node_provenances: Iterable[NodeProvenance]) -> NodeProvenance:
-    places = list(node_provenances)
-    with_source = [position for position in places if position.source]
-    return (with_source or places or [NodeProvenance("", "")])[0]
-
-
-def _nodes_differ(left: Node, right: Node) -> bool:
-    return left.target != right.target or (str(left.args), str(left.kwargs)) != (
-        str(right.args),
-        str(right.kwargs),
-    )
-
-
 # --- The checks -----------------------------------------------------------------------------------
 
 # A graph is frozen when a pass begins and when it ends. If it changed, both versions run on
@@ -430,3 +335,98 @@ def check_graph_passes(lowered: LoweredGraph) -> list[Finding]:
         reason = f"the passes could not be run separately: {in_one_line(error, 160)}"
         return [*checks.findings, unverified("passes", reason)]
     return checks.findings
+
+
+# --- Findings about passes and splits -------------------------------------------------------------
+
+SPLIT = "forward/backward split"
+MOST_NODES_NAMED = 8
+
+
+def wrong_pass(
+    path: str,
+    name: str,
+    comparison: PassComparison,
+    inputs: MadeUpInputs,
+    before: FrozenGraph,
+    after: FrozenGraph,
+) -> Finding:
+    """A pass after which the graph computes something else."""
+    nodes = changed_nodes(before, after)
+    reason = (
+        f"on generated inputs ({inputs.numbers.value}), the graph after it computes something else"
+    )
+    if nodes:
+        reason += f"; it changed {enumerated([node.name for node in nodes], MOST_NODES_NAMED)}"
+    return _pass_finding(path, OriginKind.PASS, name, reason, comparison, nodes)
+
+
+def wrong_split(comparison: PassComparison, parts: SplitProgram) -> Finding:
+    """A split after which the two graphs compute something else than the joint graph."""
+    again = parts.drawn_again
+    reason = "forward and backward graph together compute something else than the joint graph"
+    if again:
+        reason += (
+            "; the backward graph draws random numbers that the forward graph has drawn already "
+            f"({enumerated(again, MOST_NODES_NAMED)}), and gets different ones"
+        )
+    nodes = [node for node in parts.backward.nodes if node.name in again]
+    return _pass_finding(SPLIT, OriginKind.PARTITION, SPLIT, reason, comparison, nodes)
+
+
+def changed_nodes(before: FrozenGraph, after: FrozenGraph) -> list[Node]:
+    """The nodes that two graphs do not share: changed, removed or added."""
+    old = {node.name: node for node in before.nodes}
+    new = {node.name: node for node in after.nodes}
+    common_names = old.keys() & new.keys()
+    changed = [
+        new[name] for name in new if name in common_names and _nodes_differ(old[name], new[name])
+    ]
+    gone = [node for name, node in old.items() if name not in new]
+    come = [node for name, node in new.items() if name not in old]
+    # A node whose inputs alone changed says less than the nodes that were changed.
+    rewired = [node for node in changed if node.target == old[node.name].target]
+    replaced_nodes = [node for node in changed if node.target != old[node.name].target]
+    return [*replaced_nodes, *gone, *come] or rewired
+
+
+def _pass_finding(
+    path: str,
+    kind: OriginKind,
+    name: str,
+    what: str,
+    comparison: PassComparison,
+    nodes: list[Node],
+) -> Finding:
+    worst = comparison.differ[0]
+    where = _first_with_source(map(provenance, nodes))
+    count = f"{len(comparison.differ)} of {comparison.compared} results differ"
+    reason = f"{what}: {count}, the first in {worst.path}: {worst.reason}"
+    return mismatch(
+        Item(ItemKind.ORIGIN, path),
+        worst.aspect,
+        reason,
+        dtype=worst.dtype,
+        shape=worst.shape,
+        metrics=worst.metrics,
+        native=worst.native,
+        lifted=worst.lifted,
+        diagnosis=worst.diagnosis,
+        source=where.source or None,
+        origin=make_origin(
+            kind, name, where, tuple(node.name for node in nodes[:MOST_NODES_NAMED])
+        ),
+    )
+
+
+def _first_with_source(node_provenances: Iterable[NodeProvenance]) -> NodeProvenance:
+    places = list(node_provenances)
+    with_source = [position for position in places if position.source]
+    return (with_source or places or [NodeProvenance("", "")])[0]
+
+
+def _nodes_differ(left: Node, right: Node) -> bool:
+    return left.target != right.target or (str(left.args), str(left.kwargs)) != (
+        str(right.args),
+        str(right.kwargs),
+    )

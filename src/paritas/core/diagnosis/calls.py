@@ -190,7 +190,9 @@ class LiveCall:
 
     @property
     def is_safe_here(self) -> bool:
-        """Whether its operators are known, and this process may call them with other values."""
+        """Whether this process may call it with other values: a scout may, or it is known how."""
+        if is_scout():
+            return True
         try:
             return bool(self._recorded) and self.checks_arguments and self.may_be_changed
         except Exception:  # noqa: BLE001  (as above: what cannot be run again is not safe)
@@ -247,7 +249,7 @@ class LiveCall:
         """Each of its operators as a call, the last one first: it may be of a value on the way."""
         try:
             steps = self.steps
-        except (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
+        except UNUSABLE:
             return
         for _, step in reversed(steps):
             yield LiveCall(step.operator, (), dict(step.values))

@@ -113,6 +113,14 @@ class Context:
     inner: InnerValues | None = None
 
     @property
+    def can_be_run_again(self) -> bool:
+        """Whether both programs give the same at this place again, and may get other operands."""
+        runs, call = self.runs, self.call
+        if runs is None or call is None or self.draws or not runs.reads_all:
+            return False
+        return call.is_safe_here and runs.is_faithful
+
+    @property
     def ranks(self) -> int:
         """Number of ranks."""
         return math.prod(self.world.values())
@@ -716,8 +724,7 @@ def wrong_block(case: Case) -> WrongBlock:
     """The smallest block with all wrong elements."""
     indices = []
     for axis in range(len(case.shape)):
-        others = [dim for dim in range(len(case.shape)) if dim != axis]
-        hit = case.wrong.any(dim=others) if others else case.wrong
+        hit = any_along(case.wrong, axis)
         indices.append(_fill_gaps(hit.nonzero().flatten(), case.shape[axis]))
     is_whole = all(len(index) == size for index, size in zip(indices, case.shape, strict=True))
     if is_whole:
@@ -809,6 +816,12 @@ class Probe:
             if int((taken >= 0).sum()) * 2 < len(taken):
                 return False
         return self.meets(values, self.case.allowed[at])
+
+
+def any_along(mask: Tensor, axis: int) -> Tensor:
+    """The indices along an axis at which any element is marked."""
+    others = [dim for dim in range(mask.dim()) if dim != axis]
+    return mask.any(dim=others) if others else mask
 
 
 def unravel(flat: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.case import HUGE, unravel
+from paritas.core.diagnosis.case import HUGE, any_along, unravel
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.numerics.metrics import bitwise_equal
@@ -37,194 +37,6 @@ _MOSTLY = 0.98
 # What an operand may be taken for that is not read.
 _NEUTRAL = (0.0, 1.0, 0.5, 0.25, 2.0, -1.0)
 _MOST_UNREAD = 2
-
-
-# --- What a change of an operand changes ----------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """Which elements of the results change, in the reference and in the candidate.
-
-    Attributes:
-        reference: where the reference's result changes.
-        candidate: where the candidate's does.
-        steps: by how much each changes at most.
-    """
-
-    reference: Tensor
-    candidate: Tensor
-    steps: tuple[Tensor, Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """What outputs depend on along one axis of an operand.
-
-    Attributes:
-        name: the operand.
-        number: its place among the operands.
-        axis: its axis; None for single elements.
-        shape: its shape.
-        effects: of some indices along the axis, or of some elements.
-        reference: index x element of the result: where the reference depends on it.
-        candidate: the same for the candidate.
-    """
-
-    name: str
-    number: int
-    axis: int | None
-    shape: tuple[int, ...]
-    effects: dict[int, Effect]
-    reference: Tensor
-    candidate: Tensor
-
-    @functools.cached_property
-    def is_of_one(self) -> bool:
-        """Whether each output of the reference depends on one index."""
-        return len(self.reference) > 1 and int(self.reference.sum(0).max()) <= 1
-
-    @functools.cached_property
-    def is_of_one_in_candidate(self) -> bool:
-        """Whether each output of the candidate depends on one index, right or wrong.
-
-        Only known if all indices were tried: it may depend on its own one as well.
-        """
-        is_complete = self.axis is not None and len(self.effects) == self.shape[self.axis]
-        return is_complete and int(self.candidate.sum(0).max()) <= 1
-
-    @functools.cached_property
-    def lacks(self) -> bool:
-        """Whether the candidate does not depend on something that the reference depends on."""
-        lost = self.reference & ~self.candidate
-        return bool((lost & self._strong(0)).any())
-
-    @functools.cached_property
-    def has_more(self) -> bool:
-        """Whether the candidate depends on something that the reference does not depend on."""
-        more = self.candidate & ~self.reference
-        return bool((more & self._strong(1)).any())
-
-    def _strong(self, side: int) -> Tensor:
-        """Where a change has an effect as large as is usual, not that of a shared rounding."""
-        steps = torch.stack([effect.steps[side] for effect in self.effects.values()])
-        own_steps = torch.stack([effect.steps[0] for effect in self.effects.values()])
-        usual = own_steps[self.reference & torch.isfinite(own_steps) & (own_steps > 0)]
-        if not usual.numel():
-            return torch.zeros_like(self.reference)
-        return steps > _FAINT * usual.median()
-
-    @functools.cached_property
-    def is_kept(self) -> bool:
-        """Whether the axis is one of the result, with the same indices."""
-        if self.axis is None:
-            return False
-        size = self.shape[self.axis]
-        indices = torch.tensor(list(self.effects))
-        for axis, length in enumerate(self.reference.shape[1:], start=1):
-            others = [dim for dim in range(1, self.reference.dim()) if dim != axis]
-            hit = self.reference.any(dim=others) if others else self.reference
-            if length == size and bool((hit.int().argmax(1) == indices).all()):
-                return True
-        return False
-
-    @functools.cached_property
-    def blind(self) -> Tensor:
-        """The outputs of the candidate that depend on none of the indices that they should."""
-        return self.reference.any(0) & ~self.candidate.any(0)
-
-    @property
-    def reads_as_much(self) -> bool:
-        """Whether nearly all outputs change in both: which do not is a matter of rounding."""
-        shares = (mask.double().mean() for mask in (self.reference, self.candidate))
-        return min(map(float, shares)) >= _MOSTLY
-
-    def words(self) -> str:
-        """One index for which the two differ, with the outputs that change; empty if none does."""
-        differs = (self.reference != self.candidate).flatten(1).sum(1)
-        number = int(differs.argmax())
-        index = list(self.effects)[number]
-        right, wrong = self.reference[number], self.candidate[number]
-        changed = f"other values at index {index} along axis {self.axis} of {self.name}"
-        if self.axis is None:
-            at = ", ".join(
-                str(int(coordinate)) for coordinate in unravel(torch.tensor(index), self.shape)
-            )
-            changed = f"other values of the element ({at}) of {self.name}"
-        if not bool(wrong.any()):
-            return f"{changed} have no effect on the candidate"
-        if not bool(right.any()):
-            return f"{changed} should have no effect, but change {describe_mask(wrong)}"
-        lost, more = right & ~wrong, wrong & ~right
-        if not bool(more.any()):
-            return f"{changed} do not change {describe_mask(lost)}"
-        if not bool(lost.any()):
-            return f"{changed} also change {describe_mask(more)}"
-        sides = describe_mask(wrong), describe_mask(right)
-        return (
-            self._words_of_output()
-            if sides[0] == sides[1]
-            else f"{changed} change {sides[0]} instead of {sides[1]}"
-        )
-
-    def _words_of_output(self) -> str:
-        """One output that depends on one index instead of another; empty if there is none."""
-        sides = [side.flatten(1) for side in (self.candidate, self.reference)]
-        is_of_one = (sides[0].sum(0) == 1) & (sides[1].sum(0) == 1) & (sides[0] != sides[1]).any(0)
-        if self.axis is None or not bool(is_of_one.any()):
-            return ""
-        position = int(is_of_one.nonzero()[0])
-        wrong, right = (list(self.effects)[int(side[:, position].int().argmax())] for side in sides)
-        at = ", ".join(
-            str(int(coordinate))
-            for coordinate in unravel(torch.tensor(position), self.reference.shape[1:])
-        )
-        which = f"index {wrong} along axis {self.axis} of {self.name} instead of index {right}"
-        return f"the output at ({at}) depends on {which}"
-
-
-def is_of_slices(mask: Tensor) -> bool:
-    """Whether some elements are all those at some indices along one axis."""
-    for axis in range(mask.dim()):
-        others = [dim for dim in range(mask.dim()) if dim != axis]
-        hit = mask.any(dim=others) if others else mask
-        whole_slices = mask.all(dim=others) if others else mask
-        if bool((hit == whole_slices).all()) and bool(hit.any()) and not bool(hit.all()):
-            return True
-    return False
-
-
-def describe_mask(mask: Tensor) -> str:
-    """Some elements of a result, by the axis along which they are fewest."""
-    best, words = 1.0, "all outputs"
-    for axis, size in enumerate(mask.shape):
-        others = [dim for dim in range(mask.dim()) if dim != axis]
-        hit = (mask.any(dim=others) if others else mask).nonzero().flatten().tolist()
-        if len(hit) / size < best:
-            best = len(hit) / size
-            words = f"the outputs at {_indices(hit)} along axis {axis}"
-    return words
-
-
-def _indices(hit: list[int]) -> str:
-    if len(hit) == 1:
-        return f"index {hit[0]}"
-    if hit[-1] - hit[0] == len(hit) - 1:
-        return f"indices {hit[0]} to {hit[-1]}"
-    return f"{len(hit)} indices from {hit[0]} to {hit[-1]}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Symmetries:
-    """What happens to the candidate's result if its operands are reordered along each axis.
-
-    Attributes:
-        keeps_lines: lines that are independent in the reference are so in the candidate.
-        is_symmetric: it follows every order that the reference follows.
-    """
-
-    keeps_lines: bool
-    is_symmetric: bool
 
 
 # --- The experiments ------------------------------------------------------------------------------
@@ -260,8 +72,7 @@ class Laboratory:
     def both(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
         """Both results for other operands; None if one of them cannot be computed."""
         self.calls += 1
-        right, wrong = self.runs.reference(operands), self.runs.candidate(operands)
-        return None if right is None or wrong is None else (right, wrong)
+        return self.runs.both(operands)
 
     def with_operand(self, number: int, value: Tensor) -> list[Tensor]:
         """The operands with another one of them."""
@@ -274,8 +85,7 @@ class Laboratory:
         pair = self.both(operands)
         if pair is None or are_close(*pair):
             return None
-        runs = dataclasses.replace(self.runs, operands=operands, expected=pair[0], given=pair[1])
-        return Laboratory(runs, self.names, deadline)
+        return Laboratory(self.runs.with_operands(operands, pair), self.names, deadline)
 
     def gives_without(self, numbers: Sequence[int], part: Tensor | None = None) -> bool:
         """Whether the reference gives the candidate's result if some operands are one number each.
@@ -661,6 +471,190 @@ def _is_short(value: Tensor) -> bool:
         float((value.to(short).to(value.dtype) == value).double().mean()) >= 0.9  # noqa: PLR2004
         for short in (torch.bfloat16, torch.float16)
     )
+
+
+# --- What a change of an operand changes ----------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """Which elements of the results change, in the reference and in the candidate.
+
+    Attributes:
+        reference: where the reference's result changes.
+        candidate: where the candidate's does.
+        steps: by how much each changes at most.
+    """
+
+    reference: Tensor
+    candidate: Tensor
+    steps: tuple[Tensor, Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What outputs depend on along one axis of an operand.
+
+    Attributes:
+        name: the operand.
+        number: its place among the operands.
+        axis: its axis; None for single elements.
+        shape: its shape.
+        effects: of some indices along the axis, or of some elements.
+        reference: index x element of the result: where the reference depends on it.
+        candidate: the same for the candidate.
+    """
+
+    name: str
+    number: int
+    axis: int | None
+    shape: tuple[int, ...]
+    effects: dict[int, Effect]
+    reference: Tensor
+    candidate: Tensor
+
+    @functools.cached_property
+    def is_of_one(self) -> bool:
+        """Whether each output of the reference depends on one index."""
+        return len(self.reference) > 1 and int(self.reference.sum(0).max()) <= 1
+
+    @functools.cached_property
+    def is_of_one_in_candidate(self) -> bool:
+        """Whether each output of the candidate depends on one index, right or wrong.
+
+        Only known if all indices were tried: it may depend on its own one as well.
+        """
+        is_complete = self.axis is not None and len(self.effects) == self.shape[self.axis]
+        return is_complete and int(self.candidate.sum(0).max()) <= 1
+
+    @functools.cached_property
+    def lacks(self) -> bool:
+        """Whether the candidate does not depend on something that the reference depends on."""
+        lost = self.reference & ~self.candidate
+        return bool((lost & self._strong(0)).any())
+
+    @functools.cached_property
+    def has_more(self) -> bool:
+        """Whether the candidate depends on something that the reference does not depend on."""
+        more = self.candidate & ~self.reference
+        return bool((more & self._strong(1)).any())
+
+    def _strong(self, side: int) -> Tensor:
+        """Where a change has an effect as large as is usual, not that of a shared rounding."""
+        steps = torch.stack([effect.steps[side] for effect in self.effects.values()])
+        own_steps = torch.stack([effect.steps[0] for effect in self.effects.values()])
+        usual = own_steps[self.reference & torch.isfinite(own_steps) & (own_steps > 0)]
+        if not usual.numel():
+            return torch.zeros_like(self.reference)
+        return steps > _FAINT * usual.median()
+
+    @functools.cached_property
+    def is_kept(self) -> bool:
+        """Whether the axis is one of the result, with the same indices."""
+        if self.axis is None:
+            return False
+        size = self.shape[self.axis]
+        indices = torch.tensor(list(self.effects))
+        for axis, length in enumerate(self.reference.shape[1:], start=1):
+            others = [dim for dim in range(1, self.reference.dim()) if dim != axis]
+            hit = self.reference.any(dim=others) if others else self.reference
+            if length == size and bool((hit.int().argmax(1) == indices).all()):
+                return True
+        return False
+
+    @functools.cached_property
+    def blind(self) -> Tensor:
+        """The outputs of the candidate that depend on none of the indices that they should."""
+        return self.reference.any(0) & ~self.candidate.any(0)
+
+    @property
+    def reads_as_much(self) -> bool:
+        """Whether nearly all outputs change in both: which do not is a matter of rounding."""
+        shares = (mask.double().mean() for mask in (self.reference, self.candidate))
+        return min(map(float, shares)) >= _MOSTLY
+
+    def words(self) -> str:
+        """One index for which the two differ, with the outputs that change; empty if none does."""
+        differs = (self.reference != self.candidate).flatten(1).sum(1)
+        number = int(differs.argmax())
+        index = list(self.effects)[number]
+        right, wrong = self.reference[number], self.candidate[number]
+        changed = f"other values at index {index} along axis {self.axis} of {self.name}"
+        if self.axis is None:
+            at = _place_words(index, self.shape)
+            changed = f"other values of the element ({at}) of {self.name}"
+        if not bool(wrong.any()):
+            return f"{changed} have no effect on the candidate"
+        if not bool(right.any()):
+            return f"{changed} should have no effect, but change {describe_mask(wrong)}"
+        lost, more = right & ~wrong, wrong & ~right
+        if not bool(more.any()):
+            return f"{changed} do not change {describe_mask(lost)}"
+        if not bool(lost.any()):
+            return f"{changed} also change {describe_mask(more)}"
+        sides = describe_mask(wrong), describe_mask(right)
+        return (
+            self._words_of_output()
+            if sides[0] == sides[1]
+            else f"{changed} change {sides[0]} instead of {sides[1]}"
+        )
+
+    def _words_of_output(self) -> str:
+        """One output that depends on one index instead of another; empty if there is none."""
+        sides = [side.flatten(1) for side in (self.candidate, self.reference)]
+        is_of_one = (sides[0].sum(0) == 1) & (sides[1].sum(0) == 1) & (sides[0] != sides[1]).any(0)
+        if self.axis is None or not bool(is_of_one.any()):
+            return ""
+        position = int(is_of_one.nonzero()[0])
+        wrong, right = (list(self.effects)[int(side[:, position].int().argmax())] for side in sides)
+        at = _place_words(position, self.reference.shape[1:])
+        which = f"index {wrong} along axis {self.axis} of {self.name} instead of index {right}"
+        return f"the output at ({at}) depends on {which}"
+
+
+def _place_words(position: int, shape: Sequence[int]) -> str:
+    return ", ".join(str(int(index)) for index in unravel(torch.tensor(position), shape))
+
+
+def is_of_slices(mask: Tensor) -> bool:
+    """Whether some elements are all those at some indices along one axis."""
+    for axis in range(mask.dim()):
+        hit, whole_slices = any_along(mask, axis), ~any_along(~mask, axis)
+        if bool((hit == whole_slices).all()) and bool(hit.any()) and not bool(hit.all()):
+            return True
+    return False
+
+
+def describe_mask(mask: Tensor) -> str:
+    """Some elements of a result, by the axis along which they are fewest."""
+    best, words = 1.0, "all outputs"
+    for axis, size in enumerate(mask.shape):
+        hit = any_along(mask, axis).nonzero().flatten().tolist()
+        if len(hit) / size < best:
+            best = len(hit) / size
+            words = f"the outputs at {_indices(hit)} along axis {axis}"
+    return words
+
+
+def _indices(hit: list[int]) -> str:
+    if len(hit) == 1:
+        return f"index {hit[0]}"
+    if hit[-1] - hit[0] == len(hit) - 1:
+        return f"indices {hit[0]} to {hit[-1]}"
+    return f"{len(hit)} indices from {hit[0]} to {hit[-1]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Symmetries:
+    """What happens to the candidate's result if its operands are reordered along each axis.
+
+    Attributes:
+        keeps_lines: lines that are independent in the reference are so in the candidate.
+        is_symmetric: it follows every order that the reference follows.
+    """
+
+    keeps_lines: bool
+    is_symmetric: bool
 
 
 # --- Names ----------------------------------------------------------------------------------------

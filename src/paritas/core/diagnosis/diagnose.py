@@ -65,6 +65,57 @@ if TYPE_CHECKING:
     from paritas.core.results.findings import Pattern
 
 
+# --- The diagnosis --------------------------------------------------------------------------------
+
+
+# Beyond this many elements, mistakes of an operator are not tried: each takes the whole tensor.
+_LARGEST = 1 << 21
+
+
+@quietly()
+def diagnose(
+    candidate: Tensor,
+    reference: Tensor,
+    *,
+    arbiter: Tensor | None = None,
+    noise: Tensor | None = None,
+    context: Context | None = None,
+) -> Diagnosis:
+    """Find where a tensor is wrong and what kind of wrong it is; empty if no pattern fits.
+
+    Args:
+        candidate: the computed tensor.
+        reference: the reference's native result.
+        arbiter: the same in float64, if it is known.
+        noise: the noise the judge measured, per element.
+        context: the operator, its inputs, the ranks and what else is known.
+    """
+    from paritas.core.diagnosis.region import find_region
+    from paritas.core.diagnosis.search import CaseSurvey
+
+    if candidate.shape != reference.shape:
+        return Diagnosis()
+    case = Case(candidate, reference, arbiter, noise, context or Context())
+    survey = CaseSurvey(case, MOST_ELEMENTS)
+    if not survey.base.number:
+        return Diagnosis()
+    # In a large tensor, patterns are looked for in the part that is most wrong.
+    where = find_region(case, survey)
+    if case.context.only_where:
+        return Diagnosis(where=where)
+    at_output = not case.context.operator
+    if survey.is_one_box:
+        patterns, note = _rank_apart(case, at_output=at_output)
+        return Diagnosis(where=where, patterns=patterns, note=note)
+    # The operator's mistakes are predictions of the whole.
+    proposers: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
+    is_small = case.reference.numel() <= _LARGEST
+    patterns, note = _rank_apart(case, proposers) if is_small else ((), "")
+    part = _most_wrong_part(survey)
+    patterns = patterns or rank_patterns(part, at_output=at_output)
+    return Diagnosis(where=where, patterns=patterns, note=note)
+
+
 # --- Which of the patterns that fit is reported ---------------------------------------------------
 
 # Every proposed pattern fits, so the one that assumes least comes first: the operator's own formula
@@ -314,56 +365,7 @@ def _explained_share(pattern: Pattern) -> float:
     return value if isinstance(value, float) else 0.0
 
 
-# --- The diagnosis --------------------------------------------------------------------------------
-
-
-# Beyond this many elements, mistakes of an operator are not tried: each takes the whole tensor.
-_LARGEST = 1 << 21
-
-
-@quietly()
-def diagnose(
-    candidate: Tensor,
-    reference: Tensor,
-    *,
-    arbiter: Tensor | None = None,
-    noise: Tensor | None = None,
-    context: Context | None = None,
-) -> Diagnosis:
-    """Find where a tensor is wrong and what kind of wrong it is; empty if no pattern fits.
-
-    Args:
-        candidate: the computed tensor.
-        reference: the reference's native result.
-        arbiter: the same in float64, if it is known.
-        noise: the noise the judge measured, per element.
-        context: the operator, its inputs, the ranks and what else is known.
-    """
-    from paritas.core.diagnosis.region import find_region
-    from paritas.core.diagnosis.search import CaseSurvey
-
-    if candidate.shape != reference.shape:
-        return Diagnosis()
-    case = Case(candidate, reference, arbiter, noise, context or Context())
-    survey = CaseSurvey(case, MOST_ELEMENTS)
-    if not survey.base.number:
-        return Diagnosis()
-    # In a large tensor, patterns are looked for in the part that is most wrong.
-    where = find_region(case, survey)
-    if case.context.only_where:
-        return Diagnosis(where=where)
-    at_output = not case.context.operator
-    if survey.is_one_box:
-        patterns, note = _rank_apart(case, at_output=at_output)
-        return Diagnosis(where=where, patterns=patterns, note=note)
-    # The operator's mistakes are predictions of the whole.
-    proposers: Proposers = ((propose_predictions, PatternKind.SWAPPED_OPERANDS),)
-    is_small = case.reference.numel() <= _LARGEST
-    patterns, note = _rank_apart(case, proposers) if is_small else ((), "")
-    part = _most_wrong_part(survey)
-    patterns = patterns or rank_patterns(part, at_output=at_output)
-    return Diagnosis(where=where, patterns=patterns, note=note)
-
+# --- An operator in another process, and a part of a large tensor ---------------------------------
 
 # The time for all patterns of an operator that is called in another process, which is ended then;
 # its searches end before.

@@ -49,12 +49,12 @@ def _is_held(runs: PlaceRuns, number: int) -> bool:
     for seed in _SEEDS_OF_LARGE:
         others = [position for position in range(len(runs.operands)) if position != number]
         varied = runs.vary(seed, growth=_LARGE, held=others)
-        right, candidate = runs.reference(varied), runs.candidate(varied)
-        if right is None or candidate is None:
+        pair = runs.both(varied)
+        if pair is None:
             return False
         moves, follows = (
             ~same(after, before).cpu()
-            for after, before in ((right, runs.expected), (candidate, runs.given))
+            for after, before in zip(pair, (runs.expected, runs.given), strict=True)
         )
         unmoved = unmoved & moves & ~follows
     may_be_copied = len(runs.operands[number].unique()) > FEW_VALUES

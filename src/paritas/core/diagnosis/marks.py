@@ -103,18 +103,30 @@ def spans_of(counts: Counts, shards: tuple[int, ...] = ()) -> list[IndexSpan]:
     """
     size = len(counts)
     active = np.flatnonzero(counts)
-    out = [IndexSpan("all", np.ones(size, dtype=np.bool_), _BITS_ALL, stop=size)]
+    summary = ActiveValues(size)
+    summary.add(active)
+    out = plain_spans(summary, shards)
     if size > 1 and len(active):
-        out += _ranges(active, size, shards)
-        out += _strides(active, size)
-        out += _lists(active, size)
         out += _borders(active, size)
         out += _tiles(active, size, shards)
     return out
 
 
-def _ranges(active: Counts, size: int, shards: tuple[int, ...]) -> Iterator[IndexSpan]:
-    first, stop = int(active[0]), int(active[-1]) + 1
+def plain_spans(active: ActiveValues, shards: tuple[int, ...] = ()) -> list[IndexSpan]:
+    """The spans of a coordinate that follow from a summary: no ends of tiles or of itself."""
+    size = active.size
+    out = [IndexSpan("all", ~_no_values(size), _BITS_ALL, stop=size)]
+    if size == 1 or not active.some:
+        return out
+    out += _ranges(active.first, active.last + 1, size, shards)
+    if len(active.some) > 2:  # noqa: PLR2004  (two values always have a common distance)
+        out += _strides(active.first, active.last + 1, active.step, size)
+    if len(active.some) <= _LONGEST_LIST:
+        out += _lists(np.array(sorted(active.some)), size)
+    return out
+
+
+def _ranges(first: int, stop: int, size: int, shards: tuple[int, ...]) -> Iterator[IndexSpan]:
     if stop == first + 1:
         near = min(bits_of_number(first + 1), bits_of_number(size - first)) + 1
         bits = _BITS_KIND + min(near, math.log2(size))
@@ -143,14 +155,7 @@ def _bits_of_range(low: int, high: int, size: int, shards: tuple[int, ...]) -> f
     return _BITS_KIND + (0.0 if one_end else 1.0) + min(ways)
 
 
-def _strides(active: Counts, size: int) -> Iterator[IndexSpan]:
-    if len(active) < 3:  # noqa: PLR2004  (two values always have a common distance)
-        return
-    step = int(np.gcd.reduce(np.diff(active)))
-    yield from _stepping(int(active[0]), int(active[-1]) + 1, step, size)
-
-
-def _stepping(first: int, stop: int, step: int, size: int) -> Iterator[IndexSpan]:
+def _strides(first: int, stop: int, step: int, size: int) -> Iterator[IndexSpan]:
     if step < 2:  # noqa: PLR2004
         return
     bits = _BITS_KIND + 1 + bits_of_number(step) + math.log2(step)
@@ -207,25 +212,8 @@ def _tiles(active: Counts, size: int, shards: tuple[int, ...]) -> Iterator[Index
             yield IndexSpan("tiles", depth < width, bits, start=side, step=tile, width=width)
 
 
-def long_spans(long: LongCoordinate, shards: tuple[int, ...] = ()) -> list[IndexSpan]:
-    """The spans of a coordinate that is too long for a count of each value.
-
-    Ends of tiles and of the coordinate itself are not looked for.
-    """
-    size = long.size
-    out = [IndexSpan("all", _no_values(size), _BITS_ALL, stop=size)]
-    if not long.some:
-        return out
-    out += _ranges(np.array([long.first, long.last]), size, shards)
-    if len(long.some) > 2:  # noqa: PLR2004  (as above)
-        out += _stepping(long.first, long.last + 1, long.step, size)
-    if len(long.some) <= _LONGEST_LIST:
-        out += _lists(np.array(sorted(long.some)), size)
-    return out
-
-
-class LongCoordinate:
-    """A summary of the values with a count, instead of the counts.
+class ActiveValues:
+    """A summary of the values of a coordinate with a count; a long one has no counts of each.
 
     Attributes:
         step: greatest common divisor of their distances.
@@ -308,14 +296,14 @@ class AxisCounts:
     Attributes:
         each: number of indices per group.
         counts: of each group.
-        long: further figures of a long axis.
+        long: the indices with a count along a long axis.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.each = group_size(size)
         self.counts: Counts = np.zeros(-(-size // self.each), dtype=np.int64)
-        self.long = LongCoordinate(size) if self.each > 1 else None
+        self.long = ActiveValues(size) if self.each > 1 else None
 
     def add(self, start: int, counts: Counts) -> None:
         """Add counts of neighbouring indices."""
@@ -341,7 +329,7 @@ class AxisCounts:
         """The spans that hold all indices with a count."""
         if self.long is None:
             return spans_of(self.counts, shards)
-        return long_spans(self.long, shards)
+        return plain_spans(self.long, shards)
 
 
 def _count_axes(axes: tuple[AxisCounts, ...], box: Box, mask: Bools) -> None:

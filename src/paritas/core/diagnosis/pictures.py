@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.diagnosis.case import widen
 from paritas.core.results.pictures import MOST_COLUMNS, MOST_ROWS, Picture
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ def _as_plane(side: Tensor) -> Tensor:
 
 
 def _widen(side: Tensor) -> Tensor:
-    side = side.resolve_conj().resolve_neg().cpu()
-    return side.to(torch.complex128 if side.is_complex() else torch.float64)
+    return widen(side.resolve_conj().resolve_neg())
 
 
 def _real(plane: Tensor) -> Tensor:

@@ -64,10 +64,11 @@ class PlaceRuns:
     def is_faithful(self) -> bool:
         """Whether both give at the place, alone and twice, what they gave in the whole program."""
         for _ in range(2):
-            pair = self.reference(self.operands), self.candidate(self.operands)
-            for value, earlier in zip(pair, (self.expected, self.given), strict=True):
-                if value is None or not bitwise_equal(value, earlier):
-                    return False
+            pair = self.both(self.operands)
+            if pair is None or not (
+                bitwise_equal(pair[0], self.expected) and bitwise_equal(pair[1], self.given)
+            ):
+                return False
         return not bool(same(self.expected, self.given).all())
 
     def reference(self, operands: Sequence[Tensor]) -> Tensor | None:
@@ -77,6 +78,18 @@ class PlaceRuns:
     def candidate(self, operands: Sequence[Tensor]) -> Tensor | None:
         """The candidate's result; None if it cannot be called so."""
         return None if self._program is None else _run(self._program, operands, self.given)
+
+    def both(self, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Both results; None if one of them cannot be computed."""
+        right = self.reference(operands)
+        wrong = None if right is None else self.candidate(operands)
+        return None if right is None or wrong is None else (right, wrong)
+
+    def with_operands(self, operands: tuple[Tensor, ...], pair: tuple[Tensor, Tensor]) -> PlaceRuns:
+        """The same programs at the same place with other operands, which gave these results."""
+        return dataclasses.replace(
+            self, operands=operands, expected=pair[0], given=pair[1], earlier=self.operands
+        )
 
     def vary(
         self, seed: int, *, growth: float = 1.0, held: Sequence[int] = ()

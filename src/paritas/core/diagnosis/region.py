@@ -25,6 +25,163 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.search import Coordinate
 
 
+# --- Finding the region ---------------------------------------------------------------------------
+
+# A region is reported if it saves this many bits; by chance that happens once in 2 to this power.
+_MARGIN = 7.0
+# Everything is wrong if this share of it is.
+_NEARLY_ALL = 0.9
+# Or if it would be without values that are equal by chance.
+_CHANCE = 1.3
+# If a fault is not beyond its limit everywhere, smaller errors show how far it reaches. Errors
+# beyond this z are not noise.
+_LEVELS = (6.0, 3.0, 1.5, 0.5)
+_NO_NOISE_Z = 3.0
+_OFF_SHARE = 0.4
+# If nothing is beyond the limit, no structure is claimed below this: noise looks like that.
+_LEAST_Z = 4.0
+# A description by smaller errors may cost this much more than one by the judge's limit, since large
+# errors are rarely spread evenly.
+_SLACK = 16.0
+_SLACK_SHARE = 1.05
+# Most of a tensor is not a region if a smaller share of it than this is wrong.
+_THIN = 0.3
+# A part is wrong among stray errors if it is this many times as often wrong as the rest.
+_OFTEN = 8.0
+
+
+def find_region(case: Case, survey: CaseSurvey | None = None) -> Region | None:
+    """The simplest region that holds what is wrong; None if nothing is.
+
+    It holds all wrong elements, unless its sentence says how many are elsewhere.
+    """
+    position = find_place(case, survey)
+    return None if position is None else describe_region(position, case)
+
+
+def find_place(case: Case, survey: CaseSurvey | None = None) -> WrongPlace | None:
+    """The same as data, which can list its elements."""
+    survey = survey or CaseSurvey(case)
+    marks = survey.base
+    if not marks.number:
+        return None
+    if marks.number == marks.size:
+        wrong_place = WrongPlace("everywhere", whole_tensor(marks), marks, marks)
+    elif not case.is_exact and not survey.reaches(_LEAST_Z):
+        wrong_place = WrongPlace("scatter", whole_tensor(marks), marks, marks)
+    else:
+        wrong_place = _find(survey, marks, _shards(case))
+    return dataclasses.replace(wrong_place, any_finite=survey.any_finite)
+
+
+def _find(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> WrongPlace:
+    best = single_element(marks) if marks.number == 1 else _shortest(survey, marks, shards)
+    visited, everywhere = marks, False
+    if not survey.case.is_exact:
+        best, visited, everywhere = _look_closer(survey, best, shards)
+    pays = not everywhere and _pays(best, visited)
+    if pays and _density(best, visited) >= _NEARLY_ALL:
+        return WrongPlace("region", best, marks, visited)
+    if everywhere or (not pays and _is_everywhere(survey)):
+        return WrongPlace("everywhere", whole_tensor(marks), marks, marks)
+    among = _among_strays(marks, shards, best.cost(marks.number))
+    if among is not None:
+        return WrongPlace("mostly", among, marks, marks)
+    if pays or marks.number == 1:
+        return WrongPlace("region", best, marks, visited)
+    return WrongPlace(
+        "nonfinite" if survey.are_lost() else "scatter", whole_tensor(marks), marks, marks
+    )
+
+
+def _shards(case: Case) -> tuple[int, ...]:
+    """Sizes that a rank's shard can have."""
+    sizes = {
+        size // world
+        for world in case.context.world.values()
+        for size in case.shape
+        if world > 1 and size % world == 0 and size > world
+    }
+    return tuple(sorted(sizes))
+
+
+def _shortest(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> Description:
+    return shortest_description(marks, shards, survey.marked_out(marks))
+
+
+def _density(description: Description, marks: Marks) -> float:
+    return marks.number / max(description.size, marks.number)
+
+
+def _pays(description: Description, marks: Marks) -> bool:
+    saved = whole_tensor(marks).cost(marks.number) - description.cost(marks.number)
+    thin = _density(description, marks) < _THIN and 2 * description.size > marks.total
+    return not description.is_all and not thin and saved >= _MARGIN
+
+
+def _look_closer(
+    survey: CaseSurvey, best: Description, shards: tuple[int, ...]
+) -> tuple[Description, Marks, bool]:
+    """The region that smaller errors show, these errors, and whether everything is wrong."""
+    base = survey.base
+    visited = base
+    many_off = survey.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
+    densest = _density(best, base) if _pays(best, base) else 0.0
+    plainly_all = not densest and base.number >= _NEARLY_ALL * base.total
+    if plainly_all or (densest >= _DENSE and not survey.share_beyond(_LEVELS[0])):
+        return best, visited, plainly_all
+    for level, marks in _levels(survey):
+        closer = _shortest(survey, marks, shards)
+        density = _density(closer, marks)
+        dear = closer.cost(base.number) > _SLACK_SHARE * best.cost(base.number) + _SLACK
+        if _pays(closer, marks) and density >= min(densest, _DENSE) and not dear:
+            best, visited, densest = closer, marks, density
+        if densest >= _DENSE and level <= _NO_NOISE_Z:
+            break
+    return best, visited, many_off and densest < _DENSE
+
+
+def _levels(survey: CaseSurvey) -> Iterator[tuple[float, Marks]]:
+    """Lower and lower levels, while each adds elements and right ones are left."""
+    number = survey.base.number
+    for level in (*_LEVELS, 0.0):
+        marks = survey.beyond(level) if level else survey.differing()
+        if marks.number >= marks.total:
+            return
+        if marks.number > number:
+            number = marks.number
+            yield level, marks
+
+
+def _is_everywhere(survey: CaseSurvey) -> bool:
+    marks = survey.base
+    wrong = marks.number / max(1, marks.total)
+    if wrong >= _NEARLY_ALL:
+        return True
+    return 1 - wrong <= _CHANCE * survey.chance_of_equality()
+
+
+def _among_strays(marks: Marks, shards: tuple[int, ...], cost_known: float) -> Description | None:
+    """A region that is wrong far more often than the rest, which has stray errors."""
+    best, saved = None, 2 * _MARGIN
+    for axis in range(len(marks.shape)):
+        counts, sizes = marks.along(axis), marks.shares(axis) * marks.total
+        often = counts / np.maximum(sizes, 1.0)
+        hot = often > often.max() / 3
+        inside, outside = float(sizes[hot].sum()), float(sizes[~hot].sum())
+        marked_hot = int(counts[hot].sum())
+        strays = marks.number - marked_hot
+        if not 0 < strays < marked_hot or marked_hot * outside < _OFTEN * strays * inside:
+            continue
+        inner_description = shortest_description(marks.within(axis, hot), shards)
+        cost = inner_description.cost(marked_hot) + bits_of_choice(
+            marks.total - inner_description.size, strays
+        )
+        if not inner_description.is_all and cost_known - cost > saved:
+            best, saved = inner_description, cost_known - cost
+    return best
+
+
 # --- A region as data -----------------------------------------------------------------------------
 
 _LISTED_BORDER = 3
@@ -414,160 +571,3 @@ def _ordinal(number: int) -> str:
 
 def _join_words(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-# --- Finding the region ---------------------------------------------------------------------------
-
-# A region is reported if it saves this many bits; by chance that happens once in 2 to this power.
-_MARGIN = 7.0
-# Everything is wrong if this share of it is.
-_NEARLY_ALL = 0.9
-# Or if it would be without values that are equal by chance.
-_CHANCE = 1.3
-# If a fault is not beyond its limit everywhere, smaller errors show how far it reaches. Errors
-# beyond this z are not noise.
-_LEVELS = (6.0, 3.0, 1.5, 0.5)
-_NO_NOISE_Z = 3.0
-_OFF_SHARE = 0.4
-# If nothing is beyond the limit, no structure is claimed below this: noise looks like that.
-_LEAST_Z = 4.0
-# A description by smaller errors may cost this much more than one by the judge's limit, since large
-# errors are rarely spread evenly.
-_SLACK = 16.0
-_SLACK_SHARE = 1.05
-# Most of a tensor is not a region if a smaller share of it than this is wrong.
-_THIN = 0.3
-# A part is wrong among stray errors if it is this many times as often wrong as the rest.
-_OFTEN = 8.0
-
-
-def find_region(case: Case, survey: CaseSurvey | None = None) -> Region | None:
-    """The simplest region that holds what is wrong; None if nothing is.
-
-    It holds all wrong elements, unless its sentence says how many are elsewhere.
-    """
-    position = find_place(case, survey)
-    return None if position is None else describe_region(position, case)
-
-
-def find_place(case: Case, survey: CaseSurvey | None = None) -> WrongPlace | None:
-    """The same as data, which can list its elements."""
-    survey = survey or CaseSurvey(case)
-    marks = survey.base
-    if not marks.number:
-        return None
-    if marks.number == marks.size:
-        wrong_place = WrongPlace("everywhere", whole_tensor(marks), marks, marks)
-    elif not case.is_exact and not survey.reaches(_LEAST_Z):
-        wrong_place = WrongPlace("scatter", whole_tensor(marks), marks, marks)
-    else:
-        wrong_place = _find(survey, marks, _shards(case))
-    return dataclasses.replace(wrong_place, any_finite=survey.any_finite)
-
-
-def _find(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> WrongPlace:
-    best = single_element(marks) if marks.number == 1 else _shortest(survey, marks, shards)
-    visited, everywhere = marks, False
-    if not survey.case.is_exact:
-        best, visited, everywhere = _look_closer(survey, best, shards)
-    pays = not everywhere and _pays(best, visited)
-    if pays and _density(best, visited) >= _NEARLY_ALL:
-        return WrongPlace("region", best, marks, visited)
-    if everywhere or (not pays and _is_everywhere(survey)):
-        return WrongPlace("everywhere", whole_tensor(marks), marks, marks)
-    among = _among_strays(marks, shards, best.cost(marks.number))
-    if among is not None:
-        return WrongPlace("mostly", among, marks, marks)
-    if pays or marks.number == 1:
-        return WrongPlace("region", best, marks, visited)
-    return WrongPlace(
-        "nonfinite" if survey.are_lost() else "scatter", whole_tensor(marks), marks, marks
-    )
-
-
-def _shards(case: Case) -> tuple[int, ...]:
-    """Sizes that a rank's shard can have."""
-    sizes = {
-        size // world
-        for world in case.context.world.values()
-        for size in case.shape
-        if world > 1 and size % world == 0 and size > world
-    }
-    return tuple(sorted(sizes))
-
-
-def _shortest(survey: CaseSurvey, marks: Marks, shards: tuple[int, ...]) -> Description:
-    return shortest_description(marks, shards, survey.marked_out(marks))
-
-
-def _density(description: Description, marks: Marks) -> float:
-    return marks.number / max(description.size, marks.number)
-
-
-def _pays(description: Description, marks: Marks) -> bool:
-    saved = whole_tensor(marks).cost(marks.number) - description.cost(marks.number)
-    thin = _density(description, marks) < _THIN and 2 * description.size > marks.total
-    return not description.is_all and not thin and saved >= _MARGIN
-
-
-def _look_closer(
-    survey: CaseSurvey, best: Description, shards: tuple[int, ...]
-) -> tuple[Description, Marks, bool]:
-    """The region that smaller errors show, these errors, and whether everything is wrong."""
-    base = survey.base
-    visited = base
-    many_off = survey.share_beyond(_NO_NOISE_Z) >= _OFF_SHARE
-    densest = _density(best, base) if _pays(best, base) else 0.0
-    plainly_all = not densest and base.number >= _NEARLY_ALL * base.total
-    if plainly_all or (densest >= _DENSE and not survey.share_beyond(_LEVELS[0])):
-        return best, visited, plainly_all
-    for level, marks in _levels(survey):
-        closer = _shortest(survey, marks, shards)
-        density = _density(closer, marks)
-        dear = closer.cost(base.number) > _SLACK_SHARE * best.cost(base.number) + _SLACK
-        if _pays(closer, marks) and density >= min(densest, _DENSE) and not dear:
-            best, visited, densest = closer, marks, density
-        if densest >= _DENSE and level <= _NO_NOISE_Z:
-            break
-    return best, visited, many_off and densest < _DENSE
-
-
-def _levels(survey: CaseSurvey) -> Iterator[tuple[float, Marks]]:
-    """Lower and lower levels, while each adds elements and right ones are left."""
-    number = survey.base.number
-    for level in (*_LEVELS, 0.0):
-        marks = survey.beyond(level) if level else survey.differing()
-        if marks.number >= marks.total:
-            return
-        if marks.number > number:
-            number = marks.number
-            yield level, marks
-
-
-def _is_everywhere(survey: CaseSurvey) -> bool:
-    marks = survey.base
-    wrong = marks.number / max(1, marks.total)
-    if wrong >= _NEARLY_ALL:
-        return True
-    return 1 - wrong <= _CHANCE * survey.chance_of_equality()
-
-
-def _among_strays(marks: Marks, shards: tuple[int, ...], cost_known: float) -> Description | None:
-    """A region that is wrong far more often than the rest, which has stray errors."""
-    best, saved = None, 2 * _MARGIN
-    for axis in range(len(marks.shape)):
-        counts, sizes = marks.along(axis), marks.shares(axis) * marks.total
-        often = counts / np.maximum(sizes, 1.0)
-        hot = often > often.max() / 3
-        inside, outside = float(sizes[hot].sum()), float(sizes[~hot].sum())
-        marked_hot = int(counts[hot].sum())
-        strays = marks.number - marked_hot
-        if not 0 < strays < marked_hot or marked_hot * outside < _OFTEN * strays * inside:
-            continue
-        inner_description = shortest_description(marks.within(axis, hot), shards)
-        cost = inner_description.cost(marked_hot) + bits_of_choice(
-            marks.total - inner_description.size, strays
-        )
-        if not inner_description.is_all and cost_known - cost > saved:
-            best, saved = inner_description, cost_known - cost
-    return best

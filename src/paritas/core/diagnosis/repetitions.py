@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.calls import WHOLE, LiveCall
+from paritas.core.diagnosis.calls import UNUSABLE, WHOLE, LiveCall
 from paritas.core.diagnosis.case import Case, near, widen
 from paritas.core.diagnosis.held_operands import held_operands
-from paritas.core.execution.scouting import is_scout
 from paritas.core.numerics.bits import is_inexact
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ _MOST_ELEMENTS = 1 << 16
 def stack_runs(case: Case) -> Case | None:
     """The case with further runs of both programs; None if it needs none or has none."""
     runs, call = case.context.runs, case.context.call
-    if runs is None or call is None or not _can_be_repeated(case, runs):
+    if runs is None or call is None or not _may_be_stacked(case, runs):
         return None
     fixed_operands = held_operands(runs, call)
     if len(fixed_operands) == len(runs.operands):
@@ -56,14 +55,10 @@ def stack_runs(case: Case) -> Case | None:
     usable: list[Sequence[Tensor]] = []
     pairs: list[tuple[Tensor, Tensor]] = []
     for operands in every:
-        right, candidate_result = runs.reference(operands), runs.candidate(operands)
-        if (
-            right is not None
-            and candidate_result is not None
-            and _are_finite(right, candidate_result)
-        ):
+        pair = runs.both(operands)
+        if pair is not None and _are_finite(*pair):
             usable.append(operands)
-            pairs.append((right, candidate_result))
+            pairs.append(pair)
     # What has the same result again, such as that of a mask, is no further evidence.
     is_new = any(not torch.equal(right, pairs[0][0]) for right, _ in pairs[1:])
     if len(pairs) < _FEWEST_RUNS or not is_new:
@@ -101,14 +96,11 @@ def may_give_first(case: Case, value: Tensor) -> bool:
     return bool(near(candidate, value, allowed, slack=_SLACK * max(1.0, growth)).any())
 
 
-def _can_be_repeated(case: Case, runs: PlaceRuns) -> bool:
-    if not is_inexact(runs.expected) or case.context.draws or not _has_few_values(case.reference):
+def _may_be_stacked(case: Case, runs: PlaceRuns) -> bool:
+    if not is_inexact(runs.expected) or not _has_few_values(case.reference):
         return False
     count = sum(operand.numel() for operand in runs.operands)
-    if not runs.reads_all or not 0 < count <= _MOST_ELEMENTS:
-        return False
-    call = case.context.call
-    return (is_scout() or (call is not None and call.is_safe_here)) and runs.is_faithful
+    return 0 < count <= _MOST_ELEMENTS and case.context.can_be_run_again
 
 
 def _has_few_values(reference: Tensor) -> bool:
@@ -250,7 +242,7 @@ def _gives(calls: LiveCall, case: Case) -> bool:
     """Whether one of the results is the reference's in all runs."""
     try:
         results = calls.results(wide=False) if calls.may_be_changed else []
-    except (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
+    except UNUSABLE:
         return False
     return any(
         tuple(tensor.shape) == case.shape

@@ -38,145 +38,6 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.case import Case
 
 
-# --- Coordinates: axes, diagonals and frames ------------------------------------------------------
-
-# Hypotheses are tested on counts along one coordinate, so a large tensor is read a few times and
-# not once per hypothesis. Coordinates of two axes are first tested on a sample.
-
-_BITS_PAIR = 4.0
-_BITS_TILED = 7.0
-_LEAST_LEFT_OUT = 0.01
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Coordinate:
-    """One coordinate of the elements.
-
-    Attributes:
-        name: `axis`, `diagonal` or `frame`.
-        axes: the axes of the tensor it is computed from.
-        shares: share of the visible elements at each value; None if all are equal.
-        spans: the spans that hold the wrong elements.
-        feature: computes its value from the indices of two axes; None for an axis itself.
-        tile: the tile size of a frame around each tile.
-        bits: the cost of naming the coordinate.
-    """
-
-    name: str
-    axes: tuple[int, ...]
-    shares: np.ndarray | None
-    spans: list[IndexSpan]
-    feature: Feature | None = None
-    tile: int = 0
-    bits: float = 0.0
-
-    def share(self, span: IndexSpan) -> float:
-        """Share of the visible elements at a span."""
-        if self.shares is None:
-            return span.number / self.spans[0].number
-        return float(self.shares[span.chosen].sum())
-
-    def chosen_in(self, span: IndexSpan, box: Box) -> Bools:
-        """The elements of a box at a span, in a shape that broadcasts to it."""
-        first, *second = (box_indices(box, axis) for axis in self.axes)
-        values = first if self.feature is None else self.feature(first[:, None], second[0][None])
-        return fit_to_box(span.holds(values), box, self.axes)
-
-
-def coordinate_systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
-    """Systems of coordinates, the tensor's own axes first."""
-    shape = marks.shape
-    ranges = []
-    for axis in range(len(shape)):
-        spans = marks.spans(axis, shards)
-        # If no choice of each value is kept, all values have the same share.
-        even = not marks.hides or not len(spans[0].chosen)
-        ranges.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
-    yield ranges
-    for last in range(1, len(shape)):
-        pair = (last - 1, last)
-        others = [c for c in ranges if c.axes[0] not in pair]
-        for joint in _pairs(marks, pair):
-            yield [*others, joint]
-
-
-def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
-    rows, columns = (marks.shape[axis] for axis in axes)
-    # In a narrow tensor every shape is a box; a long one has too many values to count.
-    if min(rows, columns) < 3 or group_size(rows + columns) > 1:  # noqa: PLR2004
-        return
-
-    def diagonal(row: Counts, column: Counts) -> Counts:
-        return np.asarray(column - row + (rows - 1))
-
-    yield from _paired_coordinate(marks, axes, "diagonal", diagonal, 0)
-    for tile in (0, 8, *TILES):
-        if 2 * tile > max(rows, columns):
-            break
-
-        def frame(row: Counts, column: Counts, tile: int = tile) -> Counts:
-            height, width = (tile, tile) if tile else (rows, columns)
-            up, left = row % height, column % width
-            down, right = height - 1 - up, width - 1 - left
-            return np.asarray(np.minimum(np.minimum(up, down), np.minimum(left, right)))
-
-        yield from _paired_coordinate(marks, axes, "frame", frame, tile)
-
-
-def _paired_coordinate(
-    marks: Marks, axes: tuple[int, int], name: str, feature: Feature, tile: int
-) -> Iterator[Coordinate]:
-    """The coordinate, if the wrong elements keep to a part of it."""
-    rows, columns = (marks.shape[axis] for axis in axes)
-    some = feature(marks.sample[axes[0]], marks.sample[axes[1]])
-    low, high = int(some.min()), int(some.max())
-    limit = (
-        rows + columns - 1 if name == "diagonal" else (min(tile or rows, tile or columns) + 1) // 2
-    )
-    if (low == 0 or name == "frame") and high == limit - 1:
-        return
-    low = 0 if name == "frame" else low
-    if rows * columns > SAMPLE and _covers(feature, rows, columns, low, high):
-        return
-    counts, sizes = marks.counts_of(axes, feature, limit)
-    active = np.flatnonzero(counts)
-    find = _diagonal_spans if name == "diagonal" else _frame_spans
-    spans = list(find(int(active[0]), int(active[-1]), rows - 1, len(counts)))
-    bits = _BITS_TILED if tile else _BITS_PAIR
-    yield Coordinate(name, axes, sizes / max(1.0, sizes.sum()), spans, feature, tile, bits)
-
-
-def _covers(feature: Feature, rows: int, columns: int, low: int, high: int) -> bool:
-    """Whether nearly all elements lie between two values, which then say nothing."""
-    draw = np.random.default_rng(1)
-    some = feature(draw.integers(rows, size=SAMPLE), draw.integers(columns, size=SAMPLE))
-    outside = np.count_nonzero((some < low) | (some > high))
-    return bool(outside < _LEAST_LEFT_OUT * SAMPLE)
-
-
-def _diagonal_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
-    """One diagonal, all from one to a corner, or a band around the main one."""
-    where = np.arange(size)
-    first, last = low - middle, high - middle
-    from_low, to_high = (2 + bits_of_number(2 * abs(end) + 1) for end in (first, last))
-    if low == high:
-        yield IndexSpan("index", where == low, from_low, first, first + 1)
-    else:
-        bits = from_low + to_high - (3 if first == -last else 1)
-        yield IndexSpan("range", (where >= low) & (where <= high), bits, first, last + 1)
-    if low > 0:
-        yield IndexSpan("above", where >= low, from_low, first, size - middle)
-    if high < size - 1:
-        yield IndexSpan("below", where <= high, to_high, -middle, last + 1)
-
-
-def _frame_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
-    """The outermost few."""
-    del low, middle
-    bits = 2 + bits_of_number(high + 1)
-    yield IndexSpan("border", np.arange(size) <= high, bits, width=high + 1)
-
-
 # --- Descriptions and their cost ------------------------------------------------------------------
 
 _BITS_FLAT = 7.0
@@ -337,39 +198,6 @@ def _flat_ranges(marks: Marks) -> list[Description]:
         bits = _BITS_FLAT + (named if one_end else 1 + math.log2(size * (size + 1) / 2))
         descriptions.append(Description("flat", bits, stop - first, low=first, high=stop))
     return _count_visible(descriptions, marks) if marks.hides else descriptions
-
-
-# --- Regions defined by the reference's own values ------------------------------------------------
-
-_BITS_PADDING = 5.0
-_BITS_ZEROS = 4.0
-
-
-def _paddings(wrong: Bools, right: np.ndarray) -> Iterator[Description]:
-    """Padding at the ends of lines, if it holds all wrong elements."""
-    for axis in reversed(range(right.ndim)):
-        if right.shape[axis] < 3 or not _ends_alike(wrong, right, axis):  # noqa: PLR2004
-            continue
-        padded = _padding(right, axis)
-        if not padded.all() and not bool((wrong & ~padded).any()):
-            size = float(np.count_nonzero(padded))
-            yield Description("padding", _BITS_PADDING, size, mask=padded, axis=axis)
-
-
-def _ends_alike(wrong: Bools, right: np.ndarray, axis: int) -> bool:
-    """Whether each line with a wrong element ends with two equal values: a cheap first test."""
-    last, before = right.take(-1, axis), right.take(-2, axis)
-    alike = same(last, before)
-    return bool(alike[wrong.any(axis=axis)].all()) and not bool(alike.all() and alike.size == 1)
-
-
-def _padding(right: np.ndarray, axis: int) -> Bools:
-    """Where a line has one value to its end, for at least two elements."""
-    last = np.take(right, [-1], axis=axis)
-    backwards = np.flip(same(right, last), axis=axis)
-    padded = np.flip(np.logical_and.accumulate(backwards, axis=axis), axis=axis)
-    alone = ~np.take(padded, [-2], axis=axis)
-    return np.asarray(padded & ~alone)
 
 
 # --- Which elements show a fault ------------------------------------------------------------------
@@ -561,3 +389,175 @@ class CaseSurvey:
         if self.is_one_box:
             return iter([Box((), 0, 0, self.case)] if self.case.reference.numel() else [])
         return boxes(self.case, scale)
+
+
+# --- Coordinates: axes, diagonals and frames ------------------------------------------------------
+
+# Hypotheses are tested on counts along one coordinate, so a large tensor is read a few times and
+# not once per hypothesis. Coordinates of two axes are first tested on a sample.
+
+_BITS_PAIR = 4.0
+_BITS_TILED = 7.0
+_LEAST_LEFT_OUT = 0.01
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coordinate:
+    """One coordinate of the elements.
+
+    Attributes:
+        name: `axis`, `diagonal` or `frame`.
+        axes: the axes of the tensor it is computed from.
+        shares: share of the visible elements at each value; None if all are equal.
+        spans: the spans that hold the wrong elements.
+        feature: computes its value from the indices of two axes; None for an axis itself.
+        tile: the tile size of a frame around each tile.
+        bits: the cost of naming the coordinate.
+    """
+
+    name: str
+    axes: tuple[int, ...]
+    shares: np.ndarray | None
+    spans: list[IndexSpan]
+    feature: Feature | None = None
+    tile: int = 0
+    bits: float = 0.0
+
+    def share(self, span: IndexSpan) -> float:
+        """Share of the visible elements at a span."""
+        if self.shares is None:
+            return span.number / self.spans[0].number
+        return float(self.shares[span.chosen].sum())
+
+    def chosen_in(self, span: IndexSpan, box: Box) -> Bools:
+        """The elements of a box at a span, in a shape that broadcasts to it."""
+        first, *second = (box_indices(box, axis) for axis in self.axes)
+        values = first if self.feature is None else self.feature(first[:, None], second[0][None])
+        return fit_to_box(span.holds(values), box, self.axes)
+
+
+def coordinate_systems(marks: Marks, shards: tuple[int, ...] = ()) -> Iterator[list[Coordinate]]:
+    """Systems of coordinates, the tensor's own axes first."""
+    shape = marks.shape
+    ranges = []
+    for axis in range(len(shape)):
+        spans = marks.spans(axis, shards)
+        # If no choice of each value is kept, all values have the same share.
+        even = not marks.hides or not len(spans[0].chosen)
+        ranges.append(Coordinate("axis", (axis,), None if even else marks.shares(axis), spans))
+    yield ranges
+    for last in range(1, len(shape)):
+        pair = (last - 1, last)
+        others = [c for c in ranges if c.axes[0] not in pair]
+        for joint in _pairs(marks, pair):
+            yield [*others, joint]
+
+
+def _pairs(marks: Marks, axes: tuple[int, int]) -> Iterator[Coordinate]:
+    rows, columns = (marks.shape[axis] for axis in axes)
+    # In a narrow tensor every shape is a box; a long one has too many values to count.
+    if min(rows, columns) < 3 or group_size(rows + columns) > 1:  # noqa: PLR2004
+        return
+
+    def diagonal(row: Counts, column: Counts) -> Counts:
+        return np.asarray(column - row + (rows - 1))
+
+    yield from _paired_coordinate(marks, axes, "diagonal", diagonal, 0)
+    for tile in (0, 8, *TILES):
+        if 2 * tile > max(rows, columns):
+            break
+
+        def frame(row: Counts, column: Counts, tile: int = tile) -> Counts:
+            height, width = (tile, tile) if tile else (rows, columns)
+            up, left = row % height, column % width
+            down, right = height - 1 - up, width - 1 - left
+            return np.asarray(np.minimum(np.minimum(up, down), np.minimum(left, right)))
+
+        yield from _paired_coordinate(marks, axes, "frame", frame, tile)
+
+
+def _paired_coordinate(
+    marks: Marks, axes: tuple[int, int], name: str, feature: Feature, tile: int
+) -> Iterator[Coordinate]:
+    """The coordinate, if the wrong elements keep to a part of it."""
+    rows, columns = (marks.shape[axis] for axis in axes)
+    some = feature(marks.sample[axes[0]], marks.sample[axes[1]])
+    low, high = int(some.min()), int(some.max())
+    limit = (
+        rows + columns - 1 if name == "diagonal" else (min(tile or rows, tile or columns) + 1) // 2
+    )
+    if (low == 0 or name == "frame") and high == limit - 1:
+        return
+    low = 0 if name == "frame" else low
+    if rows * columns > SAMPLE and _covers(feature, rows, columns, low, high):
+        return
+    counts, sizes = marks.counts_of(axes, feature, limit)
+    active = np.flatnonzero(counts)
+    find = _diagonal_spans if name == "diagonal" else _frame_spans
+    spans = list(find(int(active[0]), int(active[-1]), rows - 1, len(counts)))
+    bits = _BITS_TILED if tile else _BITS_PAIR
+    yield Coordinate(name, axes, sizes / max(1.0, sizes.sum()), spans, feature, tile, bits)
+
+
+def _covers(feature: Feature, rows: int, columns: int, low: int, high: int) -> bool:
+    """Whether nearly all elements lie between two values, which then say nothing."""
+    draw = np.random.default_rng(1)
+    some = feature(draw.integers(rows, size=SAMPLE), draw.integers(columns, size=SAMPLE))
+    outside = np.count_nonzero((some < low) | (some > high))
+    return bool(outside < _LEAST_LEFT_OUT * SAMPLE)
+
+
+def _diagonal_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
+    """One diagonal, all from one to a corner, or a band around the main one."""
+    where = np.arange(size)
+    first, last = low - middle, high - middle
+    from_low, to_high = (2 + bits_of_number(2 * abs(end) + 1) for end in (first, last))
+    if low == high:
+        yield IndexSpan("index", where == low, from_low, first, first + 1)
+    else:
+        bits = from_low + to_high - (3 if first == -last else 1)
+        yield IndexSpan("range", (where >= low) & (where <= high), bits, first, last + 1)
+    if low > 0:
+        yield IndexSpan("above", where >= low, from_low, first, size - middle)
+    if high < size - 1:
+        yield IndexSpan("below", where <= high, to_high, -middle, last + 1)
+
+
+def _frame_spans(low: int, high: int, middle: int, size: int) -> Iterator[IndexSpan]:
+    """The outermost few."""
+    del low, middle
+    bits = 2 + bits_of_number(high + 1)
+    yield IndexSpan("border", np.arange(size) <= high, bits, width=high + 1)
+
+
+# --- Regions defined by the reference's own values ------------------------------------------------
+
+_BITS_PADDING = 5.0
+_BITS_ZEROS = 4.0
+
+
+def _paddings(wrong: Bools, right: np.ndarray) -> Iterator[Description]:
+    """Padding at the ends of lines, if it holds all wrong elements."""
+    for axis in reversed(range(right.ndim)):
+        if right.shape[axis] < 3 or not _ends_alike(wrong, right, axis):  # noqa: PLR2004
+            continue
+        padded = _padding(right, axis)
+        if not padded.all() and not bool((wrong & ~padded).any()):
+            size = float(np.count_nonzero(padded))
+            yield Description("padding", _BITS_PADDING, size, mask=padded, axis=axis)
+
+
+def _ends_alike(wrong: Bools, right: np.ndarray, axis: int) -> bool:
+    """Whether each line with a wrong element ends with two equal values: a cheap first test."""
+    last, before = right.take(-1, axis), right.take(-2, axis)
+    alike = same(last, before)
+    return bool(alike[wrong.any(axis=axis)].all()) and not bool(alike.all() and alike.size == 1)
+
+
+def _padding(right: np.ndarray, axis: int) -> Bools:
+    """Where a line has one value to its end, for at least two elements."""
+    last = np.take(right, [-1], axis=axis)
+    backwards = np.flip(same(right, last), axis=axis)
+    padded = np.flip(np.logical_and.accumulate(backwards, axis=axis), axis=axis)
+    alone = ~np.take(padded, [-2], axis=axis)
+    return np.asarray(padded & ~alone)

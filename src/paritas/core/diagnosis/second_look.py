@@ -22,7 +22,7 @@ from paritas.core.diagnosis.held_operands import held_operands
 from paritas.core.diagnosis.place_runs import lengthen_operands, vary_operands
 from paritas.core.diagnosis.repetitions import stack_runs
 from paritas.core.diagnosis.stating import LIFTED_RUN, OPERAND, is_of_whole
-from paritas.core.execution.scouting import FatalAttemptError, attempt_apart, is_scout
+from paritas.core.execution.scouting import FatalAttemptError, attempt_apart
 from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ _LOOKS = ((1, 1.0), (2, 1.0), (3, 16.0))
 def repeat_case(case: Case) -> tuple[Case, ...]:
     """The same place with other operands; empty if it cannot be asked again."""
     runs, call = case.context.runs, case.context.call
-    if runs is None or call is None or not _can_be_repeated(case, runs, call):
+    if runs is None or call is None or tuple(runs.expected.shape) != case.shape:
+        return ()
+    if runs.expected.numel() > _MOST_ELEMENTS or not case.context.can_be_run_again:
         return ()
     cases = (_repeat(case, runs, call, operands) for operands in _other_operands(runs, call))
     return tuple(repeated for repeated in cases if repeated is not None)
@@ -84,14 +86,6 @@ def lengthen_case(case: Case) -> tuple[Case, ...]:
     )
 
 
-def _can_be_repeated(case: Case, runs: PlaceRuns, call: LiveCall) -> bool:
-    if case.context.draws or not runs.reads_all or runs.expected.numel() > _MOST_ELEMENTS:
-        return False
-    if not (is_scout() or call.is_safe_here):
-        return False
-    return tuple(runs.expected.shape) == case.shape and runs.is_faithful
-
-
 def _other_operands(runs: PlaceRuns, call: LiveCall) -> list[tuple[Tensor, ...]]:
     """Operands to ask again with.
 
@@ -109,16 +103,17 @@ def _repeat(
     case: Case, runs: PlaceRuns, call: LiveCall, operands: tuple[Tensor, ...]
 ) -> Case | None:
     """The case with these operands; None if the programs cannot take them."""
-    reference, candidate = runs.reference(operands), runs.candidate(operands)
-    if reference is None or candidate is None:
+    pair = runs.both(operands)
+    if pair is None:
         return None
+    reference, candidate = pair
     if not bool(torch.isfinite(reference).any()):
         return None
     # Of a candidate that writes in place, the result may have been taken from the first run.
     has_values = bool((candidate != candidate.reshape(-1)[:1]).any())
     if has_values and torch.equal(candidate, runs.given):
         return None
-    return _with_operands(case, runs, call, operands, (reference, candidate))
+    return _with_operands(case, runs, call, operands, pair)
 
 
 def _lengthen(
@@ -140,16 +135,13 @@ def _with_operands(
     reference, candidate = pair
     exchange = exchanging(runs.operands, operands)
     other = runs.recall(operands) if runs.recall else call.with_operands(runs.operands, operands)
-    again = dataclasses.replace(
-        runs, operands=operands, expected=reference, given=candidate, earlier=runs.operands
-    )
     context = dataclasses.replace(
         case.context,
         call=other,
         inputs=tuple(map(exchange, case.context.inputs)),
         named={name: exchange(tensor) for name, tensor in case.context.named.items()},
         inner=None if runs.inner is None else runs.inner(operands),
-        runs=again,
+        runs=runs.with_operands(operands, pair),
     )
     return Case(candidate, reference, context=context)
 

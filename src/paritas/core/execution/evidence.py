@@ -34,7 +34,7 @@ from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.operators import default_dtype, own_default
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -359,22 +359,27 @@ class Evidence(Generic[P_co]):
         return known_errors if len(known_errors) == len(run_errors) else ()
 
     def _add_run(self, spread: _Spread, observations: list[Observation], demand: Demand) -> None:
-        for call, (still, moved) in enumerate(zip(self._base(), observations, strict=False)):
+        for key, value, (run,) in self._open_values(demand, observations):
+            if spread.runs and key not in spread.squares:
+                continue
+            if isinstance(run, torch.Tensor) and run.shape != value.shape:
+                self.shapes.setdefault(key, set()).add(run.shape)
+            deviation = _squared_deviation(value, run)
+            square_sum = spread.squares.get(key)
+            spread.squares[key] = deviation if square_sum is None else square_sum + deviation
+            if spread.is_native:
+                total_error = whole_error(run, value) if isinstance(run, torch.Tensor) else None
+                spread.whole.setdefault(key, []).append(total_error)
+
+    def _open_values(
+        self, demand: Demand, *runs: list[Observation]
+    ) -> Iterator[tuple[tuple[int, Item], Tensor, tuple[Any, ...]]]:
+        """Call and item, value, and its values in other runs, of what is not settled yet."""
+        for call, (still, *moved) in enumerate(zip(self._base(), *runs, strict=False)):
             for item, value in still.items():
-                key = (call, item)
-                if key in demand.settled or not is_inexact(value):
-                    continue
-                if spread.runs and key not in spread.squares:
-                    continue
-                run = self.complete(moved, item)
-                if isinstance(run, torch.Tensor) and run.shape != value.shape:
-                    self.shapes.setdefault(key, set()).add(run.shape)
-                deviation = _squared_deviation(value, run)
-                square_sum = spread.squares.get(key)
-                spread.squares[key] = deviation if square_sum is None else square_sum + deviation
-                if spread.is_native:
-                    total_error = whole_error(run, value) if isinstance(run, torch.Tensor) else None
-                    spread.whole.setdefault(key, []).append(total_error)
+                if (call, item) not in demand.settled and is_inexact(value):
+                    values = tuple(self.complete(observation, item) for observation in moved)
+                    yield (call, item), value, values
 
     def repeats(
         self, call: int, item: Item, runs: int, demand: Demand | None = None
@@ -469,23 +474,17 @@ class Evidence(Generic[P_co]):
         minus: list[Observation],
         demand: Demand,
     ) -> None:
-        for call, (still, first, second) in enumerate(zip(self._base(), plus, minus, strict=False)):
-            for item, value in still.items():
-                key = (call, item)
-                if key in demand.settled or not is_inexact(value):
-                    continue
-                if pairs.runs and key not in pairs.left:
-                    continue
-                pair = self.complete(first, item), self.complete(second, item)
-                for sums, square in zip(
-                    (pairs.left, pairs.size), _pair_squares(value, *pair), strict=False
-                ):
-                    before = sums.get(key)
-                    sums[key] = square if before is None else before + square
-                if not value.is_complex() and all(map(_is_finite, pair)):
-                    true = sample(value)
-                    moved = torch.stack([sample(run) - true for run in pair])
-                    pairs.moves.setdefault(key, []).append(moved)
+        for key, value, pair in self._open_values(demand, plus, minus):
+            if pairs.runs and key not in pairs.left:
+                continue
+            squares = _pair_squares(value, *pair)
+            for sums, square in zip((pairs.left, pairs.size), squares, strict=False):
+                before = sums.get(key)
+                sums[key] = square if before is None else before + square
+            if not value.is_complex() and all(map(_is_finite, pair)):
+                true = sample(value)
+                moved = torch.stack([sample(run) - true for run in pair])
+                pairs.moves.setdefault(key, []).append(moved)
 
     def _base(self) -> list[Observation]:
         """The runs that perturbed runs are compared with."""
@@ -655,12 +654,8 @@ def is_usable(
     return True
 
 
-class _AutocastWatch(torch.overrides.TorchFunctionMode):
-    """Records the dtypes of autocast regions, which do not change float64 values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
+class _FunctionWatch(torch.overrides.TorchFunctionMode):
+    """Notes each function of torch that a program calls."""
 
     def __torch_function__(
         self,
@@ -669,6 +664,22 @@ class _AutocastWatch(torch.overrides.TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        self.note(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def note(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Note a call before it runs."""
+        raise NotImplementedError
+
+
+class _AutocastWatch(_FunctionWatch):
+    """Records the dtypes of autocast regions, which do not change float64 values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def note(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         for value in args:
             if isinstance(value, torch.Tensor):
                 kind = value.device.type
@@ -676,10 +687,9 @@ class _AutocastWatch(torch.overrides.TorchFunctionMode):
                     if torch.is_autocast_enabled(kind):
                         self.dtypes.add(torch.get_autocast_dtype(kind))
                 break
-        return func(*args, **(kwargs or {}))
 
 
-class _LeavingWatch(torch.overrides.TorchFunctionMode):
+class _LeavingWatch(_FunctionWatch):
     """Notes whether values leave torch where no dispatch mode sees it, to decide in Python."""
 
     _LEAVES = frozenset({"tolist", "numpy", "__array__", "__dlpack__"})
@@ -688,15 +698,8 @@ class _LeavingWatch(torch.overrides.TorchFunctionMode):
         super().__init__()
         self.has_left = False
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        self.has_left |= getattr(func, "__name__", "") in self._LEAVES
-        return func(*args, **(kwargs or {}))
+    def note(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.has_left |= getattr(function, "__name__", "") in self._LEAVES
 
 
 def _squared_deviation(value: Tensor, moved: Any) -> Tensor:

@@ -157,17 +157,28 @@ class ReferenceGraph:
         )
 
     def observe(
-        self, args: list[Any], mode: LiftMode | None = None, module: GraphModule | None = None
+        self,
+        args: list[Any],
+        mode: LiftMode | None = None,
+        module: GraphModule | None = None,
+        *,
+        returns_written: bool = False,
     ) -> Observation:
-        """Run it, or `module` in its place, on arguments that it may write to."""
+        """Run it, or `module` in its place, on arguments that it may write to.
+
+        With `returns_written`, it returns them after its results instead.
+        """
         observation = Observation()
         try:
             with as_traced(), mode or contextlib.nullcontext():
-                results = (module or self.module).forward(*args)
+                results = list((module or self.module).forward(*args))
         except Exception as error:  # noqa: BLE001  (the observation carries it)
             observation.error = error
             return observation
-        self.name_results(observation, list(results), args)
+        if returns_written:
+            after = dict(zip(sorted(self.written), results[len(self.outputs) :], strict=True))
+            args = [after.get(position) for position in range(len(args))]
+        self.name_results(observation, results, args)
         note_decisions(observation, observation.outputs, mode, floats=True)
         return observation
 
@@ -205,7 +216,7 @@ class WideGraph:
         """Run it on native arguments; None if it is not trusted."""
         if not self._trusted or self._module is None:
             return None
-        return self._observe(self._module, reference, args)
+        return reference.observe(args, module=self._module, returns_written=True)
 
     def compare_once(self, reference: ReferenceGraph, args: list[Any], truth: Observation) -> None:
         """Rewrite the graph, and trust it from now on if it gives the same bits as the mode."""
@@ -215,28 +226,11 @@ class WideGraph:
         self._module = widen_graph(self._original, self._written)
         if self._module is None:
             return
-        observation = self._observe(self._module, reference, args)
+        observation = reference.observe(args, module=self._module, returns_written=True)
         values = dict(truth.items())
         self._trusted = observation.error is None and all(
             _is_same_value(value, values.get(item)) for item, value in observation.items()
         )
-
-    def _observe(
-        self, module: GraphModule, reference: ReferenceGraph, args: list[Any]
-    ) -> Observation:
-        observation = Observation()
-        try:
-            with as_traced():
-                results = list(module.forward(*args))
-        except Exception as error:  # noqa: BLE001  (the observation carries it)
-            observation.error = error
-            return observation
-        count = len(reference.outputs)
-        observation.outputs = dict(zip(reference.outputs, results[:count], strict=True))
-        for position, value in zip(sorted(self._written), results[count:], strict=True):
-            if isinstance(value, torch.Tensor):
-                observation.after[after_call(reference.inputs[position])] = value
-        return observation
 
 
 class GraphProgram(Program):

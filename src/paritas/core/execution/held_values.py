@@ -80,13 +80,16 @@ def hold_values(reached: Reached) -> Iterator[HeldValues]:
     if isinstance(value, UsedNames):
         pairs.append(_named_values(value))
     elif isinstance(value, types.CellType):
-        pairs.append(_cell_value(value))
+        set_cell = functools.partial(setattr, value, "cell_contents")
+        delete = functools.partial(delattr, value, "cell_contents")
+        pairs.append(_single_value(lambda: value.cell_contents, set_cell, delete))
     elif isinstance(value, type):
         pairs += [_class_values(value)] if is_own(value.__module__) else []
     elif isinstance(value, torch.nn.Module):
         pairs.append(_module_values(value))
     elif isinstance(value, GENERATORS):
-        pairs.append(_generator_draws(value))
+        set_state = functools.partial(set_generator_state, value)
+        pairs.append((lambda: [generator_state(value)], lambda items: set_state(items[0])))
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         pairs.append(_array_content(value))
     elif is_kernel(value):
@@ -211,7 +214,8 @@ def _object_values(
     if table is not None:
         yield _mapping_items(table)
     for slot in slots_of(value):
-        yield _slot_value(value, slot)
+        places = (slot.__get__, slot.__set__, slot.__delete__)
+        yield _single_value(*(functools.partial(place, value) for place in places))
 
 
 def _given_values(kernel: Any) -> Any:
@@ -247,7 +251,6 @@ def _write_mapping(table: dict[Any, Any], items: list[Any]) -> None:
 
 
 def _pair_keys_with_values(items: list[Any]) -> dict[Any, Any]:
-    """A dict from its keys, followed by its values."""
     count = len(items) // 2
     return dict(zip(items[:count], items[count:], strict=True))
 
@@ -267,18 +270,22 @@ def _named_values(names: UsedNames) -> Any:
     return lambda: [space.get(name, MISSING) for name in names.names], write
 
 
-def _cell_value(cell: types.CellType) -> Any:
+def _single_value(
+    get: Callable[[], Any], fill: Callable[[Any], None], empty: Callable[[], None]
+) -> tuple[Callable[[], list[Any]], Callable[[list[Any]], None]]:
+    """How to read and restore a cell of a closure or a slot, which may be empty."""
+
     def read() -> list[Any]:
         try:
-            return [cell.cell_contents]
-        except ValueError:  # it is empty
+            return [get()]
+        except (ValueError, AttributeError):  # it is empty
             return []
 
     def write(items: list[Any]) -> None:
         if items:
-            cell.cell_contents = items[0]
+            fill(items[0])
         else:
-            del cell.cell_contents
+            empty()
 
     return read, write
 
@@ -303,29 +310,6 @@ def _class_values(cls: type) -> Any:
 
 # Attributes that Python itself may set at any time.
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl"})
-
-
-def _slot_value(value: Any, slot: types.MemberDescriptorType) -> Any:
-    def read() -> list[Any]:
-        try:
-            return [slot.__get__(value)]
-        except AttributeError:  # it is empty
-            return []
-
-    def write(items: list[Any]) -> None:
-        if items:
-            slot.__set__(value, items[0])
-        else:
-            slot.__delete__(value)
-
-    return read, write
-
-
-def _generator_draws(generator: Any) -> Any:
-    return (
-        lambda: [generator_state(generator)],
-        lambda items: set_generator_state(generator, items[0]),
-    )
 
 
 def _array_content(array: np.ndarray[Any, Any]) -> Any:

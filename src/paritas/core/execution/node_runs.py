@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_arg
 
-from paritas.core.execution.observation import Observation, note_decisions, storage_address
-from paritas.core.execution.program import VALUE, ValueProgram
+from paritas.core.execution.observation import storage_address
+from paritas.core.execution.program import ValueProgram
 from paritas.core.execution.saved_state import Copier, RandomState, Surroundings
 from paritas.core.torch_private.global_state import running_eagerly
 from paritas.core.torch_private.graphs import copy_graph, output_node, returned
@@ -27,7 +27,7 @@ from paritas.core.torch_private.vmapped import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch import Tensor
     from torch.fx import Graph
@@ -59,12 +59,12 @@ class NodeRun:
 
     value: Any
     surroundings: Surroundings
-    rng: RandomState | None
-    wrote: tuple[str, ...]
-    level: VmapLevel | None
-    is_batched: bool
-    is_hidden: bool
-    is_given: bool
+    rng: RandomState | None = None
+    wrote: tuple[str, ...] = ()
+    level: VmapLevel | None = None
+    is_batched: bool = False
+    is_hidden: bool = False
+    is_given: bool = False
 
     def tensors(self) -> list[ValuePath]:
         """Where its value has tensors."""
@@ -269,14 +269,19 @@ def _insert_tap(
 
 
 class NodeCall:
-    """A node of a captured graph with values for what it reads, as it ran in the whole graph."""
+    """A node of a graph with values for what it reads, as it ran in the whole graph."""
 
     def __init__(
-        self, module: GraphModule, node: Node, run: GraphRun, values: dict[str, Any]
+        self,
+        module: GraphModule,
+        node: Node,
+        run: NodeRun,
+        values: Mapping[str, Any],
+        hidden: Collection[str] = (),
     ) -> None:
-        """`values` are those of all nodes before it."""
+        """`values` are those of all nodes before it; `hidden` have a dimension that it hides."""
         self.node = node
-        self.run = run.nodes[node.name]
+        self.run = run
         self._module = module
         self.reads = {
             all_input_node.name: values[all_input_node.name]
@@ -284,7 +289,16 @@ class NodeCall:
         }
         size = None if self.run.level is None else self.run.level.size
         self._size: Any = values[size.name] if isinstance(size, Node) else size
-        self._hidden = {name for name in self.reads if run.nodes[name].is_batched}
+        self._hidden = hidden
+
+    @classmethod
+    def in_run(
+        cls, module: GraphModule, node: Node, run: GraphRun, values: Mapping[str, Any]
+    ) -> NodeCall:
+        """The node of a captured graph that ran as a whole."""
+        reads = [read.name for read in node.all_input_nodes]
+        hidden = {name for name in reads if run.nodes[name].is_batched}
+        return cls(module, node, run.nodes[node.name], values, hidden)
 
     def inputs(self) -> list[Tensor]:
         """The tensors that it reads."""
@@ -378,18 +392,8 @@ class NodeProgram(ValueProgram):
         super().__init__(lambda options: call.prepare(options, path, after), call.inputs())
         self.call = call
 
-    def run(self, options: RunOptions) -> list[Observation]:
-        """Run it once, under the grad mode and autocast that it had in the whole graph."""
-        observation = Observation()
-        run = self.prepare(options)
-        try:
-            with (
-                self.call.around(),
-                torch.set_grad_enabled(self.records),
-                options.around(),
-            ):
-                observation.outputs[VALUE] = run()
-        except Exception as error:  # noqa: BLE001  (the observation carries it)
-            observation.error = error
-        note_decisions(observation, observation.outputs, options.mode)
-        return [observation]
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Set the grad mode and autocast that it had in the whole graph."""
+        with self.call.around(), torch.set_grad_enabled(self.records):
+            yield

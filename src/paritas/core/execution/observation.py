@@ -150,20 +150,16 @@ class Observation:
 
     def items(self) -> Iterator[tuple[Item, Any]]:
         """Everything with a value: outputs, changed inputs and state, gradients."""
-        yield from self.outputs.items()
-        yield from self.attributes.items()
-        yield from self.after.items()
-        yield from self.state.items()
-        yield from self.gradients.items()
-        yield from self.further.items()
+        for table in self._tables:
+            yield from table.items()
 
     def value(self, item: Item) -> Any:
         """The value of an item, or None."""
-        tables = self.outputs, self.attributes, self.after, self.state, self.gradients, self.further
-        for table in tables:
-            if item in table:
-                return table[item]
-        return None
+        return next((table[item] for table in self._tables if item in table), None)
+
+    @property
+    def _tables(self) -> tuple[dict[Item, Any], ...]:
+        return self.outputs, self.attributes, self.after, self.state, self.gradients, self.further
 
 
 def note_decisions(

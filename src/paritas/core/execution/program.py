@@ -12,6 +12,7 @@ from paritas.core.results.items import Item, ItemKind
 from paritas.core.torch_private.graphs import as_traced
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Iterable
 
     import torch
@@ -104,12 +105,16 @@ class ValueProgram(Program):
         """The dtypes of the values given to the constructor."""
         return self._dtypes
 
+    def around(self) -> contextlib.AbstractContextManager[None]:
+        """What is set around each run."""
+        return as_traced()
+
     def run(self, options: RunOptions) -> list[Observation]:
         """Run it once."""
         observation = Observation()
         run = self.prepare(options)
         try:
-            with as_traced(), options.around():
+            with self.around(), options.around():
                 observation.outputs[VALUE] = run()
         except Exception as error:  # noqa: BLE001  (the observation carries it)
             observation.error = error

@@ -310,15 +310,9 @@ def _differentiate(
         return
     if conditions.options.mode is None and not conditions.options.wide:
         observation.own_backward = has_own_backward(outputs.values())
+    backward = _BackwardPass(outputs, targets, cotangents, conditions, observation)
     try:
-        with (
-            _no_autocast(outputs.values()),
-            conditions.options.around(),
-            undoing_leftovers(observation.process),
-        ):
-            gradients = _first_gradients(
-                outputs, targets, cotangents, conditions, retains=conditions.repeats
-            )
+        gradients = backward.first(retains=conditions.repeats)
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -326,15 +320,15 @@ def _differentiate(
         return
     _note_gradients(gradients, also, conditions, observation)
     if conditions.repeats:
-        _differentiate_again(outputs, targets, cotangents, conditions, observation)
+        try:
+            again = backward.first(retains=False)
+            again = {item: keep_leaf(gradient) for item, gradient in again.items()}
+            observation.again = _differing(again, observation)
+        except Exception as error:  # noqa: BLE001  (whoever does this gets it too, no wrong number)
+            observation.again_error = error
     if conditions.second:
         try:
-            with (
-                _no_autocast(outputs.values()),
-                conditions.options.around(),
-                undoing_leftovers(observation.process),
-            ):
-                firsts, seconds = _second_gradients(outputs, targets, cotangents, conditions)
+            firsts, seconds = backward.second()
             observation.further |= seconds
             observation.again = _differing(firsts, observation) | observation.again
         except Exception as error:  # noqa: BLE001
@@ -354,28 +348,6 @@ def _note_gradients(
             observation.gradient_layouts[item] = gradient.layout
         if gradient is not None and conditions.options.mode is not None:
             _note_least_noise(item, gradient, conditions.options.mode, observation)
-
-
-def _differentiate_again(
-    outputs: dict[Item, Tensor],
-    targets: dict[Item, Any],
-    cotangents: dict[Item, Tensor],
-    conditions: RunConditions,
-    observation: Observation,
-) -> None:
-    """Make a second backward pass over the same graph, as with `retain_graph=True`."""
-    try:
-        with (
-            _no_autocast(outputs.values()),
-            conditions.options.around(),
-            undoing_leftovers(observation.process),
-        ):
-            gradients = _first_gradients(outputs, targets, cotangents, conditions, retains=False)
-        observation.again = _differing(
-            {item: keep_leaf(gradient) for item, gradient in gradients.items()}, observation
-        )
-    except Exception as error:  # noqa: BLE001  (whoever does this gets it too, no wrong number)
-        observation.again_error = error
 
 
 def _differing(gradients: dict[Item, Any], observation: Observation) -> dict[Item, Any]:
@@ -401,93 +373,97 @@ def _cotangents(outputs: dict[Item, Tensor], conditions: RunConditions) -> dict[
     return {item: conditions.cotangent(name, leaf) for name, (item, leaf) in pairs}
 
 
-def _first_gradients(
-    outputs: dict[Item, Tensor],
-    targets: dict[Item, Any],
-    cotangents: dict[Item, Tensor],
-    conditions: RunConditions,
-    *,
-    retains: bool,
-) -> dict[Item, Tensor | None]:
-    """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
-    retains |= conditions.second
-    if not conditions.accumulates:
-        target_gradients = torch.autograd.grad(
-            list(outputs.values()),
-            list(targets.values()),
-            list(cotangents.values()),
-            retain_graph=retains,
-            allow_unused=True,
-        )
-        return dict(zip(targets, target_gradients, strict=True))
-    leaves_of = {item: t for item, t in targets.items() if isinstance(t, torch.Tensor)}
-    old_gradients = {item: leaf.grad for item, leaf in leaves_of.items()}
-    try:
-        for leaf in leaves_of.values():
-            leaf.grad = None
-        torch.autograd.backward(
-            list(outputs.values()),
-            list(cotangents.values()),
-            retain_graph=retains,
-            inputs=list(leaves_of.values()),
-        )
-        return {item: leaf.grad for item, leaf in leaves_of.items()}
-    finally:
-        for item, leaf in leaves_of.items():
-            leaf.grad = old_gradients[item]
+@dataclasses.dataclass(frozen=True)
+class _BackwardPass:
+    """The backward pass of a call, which can be made again over the same graph.
 
-
-def _second_gradients(
-    outputs: dict[Item, Tensor],
-    targets: dict[Item, Any],
-    cotangents: dict[Item, Tensor],
-    conditions: RunConditions,
-) -> tuple[dict[Item, Tensor | None], dict[Item, Tensor | None]]:
-    """The gradients once more, and the gradients of their products with random cotangents.
-
-    The first cotangents are variables, too: most programs that differentiate twice need the
-    derivative of a gradient with respect to them.
+    Attributes:
+        targets: what is differentiated with respect to.
+        cotangents: of the outputs.
     """
-    for value in cotangents.values():
-        value.requires_grad_()
-    firsts = torch.autograd.grad(
-        list(outputs.values()),
-        list(targets.values()),
-        list(cotangents.values()),
-        create_graph=True,
-        allow_unused=True,
-    )
-    first_gradients = {
-        item: first
-        for item, first in zip(targets, firsts, strict=True)
-        if first is not None and first.requires_grad
-    }
-    if not first_gradients:
-        raise RuntimeError("none of the gradients requires grad, even with create_graph=True")
-    refuse_once_differentiable(first_gradients.values())
-    variables = {item.name: target for item, target in targets.items()}
-    variables |= {f"the cotangent of {item}": value for item, value in cotangents.items()}
-    drawn = [conditions.cotangent(item, first) for item, first in first_gradients.items()]
-    seconds = torch.autograd.grad(
-        list(first_gradients.values()), list(variables.values()), drawn, allow_unused=True
-    )
-    return dict(zip(targets, map(keep_leaf, firsts), strict=True)), {
-        Item(ItemKind.SECOND_GRADIENT, name): keep_leaf(second)
-        for name, second in zip(variables, seconds, strict=True)
-    }
+
+    outputs: dict[Item, Tensor]
+    targets: dict[Item, Any]
+    cotangents: dict[Item, Tensor]
+    conditions: RunConditions
+    observation: Observation
+
+    def _around(self) -> contextlib.ExitStack:
+        """What is set around it: no autocast, as torch's documentation requires."""
+        with contextlib.ExitStack() as stack:
+            for device in {leaf.device.type for leaf in self.outputs.values()}:
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(self.conditions.options.around())
+            stack.enter_context(undoing_leftovers(self.observation.process))
+            return stack.pop_all()
+
+    def first(self, *, retains: bool) -> dict[Item, Tensor | None]:
+        """The gradients from `torch.autograd.grad`, or accumulated into `.grad`."""
+        retains |= self.conditions.second
+        outputs, upstream = list(self.outputs.values()), list(self.cotangents.values())
+        if not self.conditions.accumulates:
+            with self._around():
+                target_gradients = torch.autograd.grad(
+                    outputs,
+                    list(self.targets.values()),
+                    upstream,
+                    retain_graph=retains,
+                    allow_unused=True,
+                )
+            return dict(zip(self.targets, target_gradients, strict=True))
+        leaves_of = {item: t for item, t in self.targets.items() if isinstance(t, torch.Tensor)}
+        old_gradients = {item: leaf.grad for item, leaf in leaves_of.items()}
+        try:
+            for leaf in leaves_of.values():
+                leaf.grad = None
+            with self._around():
+                torch.autograd.backward(
+                    outputs, upstream, retain_graph=retains, inputs=list(leaves_of.values())
+                )
+            return {item: leaf.grad for item, leaf in leaves_of.items()}
+        finally:
+            for item, leaf in leaves_of.items():
+                leaf.grad = old_gradients[item]
+
+    def second(self) -> tuple[dict[Item, Tensor | None], dict[Item, Tensor | None]]:
+        """The gradients once more, and the gradients of their products with random cotangents.
+
+        The first cotangents are variables, too: most programs that differentiate twice need the
+        derivative of a gradient with respect to them.
+        """
+        with self._around():
+            for value in self.cotangents.values():
+                value.requires_grad_()
+            firsts = torch.autograd.grad(
+                list(self.outputs.values()),
+                list(self.targets.values()),
+                list(self.cotangents.values()),
+                create_graph=True,
+                allow_unused=True,
+            )
+            first_gradients = {
+                item: first
+                for item, first in zip(self.targets, firsts, strict=True)
+                if first is not None and first.requires_grad
+            }
+            if not first_gradients:
+                raise RuntimeError(
+                    "none of the gradients requires grad, even with create_graph=True"
+                )
+            refuse_once_differentiable(first_gradients.values())
+            variables = {item.name: target for item, target in self.targets.items()}
+            variables |= {f"the cotangent of {item}": v for item, v in self.cotangents.items()}
+            drawn = [self.conditions.cotangent(item, g) for item, g in first_gradients.items()]
+            seconds = torch.autograd.grad(
+                list(first_gradients.values()), list(variables.values()), drawn, allow_unused=True
+            )
+            return dict(zip(self.targets, map(keep_leaf, firsts), strict=True)), {
+                Item(ItemKind.SECOND_GRADIENT, name): keep_leaf(second)
+                for name, second in zip(variables, seconds, strict=True)
+            }
 
 
 def _names_of_first_run(outputs: Iterable[Item], conditions: RunConditions) -> list[Item]:
-    """The names of the outputs in the first run, in order."""
     names = list(outputs)
     first = [item for item in conditions.precisions if item.kind is not ItemKind.GRADIENT]
     return first if len(first) == len(names) and set(first) != set(names) else names
-
-
-@contextlib.contextmanager
-def _no_autocast(outputs: Any) -> Iterator[None]:
-    """Switch autocast off for a backward pass, as torch's documentation requires."""
-    with contextlib.ExitStack() as stack:
-        for device in {output.device.type for output in outputs}:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield

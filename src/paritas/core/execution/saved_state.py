@@ -419,10 +419,24 @@ def _keeps_denormal() -> bool:
     return _SMALLEST[0] * 1.0 != 0.0
 
 
-def _attribute_setting(owner: Any, name: str, label: str) -> _Setting:
-    return _Setting(
-        label, functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
-    )
+# Module in torch.backends -> its attributes that are settings.
+_BACKEND_ATTRIBUTES = {
+    "cudnn": ("enabled", "benchmark", "deterministic", "allow_tf32"),
+    "cuda.matmul": (
+        "allow_tf32",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+        "allow_fp16_accumulation",
+    ),
+    "mkldnn": ("enabled",),
+    "opt_einsum": ("enabled",),
+}
+
+
+def _attribute_setting(path: str, name: str) -> _Setting:
+    owner = operator.attrgetter(path)(torch.backends)
+    get, write = functools.partial(getattr, owner, name), functools.partial(setattr, owner, name)
+    return _Setting(f"torch.backends.{path}.{name}", get, write)
 
 
 def _autocast_settings(device: str) -> list[_Setting]:
@@ -491,47 +505,23 @@ _SETTINGS: tuple[_Setting, ...] = (
     _Setting(
         "torch.is_anomaly_enabled()", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
     ),
-    _attribute_setting(torch.backends.cudnn, "enabled", "torch.backends.cudnn.enabled"),
-    _attribute_setting(torch.backends.cudnn, "benchmark", "torch.backends.cudnn.benchmark"),
-    _attribute_setting(torch.backends.cudnn, "deterministic", "torch.backends.cudnn.deterministic"),
-    _attribute_setting(torch.backends.cudnn, "allow_tf32", "torch.backends.cudnn.allow_tf32"),
-    _attribute_setting(
-        torch.backends.cuda.matmul, "allow_tf32", "torch.backends.cuda.matmul.allow_tf32"
-    ),
     *(
-        _attribute_setting(torch.backends.cuda.matmul, name, f"torch.backends.cuda.matmul.{name}")
-        for name in (
-            "allow_fp16_reduced_precision_reduction",
-            "allow_bf16_reduced_precision_reduction",
-            "allow_fp16_accumulation",
-        )
+        _attribute_setting(path, name)
+        for path, names in _BACKEND_ATTRIBUTES.items()
+        for name in names
     ),
-    _attribute_setting(torch.backends.mkldnn, "enabled", "torch.backends.mkldnn.enabled"),
-    _attribute_setting(torch.backends.opt_einsum, "enabled", "torch.backends.opt_einsum.enabled"),
     _Setting(
         "torch.backends.mha.get_fastpath_enabled()",
         torch.backends.mha.get_fastpath_enabled,
         torch.backends.mha.set_fastpath_enabled,
     ),
-    _Setting(
-        "torch.backends.cuda.enable_flash_sdp",
-        torch.backends.cuda.flash_sdp_enabled,
-        torch.backends.cuda.enable_flash_sdp,
-    ),
-    _Setting(
-        "torch.backends.cuda.enable_mem_efficient_sdp",
-        torch.backends.cuda.mem_efficient_sdp_enabled,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-    ),
-    _Setting(
-        "torch.backends.cuda.enable_cudnn_sdp",
-        torch.backends.cuda.cudnn_sdp_enabled,
-        torch.backends.cuda.enable_cudnn_sdp,
-    ),
-    _Setting(
-        "torch.backends.cuda.enable_math_sdp",
-        torch.backends.cuda.math_sdp_enabled,
-        torch.backends.cuda.enable_math_sdp,
+    *(
+        _Setting(
+            f"torch.backends.cuda.enable_{kind}_sdp",
+            getattr(torch.backends.cuda, f"{kind}_sdp_enabled"),
+            getattr(torch.backends.cuda, f"enable_{kind}_sdp"),
+        )
+        for kind in ("flash", "mem_efficient", "cudnn", "math")
     ),
 )
 _PYTHON_RANDOM = _Setting("Python's random state", random.getstate, random.setstate)

@@ -243,13 +243,6 @@ class SimilarInputs:
 
     def values(self) -> Iterator[SimilarCase]:
         """Values that programs often get wrong, the most telling first."""
-
-        def case(
-            name: str, inputs: Inputs | None, *, is_uniform: bool = False
-        ) -> Iterator[SimilarCase]:
-            if inputs is not None:
-                yield SimilarCase(name, inputs, is_uniform)
-
         generator = self._generator
 
         def shuffled(t: Tensor, values: Tensor) -> Tensor:
@@ -261,42 +254,45 @@ class SimilarInputs:
             flat[t.numel() // 2] = 1
             return flat.reshape(t.shape)
 
-        yield from case("both signs, normal", self._free(lambda t: _normal(t, generator)))
-        yield from case("large values", self._free(lambda t: _normal(t, generator) * 512))
+        yield from self._free_cases(
+            ("both signs, normal", lambda t: _normal(t, generator)),
+            ("large values", lambda t: _normal(t, generator) * 512),
+        )
         # Sums of this number are exact: what remains of it is not rounding.
-        yield from case(
-            "all equal", self._free(lambda t: torch.full_like(t, 0.75)), is_uniform=True
-        )
-        yield from case(
-            "far from zero, close together",
-            self._free(lambda t: _normal(t, generator) / 64 + 40),
-        )
-        yield from case("tiny values", self._free(lambda t: _normal(t, generator) * 2.0**-20))
-        yield from case("zeros", self._free(torch.zeros_like))
-        yield from case("negative", self._free(lambda t: -_normal(t, generator).abs()))
-        yield from case("one-hot", self._free(one_hot))
-        yield from case(
-            "one large value", self._free(lambda t: _normal(t, generator) + 30 * one_hot(t))
+        equal = self._free(lambda t: torch.full_like(t, 0.75))
+        yield from _some("all equal", equal, is_uniform=True)
+        yield from self._free_cases(
+            ("far from zero, close together", lambda t: _normal(t, generator) / 64 + 40),
+            ("tiny values", lambda t: _normal(t, generator) * 2.0**-20),
+            ("zeros", torch.zeros_like),
+            ("negative", lambda t: -_normal(t, generator).abs()),
+            ("one-hot", one_hot),
+            ("one large value", lambda t: _normal(t, generator) + 30 * one_hot(t)),
         )
         for last in self._possible_indices():
-            yield from case(
-                "indices at their ends", self._integers(functools.partial(_ends, last=last))
-            )
+            ends = self._integers(functools.partial(_ends, last=last))
+            yield from _some("indices at their ends", ends)
         if not self._keeps_ranges:
-            yield from case("large integers", self._integers(_large_integers))
-        yield from case("repeated indices", self._integers(lambda t: t.reshape(-1)[0].expand_as(t)))
-        yield from case("all masked", self._booleans(value=True))
-        yield from case("nothing masked", self._booleans(value=False))
-        yield from case("negative zeros", self._free(lambda t: -torch.zeros_like(t)))
-        yield from case(
-            "sorted",
-            self._free(lambda t: _normal(t, generator).reshape(-1).sort().values.reshape(t.shape)),
+            yield from _some("large integers", self._integers(_large_integers))
+        repeated = self._integers(lambda t: t.reshape(-1)[0].expand_as(t))
+        yield from _some("repeated indices", repeated)
+        yield from _some("all masked", self._booleans(value=True))
+        yield from _some("nothing masked", self._booleans(value=False))
+        yield from self._free_cases(
+            ("negative zeros", lambda t: -torch.zeros_like(t)),
+            ("sorted", lambda t: _normal(t, generator).reshape(-1).sort().values.reshape(t.shape)),
+            (
+                "repeated values",
+                lambda t: shuffled(t, (torch.arange(t.numel()) % 3 - 1).double()),
+            ),
+            ("denormal values", lambda t: _denormal(t, generator)),
         )
-        yield from case(
-            "repeated values",
-            self._free(lambda t: shuffled(t, (torch.arange(t.numel()) % 3 - 1).double())),
-        )
-        yield from case("denormal values", self._free(lambda t: _denormal(t, generator)))
+
+    def _free_cases(
+        self, *changes: tuple[str, Callable[[Tensor], Tensor]]
+    ) -> Iterator[SimilarCase]:
+        for name, change in changes:
+            yield from _some(name, self._free(change))
 
     # --- Over the whole range of the dtype ---
 
@@ -440,16 +436,16 @@ class SimilarInputs:
             paths = self.free_paths
             if self._random() < 0.5:  # noqa: PLR2004
                 paths = paths[int(self._random() * len(paths)) :][:1]
-            return _case(
-                "scaled further",
-                self.vary(base, lambda path, t: _times(t, 10.0**power) if path in paths else t),
-            )
-        if kind < 0.75:  # noqa: PLR2004
+            name = "scaled further"
+            inputs = self.vary(base, lambda path, t: _times(t, 10.0**power) if path in paths else t)
+        elif kind < 0.75:  # noqa: PLR2004
             width = 10.0 ** (-3 * self._random())
-            near = self.vary(base, lambda _, t: self._close_to_element(t, index, width))
-            return _case("close to the values of the largest difference", near)
-        moved = self.vary(base, lambda _, t: self._with_moved_rows(t, 10.0 ** (power - 1)))
-        return _case("rows moved", moved)
+            name = "close to the values of the largest difference"
+            inputs = self.vary(base, lambda _, t: self._close_to_element(t, index, width))
+        else:
+            name = "rows moved"
+            inputs = self.vary(base, lambda _, t: self._with_moved_rows(t, 10.0 ** (power - 1)))
+        return next(_some(name, inputs), None)
 
     def _random(self) -> float:
         return float(torch.rand((), generator=self._generator, dtype=torch.float64))
@@ -554,13 +550,9 @@ def _element(tensor: Tensor, index: tuple[int, ...] | None, share: float) -> Ten
     return tensor.reshape(-1)[int(share * tensor.numel())]
 
 
-def _case(name: str, inputs: Inputs | None) -> SimilarCase | None:
-    return None if inputs is None else SimilarCase(name, inputs)
-
-
-def _some(name: str, inputs: Inputs | None) -> Iterator[SimilarCase]:
+def _some(name: str, inputs: Inputs | None, *, is_uniform: bool = False) -> Iterator[SimilarCase]:
     if inputs is not None:
-        yield SimilarCase(name, inputs)
+        yield SimilarCase(name, inputs, is_uniform)
 
 
 def _denormal(like: Tensor, generator: Generator) -> Tensor:

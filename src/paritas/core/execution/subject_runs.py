@@ -374,7 +374,6 @@ class SubjectLift:
         return False
 
     def _lift_foreign(self, program: ForeignProgram) -> list[Observation] | None:
-        """Make and run another runtime's program in float64."""
         if program.lift is None:
             self.notes.add_weaker(
                 f"only the native run was made: {program.name} has no float64 form"

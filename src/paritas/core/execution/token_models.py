@@ -174,7 +174,8 @@ class TokenModel:
         state = RandomState.now()
         try:
             with torch.no_grad():
-                self.model(*_copied_list(self._given.args), **_copy_context(self._given.kwargs))
+                args = map_leaves(list(self._given.args), _copy_leaf)
+                self.model(*args, **_copy_context(self._given.kwargs))
         finally:
             state.restore()
 
@@ -444,7 +445,6 @@ def _all_parameters(model: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _by_name(takes: Mapping[str, inspect.Parameter], inputs: Inputs) -> dict[str, Any]:
-    """The arguments by name."""
     if not inputs.args:
         return dict(inputs.kwargs)
     places = [
@@ -463,16 +463,11 @@ def _is_ids(value: Any) -> bool:
 
 
 def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
-    def copied(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
-
-    return {name: map_leaves(value, copied) for name, value in context.items()}
+    return {name: map_leaves(value, _copy_leaf) for name, value in context.items()}
 
 
-def _copied_list(values: Sequence[Any]) -> list[Any]:
-    return list(
-        _copy_context({str(position): value for position, value in enumerate(values)}).values()
-    )
+def _copy_leaf(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def as_named(output: Any) -> dict[str, Any]:
@@ -540,20 +535,22 @@ _UNUSED_MASK = re.compile(
 
 def _warns_of_mask(model: Any) -> bool:
     """Whether a model takes a mask only to say that it does not use it."""
-    module = sys.modules.get(type(model).__module__)
-    try:
-        return module is not None and bool(_UNUSED_MASK.search(inspect.getsource(module)))
-    except (OSError, TypeError):
-        return False
+    return bool(_UNUSED_MASK.search(_source_of(model) or ""))
 
 
 def _reads_is_decoder(model: Any) -> bool:
     """Whether the setting has a meaning: before transformers 5, every configuration has it."""
-    module = sys.modules.get(type(original_of(model)).__module__)
+    source = _source_of(original_of(model))
+    return source is None or "config.is_decoder" in source
+
+
+def _source_of(model: Any) -> str | None:
+    """The source of the module that defines the class of a model; None if there is none."""
+    module = sys.modules.get(type(model).__module__)
     try:
-        return module is None or "config.is_decoder" in inspect.getsource(module)
+        return None if module is None else inspect.getsource(module)
     except (OSError, TypeError):
-        return True
+        return None
 
 
 def _is_base_of_decoder(model: Any) -> bool:

@@ -10,19 +10,34 @@ import msgspec
 import torch
 
 from paritas.core.errors import chain_of_causes, in_one_line
+from paritas.core.execution.block_noise import ComposedEvidence
 from paritas.core.execution.evidence import NoiseNotYetMeasured
 from paritas.core.execution.held_values import MISSING
 from paritas.core.execution.item_evidence import NO_LIFT, ItemEvidence
-from paritas.core.execution.observation import (
-    input_tensors,
-    same_value,
-)
+from paritas.core.execution.observation import MOST_KEPT, input_tensors, same_value
 from paritas.core.execution.subjects import ForeignProgram
 from paritas.core.judging.failures import Explainer, likely_mixups, state_kinds_at_starts
 from paritas.core.judging.matching import match
-from paritas.core.judging.pairs import UNTYPED, Checks, Pair, Ruling, judge_pair, settle_pair
+from paritas.core.judging.pairs import (
+    UNTYPED,
+    Checks,
+    Pair,
+    Ruling,
+    judge_pair,
+    settle_pair,
+    sketch_rule,
+)
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.contents import Opaque
-from paritas.core.results.findings import Aspect, Coverage, Finding, Status, Verdict, agreement
+from paritas.core.results.findings import (
+    Aspect,
+    Coverage,
+    Finding,
+    Status,
+    Verdict,
+    agreement,
+    finding_about,
+)
 from paritas.core.results.items import (
     BACKWARD,
     CALL,
@@ -39,10 +54,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from paritas.core.diagnosis.case import Context
+    from paritas.core.execution.block_noise import ComposedNoise
     from paritas.core.execution.evidence import Demand
     from paritas.core.execution.observation import Observation
     from paritas.core.execution.subject_runs import SubjectLift
     from paritas.core.execution.subjects import VerifyConfig
+    from paritas.core.judging.pairs import FindingRule
     from paritas.core.numerics.judge_evidence import JudgeEvidence
 
 INPUT_ADVICE = "if nothing in front of this input is trained, set verify_input_gradients=False"
@@ -90,10 +107,7 @@ class CollectedFindings:
         raised: str = "",
     ) -> None:
         """Add a finding about something other than a value, which `judge_pair` judges."""
-        finding = Finding(
-            item=item, aspect=aspect, status=status, reason=reason, advice=advice, raised=raised
-        )
-        self.findings.append(finding)
+        self.findings.append(finding_about(item, aspect, status, reason, advice, raised=raised))
 
     def take(self, other: CollectedFindings) -> None:
         """Add everything from another collection."""
@@ -135,6 +149,7 @@ class Comparer:
         occasion: Item,
         *,
         lifts: bool = True,
+        noise: ComposedNoise | None = None,
     ) -> None:
         """Compare a call of both sides.
 
@@ -142,6 +157,8 @@ class Comparer:
             call: the number of the call within a run.
             occasion: the call as findings name it.
             lifts: whether there is a lifted run of this call.
+            noise: that of all blocks together, for models that run natively only; large gradients
+                are then compared by their sketches.
         """
         self.sides = sides
         self.evidence = sides.evidence
@@ -150,6 +167,7 @@ class Comparer:
         self.call = call
         self.occasion = occasion
         self.lifts = lifts
+        self.noise = noise
         self.out = CollectedFindings()
         self.checks = Checks(
             size=config.verify_size,
@@ -178,7 +196,9 @@ class Comparer:
         if self.config.verify_mutation:
             written = list(dict.fromkeys((*reference.after, *candidate.after)))
             self._compare_after(ALL_INPUTS, written, reference, candidate)
-            self._compare_written_flags(reference, candidate)
+            for item in reference.after:
+                if item in candidate.after:
+                    self._compare_flags(item, reference, candidate)
         self._compare_set_flags(reference, candidate)
         if self.config.verify_state:
             self._compare_state(reference, candidate)
@@ -196,6 +216,20 @@ class Comparer:
     def _shown(self, item: Item) -> Item:
         """The item as findings name it: with the call and the set of inputs."""
         return item.during(self.occasion.call, self.occasion.inputs)
+
+    def _add(
+        self,
+        item: Item,
+        aspect: Aspect,
+        status: Status,
+        reason: str,
+        advice: str = "",
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Add what was found in this call about an item; with `counts`, as a comparison."""
+        self.out.compared += counts
+        self.out.add(self._shown(item), aspect, status, reason, advice)
 
     def _add_findings(self, findings: Iterable[Finding]) -> None:
         self.out.findings += [
@@ -220,13 +254,12 @@ class Comparer:
         left, right = reference.rng_after, candidate.rng_after
         if left is None or right is None:
             return
-        item = self._shown(RANDOM_STATE)
         # Inductor's own generators may happen to leave torch's where eager leaves them.
         own_streams = not all(map(draws_like_eager, self.sides.candidate.backends))
         self.random_differs = reference.drew_random_numbers and own_streams
         if left.same_torch(right) and not self.random_differs:
             if self.config.verify_rng:
-                self._compare_random_backward(item, reference, candidate)
+                self._compare_random_backward(reference, candidate)
             return
         candidate_side = self.sides.candidate
         if reference.drew_random_numbers and (
@@ -235,36 +268,31 @@ class Comparer:
             # Its numbers come from another stream: values that depend on them prove nothing.
             self.random_differs = True
             if not self.evidence.depends_on_draws(runs=THOROUGH_DRAWS):
-                self.out.compared += 1
                 reason = "the candidate draws other random numbers, but no value depends on them"
-                self.out.add(item, Aspect.RNG, Status.EQUIVALENT, reason)
+                self._add(RANDOM_STATE, Aspect.RNG, Status.EQUIVALENT, reason)
                 return
             advice = RANDOM_ADVICE if candidate_side.is_compiled else ""
             reason = "the program draws random numbers, and the candidate draws others"
-            self.out.add(item, Aspect.RNG, Status.UNVERIFIED, reason, advice)
+            self._add(RANDOM_STATE, Aspect.RNG, Status.UNVERIFIED, reason, advice, counts=False)
         elif self.config.verify_rng:
-            self.out.compared += 1
             drew = "draws" if reference.drew_random_numbers else "draws no"
             reason = (
                 f"the generators are left in another state; the reference {drew} random numbers"
             )
-            self.out.add(item, Aspect.RNG, Status.DIFFERENT, reason)
+            self._add(RANDOM_STATE, Aspect.RNG, Status.DIFFERENT, reason)
 
-    def _compare_random_backward(
-        self, item: Item, reference: Observation, candidate: Observation
-    ) -> None:
+    def _compare_random_backward(self, reference: Observation, candidate: Observation) -> None:
         """Compare the generators after the backward pass; after the call they agree."""
-        self.out.compared += 1
         left, right = reference.rng_after_backward, candidate.rng_after_backward
         if left is None or right is None or left.same_torch(right):
-            self.out.add(item, Aspect.RNG, Status.IDENTICAL, "the generators agree")
+            self._add(RANDOM_STATE, Aspect.RNG, Status.IDENTICAL, "the generators agree")
             return
         drew = "draws" if reference.backward_drew else "draws no"
         reason = (
             "the backward pass leaves the generators in another state; the reference's "
             f"{drew} random numbers"
         )
-        self.out.add(item, Aspect.RNG, Status.DIFFERENT, reason)
+        self._add(RANDOM_STATE, Aspect.RNG, Status.DIFFERENT, reason)
 
     def _compare_outputs(self, reference: Observation, candidate: Observation) -> None:
         matching = match(reference.returned, candidate.returned, self.checks, output())
@@ -289,38 +317,35 @@ class Comparer:
             self._compare_effect(item, left, right)
 
     def _compare_layout(self, item: Item, reference: Observation, candidate: Observation) -> None:
-        shown = self._shown(item)
         left, right = reference.strides.get(item), candidate.strides.get(item)
         if left is not None and right is not None and left != right and len(left) == len(right):
             shape = tuple(candidate.outputs[item].shape)
             reason = f"strides {list(right)} instead of {list(left)}"
             if self.config.verify_strides:
-                self.out.add(shown, Aspect.STRIDE, Status.DIFFERENT, reason)
+                self._add(item, Aspect.STRIDE, Status.DIFFERENT, reason, counts=False)
             elif self.config.verify_aliasing and _overlaps(shape, right) > _overlaps(shape, left):
                 reason += ": its elements share memory, so a write to one changes others"
-                self.out.add(shown, Aspect.ALIAS, Status.DIFFERENT, reason)
+                self._add(item, Aspect.ALIAS, Status.DIFFERENT, reason, counts=False)
             else:
-                self.out.notes.append(f"{shown}: {reason}")
+                self.out.notes.append(f"{self._shown(item)}: {reason}")
         self._compare_flags(item, reference, candidate)
 
     def _compare_flags(self, item: Item, reference: Observation, candidate: Observation) -> None:
         """Compare whether a tensor can be differentiated further."""
-        shown = self._shown(item)
         flags = reference.requires_grad.get(item), candidate.requires_grad.get(item)
         if None in flags or not self.config.compares_requires_grad:
             return
+        aspect = Aspect.REQUIRES_GRAD
         if flags[0] != flags[1]:
             reason = f"requires_grad is {flags[1]} instead of {flags[0]}"
             advice = INFERENCE_ADVICE if flags[0] else ""
-            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, advice)
+            self._add(item, aspect, Status.DIFFERENT, reason, advice, counts=False)
         elif item in candidate.inference and item not in reference.inference:
             reason = "it is an inference tensor, which autograd rejects; the reference's is not"
             if torch.is_grad_enabled():
-                self.out.add(
-                    shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE
-                )
+                self._add(item, aspect, Status.DIFFERENT, reason, INFERENCE_ADVICE, counts=False)
             else:
-                self.out.notes.append(f"{shown}: {reason}")
+                self.out.notes.append(f"{self._shown(item)}: {reason}")
 
     def _compare_aliases(self, reference: Observation, candidate: Observation) -> None:
         if reference.outputs.keys() != candidate.outputs.keys():
@@ -331,7 +356,7 @@ class Comparer:
             dropped = pair in reference.aliases
             what = "no longer shares" if dropped else "shares"
             reason = f"{what} memory with {other}, unlike in the reference"
-            self.out.add(self._shown(item), Aspect.ALIAS, Status.DIFFERENT, reason)
+            self._add(item, Aspect.ALIAS, Status.DIFFERENT, reason, counts=False)
 
     def _compare_after(
         self, whole_item: Item, items: list[Item], reference: Observation, candidate: Observation
@@ -351,12 +376,6 @@ class Comparer:
             reason = "unchanged on both sides"
             self.out.findings.append(agreement(self._shown(whole_item), Aspect.VALUE, reason))
 
-    def _compare_written_flags(self, reference: Observation, candidate: Observation) -> None:
-        """Compare whether the values written to inputs require grad."""
-        for item in reference.after:
-            if item in candidate.after:
-                self._compare_flags(item, reference, candidate)
-
     def _compare_set_flags(self, reference: Observation, candidate: Observation) -> None:
         """Compare `requires_grad` of inputs and state that one of the calls has set."""
         for item in dict.fromkeys((*reference.flags, *candidate.flags)):
@@ -372,12 +391,11 @@ class Comparer:
             )
             if left is None or right is None:
                 continue  # only one side has it
-            self.out.compared += 1
             status = Status.IDENTICAL if left is right else Status.DIFFERENT
             reason = f"requires_grad is set to {right} on both sides"
             if left is not right:
                 reason = f"requires_grad is {right} instead of {left}"
-            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, status, reason)
+            self._add(item, Aspect.REQUIRES_GRAD, status, reason)
 
     def _initial_flags(self, item: Item) -> list[bool | None]:
         """What `requires_grad` of an input or of state is before the call, on either side."""
@@ -397,14 +415,12 @@ class Comparer:
             # A time, an address, a random name: no other run repeats it.
             self.out.skipped.append(f"{shown}: it differs between runs of the reference")
         elif left is MISSING or right is MISSING:
-            self.out.compared += 1
             ours, candidate_words = _show_value(left), _show_value(right)
             reason = f"the reference leaves {ours} there, the candidate {candidate_words}"
-            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif self._is_replaced(item, left, right):
-            self.out.compared += 1
             reason = "the candidate replaces it by other code; paritas restored it"
-            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason)
         elif isinstance(left, Opaque) or isinstance(right, Opaque):
             opaque = left if isinstance(left, Opaque) else right
             self.out.skipped.append(f"{shown}: {opaque.reason}")
@@ -468,7 +484,7 @@ class Comparer:
             return
         self.out.unmatched.append(self._shown(item).text)
         reason = "changed on one side and missing on the other"
-        self.out.add(self._shown(item), Aspect.STRUCTURE, Status.UNVERIFIED, reason)
+        self._add(item, Aspect.STRUCTURE, Status.UNVERIFIED, reason, counts=False)
 
     def _compare_state(self, reference: Observation, candidate: Observation) -> None:
         left, right = self.sides.reference.state, self.sides.candidate.state
@@ -485,10 +501,9 @@ class Comparer:
         """Compare the settings of the process that the calls changed; they were restored."""
         ours, candidate_settings = reference.process, candidate.process
         for name in sorted(ours.keys() | candidate_settings.keys()):
-            self.out.compared += 1
-            item = self._shown(Item(ItemKind.SETTING, name))
+            item = Item(ItemKind.SETTING, name)
             if ours.get(name) == candidate_settings.get(name):
-                self.out.add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
+                self._add(item, Aspect.SETTING, Status.IDENTICAL, "both sides leave it changed")
                 continue
             reference_setting = ours.get(name, "unchanged")
             reason = (
@@ -496,7 +511,7 @@ class Comparer:
                 f"{reference_setting} by the reference"
             )
             advice = "paritas restored it; otherwise, code that runs later would be affected"
-            self.out.add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
+            self._add(item, Aspect.SETTING, Status.DIFFERENT, reason, advice)
 
     def _compare_gradients(self, reference: Observation, candidate: Observation) -> None:
         self.out.skipped += [
@@ -508,12 +523,11 @@ class Comparer:
             errors = reference.gradient_error, candidate.gradient_error
             self._compare_errors(*errors, self._shown(BACKWARD))
             return
-        shown = self._shown(GRADIENTS)
+        aspect = Aspect.REQUIRES_GRAD
         if reference.gradients and not any(candidate.requires_grad.values()):
-            self.out.compared += 1
             count = len(reference.gradients)
             reason = f"{count} gradients: none of the candidate's outputs can be differentiated"
-            self.out.add(shown, Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason, INFERENCE_ADVICE)
+            self._add(GRADIENTS, aspect, Status.DIFFERENT, reason, INFERENCE_ADVICE)
             return
         missing = [item for item in reference.gradients if item not in candidate.gradients]
         for item, reference_gradient in reference.gradients.items():
@@ -523,14 +537,13 @@ class Comparer:
         frozen = [item for item in missing if self._is_frozen(item)]
         for item in frozen:
             missing.remove(item)
-            self.out.compared += 1
             reason = "the candidate's parameter does not require grad, the reference's does"
-            self.out.add(self._shown(item), Aspect.REQUIRES_GRAD, Status.DIFFERENT, reason)
+            self._add(item, aspect, Status.DIFFERENT, reason)
         if missing:
             self.out.unmatched += [self._shown(item).text for item in missing]
             reason = f"{len(missing)} gradients have no counterpart by name: {missing[0]} ..."
             advice = "give the candidate the same parameter names, or set verify_gradients=False"
-            self.out.add(shown, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice)
+            self._add(GRADIENTS, Aspect.STRUCTURE, Status.UNVERIFIED, reason, advice, counts=False)
         else:
             self._compare_extra_gradients(reference, candidate)
 
@@ -545,12 +558,10 @@ class Comparer:
         for item, gradient in candidate.gradients.items():
             if item in reference.gradients or gradient is None or not bool(gradient.any()):
                 continue
-            self.out.compared += 1
             self.out.unmatched.append(f"{self._shown(item)} (candidate only)")
             reason = "the candidate computes this gradient, the reference does not"
             advice = "set requires_grad=False on a parameter that is not trained"
-            shown = self._shown(item)
-            self.out.add(shown, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason, advice)
 
     def _compare_further(self, reference: Observation, candidate: Observation) -> None:
         """Compare the gradients that the caller's own call does not compute."""
@@ -671,10 +682,13 @@ class Comparer:
             observation.gradient_layouts.get(item) for observation in (reference, candidate)
         )
         if left is not None and right is not None and left is not right:
-            reason = f"layout {_layout_name(right)} instead of {_layout_name(left)}"
-            self.out.add(self._shown(item), Aspect.STRUCTURE, Status.DIFFERENT, reason)
+            reason = f"layout {dtype_name(right)} instead of {dtype_name(left)}"
+            self._add(item, Aspect.STRUCTURE, Status.DIFFERENT, reason, counts=False)
 
     def _evidence_about(self, item: Item) -> JudgeEvidence:
+        if self.noise is not None:
+            native = self.evidence.native[self.call].value(item)
+            return ComposedEvidence(self.noise, item, native, self.evidence.unit)
         lifted = self.sides if self.lifts else NO_LIFT
         return ItemEvidence(self.evidence, item, self.call, lifted=lifted, demand=self.demand)
 
@@ -684,9 +698,13 @@ class Comparer:
             return
         context = functools.partial(self._context, item, left)
         pair = Pair(item, left, right, self._evidence_about(item), context)
+        sketch_rules = self._sketch_rules(item, left)
         try:
             findings, notes = judge_pair(
-                pair, self.checks, rules=(self._refuse_draws,), explainer=self.explainer
+                pair,
+                self.checks,
+                rules=(self._refuse_draws, *sketch_rules),
+                explainer=None if sketch_rules else self.explainer,
             )
         except DependsOnDraws:
             self._compare_random_item(item, left, right)
@@ -698,6 +716,15 @@ class Comparer:
         self.demand.settle(self.call, item)
         self._add_findings(_add_advice(finding, self.evidence.native[0]) for finding in findings)
         self.out.notes += notes
+
+    def _sketch_rules(self, item: Item, left: Any) -> tuple[FindingRule, ...]:
+        """The rule for a large gradient, of which both sides keep a sketch; else none."""
+        full_parameter = self.sides.reference.state.lent.get(item.name)
+        is_sketch = self.noise is not None and item.kind.is_gradient
+        if not is_sketch or full_parameter is None or full_parameter.numel() <= MOST_KEPT:
+            return ()
+        words = f"its sketch was compared: {left.numel()} random sums"
+        return (sketch_rule(full_parameter, words),)
 
     def _refuse_draws(self, finding: Finding) -> None:
         """A rule: a value that other random numbers may have made is not judged by its noise."""
@@ -744,10 +771,12 @@ class Comparer:
 
     def _compare_random_item(self, item: Item, left: Any, right: Any) -> None:
         """Compare shapes and dtypes, and values only if they do not depend on the draws."""
-        pair = Pair(item, left, right)
-        findings, _ = judge_pair(pair, dataclasses.replace(self.checks, values=False))
+        pair, sketch_rules = Pair(item, left, right), self._sketch_rules(item, left)
+        structure = dataclasses.replace(self.checks, values=False)
+        findings, _ = judge_pair(pair, structure, rules=sketch_rules)
         if all(finding.status.passes() for finding in findings):
-            findings, _ = judge_pair(pair, self.checks, rules=(_rule_on_other_draws,))
+            rules = (_rule_on_other_draws, *sketch_rules)
+            findings, _ = judge_pair(pair, self.checks, rules=rules)
         if not any(finding.status is Status.UNVERIFIED for finding in findings):
             self.out.compared += 1
         self._add_findings(findings)
@@ -782,10 +811,6 @@ def _show_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
     return f"{value!r:.60}"
-
-
-def _layout_name(layout: torch.layout) -> str:
-    return str(layout).removeprefix("torch.")
 
 
 def _describe_exception(error: Exception | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     PairGate = Callable[["Pair"], "Ruling | None"]
     FindingRule = Callable[[Finding], "Ruling | None"]
+
+
+JudgedT = TypeVar("JudgedT", bound=msgspec.Struct)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,12 +114,15 @@ def judge_pair(
         findings, notes = _check_pair(pair, checks)
     for rule in rules:
         findings = reconsider(findings, rule)
-    if explainer is not None and not all(finding.status.passes() for finding in findings):
-        context = None if pair.context is None else pair.context()
-        findings = explainer.explain(
-            findings, pair.reference, pair.candidate, pair.evidence, context
-        )
-    return findings, notes
+    return explain_pair(findings, pair, explainer), notes
+
+
+def explain_pair(findings: list[Finding], pair: Pair, explainer: Explainer | None) -> list[Finding]:
+    """The findings about a pair, with a diagnosis of what fails."""
+    if explainer is None or all(finding.status.passes() for finding in findings):
+        return findings
+    context = None if pair.context is None else pair.context()
+    return explainer.explain(findings, pair.reference, pair.candidate, pair.evidence, context)
 
 
 def settle_pair(pair: Pair, ruling: Ruling) -> Finding:
@@ -133,14 +139,32 @@ def settle_pair(pair: Pair, ruling: Ruling) -> Finding:
 
 def reconsider(findings: Iterable[Finding], rule: FindingRule) -> list[Finding]:
     """The findings under a rule that may need more than was known when they were judged."""
-    return [_apply_ruling(finding, rule(finding)) for finding in findings]
+    return [
+        finding if (ruling := rule(finding)) is None else apply_ruling(finding, ruling)
+        for finding in findings
+    ]
 
 
-def _apply_ruling(finding: Finding, ruling: Ruling | None) -> Finding:
-    if ruling is None:
-        return finding
-    reason = finding.reason if ruling.reason is None else ruling.reason
-    return msgspec.structs.replace(finding, status=ruling.status, reason=reason, **ruling.about)
+def sketch_rule(full_value: torch.Tensor, words: str, **about: Any) -> FindingRule:
+    """A rule for random sums of a large tensor: what was found is about the tensor itself.
+
+    The sums have no rows and columns in which a pattern could be seen: nothing explains them.
+    """
+    about |= {"shape": tuple(full_value.shape), "metrics": None}
+
+    def rule_on_sketch(finding: Finding) -> Ruling:
+        reason = finding.reason
+        if not finding.status.passes():
+            reason = f"{reason} ({words})"
+        return Ruling(finding.status, reason, about)
+
+    return rule_on_sketch
+
+
+def apply_ruling(judged: JudgedT, ruling: Ruling) -> JudgedT:
+    """A finding, or a row of a table that has a finding's status and reason, under a ruling."""
+    about = ruling.about if ruling.reason is None else {"reason": ruling.reason} | ruling.about
+    return msgspec.structs.replace(judged, status=ruling.status, **about)
 
 
 # --- Gates ----------------------------------------------------------------------------------------
@@ -171,7 +195,7 @@ def _check_pair(pair: Pair, checks: Checks) -> tuple[list[Finding], list[str]]:
             reason = f"shape {list(candidate.shape)} instead of {list(reference.shape)}"
             if is_checked:
                 finding = mismatch(item, Aspect.SHAPE, reason, **about)
-                return [_apply_ruling(finding, _rule_on_shape(pair, reason))], notes
+                return reconsider([finding], lambda _: _rule_on_shape(pair, reason)), notes
             notes.append(f"{item}: {reason}; compared in memory order, as requested")
             candidate = candidate.reshape(reference.shape)
         if reference.dtype is not candidate.dtype:

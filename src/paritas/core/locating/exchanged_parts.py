@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paritas.core.diagnosis.stating import with_confidence
 from paritas.core.locating.call_words import call_name
 from paritas.core.locating.partings import Parting, Spot
-from paritas.core.locating.trace_matching import plain_name
+from paritas.core.locating.trace_matching import plain_name, readers_of
 from paritas.core.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
@@ -49,15 +49,7 @@ class ExchangedParts:
             evidence={"within the noise": 1.0},  # in the right order, the results are right
         )
         (pattern,) = with_confidence([pattern], at_output=False)
-        return Spot(
-            words,
-            self.reference,
-            self.candidate,
-            ([self.reference], [self.candidate]),
-            None,
-            parting,
-            seen=pattern,
-        )
+        return Spot(parting, words, self.reference, self.candidate, seen=pattern)
 
 
 def exchanged_parts(parting: Parting, *, alike: bool = False) -> Iterator[ExchangedParts]:
@@ -99,8 +91,6 @@ def exchanged_parts(parting: Parting, *, alike: bool = False) -> Iterator[Exchan
 
 def _readers(trace: Trace) -> dict[int, list[str]]:
     """The names of the forward operators that read each value, in their order."""
-    readers: dict[int, list[str]] = {}
-    for operation in trace.operations:
-        for index in () if operation.is_backward else operation.inputs:
-            readers.setdefault(index, []).append(plain_name(operation))
-    return {index: sorted(names) for index, names in readers.items()}
+    forward = (operation for operation in trace.operations if not operation.is_backward)
+    readers = readers_of(forward)
+    return {index: sorted(map(plain_name, by)) for index, by in readers.items()}

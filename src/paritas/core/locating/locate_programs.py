@@ -44,10 +44,15 @@ from paritas.core.locating.trace_calls import (
     wrong_lines,
     wrong_modules,
 )
-from paritas.core.locating.trace_matching import Joint, KnownValues, find_joints, plain_name
+from paritas.core.locating.trace_matching import (
+    Joint,
+    KnownValues,
+    find_joints,
+    in_order,
+    plain_name,
+)
 from paritas.core.locating.traced_runs import (
     SAME_IN_FLOAT64,
-    Instead,
     TracedRun,
     TracedSides,
     WrongItem,
@@ -127,12 +132,10 @@ class _Joined:
     """A pair of values that should be equal, as a run with the right one has shown.
 
     Attributes:
-        instead: the values that the run continued with.
-        left: what still differs.
+        left: what still differs in that run.
     """
 
     joint: Joint
-    instead: Instead
     left: Parting | None
 
 
@@ -167,7 +170,9 @@ class _Search:
             tolerance = max(rounding, min(near, _SHARE_OF_DIFFERENCE * largest))
             for ordered in (True, False):
                 known_values = KnownValues(reference_run.trace, tolerance, ordered=ordered)
-                spots = self._find_spots(reference_run, candidate_run, known_values, rounding)
+                spots = self._find_spots(
+                    self._part(reference_run, candidate_run, known_values, rounding)
+                )
                 if drawn:
                     spots = [spot for spot in spots if not spot.is_random]
                 if spots:
@@ -209,38 +214,34 @@ class _Search:
             reference_run.trace, max(_NEAR_WIDE, _NEAR_NATIVE * self.sides.unit)
         )
         wrong = self.sides.wrong_items(reference_run, candidate_run)
-        return find_property(
-            _make_parting(reference_run, candidate_run, known_values, wrong), aspects
-        )
+        parting = _make_parting(reference_run, candidate_run, known_values, wrong)
+        return find_property(parting, aspects)
 
     def _part(
         self,
-        traced_run: TracedRun,
+        reference_run: TracedRun,
         candidate_run: TracedRun,
         known_values: KnownValues,
         rounding: float,
     ) -> Parting | None:
         """Match two runs; None if no result differs any more."""
-        wrong = _first_to_explain(self.sides.wrong_items(traced_run, candidate_run), rounding)
+        wrong = _first_to_explain(self.sides.wrong_items(reference_run, candidate_run), rounding)
         if not wrong:
             return None
-        return _make_parting(traced_run, candidate_run, known_values, wrong)
+        return _make_parting(reference_run, candidate_run, known_values, wrong, rounding)
 
-    def _find_spots(
-        self,
-        traced_run: TracedRun,
-        candidate_run: TracedRun,
-        known_values: KnownValues,
-        rounding: float,
-    ) -> list[Spot]:
+    def _part_again(self, parting: Parting, candidate_run: TracedRun) -> Parting | None:
+        """Match another run of the candidate with the same run of the reference."""
+        return self._part(parting.theirs, candidate_run, parting.known, parting.rounding)
+
+    def _find_spots(self, first_parting: Parting | None) -> list[Spot]:
         """The places of independent faults, each found with the ones before it removed."""
         spots: list[Spot] = []
-        instead: Instead = {}
-        parting = first_parting = self._part(traced_run, candidate_run, known_values, rounding)
+        parting = first_parting
         for _ in range(_MOST_ROUNDS):
             if parting is None or len(spots) == _MOST_PLACES:
                 break
-            spot, parting = self._find_spot(parting, instead, rounding)
+            spot, parting = self._find_spot(parting)
             if spot is None:
                 break
             # A value that several operators read may have to be replaced for each of them.
@@ -248,18 +249,16 @@ class _Search:
                 spots.append(spot)
         if first_parting is None or len(spots) == 1:
             return spots
-        exchanged = self._find_exchanged(first_parting, {}, rounding, alike=True)
+        exchanged = self._find_exchanged(first_parting, alike=True)
         return [exchanged[0]] if exchanged is not None and exchanged[1] is None else spots
 
-    def _find_spot(
-        self, parting: Parting, instead: Instead, rounding: float
-    ) -> tuple[Spot | None, Parting | None]:
-        """One place, and what is left without it; `instead` gets the value that removes it."""
+    def _find_spot(self, parting: Parting) -> tuple[Spot | None, Parting | None]:
+        """One place, and what is left without it."""
         ours, reference_part = parting.candidate, parting.reference
         cut = spot_of_cut(parting, reference_part)
         if cut is not None:
             return cut, None
-        exchanged = self._find_exchanged(parting, instead, rounding)
+        exchanged = self._find_exchanged(parting)
         if exchanged is not None:
             return exchanged
         joints = [
@@ -267,20 +266,19 @@ class _Search:
             for joint in find_joints(ours, reference_part, parting.classes, parting.known)
             if not _hides_write(parting.mine.trace, joint)
         ]
-        calls, joined = self._find_called(parting, joints, instead, rounding)
+        calls, joined = self._find_called(parting, joints)
         if joined is None:
             return spot_without_joint(parting, ours, reference_part), None
-        instead.update(joined.instead)
         spot = name_spot(parting, ours, reference_part, joined.joint, calls)
         # What is written through a view does not reach the value that stands for it.
         is_lost = _is_written_later(parting.mine.trace, joined.joint)
         return spot, None if is_lost else joined.left
 
     def _find_exchanged(
-        self, parting: Parting, instead: Instead, rounding: float, *, alike: bool = False
+        self, parting: Parting, *, alike: bool = False
     ) -> tuple[Spot, Parting | None] | None:
         """The operator whose parts the candidate reads in another order, and what is left."""
-        if all(_is_of_backward(wrong_item.item) for wrong_item in parting.wrong):
+        if _are_of_backward(parting):
             return None
         for parts in itertools.islice(exchanged_parts(parting, alike=alike), _MOST_TRIES):
             outputs = parts.reference.outputs
@@ -292,76 +290,58 @@ class _Search:
             values = {
                 slot: reference_tensors[outputs[part]] for slot, part in enumerate(parts.order)
             }
-            changed = {**instead, parts.candidate.index: values}
-            run = self._continue_with(parting, parts.candidate, changed)
-            remaining_parting = (
-                None if run is None else self._part(parting.theirs, run, parting.known, rounding)
-            )
-            if run is None or (
-                remaining_parting is not None and len(remaining_parting.wrong) >= len(parting.wrong)
-            ):
+            run = self._continue_with(parting, parts.candidate, values)
+            if run is None:
                 continue
-            if remaining_parting is not None and all(
-                _is_of_backward(wrong_item.item) for wrong_item in remaining_parting.wrong
-            ):
-                remaining_parting = None  # gradients still flow back to the parts that were read
-            else:
-                instead.update(changed)
-            return parts.spot(parting), remaining_parting
+            left = self._part_again(parting, run)
+            if left is None or len(left.wrong) < len(parting.wrong):
+                # Gradients still flow back to the parts that were read.
+                is_done = left is None or _are_of_backward(left)
+                return parts.spot(parting), None if is_done else left
         return None
 
     def _find_called(
-        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
+        self, parting: Parting, joints: Sequence[Joint]
     ) -> tuple[tuple[TracedCall, TracedCall] | None, _Joined | None]:
         """The calls that should give the same, if these are known, and the values that should."""
         called = wrong_lines(parting)
-        joined_module = self._first_call(wrong_modules(parting), parting, instead, rounding)
+        joined_module = self._first_call(wrong_modules(parting), parting)
         if joined_module is not None:
             (its, candidate_call), joined_in_module = joined_module
             trace = parting.theirs.trace
             operations = operations_of(trace, its, joined_in_module.joint.reference)
             if len(functions_of(trace, operations)) == 1:
                 return joined_module
-            joints = [
-                joint
-                for joint in joints
-                if joint.candidate in candidate_call and joint.reference in its
-            ]
-            called = (
-                wrong_line
-                for wrong_line in called
-                if wrong_line[2].candidate in candidate_call and wrong_line[2].reference in its
-            )
-        lines = self._first_call(called, parting, instead, rounding)
+
+            def is_inside(joint: Joint) -> bool:
+                return joint.candidate in candidate_call and joint.reference in its
+
+            joints = list(filter(is_inside, joints))
+            called = (wrong_line for wrong_line in called if is_inside(wrong_line[2]))
+        lines = self._first_call(called, parting)
         if lines is not None:
             read = list(_joints_before(parting, *lines[0]))
-            joined = self._first_that_joins(parting, read, instead, rounding)
+            joined = self._first_that_joins(parting, read)
             return lines if joined is None else (None, joined)
-        joined = self._find_joined(parting, joints, instead, rounding)
+        joined = self._find_joined(parting, joints)
         if joined is None:
             return joined_module or (None, None)
         return None, joined
 
     def _first_call(
-        self,
-        calls: Iterator[tuple[TracedCall, TracedCall, Joint]],
-        parting: Parting,
-        instead: Instead,
-        rounding: float,
+        self, calls: Iterator[tuple[TracedCall, TracedCall, Joint]], parting: Parting
     ) -> tuple[tuple[TracedCall, TracedCall], _Joined] | None:
         """The first of some calls whose right result removes a difference."""
         for its, candidate_call, joint in itertools.islice(calls, _MOST_CALLS):
-            joined = self._first_that_joins(parting, [joint], instead, rounding)
+            joined = self._first_that_joins(parting, [joint])
             if joined is not None:
                 return (its, candidate_call), joined
         return None
 
-    def _find_joined(
-        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
-    ) -> _Joined | None:
+    def _find_joined(self, parting: Parting, joints: Sequence[Joint]) -> _Joined | None:
         """The likeliest of some pairs of values, or one inside of what it computes."""
         ours, reference_part = parting.candidate, parting.reference
-        joined = self._first_that_joins(parting, joints[:_MOST_TRIES], instead, rounding)
+        joined = self._first_that_joins(parting, joints[:_MOST_TRIES])
         if joined is None or joined.joint.size <= _SMALL:
             return joined
         joint = joined.joint
@@ -378,7 +358,7 @@ class _Search:
         ]
         inside.sort(key=lambda smaller_joint: smaller_joint.size)
         for inner_joint in inside[:_MOST_INSIDE]:
-            nearer = self._first_that_joins(parting, [inner_joint], instead, rounding)
+            nearer = self._first_that_joins(parting, [inner_joint])
             # Of the values that could be one of the reference, none removes less than the last.
             is_alike = inner_joint.reference is joint.reference or inner_joint.candidate.function
             is_less = joined.left is None and is_alike
@@ -386,44 +366,32 @@ class _Search:
                 return nearer
         return joined
 
-    def _first_that_joins(
-        self, parting: Parting, joints: Sequence[Joint], instead: Instead, rounding: float
-    ) -> _Joined | None:
+    def _first_that_joins(self, parting: Parting, joints: Sequence[Joint]) -> _Joined | None:
         """The first pair of values for which the difference vanishes, or moves on."""
         for joint in joints:
             self.call.tell(f"continuing after {joint.candidate.name} with the reference's value")
             values = self._values_at(parting, joint)
-            if not values:
-                continue
-            slots = {**instead.get(joint.candidate.index, {}), **values}
-            changed = {**instead, joint.candidate.index: slots}
-            run = self._continue_with(parting, joint.candidate, changed)
+            run = self._continue_with(parting, joint.candidate, values) if values else None
             if run is None:
                 continue
-            remaining_parting = self._part(parting.theirs, run, parting.known, rounding)
-            if remaining_parting is not None and not _results_change(
-                parting, remaining_parting, rounding
-            ):
+            left = self._part_again(parting, run)
+            if left is not None and not _results_change(parting, left):
                 continue  # it is different, but it does not matter
-            fewer = remaining_parting is not None and len(remaining_parting.wrong) < len(
-                parting.wrong
-            )
-            if (
-                remaining_parting is None
-                or fewer
-                or _has_moved_on(parting, remaining_parting, joint)
-            ):
-                return _Joined(joint, changed, remaining_parting)
+            is_less = left is None or len(left.wrong) < len(parting.wrong)
+            if left is None or is_less or _has_moved_on(parting, left, joint):
+                return _Joined(joint, left)
         return None
 
     def _continue_with(
-        self, parting: Parting, operation: Operation, instead: Instead
+        self, parting: Parting, operation: Operation, values: Mapping[int, Tensor]
     ) -> TracedRun | None:
-        """A run of the candidate with other values from an operator on; None if it raises."""
+        """A run of the candidate with other results of an operator; None if it raises."""
+        earlier = parting.mine.instead
+        changed = {**earlier.get(operation.index, {}), **values}
         run = self.sides.run(
             self.call.candidate,
             wide=parting.mine.wide,
-            instead=instead,
+            instead={**earlier, operation.index: changed},
             like=(parting.mine.trace, operation.index),
         )
         return None if run.seen.error or run.seen.gradient_error else run
@@ -536,56 +504,28 @@ class _Search:
         joint, parting = spot.joint, spot.parting
         if joint is None:
             return None
-        tensors: list[Tensor] = []
-        places: dict[int, int] = {}
-        regions: list[Region] = []
-        computed: dict[int | None, int] = {}
-        sides: list[tuple[TracedRun, Operation, int, Sequence[int | None]]] = [
-            (parting.theirs, joint.reference, joint.slots[1], parting.known.classes),
-            (parting.mine, joint.candidate, joint.slots[0], parting.classes),
-        ]
-        for side, (run, end, slot, classes) in enumerate(sides):
+        cuts: list[_RegionCut] = []
+        arguments: dict[int, Tensor] = {}
+        for side, run in enumerate((parting.theirs, parting.mine)):
             operations = _with_memory(run.trace, spot.regions[side])
-            twins = {operation.index: operation for operation in operations}
-            if native:
-                twins = self._twins(operations, run, side)
-            if len(twins) < len(operations):
+            cut = self._cut_region(parting, side, operations, native=native)
+            if cut is None:
                 return None
-            border = _border(operations, twins, classes)
-            subject = (self.call.reference, self.call.candidate)[side]
-            border_tensors = kept_tensors(
-                self.sides, subject, self._natives[side] if native else run, border
-            )
-            if len(border_tensors) < len(border):
-                return None
-            for index, number in border.items():
-                if number is not None and number not in places:
-                    places[number] = len(tensors)
-                    tensors.append(border_tensors[index])
-            argument_places = {
-                index: places[class_number]
-                for index, class_number in border.items()
-                if class_number is not None
-            }
-            fixed = {
-                index: border_tensors[index]
-                for index, class_number in border.items()
-                if class_number is None
-            }
-            result = twins[end.index].outputs[slot]
-            strides = {index: border_tensors[index].stride() for index in argument_places}
-            regions.append(
-                Region(list(twins.values()), result, argument_places, fixed, strides=strides)
-            )
-            if side == 0:
-                computed = _computed_values(operations, twins, classes)
+            cuts.append(cut)
+            for index, number in cut.border.items():
+                if number is not None:
+                    arguments.setdefault(number, cut.tensors[index])
+        places = {number: place for place, number in enumerate(arguments)}
+        right, wrong = cuts
+        candidate = wrong.region(joint.candidate, joint.slots[0], places)
+        reference = right.region(joint.reference, joint.slots[1], places)
+        taken = reference.given.values()
         shared = {
-            index: places[number]
-            for number, index in computed.items()
-            if number in places and places[number] not in regions[0].given.values()
+            index: place for index, place in right.shared(places).items() if place not in taken
         }
         before = self._region_before(parting, places, native=native)
-        return dataclasses.replace(regions[0], shared=shared, before=before), regions[1], tensors
+        reference = dataclasses.replace(reference, shared=shared, before=before)
+        return reference, candidate, list(arguments.values())
 
     def _region_before(
         self, parting: Parting, places: Mapping[int, int], *, native: bool
@@ -595,42 +535,37 @@ class _Search:
         Args:
             places: of the arguments, by the values' numbers.
         """
-        run, classes = parting.theirs, parting.known.classes
+        classes = enumerate(parting.known.classes)
         operations = _operations_between(
-            run.trace, {index for index, number in enumerate(classes) if number in places}
+            parting.theirs.trace, {index for index, number in classes if number in places}
         )
-        source_run = self._natives[0] if native else run
-        twins = (
-            self._twins(operations, run, 0)
-            if native
-            else {operation.index: operation for operation in operations}
-        )
-        if not operations or len(twins) < len(operations):
+        cut = self._cut_region(parting, 0, operations, native=native) if operations else None
+        if cut is None:
+            return None
+        free = {number: place for number, place in places.items() if number not in cut.computed}
+        region = cut.region(None, 0, free)
+        return dataclasses.replace(region, shared=cut.shared(places))
+
+    def _cut_region(
+        self, parting: Parting, side: int, operations: Sequence[Operation], *, native: bool
+    ) -> _RegionCut | None:
+        """Some operators of a side with what they read; None if not all of it is known."""
+        run = (parting.theirs, parting.mine)[side]
+        classes = (parting.known.classes, parting.classes)[side]
+        source = self._natives[side] if native else run
+        twins = {
+            operation.index: twin
+            for operation in operations
+            if (twin := _twin_in(source, operation, run)) is not None
+        }
+        if len(twins) < len(operations):
             return None
         border = _border(operations, twins, classes)
-        computed = _computed_values(operations, twins, classes)
-        border_tensors = kept_tensors(self.sides, self.call.reference, source_run, border)
-        if len(border_tensors) < len(border):
+        subject = (self.call.reference, self.call.candidate)[side]
+        tensors = kept_tensors(self.sides, subject, source, border)
+        if len(tensors) < len(border):
             return None
-        argument_places = {
-            index: places[number]
-            for index, number in border.items()
-            if number is not None and number in places and number not in computed
-        }
-        return Region(
-            list(twins.values()),
-            result=-1,
-            given=argument_places,
-            fixed={
-                index: border_tensors[index] for index in border if index not in argument_places
-            },
-            strides={index: border_tensors[index].stride() for index in argument_places},
-            shared={
-                index: places[number]
-                for number, index in computed.items()
-                if number is not None and number in places
-            },
-        )
+        return _RegionCut(twins, border, tensors, _computed_values(operations, twins, classes))
 
     def _live_call(self, spot: Spot, *, native: bool) -> LiveCall | None:
         """The reference's call of a function at a place, with its arguments."""
@@ -646,18 +581,50 @@ class _Search:
             return None
         return call_of(twin.target, *fill_arguments(twin, input_tensors))
 
-    def _twins(
-        self, operations: Sequence[Operation], run: TracedRun, side: int
-    ) -> dict[int, Operation]:
-        """The same calls in the native run, as far as they are found there."""
-        native = self._natives[side]
-        if native is run:
-            return {operation.index: operation for operation in operations}
-        twins = (
-            (operation.index, find_twin(operation, run.trace, native.trace))
-            for operation in operations
+
+@dataclasses.dataclass(frozen=True)
+class _RegionCut:
+    """Some operators of a run, with the values at their border.
+
+    Attributes:
+        twins: the operators, by their numbers in the run in which the two sides were matched.
+        border: the values that they read from outside, with their classes.
+        tensors: these values.
+        computed: the values that they compute, by their classes.
+    """
+
+    twins: Mapping[int, Operation]
+    border: Mapping[int, int | None]
+    tensors: Mapping[int, Tensor]
+    computed: Mapping[int | None, int]
+
+    def region(self, end: Operation | None, slot: int, places: Mapping[int, int]) -> Region:
+        """The operators as a function of the values that have a place among its arguments."""
+        given = {
+            index: places[number]
+            for index, number in self.border.items()
+            if number is not None and number in places
+        }
+        return Region(
+            list(self.twins.values()),
+            -1 if end is None else self.twins[end.index].outputs[slot],
+            given,
+            {index: self.tensors[index] for index in self.border if index not in given},
+            {index: self.tensors[index].stride() for index in given},
         )
-        return {index: twin for index, twin in twins if twin is not None}
+
+    def shared(self, places: Mapping[int, int]) -> dict[int, int]:
+        """The values that they compute and that have a place among the arguments."""
+        return {
+            index: places[number]
+            for number, index in self.computed.items()
+            if number is not None and number in places
+        }
+
+
+def _twin_in(source: TracedRun, operation: Operation, run: TracedRun) -> Operation | None:
+    """The same call in another run of the same side, if it is found there."""
+    return operation if source is run else find_twin(operation, run.trace, source.trace)
 
 
 def _with_kind_of_calls(spot: Spot, finding: Finding) -> Finding:
@@ -712,18 +679,15 @@ def _joints_before(parting: Parting, its: TracedCall, traced_call: TracedCall) -
         for value, other in zip(
             reference_trace.inputs_of(right), ours.inputs_of(wrong), strict=False
         ):
-            if parting.classes[other.index] is not None or not value.makers or not other.makers:
+            if parting.classes[other.index] is not None:
                 continue
             left, figures = value.figures, other.figures
             if left is None or figures is None or left.shape != figures.shape:
                 continue
-            if left.is_exact and figures.is_exact:
-                candidate_maker, two = (
-                    ours.operations[other.makers[-1]],
-                    reference_trace.operations[value.makers[-1]],
-                )
-                slots = candidate_maker.outputs.index(other.index), two.outputs.index(value.index)
-                yield Joint(candidate_maker, two, slots, 2.0, 0.0)
+            right_maker = reference_trace.maker_of(value.index)
+            wrong_maker = ours.maker_of(other.index)
+            if right_maker and wrong_maker and left.is_exact and figures.is_exact:
+                yield Joint.of(wrong_maker, other.index, right_maker, value.index, size=2.0)
 
 
 def _hides_write(trace: Trace, joint: Joint) -> bool:
@@ -752,42 +716,37 @@ def _is_written_later(trace: Trace, joint: Joint) -> bool:
 
 
 def _make_parting(
-    traced_run: TracedRun,
+    reference_run: TracedRun,
     candidate_run: TracedRun,
     known_values: KnownValues,
     wrong: list[WrongItem],
+    rounding: float = 0.0,
 ) -> Parting:
     """Match two runs, and find some of their results in them."""
     ends: tuple[list[int], list[int]] = ([], [])
     for wrong_item in wrong:
         pairs = (
-            (wrong_item.reference, traced_run.trace),
+            (wrong_item.reference, reference_run.trace),
             (wrong_item.candidate, candidate_run.trace),
         )
         for (figures, trace), indices in zip(pairs, ends, strict=True):
             value = None if figures is None else trace.last_like(figures, known_values.tolerance)
             if value is not None:
                 indices.append(value.index)
-    return Parting(
-        traced_run,
-        candidate_run,
-        known_values,
-        known_values.match(candidate_run.trace),
-        wrong,
-        ends,
-    )
+    classes = known_values.match(candidate_run.trace)
+    return Parting(reference_run, candidate_run, known_values, classes, wrong, ends, rounding)
 
 
 def _with_memory(trace: Trace, operations: Sequence[Operation]) -> list[Operation]:
     """Some operators, with those that make the memory that they write to."""
-    operations_by_index = {inner_operation.index: inner_operation for inner_operation in operations}
-    inner = {index for inner_operation in operations for index in inner_operation.outputs}
-    for operation in operations:
-        for index in operation.inputs:
-            value = trace.values[index]
-            if index not in inner and value.figures is None and len(value.makers) == 1:
-                operations_by_index[value.makers[0]] = trace.operations[value.makers[0]]
-    return [operations_by_index[index] for index in sorted(operations_by_index)]
+    inner = {index for operation in operations for index in operation.outputs}
+    makers = [
+        trace.operations[value.makers[0]]
+        for operation in operations
+        for value in trace.inputs_of(operation)
+        if value.index not in inner and value.figures is None and len(value.makers) == 1
+    ]
+    return in_order([*operations, *makers])
 
 
 # More operators than these take too long to run again for each set of operands.
@@ -860,22 +819,22 @@ def _computed_values(
 def _first_to_explain(wrong: list[WrongItem], rounding: float) -> list[WrongItem]:
     """The results that differ; gradients only if nothing before them does."""
     wrong = [wrong_item for wrong_item in wrong if wrong_item.distance > rounding]
-    forward = [wrong_item for wrong_item in wrong if not _is_of_backward(wrong_item.item)]
+    forward = [wrong_item for wrong_item in wrong if not wrong_item.item.kind.is_of_backward]
     return forward or wrong
 
 
-def _is_of_backward(item: Item) -> bool:
-    return item.kind.is_gradient or item.kind.is_after_backward
+def _are_of_backward(parting: Parting) -> bool:
+    return all(wrong_item.item.kind.is_of_backward for wrong_item in parting.wrong)
 
 
-def _results_change(before: Parting, after: Parting, rounding: float) -> bool:
+def _results_change(before: Parting, after: Parting) -> bool:
     """Whether the wrong results are now other ones."""
     earlier = {wrong_item.item: wrong_item.candidate for wrong_item in before.wrong}
-    return any(
+    moves = (
         WrongItem(wrong_item.item, earlier.get(wrong_item.item), wrong_item.candidate).distance
-        > rounding
         for wrong_item in after.wrong
-    ) or len(before.wrong) != len(after.wrong)
+    )
+    return len(before.wrong) != len(after.wrong) or any(move > after.rounding for move in moves)
 
 
 def _has_moved_on(before: Parting, after: Parting, joint: Joint) -> bool:

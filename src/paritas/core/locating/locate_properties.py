@@ -38,13 +38,7 @@ def find_property(parting: Parting, aspects: Collection[Aspect]) -> Spot | None:
 def _spot(
     parting: Parting, words: str, reference: Operation | None, candidate: Operation | None
 ) -> Spot:
-    regions = tuple(
-        [] if operation is None else [operation] for operation in (reference, candidate)
-    )
-    is_missing = candidate is None
-    return Spot(
-        words, reference, candidate, (regions[0], regions[1]), None, parting, is_missing=is_missing
-    )
+    return Spot(parting, words, reference, candidate, is_missing=candidate is None)
 
 
 def _find_draw(parting: Parting) -> Spot | None:
@@ -104,8 +98,8 @@ def _find_dtype(parting: Parting) -> Spot | None:
                 f"{call_name(operation)} gives {dtype_name(value.figures.dtype)}, not "
                 f"{expected_dtype}"
             )
-            reference = parting.theirs.trace.operations[right[-1].makers[-1]]
-            same = plain_name(reference) == plain_name(operation)
+            reference = parting.theirs.trace.maker_of(right[-1].index)
+            same = reference is not None and plain_name(reference) == plain_name(operation)
             return _spot(parting, words, reference if same else None, operation)
     return None
 
@@ -123,9 +117,7 @@ def _find_returned(parting: Parting) -> Spot | None:
     """The operators that give the result on both sides."""
     makers: list[Operation | None] = []
     for run, ends in zip((parting.theirs, parting.mine), parting.ends, strict=True):
-        values = [run.trace.values[index] for index in ends]
-        result_makers = [run.trace.operations[value.makers[-1]] for value in values if value.makers]
-        makers.append(result_makers[0] if result_makers else None)
+        makers.append(next(filter(None, map(run.trace.maker_of, ends)), None))
     reference, candidate = makers
     if candidate is None:
         return None

@@ -30,6 +30,8 @@ from paritas.core.locating.trace_matching import (
     Joint,
     KnownValues,
     OwnPart,
+    in_order,
+    leave_out_moves,
     plain_name,
     same_settings,
 )
@@ -57,6 +59,7 @@ class Parting:
         classes: of the candidate's values.
         wrong: the results that differ.
         ends: the values of these, of the reference and of the candidate.
+        rounding: results that are nearer than this do not differ.
     """
 
     theirs: TracedRun
@@ -65,6 +68,7 @@ class Parting:
     classes: list[int | None]
     wrong: list[WrongItem]
     ends: tuple[list[int], list[int]]
+    rounding: float = 0.0
 
     @property
     def candidate(self) -> OwnPart:
@@ -123,14 +127,17 @@ class Spot:
     """Where the two sides part.
 
     Attributes:
+        parting: the runs.
         words: what the candidate does there, and the reference does not.
         reference: the reference's operator there, if it has one.
         candidate: the candidate's operator there, or the one that needs the missing value.
-        regions: the operators between the last equal values and the first that should be equal, of
-            the reference and of the candidate.
         joint: the values that should be equal; None if the values show it by themselves.
-        parting: the runs.
+        regions: if there are such values, the operators between the last equal values and these, of
+            the reference and of the candidate.
         is_missing: whether the candidate does not call the reference's operator at all.
+        is_extra: whether only the candidate calls its operator.
+        before: operators of the reference before its region that the candidate leaves out.
+        twins: the operators of both sides, if the reference's changes nothing and is in no region.
         leaf: a value of the candidate from outside, such as a parameter, that causes it.
         call: the reference's call of a function of torch that is wrong as a whole, if it is one.
         seen: what kind of wrong it is, if that follows from the calls.
@@ -139,13 +146,16 @@ class Spot:
             nothing, such as a factor of 1: it is not known why.
     """
 
+    parting: Parting
     words: str
     reference: Operation | None
     candidate: Operation | None
-    regions: tuple[Sequence[Operation], Sequence[Operation]]
-    joint: Joint | None
-    parting: Parting
+    joint: Joint | None = None
+    regions: tuple[Sequence[Operation], Sequence[Operation]] = ((), ())
     is_missing: bool = False
+    is_extra: bool = False
+    before: tuple[Operation, ...] = ()
+    twins: tuple[Operation, Operation] | None = None
     leaf: int | None = None
     call: TracedCall | None = None
     seen: Pattern | None = None
@@ -176,39 +186,31 @@ def spot_without_joint(parting: Parting, ours: OwnPart, own_part: OwnPart) -> Sp
         reads = {parting.classes[index] for index in first.inputs}
         if reads & right:
             words = f"the candidate applies {call_name(first)} to the right value"
-            with_twin = _with_twin(parting, _Difference(words, None, first, is_extra=True))
-            joint, regions = _join_results(parting, ours) or (None, ((), [first]))
-            return Spot(with_twin.words, with_twin.reference, first, regions, joint, parting)
+            with_twin = _with_twin(parting, Spot(parting, words, None, first, is_extra=True))
+            joint, regions = _join_results(parting, ours) or (None, ((), ()))
+            return dataclasses.replace(with_twin, joint=joint, regions=regions)
     if own_part.operations and not ours.operations:
         first = own_part.first[0] if own_part.first else own_part.operations[0]
         words = f"the candidate leaves out {call_name(first)}"
-        makers = [
-            parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
-            for index in parting.ends[1]
-        ]
-        last = makers[-1] if makers else None
-        return Spot(words, first, last, ([first], ()), None, parting, is_missing=True)
+        last = parting.mine.trace.maker_of(parting.ends[1][-1]) if parting.ends[1] else None
+        return Spot(parting, words, first, last, is_missing=True)
     if not own_part.operations and not ours.operations:
         for wrong_item, index in zip(parting.wrong, parting.ends[1], strict=False):
-            maker = parting.mine.trace.operations[parting.mine.trace.values[index].makers[-1]]
-            if wrong_item.item.kind.is_afterwards and traits(maker.func).mutates:
+            maker = parting.mine.trace.maker_of(index)
+            is_write = maker is not None and traits(maker.func).mutates
+            if maker is not None and is_write and wrong_item.item.kind.is_afterwards:
                 words = f"the candidate writes to {wrong_item.item.name} by {call_name(maker)}"
-                return Spot(words, None, maker, ((), [maker]), None, parting)
-        its, candidate_makers = (
-            [trace.operations[trace.values[index].makers[-1]] for index in ends]
-            for trace, ends in zip(
-                (parting.theirs.trace, parting.mine.trace), parting.ends, strict=True
-            )
+                return Spot(parting, words, None, maker)
+        its, maker = (
+            run.trace.maker_of(ends[0]) if ends else None
+            for run, ends in zip((parting.theirs, parting.mine), parting.ends, strict=True)
         )
-        if its and candidate_makers:
+        if its is not None and maker is not None:
             words = (
-                f"the candidate returns the result of {call_name(candidate_makers[0])} "
-                "where the reference "
-                f"returns that of {call_name(its[0])}"
+                f"the candidate returns the result of {call_name(maker)} where the reference "
+                f"returns that of {call_name(its)}"
             )
-            return Spot(
-                words, its[0], candidate_makers[0], ([its[0]], [candidate_makers[0]]), None, parting
-            )
+            return Spot(parting, words, its, maker)
     return None
 
 
@@ -218,17 +220,12 @@ def _join_results(
     """A wrong result and the right one, with the operators that give them from known values."""
     reference_trace, candidate_trace = parting.theirs.trace, parting.mine.trace
     for right, wrong in zip(*parting.ends, strict=False):
-        makers = reference_trace.values[right].makers, candidate_trace.values[wrong].makers
-        if not makers[0] or not makers[1] or makers[1][-1] not in ours.before:
+        its, last = reference_trace.maker_of(right), candidate_trace.maker_of(wrong)
+        if its is None or last is None or last.index not in ours.before:
             continue
-        its, last = (
-            reference_trace.operations[makers[0][-1]],
-            candidate_trace.operations[makers[1][-1]],
-        )
-        if right not in its.outputs or wrong not in last.outputs:
-            continue
-        slots = last.outputs.index(wrong), its.outputs.index(right)
-        return Joint(last, its, slots, 1.0, 0.0), ([its], ours.region(last))
+        if right in its.outputs and wrong in last.outputs:
+            joint = Joint.of(last, wrong, its, right, size=1.0)
+            return joint, ([its], ours.region(last))
     return None
 
 
@@ -273,9 +270,10 @@ def find_cut(parting: Parting) -> Cut | None:
         for value, is_followed in zip(
             candidate_trace.inputs_of(operation), followed.get(key, ()), strict=False
         ):
-            is_cut = is_followed and not value.requires_grad and value.makers
-            if is_cut and value.makers[-1] not in inside:
-                return Cut(candidate_trace.operations[value.makers[-1]], frozenset(readers[key]))
+            maker = candidate_trace.maker_of(value.index)
+            is_cut = is_followed and not value.requires_grad
+            if is_cut and maker is not None and maker.index not in inside:
+                return Cut(maker, frozenset(readers[key]))
     return None
 
 
@@ -314,7 +312,7 @@ def spot_of_cut(parting: Parting, own_part: OwnPart) -> Spot | None:
     ):
         return None
     words = f"no gradient flows back through {call_name(cut.candidate)}"
-    return Spot(words, None, cut.candidate, ((), [cut.candidate]), None, parting)
+    return Spot(parting, words, None, cut.candidate)
 
 
 # --- What is different in two regions -------------------------------------------------------------
@@ -348,37 +346,34 @@ def name_spot(
     call = functions[0] if len(functions) == 1 else None
     if call is not None and calls is None:  # all of it: what it reads is known on both sides
         its = _with_whole_call(trace, call, its, joint.reference)
-    regions = _compare_regions(parting, its, operations, call)
-    if regions.before:  # all of these together are no single call
-        its, call = [*regions.before, *its], None
+    spot = _compare_regions(parting, its, operations, call)
+    if spot.before:  # all of these together are no single call
+        its, call = [*spot.before, *its], None
     seen_pattern = (
-        other_settings(parting, its, operations, regions.twins)
+        other_settings(parting, its, operations, spot.twins)
         or other_arguments(parting, its)
         or swapped_inputs(parting, its, operations)
     )
     guess = None
-    if seen_pattern is None and regions.leaf is None:
+    if seen_pattern is None and spot.leaf is None:
         title = call_names(its) if call is None else title_of(call, joint.reference)
         guess = other_call(parting, its, operations, title) or left_out(parting, its, operations)
     to_no_effect = [
         skipped_operation
         for skipped_operation in its
-        if regions.is_missing and _changes_nothing(parting, skipped_operation)
+        if spot.is_missing and _changes_nothing(parting, skipped_operation)
     ]
-    return Spot(
-        f"the candidate's {call_name(to_no_effect[0])} changes nothing"
-        if to_no_effect
-        else regions.words,
-        regions.reference,
-        regions.candidate,
-        (its, operations),
-        joint,
-        parting,
-        regions.is_missing,
-        regions.leaf,
-        call,
-        seen_pattern,
-        guess,
+    words = spot.words
+    if to_no_effect:
+        words = f"the candidate's {call_name(to_no_effect[0])} changes nothing"
+    return dataclasses.replace(
+        spot,
+        words=words,
+        joint=joint,
+        regions=(its, operations),
+        call=call,
+        seen=seen_pattern,
+        guess=guess,
         has_no_kind=bool(to_no_effect),
     )
 
@@ -406,10 +401,7 @@ def _with_whole_call(
     """The operators of a region, and all of a call that gives its result."""
     if end not in call:
         return region
-    operations_by_index = {
-        operation.index: operation for operation in (*operations_of(trace, call, end), *region)
-    }
-    return [operations_by_index[index] for index in sorted(operations_by_index)]
+    return in_order((*operations_of(trace, call, end), *region))
 
 
 def _compare_regions(
@@ -417,7 +409,7 @@ def _compare_regions(
     operations: Sequence[Operation],
     candidate_operations: Sequence[Operation],
     call: TracedCall | None,
-) -> _Difference:
+) -> Spot:
     """What differs in two regions: what computes, or else views and copies.
 
     Args:
@@ -425,7 +417,7 @@ def _compare_regions(
     """
     if _only_continues(parting, operations, candidate_operations):
         words = f"the candidate also calls {call_names(candidate_operations)} after it"
-        return _Difference(words, operations[-1], candidate_operations[0], is_extra=True)
+        return Spot(parting, words, operations[-1], candidate_operations[0], is_extra=True)
     left, right = (
         [computing_operation for computing_operation in side if computing_operation.computes]
         for side in (operations, candidate_operations)
@@ -435,7 +427,7 @@ def _compare_regions(
         pairs.insert(0, (left, right))
     for its, candidate_group in pairs:
         difference = _compare_names(
-            its, candidate_group, candidate_operations[-1], call
+            parting, its, candidate_group, candidate_operations[-1], call
         ) or _compare_calls(parting, its, candidate_group)
         if difference is not None:
             return _with_twin(parting, difference)
@@ -443,29 +435,16 @@ def _compare_regions(
         for value in parting.mine.trace.inputs_of(operation):
             if parting.classes[value.index] is None and not value.makers:
                 later = candidate_operations[candidate_operations.index(operation) :]
-                reader = next(
-                    (
-                        later_operation
-                        for later_operation in later
-                        if not later_operation.only_moves
-                    ),
-                    operation,
-                )
+                reader = (leave_out_moves(later) or [operation])[0]
                 words = f"{call_name(reader)} reads another value"
-                twin = next(
-                    (
-                        reference_operation
-                        for reference_operation in operations
-                        if reference_operation.func is reader.func
-                    ),
-                    operations[-1],
-                )
-                return _Difference(words, twin, reader, leaf=value.index)
+                twins = [its for its in operations if its.func is reader.func]
+                twin = twins[0] if twins else operations[-1]
+                return Spot(parting, words, twin, reader, leaf=value.index)
     if traits(candidate_operations[-1].func).random:
         words = f"{call_name(candidate_operations[-1])} draws other random numbers"
     else:
         words = f"{call_name(candidate_operations[-1])} gives another result for the same inputs"
-    return _Difference(words, operations[-1], candidate_operations[-1])
+    return Spot(parting, words, operations[-1], candidate_operations[-1])
 
 
 def _only_continues(
@@ -482,27 +461,7 @@ def _only_continues(
     return names.isdisjoint(others) and not results.isdisjoint(reads)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Difference:
-    """What differs, and the operators of both sides where it does.
-
-    Attributes:
-        is_extra: whether only the candidate calls its operator.
-        before: operators of the reference before its region that the candidate leaves out.
-        twins: the operators of both sides, if the reference's changes nothing and is in no region.
-    """
-
-    words: str
-    reference: Operation | None
-    candidate: Operation | None
-    is_missing: bool = False
-    leaf: int | None = None
-    is_extra: bool = False
-    before: tuple[Operation, ...] = ()
-    twins: tuple[Operation, Operation] | None = None
-
-
-def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
+def _with_twin(parting: Parting, difference: Spot) -> Spot:
     """Find the reference's call of what seems to be an additional operator.
 
     A factor of 1 gives a value that both sides have, and so it is in no region.
@@ -515,16 +474,17 @@ def _with_twin(parting: Parting, difference: _Difference) -> _Difference:
         others = [parting.known.classes[index] for index in operation.inputs]
         if reads == others and plain_name(operation) == plain_name(extra):
             words = f"the candidate calls {describe_settings(operation, extra)}"
-            return _Difference(words, operation, extra, twins=(operation, extra))
+            return Spot(parting, words, operation, extra, twins=(operation, extra))
     return difference
 
 
 def _compare_names(
+    parting: Parting,
     left: Sequence[Operation],
     right: Sequence[Operation],
     last: Operation,
     call: TracedCall | None,
-) -> _Difference | None:
+) -> Spot | None:
     """Which operators only one side calls; None if both call the same.
 
     `last` is the candidate's operator that needs the result, if it calls none of these; `call` is
@@ -540,14 +500,18 @@ def _compare_names(
     if kinds == {"delete"}:
         words = f"the candidate leaves out {call_names(left[start:end])}"
         needs = right[min(first, len(right) - 1)] if right else last
-        return _Difference(words, left[start], needs, is_missing=True)
+        return Spot(parting, words, left[start], needs, is_missing=True)
     if kinds == {"insert"}:
         before = "before" if left and start < len(left) else "after"
         words = f"the candidate also calls {call_names(right[first:stop])}"
         if not left:
-            return _Difference(words, None, right[first], is_extra=True)
-        return _Difference(
-            f"{words} {before} it", left[min(start, len(left) - 1)], right[first], is_extra=True
+            return Spot(parting, words, None, right[first], is_extra=True)
+        return Spot(
+            parting,
+            f"{words} {before} it",
+            left[min(start, len(left) - 1)],
+            right[first],
+            is_extra=True,
         )
     _, start, end, first, stop = next(
         (block for block in blocks if block[0] == "replace"), blocks[0]
@@ -560,7 +524,7 @@ def _compare_names(
         f"the candidate calls {call_names(right[first:stop] or [candidate])} where the reference "
         f"calls {right_names}"
     )
-    return _Difference(words, reference, candidate)
+    return Spot(parting, words, reference, candidate)
 
 
 def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, int, int, int]]:
@@ -576,12 +540,12 @@ def _unequal_blocks(left: list[str], right: list[str]) -> list[tuple[str, int, i
 
 def _compare_calls(
     parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
-) -> _Difference | None:
+) -> Spot | None:
     """What differs in the same operators: their arguments, or what they read."""
     for its, other in zip(operations, candidate_operations, strict=True):
         if not same_settings(its, other):
             words = f"the candidate calls {describe_settings(its, other)}"
-            return _Difference(words, its, other)
+            return Spot(parting, words, its, other)
     for its, other in zip(operations, candidate_operations, strict=True):
         shared = set(parting.classes) - {None}
         reads = list(_sources(its, parting.theirs.trace, parting.known.classes, shared))
@@ -589,14 +553,14 @@ def _compare_calls(
         candidate_classes = {number for number in others if number is not None}
         if reads != others and sorted(map(str, reads)) == sorted(map(str, others)):
             words = f"the candidate calls {call_name(other)} with swapped inputs"
-            return _Difference(words, its, other)
+            return Spot(parting, words, its, other)
         if reads != others and candidate_classes and not candidate_classes <= set(reads):
             skipped = _skipped_operator(parting, its, other)
             if skipped:
                 words = f"the candidate leaves out {call_name(skipped[0])}"
-                return _Difference(words, skipped[0], other, is_missing=True, before=skipped)
+                return Spot(parting, words, skipped[0], other, is_missing=True, before=skipped)
             words = f"the candidate calls {call_name(other)} with another input"
-            return _Difference(words, its, other)
+            return Spot(parting, words, its, other)
     return None
 
 
@@ -635,8 +599,7 @@ def _ways_back(parting: Parting, value: int, number: int) -> Iterator[Operation]
     """The candidate's operators that hand a value on, back to the first one of a class."""
     trace = parting.mine.trace
     while value != parting.classes.index(number):
-        makers = trace.values[value].makers
-        maker = trace.operations[makers[-1]] if makers else None
+        maker = trace.maker_of(value)
         if maker is None or len(maker.inputs) != 1:
             return
         yield maker
@@ -656,8 +619,7 @@ def _sources(
     for index in operation.inputs:
         source = index
         while classes[source] not in shared:
-            makers = trace.values[source].makers
-            maker = trace.operations[makers[-1]] if makers else None
+            maker = trace.maker_of(source)
             if maker is None or not maker.only_moves or not maker.inputs:
                 break
             source = maker.inputs[0]
@@ -708,8 +670,9 @@ def _reference_before(parting: Parting, operation: Operation) -> Operation | Non
     reads = {parting.classes[index] for index in operation.inputs} - {None}
     trace = parting.theirs.trace
     for value in reversed(trace.values):
-        if value.makers and parting.known.classes[value.index] in reads:
-            return trace.operations[value.makers[-1]]
+        maker = trace.maker_of(value.index)
+        if maker is not None and parting.known.classes[value.index] in reads:
+            return maker
     return None
 
 

@@ -12,12 +12,13 @@ import torch
 
 from paritas.core.execution.evidence import Evidence
 from paritas.core.execution.graph_runs import copy_argument
-from paritas.core.execution.item_evidence import GivenLift, ItemEvidence
+from paritas.core.execution.item_evidence import GivenLift
 from paritas.core.execution.program import VALUE, ValueProgram
 from paritas.core.execution.responses import computes_in_float64, nudge_tensor, responds_smoothly
 from paritas.core.execution.saved_state import Copier
 from paritas.core.judging.failures import Explainer, call_context
-from paritas.core.judging.pairs import Pair, judge_pair
+from paritas.core.judging.pairs import judge_pair
+from paritas.core.locating.values_alone import pair_alone
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.precision.lifting import LiftMode
 from paritas.core.torch_private import unseen_kernels
@@ -116,12 +117,7 @@ class Region:
 
     def inner_values(self, tensors: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
         """What its operators compute and read, except its result."""
-        copier = Copier(widen=wide)
-        copies = [copy_argument(copier, tensor) for tensor in tensors]
-        fixed = {
-            key: copy_argument(copier, fixed_tensor) for key, fixed_tensor in self.fixed.items()
-        }
-        program = dataclasses.replace(self, fixed=fixed)
+        program, copies = self._copied(tensors, wide=wide)
         default = own_default()
         lift = LiftMode(default, default) if wide else contextlib.nullcontext()
         with torch.no_grad(), lift:
@@ -129,19 +125,21 @@ class Region:
         inside = (inner_value for index, inner_value in values.items() if index != self.result)
         return [inner_value for inner_value in inside if isinstance(inner_value, torch.Tensor)]
 
-    def evidence(self, tensors: Sequence[Tensor], seed: int) -> Evidence[ValueProgram]:
-        """Evidence about it on some arguments."""
+    def program(self, tensors: Sequence[Tensor]) -> ValueProgram:
+        """It on some arguments, in several precisions."""
 
         def prepare(options: RunOptions) -> Callable[[], Any]:
-            copier = Copier(widen=options.wide)
-            copies = [copy_argument(copier, tensor) for tensor in tensors]
-            fixed = {
-                key: copy_argument(copier, fixed_tensor) for key, fixed_tensor in self.fixed.items()
-            }
-            program = dataclasses.replace(self, fixed=fixed)
+            program, copies = self._copied(tensors, wide=options.wide)
             return lambda: program(*copies)
 
-        return Evidence(ValueProgram(prepare, tensors), seed=seed)
+        return ValueProgram(prepare, tensors)
+
+    def _copied(self, tensors: Sequence[Tensor], *, wide: bool) -> tuple[Region, list[Tensor]]:
+        """It with copies of its fixed values, and copies of some arguments."""
+        copier = Copier(widen=wide)
+        copies = [copy_argument(copier, tensor) for tensor in tensors]
+        fixed = {key: copy_argument(copier, tensor) for key, tensor in self.fixed.items()}
+        return dataclasses.replace(self, fixed=fixed), copies
 
 
 def _lay_out(tensor: Tensor, strides: tuple[int, ...] | None) -> Tensor:
@@ -195,19 +193,16 @@ def judge_regions(
     """
     if reference.given and not candidate.given:
         return []
-    reference_evidence = reference.evidence(tensors, seed)
-    candidate_evidence = candidate.evidence(tensors, seed)
-    right, wrong = (
-        side_evidence.native[0].outputs.get(VALUE)
-        for side_evidence in (reference_evidence, candidate_evidence)
-    )
-    if not isinstance(right, torch.Tensor) or not isinstance(wrong, torch.Tensor):
+    candidate_runs = Evidence(candidate.program(tensors), seed=seed)
+    wrong = candidate_runs.native[0].outputs.get(VALUE)
+    if not isinstance(wrong, torch.Tensor):
         return []
     rounded = () if _computes_in_float64(reference, candidate, tensors, seed) else (torch.float32,)
-    evidence = ItemEvidence(
-        reference_evidence, VALUE, lifted=GivenLift(candidate_evidence.arbiter, rounded)
-    )
-    values = right.detach(), wrong.detach()
+    lifted = GivenLift(candidate_runs.arbiter, rounded)
+    pair = pair_alone(item, reference.program(tensors), wrong, seed, lifted=lifted)
+    if pair is None:
+        return []
+    values = pair.reference, pair.candidate
 
     @functools.cache
     def describe_context() -> Context | None:
@@ -226,12 +221,12 @@ def judge_regions(
             inner=functools.partial(candidate.inner_values, tensors),
         )
 
-    pair = Pair(item, *values, evidence, describe_context)
+    pair = dataclasses.replace(pair, context=describe_context)
     findings, _ = judge_pair(pair, explainer=Explainer())
     if is_known or not _is_narrower(*values):
         return findings
     # What comes later casts it back: how wrong the values are then says more than the dtype.
-    pair = dataclasses.replace(pair, candidate=values[1].to(right.dtype))
+    pair = dataclasses.replace(pair, candidate=pair.candidate.to(pair.reference.dtype))
     widened, _ = judge_pair(pair, explainer=Explainer())
     diagnosis = next(
         (
@@ -259,7 +254,8 @@ def _computes_in_float64(
 
     def value(side: Region, direction: int) -> Any:
         nudged = [nudge_tensor(tensor, seed, direction) for tensor in tensors]
-        return side.evidence(nudged, seed).native[0].outputs.get(VALUE)
+        runs = Evidence(side.program(nudged), seed=seed)
+        return runs.native[0].outputs.get(VALUE)
 
     before, middle, after = (value(candidate, direction) for direction in (-1, 0, 1))
     right = value(reference, 1), value(reference, 0)

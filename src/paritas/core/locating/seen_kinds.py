@@ -20,7 +20,7 @@ from paritas.core.locating.call_words import (
     shown_setting,
 )
 from paritas.core.locating.trace_calls import function_name, functions_of
-from paritas.core.locating.trace_matching import plain_name, same_settings
+from paritas.core.locating.trace_matching import leave_out_moves, plain_name, same_settings
 from paritas.core.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
@@ -143,12 +143,7 @@ def other_call(
     Args:
         title: the reference's call.
     """
-    candidate_calls = [
-        candidate_operation
-        for candidate_operation in candidate_operations
-        if not candidate_operation.only_moves
-    ]
-    its = [operation for operation in operations if not operation.only_moves]
+    its, candidate_calls = leave_out_moves(operations), leave_out_moves(candidate_operations)
     if (
         len(candidate_calls) != 1
         or not its
@@ -167,12 +162,7 @@ def left_out(
     parting: Parting, operations: Sequence[Operation], candidate_operations: Sequence[Operation]
 ) -> Pattern | None:
     """The operators that are left out, where all others are called in the same order."""
-    candidate_calls = [
-        candidate_operation
-        for candidate_operation in candidate_operations
-        if not candidate_operation.only_moves
-    ]
-    its = [operation for operation in operations if not operation.only_moves]
+    its, candidate_calls = leave_out_moves(operations), leave_out_moves(candidate_operations)
     rest = iter(its)
     names = [plain_name(candidate_operation) for candidate_operation in candidate_calls]
     if not candidate_operations or not all(

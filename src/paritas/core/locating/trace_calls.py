@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.locating.trace_matching import Joint, plain_name
+from paritas.core.locating.trace_matching import Joint, leave_out_moves, plain_name, readers_of
 from paritas.core.tracing.traces import TracedCall
 
 if TYPE_CHECKING:
@@ -69,16 +69,14 @@ def _wrong_result(parting: Parting, call: TracedCall, other: TracedCall) -> Join
         maker = _maker_in(parting.mine.trace, other, wrong)
         if its is None or maker is None or its.is_backward:
             return None
-        slots = maker.outputs.index(wrong), its.outputs.index(right)
         size = float(call.stop - call.start + other.stop - other.start)
-        return Joint(maker, its, slots, size, 0.0)
+        return Joint.of(maker, wrong, its, right, size)
     return None
 
 
 def _maker_in(trace: Trace, call: TracedCall, value: int) -> Operation | None:
     """The operator of a call that gave a value."""
-    makers = trace.values[value].makers
-    maker = trace.operations[makers[-1]] if makers else None
+    maker = trace.maker_of(value)
     return maker if maker is not None and maker in call and value in maker.outputs else None
 
 
@@ -118,7 +116,7 @@ def functions_of(trace: Trace, operations: Sequence[Operation]) -> list[TracedCa
 
     None stands for operators that no function called.
     """
-    computing = [operation for operation in operations if not operation.only_moves] or operations
+    computing = leave_out_moves(operations) or operations
     calls = [function_of(trace, operation) for operation in computing]
     return list({id(call): call for call in calls}.values())
 
@@ -281,7 +279,7 @@ def _calls_like(
             if right not in reference_only and parting.known.classes[right] not in computed_classes:
                 continue
             if readers[0].names(right, call) == leads_to:
-                joint = Joint(maker, its, (slot, its.outputs.index(right)), 0.0, 0.0)
+                joint = Joint.of(maker, wrong, its, right)
                 # Of several results of a call, those that are read are not what is missing.
                 is_missing = (
                     right in reference_only or parting.known.classes[right] not in still_read
@@ -296,10 +294,7 @@ class _Readers:
 
     def __init__(self, trace: Trace, ends: Collection[int]) -> None:
         self._ends = frozenset(ends)
-        self._by_value: dict[int, list[Operation]] = {}
-        for operation in trace.operations:
-            for index in operation.inputs:
-                self._by_value.setdefault(index, []).append(operation)
+        self._by_value = readers_of(trace.operations)
         self._trace = trace
 
     @functools.cached_property

@@ -259,8 +259,16 @@ class Joint:
     candidate: Operation
     reference: Operation
     slots: tuple[int, int]
-    size: float
-    cost: float
+    size: float = 0.0
+    cost: float = 0.0
+
+    @classmethod
+    def of(
+        cls, candidate: Operation, wrong: int, reference: Operation, right: int, size: float = 0.0
+    ) -> Joint:
+        """The joint of two values that these operators give."""
+        slots = candidate.outputs.index(wrong), reference.outputs.index(right)
+        return cls(candidate, reference, slots, size)
 
 
 def find_joints(
@@ -369,10 +377,7 @@ class _End:
 
 
 def _list_ends(part: OwnPart, classes: Sequence[int | None]) -> list[_End]:
-    readers: dict[int, list[Operation]] = {}
-    for operation in part.operations:
-        for index in operation.inputs:
-            readers.setdefault(index, []).append(operation)
+    readers = readers_of(part.operations)
     ends = []
     for operation in part.operations:
         if operation.index not in part.before:
@@ -420,6 +425,26 @@ def _names_behind(operation: Operation, readers: dict[int, list[Operation]]) -> 
 def _unlike(left: frozenset[Any], right: frozenset[Any]) -> float:
     both = left | right
     return 1 - len(left & right) / len(both) if both else 0.0
+
+
+def in_order(operations: Iterable[Operation]) -> list[Operation]:
+    """Some operators, each once, in the order in which they ran."""
+    by_index = {operation.index: operation for operation in operations}
+    return [by_index[index] for index in sorted(by_index)]
+
+
+def readers_of(operations: Iterable[Operation]) -> dict[int, list[Operation]]:
+    """For each value, the operators that read it, in their order."""
+    readers: dict[int, list[Operation]] = {}
+    for operation in operations:
+        for index in operation.inputs:
+            readers.setdefault(index, []).append(operation)
+    return readers
+
+
+def leave_out_moves(operations: Iterable[Operation]) -> list[Operation]:
+    """The operators that compute something, not only move it."""
+    return [operation for operation in operations if not operation.only_moves]
 
 
 def plain_name(operation: Operation) -> str:

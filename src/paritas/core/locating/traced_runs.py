@@ -47,11 +47,13 @@ class TracedRun:
         trace: its operators.
         seen: what a caller observes of the call that failed.
         wide: whether it ran in float64.
+        instead: by operator and result, the values that it continued with in place of its own.
     """
 
     trace: Trace
     seen: Observation
     wide: bool
+    instead: Instead
 
 
 @dataclasses.dataclass(eq=False)
@@ -152,7 +154,7 @@ class TracedSides:
             raise OutOfTimeError
         recorder = traced.recorder
         trace = Trace() if recorder is None else recorder.trace
-        return TracedRun(trace, quietly[-1], wide)
+        return TracedRun(trace, quietly[-1], wide, instead or {})
 
     def has_wide(self) -> bool:
         """Whether the sides can run in float64 and compute something else there."""
@@ -189,9 +191,8 @@ class TracedSides:
     def _program(self, side: Subject) -> SubjectProgram:
         call = self.call
         # What differs in the forward pass explains what follows from it.
-        gradients = call.conditions.gradients and all(
-            item.kind.is_gradient or item.kind.is_after_backward for item in self.items
-        )
+        is_of_backward = all(item.kind.is_of_backward for item in self.items)
+        gradients = call.conditions.gradients and is_of_backward
         conditions = dataclasses.replace(
             call.conditions, gradients=gradients, second=False, repeats=False, sketches=False
         )

@@ -258,8 +258,8 @@ def has_inexact(value: object) -> bool:
     return is_inexact(value)
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """The dtype's name without `torch.`."""
+def dtype_name(dtype: torch.dtype | torch.layout | torch.memory_format | torch.qscheme) -> str:
+    """The name of a dtype without `torch.`; that of a layout or another constant of torch, too."""
     return str(dtype).removeprefix("torch.")
 
 

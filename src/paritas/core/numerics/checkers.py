@@ -18,7 +18,7 @@ from paritas.core.numerics.automatic import (
     judge_exact,
     judge_floats,
 )
-from paritas.core.numerics.bits import halves, is_inexact
+from paritas.core.numerics.bits import dtype_name, halves, is_inexact
 from paritas.core.numerics.contents import Opaque, as_leaf, parts, same_leaf
 from paritas.core.numerics.judge_evidence import JudgeEvidence, NoEvidence
 from paritas.core.numerics.metrics import pair_metrics
@@ -246,7 +246,7 @@ def _describe_value(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, torch.Tensor):
-        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return f"a tensor {dtype_name(value.dtype)}{list(value.shape)}"
     return f"{type(value).__name__} {value!r:.60}"
 
 

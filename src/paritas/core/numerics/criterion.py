@@ -31,6 +31,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 
 from paritas.core.numerics.pooling import (
@@ -498,7 +499,7 @@ class ScoreTotals:
 
     def _locate_worst(self, chunk_position: tuple[int, int, int], z: Tensor) -> tuple[int, ...]:
         axis, start, _ = chunk_position
-        where = _unravel_index(int(z.argmax()), z.shape)
+        where = list(map(int, np.unravel_index(int(z.argmax()), z.shape)))
         where[axis] += start
         where = where[:-1] if self.is_complex else where
         return () if self.scalar else tuple(where)
@@ -542,15 +543,6 @@ class ScoreTotals:
             **figures,
         )
         return Scored(score=result, over=self.over, knife_edges=self.knife_edges)
-
-
-def _unravel_index(flat: int, shape: torch.Size) -> list[int]:
-    """The index of an element from its flat index."""
-    where = []
-    for size in reversed(shape):
-        flat, last = divmod(flat, size)
-        where.append(last)
-    return where[::-1]
 
 
 # --- How many perturbed runs a decision needs -----------------------------------------------------

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from paritas.core.errors import in_one_line
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.contents import ContainerKind, Opaque, Parts, attributes, same_leaf, walk
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def _read_tensor(tensor: Tensor) -> Parts | None:
     if _dimension_names(tensor):
         kind = _make_kind(f"tensor with names {_dimension_names(tensor)}")
         return Parts(kind, [("", tensor.rename(None))])  # type: ignore[attr-defined]
-    kind = _make_kind(f"{_short_name(tensor.dtype)} tensor")
+    kind = _make_kind(f"{dtype_name(tensor.dtype)} tensor")
     return Parts(kind, [(".view(torch.uint8)", tensor.view(torch.uint8))])
 
 
@@ -165,14 +166,14 @@ def _read_nested(tensor: Tensor) -> Parts:
     if len({tuple(size[1:]) for size in sizes}) > 1 or not all(sizes):
         parts = [part.reshape(-1) for part in parts]
     values = torch.cat(parts) if parts else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    kind = _make_kind(f"nested tensor ({_short_name(tensor.layout)})")
+    kind = _make_kind(f"nested tensor ({dtype_name(tensor.layout)})")
     return Parts(kind, [(".sizes", torch.tensor(sizes)), (".values", values)])
 
 
 def _read_quantised(tensor: Tensor) -> Parts:
     scheme = tensor.qscheme()
     codes = (".int_repr()", _read_codes(tensor))
-    kind = _make_kind(f"{_short_name(tensor.dtype)} tensor ({_short_name(scheme)})")
+    kind = _make_kind(f"{dtype_name(tensor.dtype)} tensor ({dtype_name(scheme)})")
     if scheme in {torch.per_tensor_affine, torch.per_tensor_symmetric}:
         # Scales are computed in float32 and only stored in a double.
         scale = torch.tensor(tensor.q_scale(), dtype=torch.float32)
@@ -214,7 +215,7 @@ def _read_sparse(tensor: Tensor) -> Parts:
         rows = layout in {torch.sparse_csr, torch.sparse_bsr}
         names = ["crow_indices", "col_indices"] if rows else ["ccol_indices", "row_indices"]
         names.append("values")
-    kind = _make_kind(f"{state}{_short_name(layout)} tensor of shape {shape}")
+    kind = _make_kind(f"{state}{dtype_name(layout)} tensor of shape {shape}")
     if layout not in _SPARSE:  # mkldnn
         return Parts(kind, [(".to_dense()", tensor.to_dense())])
     return Parts(kind, [(f".{name}()", getattr(sparse_tensor, name)()) for name in names])
@@ -283,7 +284,7 @@ def _widest_bytes(dtype: np.dtype[Any]) -> int:
 
 def _opaque_parts(tensor: Tensor, reason: str) -> Parts:
     name = "meta tensor" if tensor.is_meta else type(tensor).__name__
-    facts = f"{name} of {_short_name(tensor.dtype)}"
+    facts = f"{name} of {dtype_name(tensor.dtype)}"
     return Parts(_make_kind(facts), [("", Opaque(tensor, f"a {facts} {reason}"))])
 
 
@@ -299,7 +300,3 @@ def _dimension_names(tensor: Tensor) -> tuple[Any, ...]:
 
 def _resolve(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg()
-
-
-def _short_name(value: Any) -> str:
-    return str(value).removeprefix("torch.")

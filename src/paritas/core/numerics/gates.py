@@ -136,9 +136,9 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
         reference_totals.count * (RMS_Z * OWN_SHARE_SETTLED / OWN_RMS) ** 2,
     )
     return Score(
-        max_z=_error_ratio(candidate_totals.worst, reference_totals.worst),
+        max_z=ratio_to(candidate_totals.worst, reference_totals.worst),
         max_limit=OWN_MAX,
-        rms_z=math.sqrt(_error_ratio(candidate_totals.squares, squares)),
+        rms_z=math.sqrt(ratio_to(candidate_totals.squares, squares)),
         rms_limit=OWN_RMS,
         index=candidate_totals.index,
         noise="the reference's own error, like for like",
@@ -146,10 +146,11 @@ def own_error_score(candidate: Tensor, reference: Tensor, arbiter: Tensor) -> Sc
     )
 
 
-def _error_ratio(candidate_error: float, reference_error: float) -> float:
-    if candidate_error == 0:
+def ratio_to(error: float, scale: float) -> float:
+    """An error as a multiple of another figure; infinite if only that is 0."""
+    if error == 0:
         return 0.0
-    return candidate_error / reference_error if reference_error else math.inf
+    return error / scale if scale else math.inf
 
 
 # --- Few roundings, or far too many ---------------------------------------------------------------

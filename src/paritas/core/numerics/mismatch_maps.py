@@ -264,17 +264,7 @@ def _distance(reference: Tensor, candidate: Tensor, r: Tensor, c: Tensor) -> tup
 def _outer_index(block: _PairBlock, rows: Tensor, shape: tuple[int, ...]) -> list[Tensor]:
     """Positions of rows of a block along all axes except the last (all axes if width is 1)."""
     outer = shape if block.width == 1 else shape[:-1]
-    return _unravel(rows + block.offset // block.width, outer)
-
-
-def _unravel(flat: Tensor, shape: Sequence[int]) -> list[Tensor]:
-    """Positions along each axis."""
-    index: list[Tensor] = []
-    for extent in reversed(shape[1:]):
-        rest = flat // extent
-        index.append(flat - rest * extent)
-        flat = rest
-    return [*([flat] if shape else []), *reversed(index)]
+    return list(torch.unravel_index(rows + block.offset // block.width, outer)) if outer else []
 
 
 def _moduli(values: Tensor) -> list[float]:

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,11 +138,7 @@ def _cosine(rr: float, cc: float, dd: float, rc: float) -> float:
 
 def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
     """The multi-dimensional index of a flat index in row-major order."""
-    index: list[int] = []
-    for length in reversed(shape):
-        flat, position = divmod(flat, length)
-        index.append(position)
-    return tuple(reversed(index))
+    return tuple(map(int, np.unravel_index(flat, tuple(shape))))
 
 
 # --- Means, squares and products ------------------------------------------------------------------

@@ -180,7 +180,6 @@ class PairTotals:
         self._take_ratios(offset, places, (r, c), moduli, equal if side_r.zeros else None)
 
     def _take_equal(self, r: Array, side: SideBlock) -> None:
-        """Add a block of equal numbers."""
         sums = (side.total, side.total, side.squares, side.squares, 0.0)
         self._comoments = self._comoments.merge(comoments(r, r, sums))
         if self._softmax is not None:

@@ -349,7 +349,6 @@ _LAYOUTS = {
 
 
 def _add_block(tally: StatisticsTally, values: Array, room: tuple[Array, Array]) -> None:
-    """Add one block to the tally."""
     least, most = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))
     if not math.isfinite(least) or not math.isfinite(most):  # a NaN anywhere makes both NaN
         nans = int(np.count_nonzero(np.isnan(values)))
@@ -492,7 +491,6 @@ def begin_on_device(tensor: Tensor) -> PendingDeviceStatistics:
 
 
 def _count_nonfinite(values: Tensor) -> Tensor:
-    """Number of NaNs, of positive and of negative infinities."""
     kinds = (values.isnan(), values == torch.inf, values == -torch.inf)
     return torch.stack([kind.sum() for kind in kinds]).double()
 
@@ -520,7 +518,6 @@ def _sum_on_device(finite_values: Tensor, *, wide: bool) -> Tensor:
 
 
 def _add_figures(tally: StatisticsTally, row: list[float]) -> None:
-    """Add the figures of a block to the tally."""
     nans, positive, negative, least, most, total, norm, exponent = row
     tally.nans += int(nans)
     tally.positive_infinities += int(positive)

@@ -25,7 +25,7 @@ from paritas.core.numerics.criterion import (
     real_view,
     rms,
 )
-from paritas.core.numerics.gates import OWN_RMS
+from paritas.core.numerics.gates import OWN_RMS, ratio_to
 from paritas.core.numerics.pooling import populations
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def whole_jumps(jumps: Jumps, truth: Tensor) -> WholeError:
     scale = nonzero(populations(real_view(truth)).scale(size))
     scaled = size / scale
     sizes = jumps.size.to(truth.device).double() / scale
-    factor = _over(float((sizes * scaled).sum()), float(scaled.square().sum()))
+    factor = ratio_to(float((sizes * scaled).sum()), float(scaled.square().sum()))
     return WholeError(rms(sizes), factor)
 
 
@@ -133,8 +133,8 @@ class WholeNoise:
         most_size = math.hypot(self._most_size(last=last), RMS_Z * self.jumps.size)
         most_factor = math.hypot(self._most_factor(last=last), RMS_Z * self.jumps.factor)
         return WholeError(
-            _over(candidate_error.size, self.slack * most_size),
-            _over(abs(candidate_error.factor), self.slack * most_factor),
+            ratio_to(candidate_error.size, self.slack * most_size),
+            ratio_to(abs(candidate_error.factor), self.slack * most_factor),
         )
 
     def _usual(self) -> float:
@@ -181,9 +181,3 @@ class WholeNoise:
 
 def _root_mean_square(numbers: list[float]) -> float:
     return math.hypot(*numbers) / math.sqrt(len(numbers)) if numbers else 0.0
-
-
-def _over(figure: float, limit: float) -> float:
-    if figure == 0:
-        return 0.0
-    return figure / limit if limit else math.inf

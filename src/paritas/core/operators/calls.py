@@ -1,14 +1,63 @@
-"""Calls whose arguments have names: what definitions and rules of operators read."""
+"""Calls of operators, as they were made and with arguments that have names."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from paritas.core.torch_private.operators import map_tensors
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+# An argument: its position or its name.
+Place = int | str
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorCall:
+    """An operator and its arguments.
+
+    Attributes:
+        name: the user's name for it, such as `torch.nn.functional.linear`.
+        without_gradient: arguments that need no gradient, such as running statistics.
+        seed: the seed of arguments that were drawn at random.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = ""
+    without_gradient: frozenset[Place] = frozenset()
+    seed: int = 0
+
+    def map(self, change: Callable[[Any], Any]) -> Self:
+        """The same call with other arguments."""
+        args = tuple(map(change, self.args))
+        kwargs = {name: change(value) for name, value in self.kwargs.items()}
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same call with other tensors, also those in lists."""
+        return self.map(
+            lambda argument: map_tensors(argument, change) if tensors_in(argument) else argument
+        )
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in an argument, which may be a (nested) list."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+# --- Arguments by the names of parameters ---------------------------------------------------------
 
 # The namespaces of torch have different names for the first parameter of an operator.
 _FIRST = ("input", "self")

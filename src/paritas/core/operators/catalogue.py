@@ -13,9 +13,11 @@ from paritas.core.operators import contractions, elementwise, norms_and_losses, 
 from paritas.core.operators.calls import bind
 from paritas.core.operators.definitions import (
     OPERATORS,
+    SUMMATIONS,
     Array,
     DefinedOperator,
     Layout,
+    Summation,
     SymbolicCall,
     flat,
 )
@@ -25,7 +27,7 @@ from paritas.core.operators.terms import OutsideTheoryError, Term
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from paritas.core.placement.placement import OperatorCall, Place
+    from paritas.core.operators.calls import OperatorCall, Place
 
 # Importing a family registers its operators.
 FAMILIES = (contractions, elementwise, norms_and_losses, rearrangements)
@@ -39,6 +41,11 @@ def operator_names() -> list[str]:
 def operator_called(name: str) -> DefinedOperator | None:
     """The operator of this name."""
     return OPERATORS.get(name)
+
+
+def summation_of(name: str) -> Summation | None:
+    """How an operator sums, by its name in aten; None if it has no long sum."""
+    return SUMMATIONS.get(name)
 
 
 def full_name(operator: str | Callable[..., Any]) -> str:

@@ -18,6 +18,7 @@ from paritas.core.operators.definitions import (
     functional,
     operator,
     operator_word,
+    sums_as,
 )
 from paritas.core.operators.elementwise import broadcast_sizes
 from paritas.core.operators.indices import ONE, ZERO, Poly, constant, floor_divide, symbol
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     import torch
 
 # --- Products -------------------------------------------------------------------------------------
+
+sums_as("products", "mm bmm mv dot")
+sums_as("products added to a tensor", "addmm baddbmm addmv")
+sums_as("products in groups", "_grouped_mm")
+sums_as("trilinear products", "_trilinear")
 
 
 def _product(call: SymbolicCall, *factors: str) -> Array:
@@ -319,6 +325,11 @@ def _distances(call: SymbolicCall) -> Array | list[Array]:
 
 # --- Attention: each query row and each column of values ------------------------------------------
 
+_FUSED_KERNELS = "flash_attention flash_attention_for_cpu efficient_attention cudnn_attention"
+for _kernel in _FUSED_KERNELS.split():
+    sums_as("attention", f"_scaled_dot_product_{_kernel}")
+    sums_as("attention backward", f"_scaled_dot_product_{_kernel}_backward")
+
 
 @operator(
     "query key value attn_mask dropout_p is_causal scale enable_gqa",
@@ -359,6 +370,9 @@ def _shared_heads(query: Array, shared_array: Array) -> Array:
 
 
 # --- Convolutions: a sum over channels of convolutions of planes ----------------------------------
+
+sums_as("convolution", "convolution")
+sums_as("convolution backward", "convolution_backward")
 
 
 @operator(
@@ -447,6 +461,8 @@ def _convolve_planes(
 
 
 # --- Pooling and resampling -----------------------------------------------------------------------
+
+sums_as("averages of windows", "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d")
 
 
 def _each(value: Any, count: int, default: Any = None) -> tuple[Any, ...]:

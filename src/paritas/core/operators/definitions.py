@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -22,7 +22,7 @@ from paritas.core.operators.indices import ONE, ZERO, Poly, symbol
 from paritas.core.operators.terms import OutsideTheoryError, Term
 
 if TYPE_CHECKING:
-    from paritas.core.placement.placement import OperatorCall, Place
+    from paritas.core.operators.calls import OperatorCall, Place
 
 # --- Tensors with symbolic sizes ------------------------------------------------------------------
 
@@ -75,6 +75,7 @@ class SymbolicCall:
         functions: how to evaluate the unknown functions.
         requires: what sizes must satisfy for the operator to run.
         assumes: what is taken for granted about values, in words.
+        reads_values: whether that depends on the values given.
         without_values: the names of tensors whose values do not count.
         draws: the random tensors that the operator draws, by name; drawn when they are asked for.
         writes: what the operator writes to its arguments, by their names.
@@ -97,6 +98,7 @@ class SymbolicCall:
         self.functions: dict[str, Evaluator] = {}
         self.requires: list[tuple[Any, ...]] = []
         self.assumes: list[str] = []
+        self.reads_values = False
         self.without_values: set[str] = set()
         self.draws: dict[str, Callable[[], torch.Tensor]] = {}
         self.writes: dict[str, Array] = {}
@@ -233,6 +235,7 @@ class SymbolicCall:
         if holds is None:
             taken = True
         else:
+            self.reads_values = True
             taken = holds() if self._assumed is None else words in self._assumed
         if taken:
             self.assumes.append(words)
@@ -492,6 +495,30 @@ def operator(parameters: str, *names: str) -> Callable[[D], D]:
         return function
 
     return add
+
+
+# How an operator adds many terms up: `precision` has the error of each way.
+Summation = Literal[
+    "products", "products added to a tensor", "products in groups", "trilinear products",
+    "sum", "mean", "running sum", "indexed sum", "terms of one sign", "averages of windows",
+    "softmax", "log softmax", "softmax backward", "log softmax backward", "logarithm of a sum",
+    "attention", "attention backward", "variance", "deviation",
+    "layer norm", "layer norm backward", "group norm", "group norm backward",
+    "batch norm", "functional batch norm", "batch norm backward", "batch norm backward of cuDNN",
+    "convolution", "convolution backward", "embedding backward", "error function", "gelu",
+]  # fmt: skip
+SUMMATIONS: dict[str, Summation] = {}
+
+
+def sums_as(summation: Summation, *names: str) -> None:
+    """Register how operators sum, by their names in aten, several in one string.
+
+    Operators that only autograd calls have no definition, but sum too.
+    """
+    for name in " ".join(names).split():
+        if name in SUMMATIONS:
+            raise ValueError(f"{name} sums in two ways")
+        SUMMATIONS[name] = summation
 
 
 def everywhere(*short: str) -> str:

@@ -20,6 +20,7 @@ from paritas.core.operators.definitions import (
     functional,
     operator,
     operator_word,
+    sums_as,
 )
 from paritas.core.operators.indices import ONE, Poly, symbol
 from paritas.core.operators.terms import (
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 # --- Elementwise: each element of the result is a function of one element of each argument --------
+
+sums_as("error function", "erf erfc")
+sums_as("gelu", "gelu gelu_backward")
 
 
 @operator(
@@ -264,6 +268,13 @@ def _along(call: SymbolicCall, dims: Any, outputs: int, *, keeps_length: bool) -
 
 
 # --- Reductions -----------------------------------------------------------------------------------
+
+sums_as("sum", "sum")
+sums_as("mean", "mean")
+sums_as("terms of one sign", "prod norm linalg_vector_norm")
+sums_as("logarithm of a sum", "logsumexp")
+sums_as("variance", "var var_mean")
+sums_as("deviation", "std std_mean")
 
 
 def reduced_dims(call: SymbolicCall, default: int | None = None) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from paritas.core.operators.definitions import (
     functional,
     operator,
     operator_word,
+    sums_as,
 )
 from paritas.core.operators.elementwise import accumulate_along
 from paritas.core.operators.indices import ONE, ZERO, Poly, floor_divide, remainder, symbol
@@ -27,6 +28,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # --- Normalisations -------------------------------------------------------------------------------
+
+sums_as("softmax", "_softmax _safe_softmax")
+sums_as("log softmax", "_log_softmax")
+sums_as("softmax backward", "_softmax_backward_data")
+sums_as("log softmax backward", "_log_softmax_backward_data")
+sums_as("running sum", "cumsum")
+sums_as("layer norm", "native_layer_norm")
+sums_as("layer norm backward", "native_layer_norm_backward")
+sums_as("group norm", "native_group_norm")
+sums_as("group norm backward", "native_group_norm_backward")
+sums_as(
+    "batch norm",
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit",
+    "_batch_norm_with_update",
+)
+sums_as(
+    "functional batch norm",
+    "_native_batch_norm_legit_functional _batch_norm_with_update_functional",
+)
+sums_as("batch norm backward", "native_batch_norm_backward batch_norm_backward")
+sums_as("batch norm backward of cuDNN", "cudnn_batch_norm_backward miopen_batch_norm_backward")
 
 
 @operator("x dim _stacklevel dtype", functional("softmax log_softmax softmin"))
@@ -243,6 +265,11 @@ def _compare_pairs(call: SymbolicCall) -> list[Array]:
 
 # --- Losses ---------------------------------------------------------------------------------------
 
+sums_as(
+    "terms of one sign",
+    "mse_loss nll_loss_forward nll_loss2d_forward binary_cross_entropy smooth_l1_loss huber_loss",
+)
+
 _OLD = ("size_average", "reduce")
 
 
@@ -358,13 +385,14 @@ def _by_class(call: SymbolicCall) -> Array:
         raise OutsideTheoryError("a loss of one sample")
     names = letters(x.dim)
     outside = [names[0], *names[2:]]
+    classes_apart = [names[0], "k^", *names[2:]]
     of_classes = target.dim < x.dim
     layouts: dict[str, tuple[Array, Layout]] = {
-        "x": (x, [names[0], None, *names[2:]]),
-        "target": (target, outside if of_classes else [names[0], None, *names[2:]]),
+        "x": (x, classes_apart),
+        "target": (target, outside if of_classes else classes_apart),
     }
     if weight is not None:
-        layouts["weight"] = (weight, [None])
+        layouts["weight"] = (weight, ["k^"])
     reduction = _reduction(call)
     each = by_slices(call, layouts, [outside], settings=_none_like(call))[0]
     if reduction != "mean" or not of_classes:
@@ -372,7 +400,8 @@ def _by_class(call: SymbolicCall) -> Array:
     ignored = call.get("ignore_index", -100)
     values = call.get("target")
     if weight is None and call.assume(
-        f"no target is ignore_index ({ignored})", lambda: not bool((values == ignored).any())
+        f"no target is ignore_index ({ignored})",
+        lambda: not (values.is_meta or (values == ignored).any()),
     ):
         return _reduce_loss(call, each, reduction)
     counts = _counts(call, target, weight, ignored)

@@ -18,6 +18,7 @@ from paritas.core.operators.definitions import (
     functional,
     operator,
     operator_word,
+    sums_as,
 )
 from paritas.core.operators.elementwise import along
 from paritas.core.operators.indices import (
@@ -426,6 +427,9 @@ def _fullslice(call: SymbolicCall) -> list[Array]:
 
 
 # --- Look-ups -------------------------------------------------------------------------------------
+
+sums_as("embedding backward", "embedding_dense_backward")
+sums_as("indexed sum", "index_add scatter_add")
 
 
 def _is(call: SymbolicCall) -> str:

@@ -12,12 +12,13 @@ import inspect
 import itertools
 import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.numerics.bits import is_inexact
+from paritas.core.operators.calls import OperatorCall, Place, tensors_in
 from paritas.core.placement.assembly import (
     REDUCTIONS,
     Assembly,
@@ -39,7 +40,7 @@ from paritas.core.results.wording import enumerated
 from paritas.core.torch_private.operators import map_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -522,10 +523,6 @@ class RankCut:
 
 # --- Recipes: how an operator is split, and how the results of the ranks make the whole -----------
 
-# An argument: its position or its name.
-Place = int | str
-
-
 # --- Numbers that follow a split ------------------------------------------------------------------
 
 
@@ -609,36 +606,6 @@ class Recipe:
         return Group() in dict(self.numbers).values()
 
 
-@dataclasses.dataclass(frozen=True)
-class OperatorCall:
-    """An operator and its arguments.
-
-    Attributes:
-        name: the user's name for it, such as `torch.nn.functional.linear`.
-        without_gradient: arguments that need no gradient, such as running statistics.
-        seed: the seed of arguments that were drawn at random.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    name: str = ""
-    without_gradient: frozenset[Place] = frozenset()
-    seed: int = 0
-
-    def map(self, change: Callable[[Any], Any]) -> Self:
-        """The same call with other arguments."""
-        args = tuple(map(change, self.args))
-        kwargs = {name: change(value) for name, value in self.kwargs.items()}
-        return dataclasses.replace(self, args=args, kwargs=kwargs)
-
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """The same call with other tensors, also those in lists."""
-        return self.map(
-            lambda argument: map_tensors(argument, change) if tensors_in(argument) else argument
-        )
-
-
 def first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
     """The first tensor that a recipe splits, and the dimension; results count after arguments."""
     places = [*range(len(call.args)), *call.kwargs]
@@ -651,7 +618,7 @@ def first_split(recipe: Recipe, call: OperatorCall) -> tuple[int, int]:
 # --- The arguments of a call, and the part that each rank receives --------------------------------
 
 # Arguments by position and by name.
-Values = dict["Place", Any]
+Values = dict[Place, Any]
 
 
 def name_of(argument: Place) -> str:
@@ -670,15 +637,6 @@ def argument_words(call: OperatorCall, argument: Place) -> str:
     return (
         f"{name_of(argument)} ({names[argument]})" if argument < len(names) else name_of(argument)
     )
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in an argument, which may be a (nested) list."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
 
 
 def device_of(call: OperatorCall) -> torch.device:

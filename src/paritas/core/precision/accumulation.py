@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.operators.catalogue import summation_of
 from paritas.core.precision.summing import (
     FAR_FROM_RANDOM,
     FEW,
@@ -29,15 +31,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.operators.definitions import Summation
     from paritas.core.precision.summing import Amplitudes, UnperturbedCall
     from paritas.core.torch_private.operators import Operator
 
 
 def accumulation(call: UnperturbedCall) -> Amplitudes:
     """The amplitude for each result; empty if there is no long sum."""
-    rule = _RULES.get(call.name)
+    summation = summation_of(call.name)
     first = call.args[0] if call.args else None
-    if rule is None or not isinstance(first, torch.Tensor) or not first.numel():
+    if summation is None or not isinstance(first, torch.Tensor) or not first.numel():
         return []
     if not (first.is_floating_point() or first.is_complex()):
         return []
@@ -45,7 +48,7 @@ def accumulation(call: UnperturbedCall) -> Amplitudes:
         call.result.is_floating_point() or call.result.is_complex()
     ):
         return []  # `cumsum(counts, 0, dtype=torch.int32)`
-    return rule(call)
+    return _RULES[summation].amplitudes(call)
 
 
 def rounded_parts(call: UnperturbedCall, accumulated: Amplitudes) -> list[Tensor | None]:
@@ -55,7 +58,8 @@ def rounded_parts(call: UnperturbedCall, accumulated: Amplitudes) -> list[Tensor
     kernels that split it round each part. Where the parts cancel, they are larger than the result.
     An amplitude has the squares of all partial sums in it.
     """
-    lengths = _LENGTHS[call.name](call) if call.name in _LENGTHS else []
+    summation = summation_of(call.name)
+    lengths = _RULES[summation].lengths(call) if summation else []
     return [
         amplitude / math.sqrt(length) if isinstance(amplitude, torch.Tensor) and length else None
         for amplitude, length in zip(accumulated, lengths, strict=False)
@@ -116,19 +120,24 @@ def _count_terms(x: Tensor, result: Tensor) -> int:
     return max(1, x.numel() // max(1, result.numel()))
 
 
+def _amplitude_of_products(
+    result: Tensor, factors: Sequence[Tensor], length: int, multiply: Callable[..., Tensor]
+) -> Tensor:
+    """The amplitude of sums of products of two factors."""
+    narrow = _narrow_squares(*factors)
+    if narrow is not None and result.numel():
+        squares = multiply(*(each.values for each in narrow))
+        amplitude = _narrow_amplitude(result, squares, length, narrow[0].top * narrow[1].top)
+        if amplitude is not None:
+            return amplitude
+    return amplitude_from(result, multiply(*map(square, factors)), length)
+
+
 def _matmul(position: int) -> Callable[[UnperturbedCall], Amplitudes]:
     def rule(call: UnperturbedCall) -> Amplitudes:
-        left, right = call.args[position], call.args[position + 1]
+        left, right = factors = call.args[position : position + 2]
         length = left.shape[-1]
-        narrow = _narrow_squares(left, right)
-        if narrow is not None and call.result.numel():
-            squares = torch.matmul(narrow[0].values, narrow[1].values)
-            top = narrow[0].top * narrow[1].top
-            amplitude = _narrow_amplitude(call.result, squares, length, top)
-            if amplitude is not None:
-                return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
-        squares = torch.matmul(square(left), square(right))
-        amplitude = amplitude_from(call.result, squares, length)
+        amplitude = _amplitude_of_products(call.result, factors, length, torch.matmul)
         return [amplitude_in_order(amplitude, length, path_of_product(left, right))]
 
     return rule
@@ -178,19 +187,17 @@ def _one_sign(call: UnperturbedCall) -> Amplitudes:
     return [result.abs() * math.sqrt(_count_terms(call.args[0], result) / 3)]
 
 
-def _softmax(call: UnperturbedCall) -> Amplitudes:
+def _softmax(call: UnperturbedCall, *, is_log: bool = False) -> Amplitudes:
     """All values of a row share one sum of positive terms; its error moves them together."""
     x, dim = call.args[0], call.args[1]
     factor = math.sqrt((x.shape[dim] if x.dim() else 1) / 3)
-    absolute = call.name == "_log_softmax"  # there the sum is inside a logarithm
-    error = torch.full_like(call.result, factor) if absolute else call.result.abs() * factor
+    error = torch.full_like(call.result, factor) if is_log else call.result.abs() * factor
     return [[SharedError(error, error.shape), SharedError(error, _shape_of_sums(error, dim))]]
 
 
-def _softmax_backward(call: UnperturbedCall) -> Amplitudes:
+def _softmax_backward(call: UnperturbedCall, *, is_log: bool = False) -> Amplitudes:
     """Each value minus its share of the row's sum, which is far larger where the two cancel."""
     grad, output, dim = call.args[:3]
-    is_log = call.name == "_log_softmax_backward_data"
     terms = grad if is_log else grad * output
     shape = _shape_of_sums(terms, dim)
     total, squares = (each.sum(dim).view(shape) for each in (terms, square(terms)))
@@ -277,7 +284,7 @@ def errors_of_inner_sums(
     The backward of attention reduces each row of gradients by the sum of the output times its
     gradient, and uses the output for nothing else. An error along the gradient moves that sum.
     """
-    if _RULES.get(name) is not _attention_backward:
+    if summation_of(name) != "attention backward":
         return []
     output_position = place_of_argument(func, "out")
     grad, output = args[0], args[output_position]
@@ -303,20 +310,19 @@ def _attention_weights(
     return attention_weights(call.func, call.args, call.kwargs)
 
 
-def _variance(call: UnperturbedCall) -> Amplitudes:
+def _variance(call: UnperturbedCall, *, is_deviation: bool = False) -> Amplitudes:
     """A mean far from zero is subtracted from every term, with its error."""
     x = call.args[0]
     multiple = isinstance(call.result, list | tuple)
     spread = call.result[0] if multiple else call.result
     length = _count_terms(x, spread)
     size = x.abs().amax()
-    is_std = call.name.startswith("std")
-    steep = 1.0 if is_std else 2 * spread.sqrt()
+    steep = 1.0 if is_deviation else 2 * spread.sqrt()
     amplitude = spread * math.sqrt(length / 3) + steep * size / math.sqrt(length)
     if not multiple:
         return [amplitude]
     mean = square(call.result[1])
-    squares = mean + (spread.square() if is_std else spread)
+    squares = mean + (spread.square() if is_deviation else spread)
     return [amplitude, (length * mean / 3 + squares / 2).sqrt()]
 
 
@@ -350,7 +356,7 @@ def _layer_norm(call: UnperturbedCall) -> Amplitudes:
     return [[shifted], *_errors_of_moments(x, mean, rstd, n)]
 
 
-def _batch_norm(call: UnperturbedCall) -> Amplitudes:
+def _batch_norm(call: UnperturbedCall, *, gives_statistics: bool = False) -> Amplitudes:
     x, weight = call.args[:2]
     mean, rstd = call.result[1:3]
     if not mean.numel():  # evaluation: no statistics are computed
@@ -365,7 +371,7 @@ def _batch_norm(call: UnperturbedCall) -> Amplitudes:
     scaled = (normal if scale is None else normal * scale) * math.sqrt(count / 12)
     moments = _errors_of_moments(x, mean, rstd, count)
     errors: Amplitudes = [[shifted, SharedError(scaled, wide[0].shape)], *moments]
-    if call.name.endswith("_functional"):
+    if gives_statistics:
         between = len(call.result) - _RESULTS_WITH_STATISTICS
         errors += [*[None] * between, *_errors_of_statistics(call, *moments)]
     return errors
@@ -385,7 +391,7 @@ def _errors_of_statistics(call: UnperturbedCall, mean: Tensor, rstd: Tensor) -> 
 
 def errors_of_written_statistics(call: UnperturbedCall) -> list[tuple[Tensor, Tensor]]:
     """The running statistics that a batch norm has just updated, with their amplitudes."""
-    if _RULES.get(call.name) is not _batch_norm or call.name.endswith("_functional"):
+    if summation_of(call.name) != "batch norm":
         return []
     written = call.args[3:5]
     if not all(isinstance(each, torch.Tensor) for each in written):
@@ -472,9 +478,9 @@ def _group_norm_backward(call: UnperturbedCall) -> Amplitudes:
     return [errors, *sums[1:]]
 
 
-def _batch_norm_backward(call: UnperturbedCall) -> Amplitudes:
+def _batch_norm_backward(call: UnperturbedCall, *, is_cudnn: bool = False) -> Amplitudes:
     grad, x, weight, _, _, mean, rstd = call.args[:7]
-    if call.name.startswith(("cudnn", "miopen")):
+    if is_cudnn:
         grad, x = x, grad
     evaluates = mean is None or not mean.numel()
     if evaluates:
@@ -504,15 +510,12 @@ def _running_statistics(call: UnperturbedCall) -> tuple[Tensor | None, Tensor | 
 def _convolution(call: UnperturbedCall) -> Amplitudes:
     x, weight, _, *rest = call.args
     length = _terms_of_convolution(weight, transposed=rest[3], groups=rest[5])
-    narrow = _narrow_squares(x, weight)
-    if narrow is not None and call.result.numel():
-        values, top = [each.values for each in narrow], narrow[0].top * narrow[1].top
-        squares = call.func(*values, None, *rest, **call.kwargs)
-        amplitude = _narrow_amplitude(call.result, squares, length, top)
-        if amplitude is not None:
-            return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
-    squares = call.func(square(x), square(weight), None, *rest, **call.kwargs)
-    amplitude = amplitude_from(call.result, squares, length)
+    amplitude = _amplitude_of_products(
+        call.result,
+        (x, weight),
+        length,
+        lambda *factors: call.func(*factors, None, *rest, **call.kwargs),
+    )
     return [amplitude_in_order(amplitude, length, _path_of_convolution(call))]
 
 
@@ -558,9 +561,7 @@ def _path_of_convolution(call: UnperturbedCall) -> Tensor | None:
 
 def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
     grad, x, weight, *rest = call.args
-    positions = grad.numel() // max(1, grad.shape[1])
-    terms = _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6])
-    lengths = (terms, positions, positions)
+    lengths = _lengths_of_convolution_backward(call)
     narrow = _narrow_squares(grad, x, weight)
     if narrow is not None:
         squares = call.func(*(each.values for each in narrow), *rest, **call.kwargs)
@@ -577,6 +578,13 @@ def _convolution_backward(call: UnperturbedCall) -> Amplitudes:
         for r, q, n in zip(call.result, squares, lengths, strict=True)
     ]
     return [*wide[:2], _of_bias(wide[2], grad)]
+
+
+def _lengths_of_convolution_backward(call: UnperturbedCall) -> list[int]:
+    grad, _, weight, *rest = call.args
+    terms = _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6])
+    positions = grad.numel() // max(1, grad.shape[1])
+    return [terms, positions, positions]
 
 
 def _of_bias(amplitude: Any, grad: Tensor) -> Any:
@@ -647,103 +655,62 @@ def _offsets(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name == "offs"}
 
 
-_RULES: dict[str, Callable[[UnperturbedCall], Amplitudes]] = {
-    "_grouped_mm": _estimate_grouped_product,
-    "mm": _matmul(0),
-    "bmm": _matmul(0),
-    "mv": _matmul(0),
-    "dot": _matmul(0),
-    "addmm": _matmul(1),
-    "baddbmm": _matmul(1),
-    "addmv": _matmul(1),
-    "sum": _sum,
-    "mean": _mean,
-    "cumsum": _cumsum,
-    "prod": _one_sign,
-    "norm": _one_sign,
-    "linalg_vector_norm": _one_sign,
-    "mse_loss": _one_sign,
-    "nll_loss_forward": _one_sign,
-    "nll_loss2d_forward": _one_sign,
-    "_trilinear": _trilinear,
-    "avg_pool2d": _average_of_windows,
-    "avg_pool3d": _average_of_windows,
-    "_adaptive_avg_pool2d": _average_of_windows,
-    "_adaptive_avg_pool3d": _average_of_windows,
-    "binary_cross_entropy": _one_sign,
-    "smooth_l1_loss": _one_sign,
-    "huber_loss": _one_sign,
-    "_softmax": _softmax,
-    "_safe_softmax": _softmax,
-    "_log_softmax": _softmax,
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _softmax_backward,
-    "logsumexp": _log_sum,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
-    "_scaled_dot_product_cudnn_attention": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_flash_attention_backward": _attention_backward,
-    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
-    "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
-    "var": _variance,
-    "std": _variance,
-    "var_mean": _variance,
-    "std_mean": _variance,
-    "native_layer_norm": _layer_norm,
-    "native_batch_norm": _batch_norm,
-    "cudnn_batch_norm": _batch_norm,
-    "miopen_batch_norm": _batch_norm,
-    "_native_batch_norm_legit": _batch_norm,
-    "_native_batch_norm_legit_functional": _batch_norm,
-    "_batch_norm_with_update": _batch_norm,
-    "_batch_norm_with_update_functional": _batch_norm,
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm_backward,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "native_batch_norm_backward": _batch_norm_backward,
-    "cudnn_batch_norm_backward": _batch_norm_backward,
-    "miopen_batch_norm_backward": _batch_norm_backward,
-    "batch_norm_backward": _batch_norm_backward,
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
-    "embedding_dense_backward": _embedding_backward,
-    "erf": _erf,
-    "erfc": _erf,
-    "gelu": _gelu,
-    "gelu_backward": _gelu,
-    "index_add": _indexed_sum,
-    "scatter_add": _indexed_sum,
-}
-
-
-def _lengths_of_convolution_backward(call: UnperturbedCall) -> list[int]:
-    grad, _, weight, *rest = call.args
-    positions = grad.numel() // max(1, grad.shape[1])
-    return [
-        _terms_of_convolution(weight, transposed=not rest[4], groups=rest[6]),
-        positions,
-        positions,
-    ]
-
-
 def _lengths_of_norm_backward(call: UnperturbedCall) -> list[int]:
     rows = call.args[0].numel() // max(1, math.prod(call.args[2]))
     return [0, rows, rows]
 
 
-# How many terms each result of a plain sum has; 0 if it is not one.
-_LENGTHS: dict[str, Callable[[UnperturbedCall], list[int]]] = {
-    **dict.fromkeys(
-        ("mm", "bmm", "mv", "dot", "_grouped_mm"), lambda call: [call.args[0].shape[-1]]
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """The error of one way to sum.
+
+    Attributes:
+        amplitudes: for each result.
+        lengths: how many terms each result of a plain sum has; 0 if it is not one.
+    """
+
+    amplitudes: Callable[[UnperturbedCall], Amplitudes]
+    lengths: Callable[[UnperturbedCall], list[int]] = lambda _: []
+
+
+_RULES: dict[Summation, _Rule] = {
+    "products": _Rule(_matmul(0), lambda call: [call.args[0].shape[-1]]),
+    "products added to a tensor": _Rule(_matmul(1), lambda call: [call.args[1].shape[-1]]),
+    "products in groups": _Rule(_estimate_grouped_product, lambda call: [call.args[0].shape[-1]]),
+    "trilinear products": _Rule(_trilinear),
+    "sum": _Rule(_sum, lambda call: [_count_terms(call.args[0], call.result)]),
+    "mean": _Rule(_mean, lambda call: [_count_terms(call.args[0], call.result)]),
+    "running sum": _Rule(_cumsum),
+    "indexed sum": _Rule(_indexed_sum),
+    "terms of one sign": _Rule(_one_sign),
+    "averages of windows": _Rule(_average_of_windows),
+    "softmax": _Rule(_softmax),
+    "log softmax": _Rule(functools.partial(_softmax, is_log=True)),
+    "softmax backward": _Rule(_softmax_backward),
+    "log softmax backward": _Rule(functools.partial(_softmax_backward, is_log=True)),
+    "logarithm of a sum": _Rule(_log_sum),
+    "attention": _Rule(_attention),
+    "attention backward": _Rule(_attention_backward),
+    "variance": _Rule(_variance),
+    "deviation": _Rule(functools.partial(_variance, is_deviation=True)),
+    "layer norm": _Rule(_layer_norm),
+    "layer norm backward": _Rule(_layer_norm_backward, _lengths_of_norm_backward),
+    "group norm": _Rule(_group_norm),
+    "group norm backward": _Rule(_group_norm_backward),
+    "batch norm": _Rule(_batch_norm),
+    "functional batch norm": _Rule(functools.partial(_batch_norm, gives_statistics=True)),
+    "batch norm backward": _Rule(_batch_norm_backward),
+    "batch norm backward of cuDNN": _Rule(functools.partial(_batch_norm_backward, is_cudnn=True)),
+    "convolution": _Rule(
+        _convolution,
+        lambda call: [
+            _terms_of_convolution(call.args[1], transposed=call.args[6], groups=call.args[8])
+        ],
     ),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda call: [call.args[1].shape[-1]]),
-    **dict.fromkeys(("sum", "mean"), lambda call: [_count_terms(call.args[0], call.result)]),
-    "convolution": lambda call: [
-        _terms_of_convolution(call.args[1], transposed=call.args[6], groups=call.args[8])
-    ],
-    "convolution_backward": _lengths_of_convolution_backward,
-    "native_layer_norm_backward": _lengths_of_norm_backward,
-    "embedding_dense_backward": lambda call: [_count_most_frequent(call.args[1])],
+    "convolution backward": _Rule(_convolution_backward, _lengths_of_convolution_backward),
+    "embedding backward": _Rule(
+        _embedding_backward, lambda call: [_count_most_frequent(call.args[1])]
+    ),
+    "error function": _Rule(_erf),
+    "gelu": _Rule(_gelu),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paritas.core.operators.catalogue import summation_of
 from paritas.core.precision.composites import Inside, ListeningMode
 from paritas.core.precision.summing import LastSums
 from paritas.core.precision.unwritten import UnwrittenMemory
@@ -388,16 +389,6 @@ def is_rounding(dtype: torch.dtype, used: frozenset[torch.dtype]) -> bool:
     return any(info.eps >= cast_info.eps and info.max <= cast_info.max for info in infos)
 
 
-# They are one operator natively and in float64 alike, if there is such a kernel for float64.
-FUSED_ATTENTION = frozenset(
-    f"_scaled_dot_product_{kernel}{way}"
-    for kernel in (
-        "flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention",
-    )
-    for way in ("", "_backward")
-)  # fmt: skip
-
-
 class DtypeLog(ListeningMode):
     """Records the native floating dtype of each operator call, and of composite functions.
 
@@ -418,7 +409,9 @@ class DtypeLog(ListeningMode):
     ) -> Any:
         """Run the operator unchanged and record the dtype of its first floating result."""
         result = func(*args, **(kwargs or {}))
-        if self.within is None or traits(func).name in FUSED_ATTENTION:
+        # Attention is one operator natively and in float64 alike, if it has a kernel for float64.
+        summation = summation_of(traits(func).name)
+        if self.within is None or summation in {"attention", "attention backward"}:
             self._record(func, result)
         return result
 

@@ -20,6 +20,7 @@ import torch
 
 from paritas.core.call_options import takes_options
 from paritas.core.numerics.bits import has_inexact, is_inexact
+from paritas.core.operators.catalogue import summation_of
 from paritas.core.precision.accumulation import (
     accumulation,
     errors_of_inner_sums,
@@ -27,7 +28,7 @@ from paritas.core.precision.accumulation import (
     rounded_parts,
 )
 from paritas.core.precision.composites import ATTENTION, Inside, ListeningMode
-from paritas.core.precision.lifting import FUSED_ATTENTION, LiftMode
+from paritas.core.precision.lifting import LiftMode
 from paritas.core.precision.summing import SharedError, UnperturbedCall
 from paritas.core.torch_private.kernels import attends_in_one_kernel, place_of_argument
 from paritas.core.torch_private.operators import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from paritas.core.operators.definitions import Summation
     from paritas.core.precision.summing import Amplitudes
     from paritas.core.torch_private.operators import Operator, Traits
 
@@ -255,18 +257,13 @@ _BLOCK = 1 << 15
 _UNIT_TF32 = 2.0**-10
 # Values fall into bins; exact ones, between exact boundaries, into the same bin in every run.
 _SORTING_INTO_BINS = frozenset({"histc", "histogram", "bucketize", "searchsorted"})
-_ADDING_UP = frozenset({"sum", "mean", "cumsum"})
+_ADDING_UP = frozenset({"sum", "mean", "running sum"})
 # A sum cancels if its parts are this many times as large.
 _CANCELS = 2.0
-# They add one by one to values in memory, which are in the dtype of the program.
-_SUMS_IN_ITS_DTYPE = frozenset({"index_add", "scatter_add"})
-# Beside their result, in its dtype, they give the logarithms of the sums, in float32.
-_TAKES_SUMS = frozenset(name for name in FUSED_ATTENTION if name.endswith("_backward"))
-_KEEPS_SUMS = FUSED_ATTENTION - _TAKES_SUMS
 # Kernels of attention round the weights to the dtype of the program before they multiply the values
 # with them, and so the gradients of scores in the backward. The argument that these meet, by its
 # position, is perturbed in their place: the products err by as much.
-_MEETS_ROUNDED = {**dict.fromkeys(_KEEPS_SUMS, 2), **dict.fromkeys(_TAKES_SUMS, 0)}
+_MEETS_ROUNDED: dict[Summation | None, int] = {"attention": 2, "attention backward": 0}
 _MULTIPLIER = -7046029254386353131  # the golden ratio in 64 bits: mixes the bits of a product
 _MASK = (1 << 40) - 1
 _UNITS = {dtype: torch.finfo(dtype).eps / 2 for dtype in (torch.bfloat16, torch.float16)}
@@ -426,17 +423,18 @@ class PerturbMode(ListeningMode, LiftMode):
         exact = not rounds or (kind.name == "_to_copy" and not is_inexact(args[0]))
         if exact and not self.shake_inputs:
             return func(*args, **kwargs)
-        shaken = args
+        shaken, summation = args, summation_of(kind.name)
         coarse = self._input_unit(kind, args, unit)
         if self.shake_inputs or not kind.basic or coarse > unit:
             # The inputs may come from a coarser dtype than the operator runs in: a widening cast.
             input_unit = max(unit, self.unit) if self.shake_inputs else unit_inside(kind, unit)
             fixed = set(kind.mutates)
-            if kind.name in _TAKES_SUMS:  # they were perturbed as results, and are in float32
+            if summation == "attention backward":
+                # The logarithms of sums were perturbed as results, and are in float32.
                 fixed.add(place_of_argument(func, "logsumexp"))
             reaches = dict.fromkeys(range(len(args)), self._reach_of_inputs(input_unit, coarse))
-            if kind.name in _MEETS_ROUNDED:
-                rounded_position = _MEETS_ROUNDED[kind.name]
+            if summation in _MEETS_ROUNDED:
+                rounded_position = _MEETS_ROUNDED[summation]
                 reaches[rounded_position] = self._reach_of_inputs(max(input_unit, unit), coarse)
             shaken = tuple(
                 value
@@ -464,7 +462,7 @@ class PerturbMode(ListeningMode, LiftMode):
         )
         accumulated = accumulation(call)
         within, first = self.within, next(iter(accumulated), None)
-        if within is not None and kind.name == "_softmax_backward_data" and isinstance(first, list):
+        if within is not None and summation == "softmax backward" and isinstance(first, list):
             accumulated = [[*first, _error_of_rounded_output(within, *args[:3])]]
         for statistic, amplitude in errors_of_written_statistics(call):
             uniform = self._uniform(self._place(statistic, repeats=False))
@@ -475,7 +473,7 @@ class PerturbMode(ListeningMode, LiftMode):
             return self._perturb_results(kind, result, accumulated, unit, parts)
         chained = self._cancelled.amplitude(call)
         lossy = chained is not None or (
-            kind.name in _ADDING_UP and not is_exact_in_any_order(args[0], result)
+            summation in _ADDING_UP and not is_exact_in_any_order(args[0], result)
         )
         noisy = self._perturb_results(kind, result, accumulated or [chained], unit, lossy=lossy)
         self._cancelled.note(call, noisy)
@@ -499,7 +497,9 @@ class PerturbMode(ListeningMode, LiftMode):
             return result  # None, or an opaque object such as a profiler's marker
         single = isinstance(result, torch.Tensor)
         results: list[Any] = [result] if single else list(result)
-        accumulator = unit if kind.name in _SUMS_IN_ITS_DTYPE else min(unit, UNIT_F32)
+        summation = summation_of(kind.name)
+        # An indexed sum adds one by one to values in memory, which are in the program's dtype.
+        accumulator = unit if summation == "indexed sum" else min(unit, UNIT_F32)
         for position, tensor in enumerate(results):
             if not is_inexact(tensor):
                 continue
@@ -508,7 +508,8 @@ class PerturbMode(ListeningMode, LiftMode):
                 results[position] = tensor.copy_(noisy) if kind.mutates else noisy
                 continue
             repeats = self._looks_for_repeats and _has_repeats(tensor)
-            step = accumulator if kind.name in _KEEPS_SUMS and position == 1 else unit
+            # Beside its result, in its dtype, attention gives logarithms of sums, in float32.
+            step = accumulator if summation == "attention" and position == 1 else unit
             noisy = self._times_noise(self._place(tensor, repeats=repeats), step * self.reach)
             extra = accumulated[position] if position < len(accumulated) else None
             share = self.gain * accumulator / 2

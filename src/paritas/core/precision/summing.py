@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.numerics.criterion import UNIT_F32
+from paritas.core.operators.catalogue import summation_of
 from paritas.core.torch_private.operators import is_wrapper
 
 if TYPE_CHECKING:
@@ -213,7 +214,6 @@ def square(tensor: Tensor) -> Tensor:
 # themselves. This part of the noise can be computed from the terms while the arbiter runs. It is
 # never more than the whole noise.
 
-_SUMMING = frozenset({"sum", "mean"})
 # Short sums round little more than any operator, and have many results.
 _SHORTEST_SUM = 16
 # The number of values remembered at once, for a program that only sums.
@@ -236,7 +236,8 @@ class LastSums:
         self, kind: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Remember the result of a long sum."""
-        if kind.name not in _SUMMING or kind.mutates or not isinstance(result, torch.Tensor):
+        adds_up = summation_of(kind.name) in ("sum", "mean")
+        if not adds_up or kind.mutates or not isinstance(result, torch.Tensor):
             return
         terms, over = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
         if not (_is_plain_float64(terms) and _is_plain_float64(result)):

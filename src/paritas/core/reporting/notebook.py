@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paritas.core.results.findings import Coverage, Finding
+    from paritas.core.results.report import Report
 
 MOST_TOLD = 5
 MOST_LISTED = 20
@@ -67,6 +68,11 @@ def notebook_html(result: NotebookResult) -> str:
         signs=SIGNS,
         most_listed=MOST_LISTED,
     )
+
+
+def report_summary(report: Report) -> NotebookResult:
+    """A report that has no summary of its own: that of its verdict."""
+    return verdict_summary(report.verdict)
 
 
 def verdict_summary(verdict: Verdict) -> NotebookResult:

@@ -7,7 +7,7 @@ Parquet store its value.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from rich import box
 from rich.table import Table
@@ -147,26 +147,41 @@ def terminal_table(
     return table
 
 
+class HasStatus(Protocol):
+    """A row with a status."""
+
+    @property
+    def status(self) -> Status:
+        """Its status."""
+        ...
+
+
+StatusRow = TypeVar("StatusRow", bound=HasStatus)
+
+
 def fold_rows(
-    status: Status,
-    rows: Sequence[Row],
-    thing: str,
-    order: Callable[[Any], float] | None = None,
-) -> list[Row | Rest]:
-    """The first rows of one status, and a line that counts the rest.
+    rows: Iterable[StatusRow], thing: str, order: Callable[[StatusRow], float] | None = None
+) -> list[StatusRow | Rest]:
+    """The first rows of each status, gravest first, each with a line that counts the rest.
 
     Args:
-        status: of all these rows.
         rows: in their usual order.
         thing: what a row is about.
-        order: chooses the rows with the largest values if not all have a line.
+        order: chooses the passing rows with the largest values if not all have a line.
     """
-    most = MOST_ROWS[status]
-    if len(rows) <= most:
-        return list(rows)
-    chosen = rows if order is None else sorted(rows, key=order, reverse=True)
-    rest = counted(len(rows) - most, f"more {thing}")
-    return [*chosen[:most], Rest((STATUS_MARKS[status], rest))]
+    by_status: dict[Status, list[StatusRow]] = {status: [] for status in reversed(Status)}
+    for row in rows:
+        by_status[row.status].append(row)
+    lines: list[StatusRow | Rest] = []
+    for status, alike in by_status.items():
+        most = MOST_ROWS[status]
+        if len(alike) <= most:
+            lines += alike
+            continue
+        chosen = sorted(alike, key=order, reverse=True) if order and status.passes() else alike
+        rest = counted(len(alike) - most, f"more {thing}")
+        lines += [*chosen[:most], Rest((STATUS_MARKS[status], rest))]
+    return lines
 
 
 # --- A page, or a notebook ------------------------------------------------------------------------

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from paritas.core.results.causes import Cause
     from paritas.core.results.findings import Finding, Verdict
+    from paritas.core.results.report import Report
 
 # So many rows for what results from a place that is known; the place says how many there are.
 MOST_RESULTS = 3
@@ -102,6 +103,29 @@ def last_line(verdict: Verdict, *remarks: str, identical: str = "") -> Text:
     return headline_text(words, verdict.status if verdict.enabled else Status.UNVERIFIED)
 
 
+def model_report(
+    report: Report, table: Table, took: str, causes: Iterable[RenderableType] = ()
+) -> Group:
+    """A report about one model: its rows, what fails, notes, the headline.
+
+    Print it with `crop=False` to keep the last line in one piece.
+
+    Args:
+        took: what was compared, and in which time.
+        causes: what explains the failures.
+    """
+    verdict = report.verdict
+    return Group(
+        table,
+        Text(),
+        *causes,
+        *paragraph(details(verdict)),
+        *listed("note", verdict.notes),
+        Text(took),
+        headline_text(report.headline, verdict.status),
+    )
+
+
 def findings_table(verdict: Verdict) -> Table:
     """One row per finding, gravest first, then where it starts, then in program order.
 
@@ -128,7 +152,7 @@ def _fold_findings(status: Status, findings: list[Finding]) -> list[Finding | Re
         return [Rest((STATUS_MARKS[status], f"{len(findings)} items"))]
     # Show those nearest to their limits.
     order = deciding_excess if status is Status.EQUIVALENT else None
-    return fold_rows(status, findings, "item", order)
+    return fold_rows(findings, "item", order)
 
 
 def _off_by(finding: Finding) -> str:

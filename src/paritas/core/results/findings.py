@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from paritas.core import results
+from paritas.core.register import find_entry
 from paritas.core.results.items import Item, Metrics, harness
 from paritas.core.results.pictures import Picture
 from paritas.core.results.report import Report
@@ -335,15 +335,21 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 # A value gets its status from `core/judging/pairs.py`. These are findings of other kinds.
 
 
+def finding_about(
+    item: Item, aspect: Aspect, status: Status, reason: str, advice: str = "", **about: Any
+) -> Finding:
+    """A finding about something other than a value, or about a value that was judged before."""
+    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+
+
 def mismatch(item: Item, aspect: Aspect, reason: str, advice: str = "", **about: Any) -> Finding:
     """A finding about something other than a value that is not as in the reference."""
-    status = Status.DIFFERENT
-    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+    return finding_about(item, aspect, Status.DIFFERENT, reason, advice, **about)
 
 
 def agreement(item: Item, aspect: Aspect, reason: str, **about: Any) -> Finding:
     """A finding about something other than a value that is as in the reference."""
-    return Finding(item=item, aspect=aspect, status=Status.IDENTICAL, reason=reason, **about)
+    return finding_about(item, aspect, Status.IDENTICAL, reason, **about)
 
 
 def unverified(
@@ -351,15 +357,14 @@ def unverified(
 ) -> Finding:
     """A finding about something that could not be checked; a name is a part of the check itself."""
     item = harness(what) if isinstance(what, str) else what
-    status = Status.UNVERIFIED
-    return Finding(item=item, aspect=aspect, status=status, reason=reason, advice=advice, **about)
+    return finding_about(item, aspect, Status.UNVERIFIED, reason, advice, **about)
 
 
 def starting_place(
     item: Item, failure: Finding, reason: str, aspect: Aspect = Aspect.VALUE, **about: Any
 ) -> Finding:
     """A finding about the place where a failure starts: it is as grave as what it explains."""
-    return Finding(item=item, aspect=aspect, status=failure.status, reason=reason, **about)
+    return finding_about(item, aspect, failure.status, reason, **about)
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -431,6 +436,11 @@ class Verdict(
 
         return verdict_text(self)
 
+    @property
+    def worst(self) -> Finding | None:
+        """The gravest finding, the first of several; None if there are no findings."""
+        return max(self.findings, key=lambda finding: finding.status.gravity, default=None)
+
     def raise_if_failed(self) -> None:
         """Raise `MismatchError`, carrying this verdict, unless it passed.
 
@@ -458,14 +468,14 @@ class Verdict(
             on_progress: called with a few words before each step.
 
         Returns:
-            A `paritas.shrinking.shrink.ShrinkReport`: the script, whether it reproduces the failure
+            A `paritas.core.shrinking.ShrinkReport`: the script, whether it reproduces the failure
             on its own, and the steps.
 
         Raises:
             UsageError: nothing failed, or the programs are not available (the verdict was read
                 from a file), or none of their graphs fails on its own.
         """
-        return results.shrink(
+        return find_entry("shrink")(
             self, seconds=seconds, outdir=outdir, setup=tuple(setup), on_progress=on_progress
         )
 

@@ -63,6 +63,11 @@ class ItemKind(enum.StrEnum):
         return self in _AFTER_CALL
 
     @property
+    def is_of_backward(self) -> bool:
+        """Whether it is a value that the backward pass gives or changes."""
+        return self.is_gradient or self.is_after_backward
+
+    @property
     def after_call(self) -> ItemKind:
         """The same value after the call, for a value after backward."""
         return _AFTER_CALL.get(self, self)

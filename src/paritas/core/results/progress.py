@@ -13,7 +13,7 @@ import html
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from paritas.core.results.wording import enumerated, size
 
@@ -36,6 +36,25 @@ _MANY = 100
 _is_shown = contextvars.ContextVar("paritas_progress_shown", default=False)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class ProgressFacts(TypedDict, total=False):
+    """What is known of a step besides its count; see `Progress`."""
+
+    nbytes: int
+    failing: int
+    at_most: float | None
+    peak: int
+    running: tuple[str, ...]
+
+
+_NO_FACTS: ProgressFacts = {
+    "nbytes": 0,
+    "failing": 0,
+    "at_most": None,
+    "peak": 0,
+    "running": (),
+}
 
 
 class Progress(str):
@@ -63,23 +82,14 @@ class Progress(str):
     peak: int
     running: tuple[str, ...]
 
-    def __new__(  # noqa: PLR0913  (each is an attribute of its own)
-        cls,
-        stage: str,
-        done: int = 0,
-        total: int = 0,
-        *,
-        nbytes: int = 0,
-        failing: int = 0,
-        at_most: float | None = None,
-        peak: int = 0,
-        running: tuple[str, ...] = (),
+    def __new__(
+        cls, stage: str, done: int = 0, total: int = 0, **facts: Unpack[ProgressFacts]
     ) -> Self:
         """See the attributes."""
         instance = super().__new__(cls, f"{stage} ({done} of {total})" if total else stage)
         instance.stage, instance.done, instance.total = stage, done, total
-        instance.nbytes, instance.failing, instance.at_most = nbytes, failing, at_most
-        instance.peak, instance.running = peak, running
+        for name, value in {**_NO_FACTS, **facts}.items():
+            setattr(instance, name, value)
         return instance
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
-from paritas.core import results
 from paritas.core.errors import MismatchError, UsageError
+from paritas.core.importing import import_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,6 +23,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # Its name in the error of `from_json`.
     _called: ClassVar[str]
+    # What makes its summary for a cell of a notebook, in an upper layer; else its text is shown.
+    _summary: ClassVar[str] = ""
 
     def to_json(self) -> bytes:
         """Encode as JSON; `from_json` returns an equal result, including NaN and infinities."""
@@ -39,9 +41,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"cannot read {cls._called} from JSON: {error}; the data starts with {data[:80]!r}"
             ) from None
 
+    def _repr_html_(self) -> str | None:
+        if not self._summary:
+            return None
+        summary = import_named(self._summary)(self)
+        html: str = import_named("paritas.core.reporting.notebook:notebook_html")(summary)
+        return html
+
 
 class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A result that passes or fails. True in a boolean context only if it passed."""
+
+    _summary: ClassVar[str] = "paritas.core.reporting.notebook:report_summary"
 
     # A verdict is itself a report: its type is above this module.
     @property
@@ -68,9 +79,6 @@ class Report(Result, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __bool__(self) -> bool:
         return self.passed
-
-    def _repr_html_(self) -> str:
-        return results.html_of(self.verdict)
 
     def __str__(self) -> str:
         return str(self.verdict)

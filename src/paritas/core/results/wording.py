@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -283,6 +284,12 @@ def origin_words(origin: Origin) -> list[str]:
 def counted(count: int, thing: str, *, thousands: str = "") -> str:
     """`1 call`, `36 calls`; with `thousands=","` also `12,000 calls`."""
     return f"{count:{thousands}} {thing}{'' if count == 1 else 's'}"
+
+
+def status_counts(statuses: Iterable[Status]) -> list[str]:
+    """How many there are of each status, gravest first: `2 different`, `1 unverified`."""
+    counts = Counter(statuses)
+    return [f"{counts[status]} {status.value}" for status in reversed(Status) if counts[status]]
 
 
 def enumerated(items: Iterable[str], most: int = MOST_SHOWN, *, between: str = ", ") -> str:

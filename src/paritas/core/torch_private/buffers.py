@@ -288,7 +288,6 @@ def _have_same_spec(new: Node, old: Node) -> bool:
 
 
 def _has_spec_of(held_tensor: HeldTensor, node: Node) -> bool:
-    """Whether a buffer has the shape and dtype of a node's value."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return False

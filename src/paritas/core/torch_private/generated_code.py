@@ -12,6 +12,7 @@ import torch
 from torch._inductor.virtualized import V
 
 from paritas.core.errors import UnsupportedTorchError
+from paritas.core.torch_private.patching import patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -396,34 +397,25 @@ def _patch_all(stack: contextlib.ExitStack) -> None:
     from torch._inductor.codegen import cpp, wrapper
 
     line_kinds()
-    _patch(stack, wrapper.PythonWrapperCodegen, "writeline", _mark_line)
-    _patch(stack, wrapper.PythonWrapperCodegen, "run_wrapper_ir_passes", _insert_calls)
-    _patch(stack, scheduler.Scheduler, "codegen_extern_call", _mark_extern_call)
-    _patch(stack, scheduler.NopKernelSchedulerNode, "mark_run", _mark_nop)
-    _patch(stack, cpp.CppScheduling, "flush", _flush)
+    wrappers: list[tuple[type, str, Callable[..., Any]]] = [
+        (wrapper.PythonWrapperCodegen, "writeline", _mark_line),
+        (wrapper.PythonWrapperCodegen, "run_wrapper_ir_passes", _insert_calls),
+        (scheduler.Scheduler, "codegen_extern_call", _mark_extern_call),
+        (scheduler.NopKernelSchedulerNode, "mark_run", _mark_nop),
+        (cpp.CppScheduling, "flush", _flush),
+    ]
+    for owner, name, wrap in wrappers:
+        patch(stack, owner, name, functools.partial(_if_hearing, wrap), "generates kernels")
 
 
-def _patch(stack: contextlib.ExitStack, owner: type, name: str, wrap: Callable[..., Any]) -> None:
-    original = getattr(owner, name, None)
-    if not callable(original):
-        message = (
-            f"torch {torch.__version__} has no {owner.__name__}.{name}, which generates kernels"
-        )
-        raise UnsupportedTorchError(message)
-    inherited = name not in vars(owner)
-
-    @functools.wraps(original)
+def _if_hearing(wrap: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
         lines = getattr(_hearing, "lines", None)
         if lines is None:
             return original(self, *args, **kwargs)
         return wrap(lines, original, self, *args, **kwargs)
 
-    setattr(owner, name, patched)
-    if inherited:
-        stack.callback(delattr, owner, name)
-    else:
-        stack.callback(setattr, owner, name, original)
+    return patched
 
 
 def _mark_line(lines: WrapperLines, original: Callable[..., Any], self: Any, line: Any) -> Any:

@@ -232,7 +232,6 @@ def node_draws(node: Node) -> bool:
 
 
 def _argument_named(node: Node, name: str) -> Any:
-    """An argument by its name in the schema of the operator."""
     schema = node.target._schema  # type: ignore[union-attr]
     names = [argument.name for argument in schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
@@ -552,11 +551,6 @@ def is_bracket(target: Any, args: Sequence[Any]) -> bool:
         and getattr(target, "__name__", "") == "wrap_with_set_grad_enabled"
         and len(args) > 1
     )
-
-
-def is_operator(target: Any) -> bool:
-    """Whether a node's target is an operator of torch's dispatcher: `aten.mm.default`."""
-    return isinstance(target, OpOverload | OpOverloadPacket)
 
 
 def is_higher_order(target: Any) -> bool:

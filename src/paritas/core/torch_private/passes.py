@@ -17,10 +17,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from paritas.core.errors import UnsupportedTorchError
 from paritas.core.torch_private.graphs import copy_graph, placeholders
 from paritas.core.torch_private.inductor import allowing_constants, using_settings
 from paritas.core.torch_private.operators import traits
+from paritas.core.torch_private.patching import patch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -423,24 +423,19 @@ def _patch_all(stack: contextlib.ExitStack) -> None:
     from torch._inductor import compile_fx, freezing
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
-    for name, stage in _STAGES.items():
-        _patch(stack, compile_fx, name, functools.partial(_wrap_in_stage, stage))
-    _patch(stack, compile_fx, "partition_fn", _splitting)
-    _patch(stack, freezing, "freeze", _freezing)
-    _patch(stack, freezing, "convert_conv_weights_to_channels_last", _laying_out)
-    _patch(stack, GraphTransformObserver, "__enter__", _entering)
-    _patch(stack, GraphTransformObserver, "__exit__", _leaving)
-
-
-def _patch(
-    stack: contextlib.ExitStack, owner: Any, name: str, wrap: Callable[..., Callable[..., Any]]
-) -> None:
-    original = getattr(owner, name, None)
-    if not callable(original):
-        message = f"torch {torch.__version__} has no {owner.__name__}.{name}, which runs passes"
-        raise UnsupportedTorchError(message)
-    setattr(owner, name, functools.wraps(original)(wrap(original)))
-    stack.callback(setattr, owner, name, original)
+    wrappers: list[tuple[Any, str, Callable[..., Any]]] = [
+        *(
+            (compile_fx, name, functools.partial(_wrap_in_stage, stage))
+            for name, stage in _STAGES.items()
+        ),
+        (compile_fx, "partition_fn", _splitting),
+        (freezing, "freeze", _freezing),
+        (freezing, "convert_conv_weights_to_channels_last", _laying_out),
+        (GraphTransformObserver, "__enter__", _entering),
+        (GraphTransformObserver, "__exit__", _leaving),
+    ]
+    for owner, name, wrap in wrappers:
+        patch(stack, owner, name, wrap, "runs passes")
 
 
 def _listener() -> PassListener | None:

@@ -603,12 +603,6 @@ def pipeline_of(schedule: Any) -> Pipeline | None:
     )
 
 
-def in_backward() -> bool:
-    """Whether this thread computes gradients, where checkpointed modules are called once more."""
-    task = getattr(torch._C, "_current_graph_task_id", None)
-    return task is not None and task() != -1
-
-
 # --- FSDP -----------------------------------------------------------------------------------------
 
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_collectives"

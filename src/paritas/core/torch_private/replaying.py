@@ -556,7 +556,6 @@ def _leaving_contexts() -> Iterator[_EnteredContexts]:
 def _resolve_call(
     graph: FrozenGraph, node: Node, args: tuple[Any, ...]
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The callable of a node, and its arguments."""
     target: Any = node.target
     if node.op == "call_method":
         if target == "cuda":

@@ -16,7 +16,7 @@ from paritas.core.errors import UnsupportedTorchError, chain_of_causes
 from paritas.core.results.items import REPLICATE, LocalPlacement, Partial, Shard, role_word
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from paritas.core.results.items import Reduction
 
@@ -58,13 +58,17 @@ def refuse_once_differentiable(tensors: Iterable[Tensor]) -> None:
     Its node has no inputs. `.backward()` reaches it and raises; `torch.autograd.grad`, which only
     follows paths to its inputs, silently leaves that part out.
     """
+    if any(node.name() == ONCE_DIFFERENTIABLE for node in _walk_graph(tensors)):
+        raise RuntimeError("a backward function was marked with @once_differentiable")
+
+
+def _walk_graph(tensors: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of the autograd graph behind some tensors, each once."""
     waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     visited = set(waiting)
     while waiting:
         node = waiting.pop()
-        if node.name() == ONCE_DIFFERENTIABLE:
-            message = "a backward function was marked with @once_differentiable"
-            raise RuntimeError(message)
+        yield node
         following = {behind for behind, _ in node.next_functions if behind is not None} - visited
         visited |= following
         waiting += following
@@ -81,20 +85,14 @@ def has_own_backward(tensors: Iterable[Tensor]) -> bool:
     That is a `torch.autograd.Function`, a custom operator or a function in C++. If compiled code
     takes part too, it is False: most of it refuses to keep the graph for a second backward pass.
     """
-    waiting = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    visited = set(waiting)
     is_found = False
-    while waiting:
-        node = waiting.pop()
+    for node in _walk_graph(tensors):
         # The class of a function's node knows the function.
         made_by = str(getattr(getattr(node, "_forward_cls", None), "__module__", ""))
         if made_by.startswith(_COMPILED):
             return False
         is_own = bool(made_by) and made_by.partition(".")[0] != "torch"
         is_found |= is_own or made_by.startswith(_WITH_USERS_BACKWARD) or "CppNode" in node.name()
-        following = {behind for behind, _ in node.next_functions if behind is not None} - visited
-        visited |= following
-        waiting += following
     return is_found
 
 

@@ -189,6 +189,11 @@ class Trace:
         """The values that an operator read."""
         return (self.values[index] for index in operation.inputs)
 
+    def maker_of(self, value: int) -> Operation | None:
+        """The last operator that gave a value, or wrote to it; None if it is from outside."""
+        makers = self.values[value].makers
+        return self.operations[makers[-1]] if makers else None
+
     def operations_behind(self, values: Iterable[int], since: int = 0) -> set[int]:
         """The operators that lead to some values; `since` is the first that counts."""
         behind: set[int] = set()

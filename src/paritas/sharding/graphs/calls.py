@@ -13,6 +13,7 @@ import torch
 
 from paritas.core.errors import UsageError
 from paritas.core.execution.subjects import Inputs
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.random_tensors import indices, normal
 from paritas.sharding.graphs.rows import CallSite
 from paritas.sharding.operators.configuration import (
@@ -29,7 +30,8 @@ from paritas.sharding.operators.nnscaler_functions import SUBSCRIPT
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from paritas.core.placement.placement import Place, Recipe
+    from paritas.core.operators.calls import Place
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.rank_backends import BackendName
 
 
@@ -431,7 +433,7 @@ def signature_of(call: GraphCall) -> str:
 
 def _value_text(value: Any) -> str:
     if isinstance(value, TensorValue):
-        dtype = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        dtype = _SHORT.get(value.dtype, dtype_name(value.dtype))
         return f"{dtype}{list(value.shape)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_value_text(item)}" for key, item in value.items()) + "}"

@@ -11,7 +11,8 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError, in_one_line
-from paritas.core.placement.placement import OperatorCall, Recipe, first_split, moved
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe, first_split, moved
 from paritas.core.results.findings import (
     Aspect,
     Coverage,
@@ -364,47 +365,35 @@ def check_call(
     started = time.perf_counter()
     with _ALONE:
         try:
-            call_outcome = _check_subject(call, settings, values)
+            outcome = _check_subject(call, settings, values)
         except UsageError as error:
-            call_outcome = _CallOutcome(CallOutcome.UNSUPPORTED, str(error))
+            outcome = {"outcome": CallOutcome.UNSUPPORTED, "reason": str(error)}
         except Exception as error:  # noqa: BLE001  (becomes the result of this call)
-            call_outcome = _CallOutcome(
-                CallOutcome.UNSUPPORTED, f"checking it raised {in_one_line(error)}"
-            )
+            reason = f"checking it raised {in_one_line(error)}"
+            outcome = {"outcome": CallOutcome.UNSUPPORTED, "reason": reason}
     return OperatorResult(
         key=key_of(call, settings),
         operator=call.operator,
         signature=signature_of(call),
         sites=(call.site,),
-        outcome=call_outcome.outcome,
-        reason=call_outcome.reason,
-        options=call_outcome.options,
-        notes=call_outcome.notes,
+        **outcome,
         seconds=time.perf_counter() - started,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _CallOutcome:
-    outcome: CallOutcome
-    reason: str = ""
-    options: tuple[OptionResult, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def _check_subject(
     call: GraphCall, settings: GraphSettings, values: CallValues | None
-) -> _CallOutcome:
+) -> dict[str, Any]:
+    """The outcome of a call, with its reason, its splits and notes."""
     if call.idle:
-        return _CallOutcome(CallOutcome.NOTHING, call.idle)
+        return {"outcome": CallOutcome.NOTHING, "reason": call.idle}
     if call.obstacle:
-        return _CallOutcome(CallOutcome.UNSUPPORTED, call.obstacle)
+        return {"outcome": CallOutcome.UNSUPPORTED, "reason": call.obstacle}
     subject = subject_of(call, settings.imports)
     if not any(value.shape for value in call.tensors()):
         received = "only 0-d tensors" if next(call.tensors(), None) else "no tensor"
-        return _CallOutcome(
-            CallOutcome.NOTHING, f"it receives {received}: there is nothing to split"
-        )
+        reason = f"it receives {received}: there is nothing to split"
+        return {"outcome": CallOutcome.NOTHING, "reason": reason}
     subject, operator_call, notes = prepare_call(subject, call, settings, values)
     return _roll_up_splits(_Splits(subject, call, settings, operator_call), notes)
 
@@ -643,19 +632,14 @@ class _Splits:
         )
 
 
-def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
-    """Check all splits and combine their results."""
+def _roll_up_splits(splits: _Splits, notes: list[str]) -> dict[str, Any]:
     splits.check()
     results, left_out = splits.results, list(dict.fromkeys(splits.left_out))
     strict = splits.settings.strict
     if not results:
         why = list(dict.fromkeys([*splits.missing, *left_out]))
-        return _CallOutcome(
-            CallOutcome.NOTHING,
-            enumerated(why, _MOST_NAMED, between="; ") or "nothing can be split",
-            (),
-            tuple(notes),
-        )
+        reason = enumerated(why, _MOST_NAMED, between="; ") or "nothing can be split"
+        return {"outcome": CallOutcome.NOTHING, "reason": reason, "notes": tuple(notes)}
     if left_out:
         notes.append(f"left out: {enumerated(left_out, _MOST_NAMED, between='; ')}")
     notes += splits.other_shapes()
@@ -666,16 +650,13 @@ def _roll_up_splits(splits: _Splits, notes: list[str]) -> _CallOutcome:
     wrong = [split_result for split_result in bad if split_result.status is not Status.UNVERIFIED]
     if not bad:
         drifting_names = ", ".join(dict.fromkeys(splits.drifting))
-        reason = (
-            "outputs and gradients are right; after the call each rank has its own "
-            f"{drifting_names}"
-        )
-        return _CallOutcome(
-            CallOutcome.VERIFIED, reason if drifting_names else "", tuple(results), tuple(notes)
-        )
-    gravest = max(wrong or bad, key=lambda split_result: split_result.status.gravity)
-    where = f"{gravest.split}, {gravest.ranks} ranks"
-    more = f"; {len(wrong or bad)} of {len(results)} splits" if len(results) > 1 else ""
-    reason = f"{where}: {gravest.reason or gravest.status}{more}"
-    outcome = CallOutcome.FAILED if wrong else CallOutcome.UNSUPPORTED
-    return _CallOutcome(outcome, reason, tuple(results), tuple(notes))
+        right = "outputs and gradients are right; after the call each rank has its own "
+        outcome, reason = CallOutcome.VERIFIED, f"{right}{drifting_names}" if drifting_names else ""
+    else:
+        gravest = max(wrong or bad, key=lambda split_result: split_result.status.gravity)
+        where = f"{gravest.split}, {gravest.ranks} ranks"
+        more = f"; {len(wrong or bad)} of {len(results)} splits" if len(results) > 1 else ""
+        reason = f"{where}: {gravest.reason or gravest.status}{more}"
+        outcome = CallOutcome.FAILED if wrong else CallOutcome.UNSUPPORTED
+    splits_and_notes = {"options": tuple(results), "notes": tuple(notes)}
+    return {"outcome": outcome, "reason": reason, **splits_and_notes}

@@ -380,7 +380,6 @@ def read_exported(path: Path) -> Graph:
 
 
 def _list_returned_names(program: ExportedProgramData) -> tuple[str, ...]:
-    """The names of the tensors that the program returns to its caller."""
     output_names = []
     for specified in program.graph_module.signature.output_specs:
         ((kind, about),) = specified.items()

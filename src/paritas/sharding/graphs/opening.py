@@ -19,12 +19,12 @@ from paritas.core.torch_private.graphs import (
     copy_graph,
     is_bracket,
     is_higher_order,
-    is_operator,
     module_path,
     predict_values,
     size_number,
     symbol_ranges,
 )
+from paritas.core.torch_private.named_operators import is_operator
 from paritas.sharding.graphs.calls import (
     Graph,
     GraphCall,
@@ -131,7 +131,6 @@ def with_modules_inlined(module: GraphModule) -> GraphModule:
 
 
 def _inner_path(node: Node) -> str:
-    """The path of the module that a node runs."""
     if node.op == "call_module":
         return str(node.target)
     inner = node.args[1] if is_bracket(node.target, node.args) else None
@@ -548,7 +547,6 @@ def _export_model(model: torch.nn.Module, inputs: Any) -> Graph:
 
 
 def _bind_placeholders(module: GraphModule, inputs: Any) -> dict[str, Any]:
-    """Arguments by the names of a graph's placeholders."""
     args, kwargs = split_arguments(inputs)
     nodes = module.graph.find_nodes(op="placeholder")
     parameters = [

@@ -15,8 +15,8 @@ import torch
 from paritas.core.errors import UsageError
 from paritas.core.importing import ImportFailedError, import_module
 from paritas.core.numerics.contents import leaves
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.catalogue import operator_names
-from paritas.core.placement.placement import OperatorCall
 from paritas.core.torch_private.global_state import quietly
 from paritas.core.torch_private.named_operators import operator_named
 from paritas.sharding.graphs.calls import (

@@ -44,7 +44,7 @@ from paritas.sharding.rows import GraphProof, RuleProof
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
 
 _MOST_NAMES = 8
 

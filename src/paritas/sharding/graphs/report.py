@@ -319,7 +319,6 @@ def graph_verdict_line(report: GraphReport) -> Text:
 
 
 def _graph_proof(report: GraphReport) -> Iterator[RenderableType]:
-    """The proof of the graph as a whole."""
     proof = report.proof
     if proof is None:
         return

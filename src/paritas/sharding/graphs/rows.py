@@ -152,6 +152,7 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """
 
     _called: ClassVar[str] = "the results of a graph"
+    _summary: ClassVar[str] = "paritas.sharding.graphs.page:notebook_summary"
 
     graph: str
     kind: str
@@ -228,12 +229,6 @@ class GraphReport(Report, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ):
             return 3
         return 0
-
-    def _repr_html_(self) -> str:
-        from paritas.core.reporting.notebook import notebook_html
-        from paritas.sharding.graphs.page import notebook_summary
-
-        return notebook_html(notebook_summary(self))
 
     def __str__(self) -> str:
         return f"{self._failure_text()}\n{self.verdict}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.errors import ParitasError, UsageError, first_line
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.numerics.random_tensors import between, normal
 from paritas.core.results.wording import enumerated
 from paritas.formats.dumps.opening import open_dump
@@ -98,7 +99,7 @@ def _given_tensors(inputs: Any) -> tuple[list[torch.Tensor], dict[str, torch.Ten
 
 def shown(forms: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
     """Shapes and dtypes for people: `float32[2, 4]`."""
-    words = [f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in forms]
+    words = [f"{dtype_name(dtype)}{list(shape)}" for shape, dtype in forms]
     return ", ".join(words) or "nothing"
 
 

@@ -13,7 +13,8 @@ import msgspec
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import Terms, bounds, name_of, split_values, tensors_in
+from paritas.core.operators.calls import tensors_in
+from paritas.core.placement.placement import Terms, bounds, name_of, split_values
 from paritas.core.reporting.scripts import (
     NoScriptError,
     Script,
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from paritas.core.placement.placement import OperatorCall, Place, Recipe
+    from paritas.core.operators.calls import OperatorCall, Place
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.items import Role
     from paritas.sharding.graphs.rows import OperatorResult, OptionResult
     from paritas.sharding.graphs.verify import OperatorWork
@@ -358,7 +360,6 @@ def _write_arguments(facts: Facts, values: ScriptValues) -> Iterator[str]:
 
 
 def _places_with_gradient(facts: Facts) -> tuple[Place, ...]:
-    """Arguments for which a gradient is computed."""
     return tuple(
         argument_place
         for argument_place, value in facts.values.items()
@@ -663,7 +664,6 @@ def _passes_here(option: OptionResult) -> bool:
 
 
 def _draws(call: OperatorCall) -> bool:
-    """Whether the operator draws random numbers."""
     call_values = copied(CallValues(call.args, call.kwargs))  # it may write to them
     before = Streams.of(call)
     try:
@@ -680,15 +680,9 @@ def _find_recipe(name: str, call: OperatorCall, work: OperatorWork, option: Opti
     offer = offers(name, call, work.call.annotation, work.settings, option.ranks)
     if offer.fault:
         raise UsageError(f"the annotation is invalid: {offer.fault}")
-    split_identity = (option.idx, option.dim, option.split, option.rule, option.origin)
+    identity = operator.attrgetter("idx", "dim", "split", "rule", "origin")
     for offered_option in offer.options:
-        if (
-            offered_option.idx,
-            offered_option.dim,
-            offered_option.split,
-            offered_option.rule,
-            offered_option.origin,
-        ) == split_identity:
+        if identity(offered_option) == identity(option):
             return offered_option.recipe
     raise UsageError(f"{option.split} was not found again")
 

@@ -51,20 +51,12 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import (
-    Divided,
-    Group,
-    KeywordRule,
-    OperatorCall,
-    Place,
-    Range,
-    Recipe,
-)
+from paritas.core.placement.placement import Divided, Group, KeywordRule, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
 from paritas.sharding.operators.grammar import (
     ANY_LENGTH,
@@ -80,6 +72,9 @@ from paritas.sharding.operators.grammar import (
     parse_signature,
     reduction_of,
 )
+
+if TYPE_CHECKING:
+    from paritas.core.operators.calls import OperatorCall, Place
 
 # --- An annotation applied to a call --------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from paritas.core.numerics.random_tensors import (
     sorted_values,
     whole_numbers,
 )
+from paritas.core.operators.calls import OperatorCall, Place
 from paritas.core.operators.definitions import NNSCALER
-from paritas.core.placement.placement import OperatorCall, Place
 from paritas.sharding.operators.annotation import Option
 from paritas.sharding.operators.nnscaler_functions import NAMESPACE
 

@@ -17,7 +17,7 @@ from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.gates import agree
 from paritas.core.placement.assembly import join
-from paritas.core.placement.placement import Group, Place, Range, Recipe
+from paritas.core.placement.placement import Group, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, nth_output
 from paritas.core.torch_private.global_state import quietly
 from paritas.sharding.operators.grammar import (
@@ -44,7 +44,7 @@ from paritas.sharding.operators.trials import (
 )
 
 if TYPE_CHECKING:
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall, Place
     from paritas.sharding.operators.trials import Tensors, TrialDraw
 
 

@@ -12,7 +12,7 @@ from paritas.core.results.items import Reduction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from paritas.core.placement.placement import Place
+    from paritas.core.operators.calls import Place
 
 # --- Tokens ---------------------------------------------------------------------------------------
 

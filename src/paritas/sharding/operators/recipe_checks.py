@@ -24,10 +24,9 @@ from paritas.core.judging.failures import (
     likely_mixups,
     remember_failed,
 )
-from paritas.core.judging.pairs import Pair, Ruling, judge_pair, settle_pair
+from paritas.core.judging.pairs import Pair, Ruling, explain_pair, judge_pair, settle_pair
 from paritas.core.numerics import criterion
 from paritas.core.numerics.bits import dtype_name, is_inexact
-from paritas.core.numerics.checkers import NO_EVIDENCE
 from paritas.core.numerics.gates import (
     GROSS_SHAKES,
     gross_difference,
@@ -75,7 +74,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.diagnosis.case import Context
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
     from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.operators.annotation import Annotation
     from paritas.sharding.operators.ranks.remote_runs import Team
@@ -226,22 +225,14 @@ class NoiseJudge:
         whole_value, split, reason = _fill_missing_gradient(
             *(items.get(key) for items in self.lifted)
         )
-        if not near_in_float64(whole_value, split):
-            findings = self._judge_lifted(key, whole_value, split)
-            passes = all(finding.status.passes() for finding in findings)
-            if not passes:
-                # The plain runs show the kind of fault; those that were judged are widened inside.
-                context = self._context(key, whole_value)
-                findings = self._explainer.explain(
-                    findings, whole_value, split, NO_EVIDENCE, context
-                )
-            if not passes or not self.runner.narrow:
-                return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
-        natives = (side.native[0].outputs.get(key) for side in self.runs)
-        first, second, _ = _fill_missing_gradient(*natives)
-        describe = functools.partial(self._context, key, first)
-        pair = Pair(shown_item(key), first, second, self._item(key), describe)
-        findings, _ = judge_pair(pair, explainer=self._explainer)
+        is_near = near_in_float64(whole_value, split)
+        findings = [] if is_near else self._judge_lifted(key, whole_value, split)
+        if is_near or (self.runner.narrow and all(f.status.passes() for f in findings)):
+            natives = (side.native[0].outputs.get(key) for side in self.runs)
+            first, second, _ = _fill_missing_gradient(*natives)
+            describe = functools.partial(self._context, key, first)
+            pair = Pair(shown_item(key), first, second, self._item(key), describe)
+            findings, _ = judge_pair(pair, explainer=self._explainer)
         return [_with_rank_of_worst(finding, reason, self.runner) for finding in findings]
 
     def _context(self, key: Item, whole_value: Any) -> Context:
@@ -257,9 +248,12 @@ class NoiseJudge:
         )
 
     def _judge_lifted(self, key: Item, whole_value: Any, split: Any) -> list[Finding]:
+        # The plain runs show the kind of fault; those that are judged are widened inside.
+        describe = functools.partial(self._context, key, whole_value)
+        plain = Pair(shown_item(key), whole_value, split, context=describe)
         ruling = self._rule_on_gross_difference(key, whole_value, split)
         if ruling is not None:
-            return [settle_pair(Pair(shown_item(key), whole_value, split), ruling)]
+            return explain_pair([settle_pair(plain, ruling)], plain, self._explainer)
         left, right = self.runs
         # These lifted runs also widen what the operator narrows inside.
         first = (left.arbiter() or left.native)[0].outputs.get(key)
@@ -267,7 +261,8 @@ class NoiseJudge:
         first, second, _ = _fill_missing_gradient(first, second)
         evidence = self._item(key, in_float64=True)
         findings, _ = judge_pair(Pair(shown_item(key), first, second, evidence))
-        return [_mark_float64(finding) for finding in findings]
+        findings = [_mark_float64(finding) for finding in findings]
+        return explain_pair(findings, plain, self._explainer)
 
     def _rule_on_gross_difference(self, key: Item, whole_value: Any, split: Any) -> Ruling | None:
         """A difference too large for any rounding; None if that is not obvious."""

@@ -14,6 +14,7 @@ from paritas.core.execution.cotangents import draw_cotangent
 from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
+from paritas.core.operators.calls import tensors_in
 from paritas.core.placement.assembly import join
 from paritas.core.placement.placement import (
     RankCut,
@@ -24,7 +25,6 @@ from paritas.core.placement.placement import (
     device_of,
     name_of,
     split_values,
-    tensors_in,
 )
 from paritas.core.precision.lifting import LiftMode
 from paritas.core.results.items import (
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.placement.placement import OperatorCall, Place, Recipe, Values
+    from paritas.core.operators.calls import OperatorCall, Place
+    from paritas.core.placement.placement import Recipe, Values
 
 
 # --- Operators that crash the process when they are given parts that do not fit -------------------

@@ -13,8 +13,9 @@ from paritas.core.numerics.bits import is_inexact
 from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.gates import agree
 from paritas.core.numerics.random_tensors import Domain, between, mask, normal
+from paritas.core.operators.calls import Place
 from paritas.core.placement.assembly import join, rank_bounds
-from paritas.core.placement.placement import Divided, Place
+from paritas.core.placement.placement import Divided
 from paritas.core.results.items import Once, Partial, Reduction, Replicate, Role, Shard
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from paritas.core.errors import ParityWarning, UsageError, first_line
 from paritas.core.execution.subjects import usable_device
 from paritas.core.judging.failures import FailedSplit, remember_failed
 from paritas.core.numerics.contents import leaves
-from paritas.core.placement.placement import OperatorCall, Recipe, device_of, on_device
+from paritas.core.placement.placement import Recipe, device_of, on_device
 from paritas.core.results.findings import Finding, Verdict, unverified
 from paritas.core.results.items import Replicate
 from paritas.core.results.wording import enumerated
@@ -35,6 +35,7 @@ from paritas.sharding.operators.runner import Streams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from paritas.core.operators.calls import OperatorCall
     from paritas.core.results.rank_backends import BackendName
     from paritas.sharding.operators.configuration import PartitionConfig
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paritas.core.execution.observation import OUTPUT
 from paritas.core.placement.meshes import coordinates_by_axis
 from paritas.core.placement.plain_parts import ExactMatch, expected_part, find_plain_part
 from paritas.core.placement.rank_pieces import Assembled, assemble
@@ -84,64 +85,54 @@ def _follow_the_weight(
 
 # --- Everything that is compared in a training step -----------------------------------------------
 
-LOSS, OUTPUT, GRADIENT, PARAMETER, BUFFER = "loss", "output", "gradient", "parameter", "buffer"
-INITIAL, RETURNED = "initial", "returned"
-
 
 @dataclasses.dataclass(frozen=True)
 class StepItem:
     """One value that is compared.
 
     Attributes:
-        item: what it is, within its step.
-        kind: `loss`, `output`, `gradient`, `parameter`, `buffer` or `initial`; `returned` is the
-            gradient that a piece of a model sends back to its input.
-        name: of the parameter or buffer.
+        item: what it is, within its step; a `GRADIENT` is what a piece of a model sends back to its
+            input, and that of a parameter is a `TRAINING_GRADIENT`.
         reference: its value on one device; None if no gradient arrives.
         ranks: what the ranks hold.
     """
 
     item: Item
-    kind: str
-    name: str
     reference: Tensor | None
     ranks: Assembled
 
     @property
-    def path(self) -> str:
-        """The item in words."""
-        return self.item.text
+    def kind(self) -> ItemKind:
+        """What kind of value it is."""
+        return self.item.kind
+
+    @property
+    def name(self) -> str:
+        """The name of the parameter or buffer, or the path of another value."""
+        return self.item.name
 
 
 def reference_values(step: StepTrace) -> dict[Item, Tensor | None]:
     """Item -> value on one device."""
-    return {item: None if piece is None else piece.local for item, _, _, piece in _list_step(step)}
-
-
-def _list_step(step: StepTrace) -> list[tuple[Item, str, str, RankPiece | None]]:
-    """Item, kind, name and piece of everything in a step, in the order of computation."""
-    listed_items: list[tuple[Item, str, str, RankPiece | None]] = []
-    listed_items += [
-        (output(f"{OUTPUT}{p}"), OUTPUT, p, piece) for p, piece in step.outputs.items()
-    ]
-    if step.loss is not None:
-        listed_items.append((Item(ItemKind.LOSS, LOSS), LOSS, "", step.loss))
-    listed_items += [(gradient(p), RETURNED, p, piece) for p, piece in step.returned.items()]
-    for kind, item_kind, pieces in (
-        (GRADIENT, ItemKind.TRAINING_GRADIENT, step.gradients),
-        (PARAMETER, ItemKind.PARAMETER, step.parameters),
-        (BUFFER, ItemKind.BUFFER, step.buffers),
-    ):
-        listed_items += [
-            (Item(item_kind, name), kind, name, piece) for name, piece in pieces.items()
-        ]
-    return listed_items
+    pieces = _pieces_by_item(step)
+    return {item: None if piece is None else piece.local for item, piece in pieces.items()}
 
 
 def _pieces_by_item(step: StepTrace) -> dict[Item, RankPiece | None]:
-    """Item -> the piece of a rank; None for the gradient of a parameter that is frozen there."""
-    frozen = {Item(ItemKind.TRAINING_GRADIENT, name): None for name in step.parameters}
-    return {**frozen, **{item: piece for item, _, _, piece in _list_step(step)}}
+    """Item -> its piece, in the order of computation; None where no gradient arrives."""
+    pieces: dict[Item, RankPiece | None] = {
+        output(f"{OUTPUT}{path}"): piece for path, piece in step.outputs.items()
+    }
+    if step.loss is not None:
+        pieces[Item(ItemKind.LOSS, "loss")] = step.loss
+    pieces |= {gradient(path): piece for path, piece in step.returned.items()}
+    for kind, pieces_by_name in (
+        (ItemKind.TRAINING_GRADIENT, step.gradients),
+        (ItemKind.PARAMETER, step.parameters),
+        (ItemKind.BUFFER, step.buffers),
+    ):
+        pieces |= {Item(kind, name): piece for name, piece in pieces_by_name.items()}
+    return pieces
 
 
 def step_items(
@@ -152,18 +143,22 @@ def step_items(
     slots: dict[str, dict[int, PlainPart]],
 ) -> list[StepItem]:
     """Everything to compare in one step; `number` counts from 0."""
-    tables = {trace.rank: _pieces_by_item(trace.steps[number]) for trace in ranks}
+    tables: dict[int, dict[Item, RankPiece | None]] = {}
+    for trace in ranks:
+        step = trace.steps[number]
+        # A parameter that is frozen there has no gradient.
+        frozen = {Item(ItemKind.TRAINING_GRADIENT, name): None for name in step.parameters}
+        tables[trace.rank] = {**frozen, **_pieces_by_item(step)}
     items: list[StepItem] = []
-    for item, kind, name, piece in _list_step(reference):
+    for item, value in reference_values(reference).items():
         pieces = {rank: table[item] for rank, table in tables.items() if item in table}
-        value = None if piece is None else piece.local
-        if kind == LOSS:
+        if item.kind is ItemKind.LOSS:
             together = _average_scalar(program, pieces)
-        elif kind in {OUTPUT, RETURNED}:
+        elif item.kind in {ItemKind.OUTPUT, ItemKind.GRADIENT}:
             together = _assemble_output(program, ranks, pieces, value)
         else:
-            together = _assemble_state(pieces, value, slots.get(name))
-        items.append(StepItem(item, kind, name, value, together))
+            together = _assemble_state(pieces, value, slots.get(item.name))
+        items.append(StepItem(item, value, together))
     return items
 
 
@@ -177,8 +172,7 @@ def initial_items(
             trace.rank: trace.initial[name] for trace in ranks if name in trace.initial
         }
         together = _assemble_state(pieces, piece.local, slots.get(name))
-        item = Item(ItemKind.INITIAL, name)
-        items.append(StepItem(item, INITIAL, name, piece.local, together))
+        items.append(StepItem(Item(ItemKind.INITIAL, name), piece.local, together))
     return items
 
 

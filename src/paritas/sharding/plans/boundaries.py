@@ -155,7 +155,6 @@ class Form:
 
 
 def _make_dtensor(local: Tensor, placement: LocalPlacement, mesh: DeviceMesh | None) -> Tensor:
-    """A DTensor of the ranks' parts."""
     from torch.distributed import tensor as dt
 
     names = placement.mesh_names

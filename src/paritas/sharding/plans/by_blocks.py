@@ -26,14 +26,13 @@ from paritas.core.execution.cut_models import run_without_blocks
 from paritas.core.numerics import criterion
 from paritas.core.numerics.gates import Near
 from paritas.core.results.findings import Coverage, Verdict
-from paritas.core.results.items import Item, ItemKind
 from paritas.core.results.progress import Progress
 from paritas.core.torch_private.tensors import return_free_memory
 from paritas.sharding.plans.assembling import find_slots, step_items, unmatched
 from paritas.sharding.plans.boundaries import FormFinder, NotByBlocksError, RankRecorder
 from paritas.sharding.plans.causes import excuse_late_reductions
 from paritas.sharding.plans.edges import EdgeJudge, Errors, Shaking
-from paritas.sharding.plans.judging import complete_steps
+from paritas.sharding.plans.judging import KEPT_KINDS, complete_steps
 from paritas.sharding.plans.pieces import PieceTask, piece_program, run_rest
 from paritas.sharding.plans.sketches import Abridger
 from paritas.sharding.plans.traces import watched_modules
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 
     from paritas.core.execution.block_runs import BlockCall, Recorder
     from paritas.core.results.findings import Finding
+    from paritas.core.results.items import Item
     from paritas.sharding.plans.boundaries import CallForms
     from paritas.sharding.plans.plan import ParallelProgram
     from paritas.sharding.plans.traces import ModelNames, Trace
@@ -135,7 +135,9 @@ class _BlocksOfPlan:
         self.runs.tell(f"training on {program.ranks} ranks")
         record = Recording(tuple(self.blocks), on_ranks=True)
         ranks = self.runs.split = self.runs.ranks(off, record=record, abridge=abridge)
-        self._check_errors(ranks)
+        for trace in ranks:
+            if trace.whole_only:
+                raise NotByBlocksError(str(trace.error))
         raised = errors_of(ranks)
         if raised or not complete_steps(reference, ranks):
             return self.runs.agreed(Verdict(findings=tuple(raised), strict=self.strict))
@@ -160,12 +162,6 @@ class _BlocksOfPlan:
             if without.error is None and not without.random:
                 return without, off
         return trace, program
-
-    @staticmethod
-    def _check_errors(ranks: list[Trace]) -> None:
-        for trace in ranks:
-            if trace.whole_only:
-                raise NotByBlocksError(str(trace.error))
 
     def _cut(
         self, reference: Trace, ranks: list[Trace]
@@ -316,7 +312,7 @@ class _BlocksOfPlan:
             and self.near(judged_edge.item.ranks.value, judged_edge.item.reference)
         }
         for item, label in self.gross.items():
-            if item in right and item.kind in _STATE:
+            if item in right and item.kind in KEPT_KINDS:
                 raise NotByBlocksError(
                     f"alone, {label} does not compute the {item} that it computes inside of the "
                     "parallel model"
@@ -347,7 +343,3 @@ class _BlocksOfPlan:
                 "while a block was checked"
             )
         yield from label_texts(self.notes)
-
-
-# What both a piece and the whole model are compared by.
-_STATE = {ItemKind.TRAINING_GRADIENT, ItemKind.PARAMETER, ItemKind.BUFFER}

@@ -10,7 +10,7 @@ import torch
 
 from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.diagnose import ACROSS_RANKS, rank_patterns
-from paritas.core.diagnosis.patterns.ranks import claim, factor_of
+from paritas.core.diagnosis.patterns.ranks import Prediction, claim, factor_of
 from paritas.core.diagnosis.stating import with_confidence
 from paritas.core.judging.pairs import Ruling, reconsider
 from paritas.core.numerics.gates import Near
@@ -24,16 +24,8 @@ from paritas.core.results.findings import (
     PatternKind,
     Status,
 )
-from paritas.sharding.plans.assembling import (
-    BUFFER,
-    GRADIENT,
-    INITIAL,
-    LOSS,
-    OUTPUT,
-    PARAMETER,
-    RETURNED,
-    natural_chunk,
-)
+from paritas.core.results.items import ItemKind
+from paritas.sharding.plans.assembling import natural_chunk
 from paritas.sharding.plans.relating import Related, Relation, alike, mean_of, relate
 from paritas.sharding.plans.traces import INPUT_SIDE, OUTPUT_SIDE
 
@@ -448,13 +440,13 @@ def case_of_item(judge: Judge, judged: Judged) -> Case | None:
     if item.reference is None:
         return None
     earlier: dict[str, Tensor] = {}
-    if item.kind in {PARAMETER, BUFFER}:
+    if item.kind in {ItemKind.PARAMETER, ItemKind.BUFFER}:
         wide = judged.lifted is not None and item is judged.lifted
         trace = judge.lifted[0] if wide and judge.lifted is not None else judge.reference
         if item.name in trace.initial:
             earlier["the initial value"] = trace.initial[item.name].local
         for number, step in enumerate(trace.steps[: judged.step - 1], start=1):
-            table = step.parameters if item.kind == PARAMETER else step.buffers
+            table = step.parameters if item.kind is ItemKind.PARAMETER else step.buffers
             if item.name in table:
                 earlier[f"the value after step {number}"] = table[item.name].local
     value, reference, values_by_rank = item.ranks.value, item.reference, item.ranks.by_rank
@@ -468,7 +460,7 @@ def case_of_item(judge: Judge, judged: Judged) -> Case | None:
         unit=judge.unit,
         splits_samples=judge.program.data_ranks > 1,
         # Ranks with other samples have another loss.
-        held={} if item.kind == LOSS else values_by_rank,
+        held={} if item.kind is ItemKind.LOSS else values_by_rank,
         earlier=earlier,
     )
     return Case(_NOTHING if value is None else value, reference, context=context)
@@ -517,7 +509,7 @@ def case_of_module(judge: Judge, location: Location, number: int) -> Case | None
     forward = not location.backward
     context = Context(
         world=program.mesh,
-        item=GRADIENT if location.module == LOSS else "module",
+        item=ItemKind.TRAINING_GRADIENT if location.module == LOSS_MODULE else "module",
         unit=judge.unit,
         splits_samples=program.data_ranks > 1,
         held=values_by_rank,
@@ -576,7 +568,8 @@ def swapped_shards(judge: Judge, module: str) -> tuple[Diagnosis, tuple[int, ...
     )
     evidence: dict[str, float | str] = {"parameter": name, "dim": float(dim)}
     case = Case(local, right, context=Context(unit=judge.unit))
-    claimed_patterns = claim(case, local, taken, PatternKind.WRONG_RANKS_SHARD, sentence, evidence)
+    kind = PatternKind.WRONG_RANKS_SHARD
+    claimed_patterns = claim(case, local, Prediction(taken), kind, sentence, evidence)
     stated = Diagnosis(patterns=with_confidence(claimed_patterns, at_output=False))
     return (stated, tuple(moved[name])) if claimed_patterns else None
 
@@ -646,23 +639,23 @@ def find_cause(
         case = case_of_item(judge, wrong_item)
         diagnosis = None if case is None else explain(case)
         if diagnosis is not None:
-            others[(wrong_item.step, wrong_item.item.path)] = diagnosis
+            others[(wrong_item.step, wrong_item.item.item.text)] = diagnosis
     watched_step = None
     if reference is not None:
         watched_step = WatchedStep.of(judge.program, reference, ranks, max(0, step - 1), judge.unit)
     kinds = {judged_item.item.kind for judged_item in here}
-    if INITIAL in kinds:
+    if ItemKind.INITIAL in kinds:
         return _at_owner(here[0], watched_step, others)
-    if kinds & {OUTPUT, LOSS}:
+    if kinds & {ItemKind.OUTPUT, ItemKind.LOSS}:
         return _forward_cause(judge, here, watched_step, others)
-    if kinds & {GRADIENT, RETURNED}:
+    if kinds & {ItemKind.TRAINING_GRADIENT, ItemKind.GRADIENT}:
         return _backward_cause(judge, here, watched_step, others)
     first = next(
         (
             judged_item
-            for kind in (PARAMETER, BUFFER)
+            for kind in (ItemKind.PARAMETER, ItemKind.BUFFER)
             for judged_item in here
-            if wrong_item.item.kind == kind
+            if judged_item.item.kind is kind
         ),
         here[0],
     )
@@ -677,13 +670,13 @@ def excuse_late_reductions(judge: Judge, judged: list[Judged]) -> list[Judged]:
     stepped = {
         (stepped_item.step, stepped_item.item.name): stepped_item
         for stepped_item in judged
-        if stepped_item.item.kind == PARAMETER and stepped_item.status.passes(strict=True)
+        if stepped_item.item.kind is ItemKind.PARAMETER and stepped_item.status.passes(strict=True)
     }
     judgeds: list[Judged] = []
     for judged_item in judged:
         after = stepped.get((judged_item.step, judged_item.item.name))
         if (
-            judged_item.item.kind == GRADIENT
+            judged_item.item.kind is ItemKind.TRAINING_GRADIENT
             and not judged_item.status.passes()
             and after is not None
         ):
@@ -705,7 +698,6 @@ def _rule_on_late_reduction(_: Finding) -> Ruling:
 
 
 def _is_moved_by_step(judge: Judge, stepped: Judged) -> bool:
-    """Whether the step changed the parameter."""
     trace, name = judge.reference, stepped.item.name
     before = trace.initial if stepped.step == 1 else trace.steps[stepped.step - 2].parameters
     value = stepped.item.reference
@@ -716,7 +708,7 @@ Explained = dict[tuple[int, str], Diagnosis]
 
 
 def _item_key(judged: Judged) -> tuple[int, str]:
-    return judged.step, judged.item.path
+    return judged.step, judged.item.item.text
 
 
 def _at_owner(judged: Judged, watched_step: WatchedStep | None, others: Explained) -> ParallelCause:
@@ -731,16 +723,18 @@ def _forward_cause(
 ) -> ParallelCause:
     """The cause if outputs or the loss are wrong: the first module with a wrong output."""
     first_output = next(
-        wrong_output for wrong_output in here if wrong_output.item.kind in {OUTPUT, LOSS}
+        wrong_output
+        for wrong_output in here
+        if wrong_output.item.kind in {ItemKind.OUTPUT, ItemKind.LOSS}
     )
     location = None if watched_step is None else locate_forward(watched_step)
     if location is not None:
         cause = _cause_at_location(judge, first_output, location, others)
         stale = _stale_state(here, location.module, others)
         return cause if stale is None else dataclasses.replace(cause, diagnosis=stale)
-    if first_output.item.kind == LOSS:
+    if first_output.item.kind is ItemKind.LOSS:
         # Every module is right, so the loss is computed wrongly.
-        origin = Origin(kind=OriginKind.TRAINING, name=LOSS, ranks=first_output.ranks)
+        origin = Origin(kind=OriginKind.TRAINING, name=LOSS_MODULE, ranks=first_output.ranks)
         return ParallelCause(
             first_output, origin, others.get(_item_key(first_output)), others=others
         )
@@ -751,7 +745,10 @@ def _stale_state(here: list[Judged], module: str, others: Explained) -> Diagnosi
     """The diagnosis of a stale buffer of the module, which makes its output wrong."""
     for wrong_item in here:
         diagnosis = others.get(_item_key(wrong_item))
-        owns = wrong_item.item.kind == BUFFER and owner_of(wrong_item.item.name, None)[0] == module
+        owns = (
+            wrong_item.item.kind is ItemKind.BUFFER
+            and owner_of(wrong_item.item.name, None)[0] == module
+        )
         if (
             owns
             and diagnosis is not None
@@ -771,9 +768,9 @@ def _cause_at_location(
     swapped = swapped_shards(judge, location.module)
     if swapped is not None:
         diagnosis, ranks = swapped
-    if diagnosis is None and location.module == LOSS:
+    if diagnosis is None and location.module == LOSS_MODULE:
         diagnosis = others.get(_item_key(judged))
-    kind = OriginKind.TRAINING if location.module == LOSS else OriginKind.MODULE
+    kind = OriginKind.TRAINING if location.module == LOSS_MODULE else OriginKind.MODULE
     origin = Origin(kind=kind, name=location.module, operator=location.kind, ranks=ranks)
     return ParallelCause(judged, origin, diagnosis, location.words, others)
 
@@ -782,8 +779,12 @@ def _backward_cause(
     judge: Judge, here: list[Judged], watched_step: WatchedStep | None, others: Explained
 ) -> ParallelCause:
     """The cause if the forward pass is right and gradients are not."""
-    wrong = [wrong_item for wrong_item in here if wrong_item.item.kind == GRADIENT]
-    wrong = wrong or [wrong_item for wrong_item in here if wrong_item.item.kind == RETURNED]
+    wrong = [
+        wrong_item for wrong_item in here if wrong_item.item.kind is ItemKind.TRAINING_GRADIENT
+    ]
+    wrong = wrong or [
+        wrong_item for wrong_item in here if wrong_item.item.kind is ItemKind.GRADIENT
+    ]
     location = None if watched_step is None else locate_backward(watched_step)
     if location is not None:
         inside = [
@@ -830,7 +831,7 @@ def _all_scaled(
     if parts > 1 and own_share(watched_step) == 1 and abs(factor * parts - 1) < _SAME_FACTOR:
         # Divided once before backward, and again by an average at its end.
         words = f"{alike}, and are {parts} times too small before they reach any module"
-        origin = Origin(kind=OriginKind.TRAINING, name=LOSS)
+        origin = Origin(kind=OriginKind.TRAINING, name=LOSS_MODULE)
         return ParallelCause(wrong_item, origin, diagnosis, words, others)
     words = f"{alike}, but {_AT_MODULES}"
     origin = Origin(kind=OriginKind.TRAINING, name=GRADIENT_REDUCTION)

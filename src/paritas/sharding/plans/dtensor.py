@@ -18,11 +18,12 @@ from paritas.core.execution.observation import Observation, note_decisions
 from paritas.core.execution.program import Program
 from paritas.core.judging.pairs import Pair, judge_pair
 from paritas.core.numerics.contents import leaves
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.placement.placement import Terms, split_tensor
 from paritas.core.results.findings import Aspect, Coverage, Finding, Verdict, agreement, mismatch
 from paritas.core.results.items import GRADIENTS, Item, Partial, Replicate, Shard, output
 from paritas.core.results.items import gradient as gradient_of
-from paritas.core.torch_private.operators import default_dtype, map_tensors
+from paritas.core.torch_private.operators import default_dtype
 from paritas.core.torch_private.ranks import (
     Redistributed,
     of_ranks,
@@ -118,14 +119,6 @@ def describe_placement(leaf: Any) -> str:
 DRAWS = 2
 
 
-def map_call(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[Tensor], Tensor]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with each of their tensors replaced."""
-    named = {name: map_tensors(value, function) for name, value in kwargs.items()}
-    return tuple(map_tensors(value, function) for value in args), named
-
-
 def wide(tensor: Tensor) -> Tensor:
     """A floating tensor in float64, with no more digits than float32 has.
 
@@ -137,9 +130,9 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128) if tensor.is_complex() else tensor.clone()
 
 
-def argument_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+def argument_tensors(call: OperatorCall) -> dict[str, Tensor]:
     """The tensors of a call by path."""
-    named_leaves = [*leaves(list(args), "args"), *leaves(dict(kwargs), "kwargs")]
+    named_leaves = [*leaves(list(call.args), "args"), *leaves(call.kwargs, "kwargs")]
     return {path: leaf for path, leaf in named_leaves if isinstance(leaf, torch.Tensor)}
 
 
@@ -194,15 +187,14 @@ class OperatorProgram(Program):
     """The operator on whole arguments in float64, forward and backward.
 
     Attributes:
+        call: the operator and its arguments.
         seed: of the cotangents.
         cotangents: of its results, for each draw; made in the first run.
     """
 
     sets_default = True
 
-    operator: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    call: OperatorCall
     seed: int = 0
     cotangents: list[dict[str, Tensor]] | None = None
 
@@ -215,9 +207,9 @@ class OperatorProgram(Program):
         observation = Observation()
         try:
             with default_dtype(torch.float64), options.around():
-                args, kwargs = map_call(self.args, self.kwargs, _leaf)
-                arguments = argument_tensors(args, kwargs)
-                outputs = tensors_of(self.operator(*args, **kwargs))
+                call = self.call.map_tensors(_leaf)
+                arguments = argument_tensors(call)
+                outputs = tensors_of(call.function(*call.args, **call.kwargs))
                 if self.cotangents is None:
                     self.cotangents = draw_cotangents(outputs, self.seed)
                 observation.gradients |= differentiate(outputs, arguments, self.cotangents)
@@ -326,11 +318,11 @@ def examine_dtensor(
     Raises:
         UsageError: the operator itself fails, or has no tensor argument.
     """
-    args, kwargs = map_call(tuple(args), kwargs or {}, wide)
-    tensors = argument_tensors(args, kwargs)
+    call = OperatorCall(op, tuple(args), dict(kwargs or {})).map_tensors(wide)
+    tensors = argument_tensors(call)
     if not tensors:
         raise UsageError(f"{_operator_name(op)} has no tensor argument: there is nothing to place")
-    truth = Evidence(OperatorProgram(op, args, kwargs, seed), seed=seed)
+    truth = Evidence(OperatorProgram(call, seed), seed=seed)
     error = truth.native[0].error
     if error is not None:
         raise UsageError(
@@ -364,7 +356,7 @@ class _Trial:
     def examine(self, roles: Mapping[str, Role]) -> DTensorClaim:
         """Run one placement of the arguments, and judge DTensor's claim."""
         words = tuple(map(short_word, roles.values()))
-        arguments = argument_tensors(self.truth.program.args, self.truth.program.kwargs)
+        arguments = argument_tensors(self.truth.program.call)
         # Made outside the simulation, where each rank would advance the generator.
         parts = {
             path: split_tensor(
@@ -400,11 +392,10 @@ class _Trial:
             path: _distribute(tensor, parts[path], roles[path], mesh)
             for path, tensor in arguments.items()
         }
-        args, kwargs = _replace_tensors(
-            self.truth.program.args, self.truth.program.kwargs, arguments, leaves
-        )
+        by_identity = {id(tensor): leaves[path] for path, tensor in arguments.items()}
+        call = self.truth.program.call.map_tensors(lambda tensor: by_identity[id(tensor)])
         with watch_redistribution(stop=True):
-            raw = tensors_of(self.truth.program.operator(*args, **kwargs))
+            raw = tensors_of(call.function(*call.args, **call.kwargs))
         trial_result.results = tuple(describe_placement(leaf) for leaf in raw.values())
         full_tensors = {path: _full_tensor(leaf) for path, leaf in raw.items()}
         trial_result.outputs = {
@@ -490,17 +481,6 @@ def _distribute(tensor: Tensor, parts: list[Tensor], role: Role, mesh: DeviceMes
         stride=tensor.stride(),
     ).detach()
     return dtensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
-
-
-def _replace_tensors(
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    arguments: Mapping[str, Tensor],
-    leaves: Mapping[str, Tensor],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with their tensors replaced, by identity."""
-    by_identity = {id(tensor): leaves[path] for path, tensor in arguments.items()}
-    return map_call(args, kwargs, lambda tensor: by_identity[id(tensor)])
 
 
 def _full_tensor(leaf: Any) -> Any:

@@ -14,7 +14,6 @@ import msgspec
 
 from paritas.core.execution.block_noise import ComposedEvidence, ComposedNoise, Shaken
 from paritas.core.execution.observation import Observation
-from paritas.core.judging.failures import Explainer
 from paritas.sharding.plans.assembling import reference_values
 from paritas.sharding.plans.judging import Judge
 from paritas.sharding.plans.traces import watched_modules
@@ -22,11 +21,8 @@ from paritas.sharding.plans.traces import watched_modules
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from paritas.core.execution.block_runs import Parked
     from paritas.core.numerics.judge_evidence import JudgeEvidence
-    from paritas.core.results.findings import Finding
     from paritas.core.results.items import Item
     from paritas.sharding.plans.assembling import StepItem
     from paritas.sharding.plans.judging import Judged
@@ -74,28 +70,6 @@ class EdgeJudge(Judge):
     def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
         shown = msgspec.structs.replace(item.item, step=number + 1)
         return ComposedEvidence(self.noise, shown, item.reference, self.runs.unit)
-
-    def _values(self, item: StepItem, lifted: StepItem | None, number: int) -> list[Finding]:
-        full_value = self._wholes.get(item.name)
-        some = item.reference if item.reference is not None else item.ranks.value
-        is_sketch = full_value is not None and some is not None and some.shape != full_value.shape
-        if not is_sketch or full_value is None:
-            return super()._values(item, lifted, number)
-        # A sketch has no rows and columns in which a pattern could be seen.
-        explainer, self._explainer = self._explainer, Explainer(left=0)
-        findings = super()._values(item, lifted, number)
-        self._explainer = explainer
-        return [_about_sketch(finding, full_value) for finding in findings]
-
-
-def _about_sketch(finding: Finding, full_value: Tensor) -> Finding:
-    reason = finding.reason
-    if not finding.status.passes():
-        reason = f"{reason} (its sketch was compared)"
-    dtype = str(full_value.dtype).removeprefix("torch.")
-    return msgspec.structs.replace(
-        finding, shape=tuple(full_value.shape), dtype=dtype, reason=reason, metrics=None
-    )
 
 
 def _merge_steps(trace: Trace) -> Observation:

@@ -14,7 +14,14 @@ from paritas.core.execution.item_evidence import NO_LIFT, GivenLift, ItemEvidenc
 from paritas.core.execution.observation import Observation
 from paritas.core.execution.program import Program, count_dtypes
 from paritas.core.judging.failures import Explainer
-from paritas.core.judging.pairs import Pair, Ruling, judge_pair, reconsider, settle_pair
+from paritas.core.judging.pairs import (
+    Pair,
+    Ruling,
+    judge_pair,
+    reconsider,
+    settle_pair,
+    sketch_rule,
+)
 from paritas.core.numerics import criterion
 from paritas.core.numerics.bits import dtype_name, is_inexact
 from paritas.core.numerics.criterion import UNIT_F32, UNIT_F64
@@ -27,8 +34,8 @@ from paritas.core.numerics.gates import (
 )
 from paritas.core.numerics.metrics import bitwise_equal, pair_metrics
 from paritas.core.results.findings import Aspect, Finding, Status
+from paritas.core.results.items import ItemKind
 from paritas.sharding.plans.assembling import (
-    INITIAL,
     StepItem,
     find_slots,
     initial_items,
@@ -37,12 +44,13 @@ from paritas.sharding.plans.assembling import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from paritas.core.diagnosis.case import Context
     from paritas.core.execution.observation import RunOptions
+    from paritas.core.judging.pairs import FindingRule
     from paritas.core.numerics.judge_evidence import JudgeEvidence
     from paritas.core.placement.assembly import ReplicaDisagreement
     from paritas.core.placement.plain_parts import PlainPart
@@ -91,6 +99,8 @@ def _observe_steps(trace: Trace) -> list[Observation]:
 
 # --- The judge ------------------------------------------------------------------------------------
 
+# What a model keeps: parameters, their gradients, and buffers.
+KEPT_KINDS = {ItemKind.TRAINING_GRADIENT, ItemKind.PARAMETER, ItemKind.BUFFER}
 # Replicas that differ by less than this in float64 differ by rounding.
 ROUNDING_IN_FLOAT64 = 1e-9
 # The same without a lifted run, in roundings of the dtype.
@@ -186,6 +196,8 @@ class Judge:
         # The ranks run a model in float64, not under our dispatch mode. What the model itself casts
         # to float32 is rounded there.
         self.lift = GivenLift(lambda: ranks_in_float64, self.runs.casts)
+        # Large tensors by name, if their sketches are compared.
+        self._wholes: Mapping[str, Tensor] = {}
         self._explainer = Explainer(MOST_EXPLAINED, MOST_SECONDS, self.runs.notes)
 
     @property
@@ -280,7 +292,7 @@ class Judge:
         words = f"should be replicated, but {replica_disagreement}"
         apart = lifted.ranks.disagreement if lifted is not None else None
         value = next(iter(item.ranks.by_rank.values()))
-        if not is_inexact(value) or item.kind == INITIAL:
+        if not is_inexact(value) or item.kind is ItemKind.INITIAL:
             return Ruling(Status.DIFFERENT, words)
         if lifted is None:
             rounding = replica_disagreement.relative <= ROUNDINGS * criterion.unit_roundoff(
@@ -329,7 +341,9 @@ class Judge:
             functools.partial(self._settle_plainly, lifted=lifted),
             functools.partial(self._settle_gross, lifted=lifted, number=number),
         )
-        findings, _ = judge_pair(pair, gates=gates, explainer=self._explainer)
+        rules = self._sketch_rules(item)
+        explainer = None if rules else self._explainer
+        findings, _ = judge_pair(pair, gates=gates, rules=rules, explainer=explainer)
         missing = ", ".join(map(str, item.ranks.without))
         if missing and any(not f.status.passes() for f in findings):
             where = f"no gradient arrives on rank{'s' * (len(item.ranks.without) > 1)} {missing}"
@@ -339,6 +353,16 @@ class Judge:
     def _evidence(self, item: StepItem, lifted: StepItem | None, number: int) -> JudgeEvidence:
         lift = NO_LIFT if lifted is None else self.lift
         return ItemEvidence(self.runs, item.item, number, lifted=lift, demand=self.demand)
+
+    def _sketch_rules(self, item: StepItem) -> tuple[FindingRule, ...]:
+        """The rule for a value of which both sides keep a sketch; else none."""
+        # The path of another value may be the name of a parameter.
+        full_value = self._wholes.get(item.name) if item.kind in KEPT_KINDS else None
+        some = item.reference if item.reference is not None else item.ranks.value
+        if full_value is None or some is None or some.shape == full_value.shape:
+            return ()
+        name = dtype_name(full_value.dtype)
+        return (sketch_rule(full_value, "its sketch was compared", dtype=name),)
 
     def _context(self, item: StepItem, number: int, shape: torch.Size) -> Context:
         """The context for a diagnosis; what is specific to a plan is diagnosed later."""

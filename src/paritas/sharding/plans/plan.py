@@ -540,7 +540,7 @@ class DropoutMode(TorchFunctionMode):
         mask = torch.from_numpy(is_kept.reshape(value.shape) / (1 - p))
         return mask.to(value.device, value.dtype)
 
-    def _attention(  # noqa: PLR0913, PLR0917  (in torch's order)
+    def _attention(
         self,
         query: Tensor,
         key: Tensor,
@@ -548,25 +548,19 @@ class DropoutMode(TorchFunctionMode):
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,
         is_causal: bool = False,  # noqa: FBT001, FBT002
-        scale: float | None = None,
-        enable_gqa: bool = False,  # noqa: FBT001, FBT002
+        **keywords: Any,
     ) -> Tensor:
-        how: dict[str, Any] = {
-            "attn_mask": attn_mask,
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-        }
+        """The parameters in torch's order; `scale` and `enable_gqa` have no place in it."""
+        how = {"attn_mask": attn_mask, "is_causal": is_causal, **keywords}
         if dropout_p == 0 or self.kind == "off":
             return F.scaled_dot_product_attention(query, key, value, **how)
-        if enable_gqa:
+        if how.pop("enable_gqa", False):
             times = query.shape[-3] // key.shape[-3]
             key, value = (tensor.repeat_interleave(times, -3) for tensor in (key, value))
         # The weights of attention are what it returns for the identity matrix.
         length = key.shape[-2]
         identity = torch.eye(length, dtype=value.dtype, device=value.device)
         identity = identity.expand(*value.shape[:-2], length, length)
-        how["enable_gqa"] = False
         weights = F.scaled_dot_product_attention(query, key, identity, **how)
         return self._mask_value(weights, dropout_p) @ value
 

@@ -21,8 +21,8 @@ from paritas.core.numerics.contents import leaves
 from paritas.core.numerics.metrics import bitwise_equal
 from paritas.core.placement.rank_pieces import RankPiece
 from paritas.core.results.items import Shard
-from paritas.core.torch_private.ranks import in_backward
 from paritas.core.torch_private.tensors import local_part
+from paritas.core.torch_private.watching import in_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

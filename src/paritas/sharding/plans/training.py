@@ -25,7 +25,12 @@ from paritas.core.execution.saved_state import RandomState
 from paritas.core.precision.lifting import RankLiftMode
 from paritas.core.results.rank_backends import GLOO
 from paritas.core.torch_private.operators import WIDE, default_dtype
-from paritas.core.torch_private.ranks import gradient_factors, listening, run_in_threads
+from paritas.core.torch_private.ranks import (
+    ThreadOutcome,
+    gradient_factors,
+    listening,
+    run_in_threads,
+)
 from paritas.core.torch_private.tensors import copy_on_write, hold_shared, return_free_memory
 from paritas.sharding.plans.boundaries import NotByBlocksError
 from paritas.sharding.plans.pieces import Piece, PieceNames
@@ -78,7 +83,6 @@ if TYPE_CHECKING:
 
     from paritas.core.execution.subjects import Inputs
     from paritas.core.placement.rank_pieces import RankPiece
-    from paritas.core.torch_private.ranks import ThreadOutcome
     from paritas.sharding.plans.plan import ParallelProgram
 
 
@@ -245,13 +249,6 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
                     _drop_large(trace.steps[-1].outputs)
         if manner.save_to:
             save_state(model, optimizer, manner.save_to)
-    except UnsupportedPlanError as error:
-        trace.fail(str(error), unsupported=True)
-        raise
-    except NotByBlocksError as error:
-        trace.fail(str(error), unsupported=True)
-        trace.whole_only = True
-        raise
     except Exception as error:
         _note_failure(trace, error, manner)
         raise
@@ -260,7 +257,11 @@ def train(program: ParallelProgram, built: BuiltModel, manner: Manner, trace: Tr
 
 
 def _note_failure(trace: Trace, error: Exception, manner: Manner, before: str = "") -> None:
-    """Write down what a rank raised, and whether it only shows what torch cannot do here."""
+    """Write down what a rank raised, and whether it only shows what cannot be checked here."""
+    if isinstance(error, NotByBlocksError | UnsupportedPlanError):
+        trace.fail(str(error), unsupported=True)
+        trace.whole_only = isinstance(error, NotByBlocksError)
+        return
     on_cpu = manner.device is None or manner.device.type == "cpu"
     missing = operator_without_kernel(error) if on_cpu and trace.ranks > 1 else ""
     if missing:
@@ -476,13 +477,6 @@ def train_as_rank(
         parallel = parallel_model(program, built.model, manner.device)
         if manner.record is not None:
             _check_blocks_run(parallel)
-    except NotByBlocksError as error:
-        trace.fail(str(error), unsupported=True)
-        trace.whole_only = True
-        raise
-    except UnsupportedPlanError as error:
-        trace.fail(str(error), unsupported=True)
-        raise
     except Exception as error:
         _note_failure(trace, error, manner, "while the plan was applied: ")
         raise
@@ -629,14 +623,11 @@ def _trace_of_thread(
         return trace
     trace_copy = dataclasses.replace(trace, steps=list(trace.steps))
     if outcome.error is None:
-        trace_copy.fail(LET_GO if failed else _describe_timeout(timeout), waited=True)
+        in_vain = f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
+        trace_copy.fail(LET_GO if failed else in_vain, waited=True)
     elif trace_copy.error is None:
         trace_copy.fail(in_one_line(outcome.error, 300))
     return trace_copy
-
-
-def _describe_timeout(timeout: float) -> str:
-    return f"had {timeout:g} s: {NO_ANSWER}; {_STUCK}"
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -745,8 +736,5 @@ def _in_time(rank: int, task: Task, timeout: float) -> Trace:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(timeout)
-    if not thread.is_alive():
-        return trace
-    trace_copy = dataclasses.replace(trace, steps=list(trace.steps))
-    trace_copy.fail(_describe_timeout(timeout), waited=True)
-    return trace_copy
+    outcome = ThreadOutcome(done=not thread.is_alive())
+    return _trace_of_thread(trace, outcome, timeout, failed=False)

@@ -476,6 +476,9 @@ def errors_of(ranks: list[Trace]) -> list[Finding]:
     return [mismatch(item, Aspect.EXCEPTION, reason, origin=origin)]
 
 
+_KIND_WORDS = {ItemKind.TRAINING_GRADIENT: "gradient", ItemKind.GRADIENT: "returned"}
+
+
 def _count_affected_values(judged: list[Judged], wrong: list[Judged]) -> list[str]:
     """How many values of each kind are wrong in the first wrong step."""
     if not wrong:
@@ -484,7 +487,10 @@ def _count_affected_values(judged: list[Judged], wrong: list[Judged]) -> list[st
     bad = Counter(wrong_item.item.kind for wrong_item in wrong if wrong_item.step == step)
     counter = Counter(judged_item.item.kind for judged_item in judged if judged_item.step == step)
     when = f"in step {step}" if step else "before the first step"
-    parts = [f"{count} of {counter[kind]} {kind} values" for kind, count in bad.items()]
+    parts = [
+        f"{count} of {counter[kind]} {_KIND_WORDS.get(kind, kind)} values"
+        for kind, count in bad.items()
+    ]
     return [f"affected {when}: {', '.join(parts)}"]
 
 
@@ -510,7 +516,7 @@ def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[
         reason = (
             f"{len(those)} of its {value_count} values are not plainly the reference's, the "
             "first is "
-            f"{those[0].item.path}; not judged, since it continues from wrong values"
+            f"{those[0].item.item.text}; not judged, since it continues from wrong values"
         )
         sorted_findings.append(unverified(Item(name=f"step {step}"), reason, aspect=Aspect.VALUE))
     return sorted_findings
@@ -519,5 +525,5 @@ def ordered_findings(judged: list[Judged], cause: ParallelCause | None) -> list[
 def _explain_finding(finding: Finding, judged: Judged, cause: ParallelCause | None) -> Finding:
     if cause is None or finding.status.passes():
         return finding
-    diagnosis = cause.others.get((judged.step, judged.item.path))
+    diagnosis = cause.others.get((judged.step, judged.item.item.text))
     return finding if diagnosis is None else msgspec.structs.replace(finding, diagnosis=diagnosis)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from paritas.core.numerics.bits import dtype_name
 from paritas.core.operators import indices
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.catalogue import Definition, define, operator_called
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.operators.annotation import Annotation
 from paritas.sharding.operators.resolving import resolve_operator
 from paritas.sharding.proofs.claims import Claims, placed_claim
@@ -148,7 +149,7 @@ def _role(words: list[Any]) -> RoleWords:
 
 def describe_tensor(value: torch.Tensor) -> dict[str, Any]:
     """The shape and the dtype of a tensor."""
-    return {"tensor": list(value.shape), "dtype": _torch_name(value.dtype)}
+    return {"tensor": list(value.shape), "dtype": dtype_name(value.dtype)}
 
 
 def _write(value: Any) -> Any:
@@ -169,12 +170,8 @@ def _write(value: Any) -> Any:
     if value is Ellipsis:
         return {"ellipsis": True}
     if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return {"torch": _torch_name(value)}
+        return {"torch": dtype_name(value)}
     raise OutsideTheoryError(f"an argument of type {type(value).__name__} in a certificate")
-
-
-def _torch_name(value: Any) -> str:
-    return str(value).removeprefix("torch.")
 
 
 # An operator that looks at values gets tensors of ones, which must not fill the memory.

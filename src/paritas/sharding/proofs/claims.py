@@ -9,7 +9,7 @@ from paritas.core.operators.catalogue import Definition, define
 from paritas.core.operators.definitions import number_name
 from paritas.core.operators.indices import LENGTH, ONE, Poly, constant, symbol
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import Divided, Group, OperatorCall, Place, Range, Recipe
+from paritas.core.placement.placement import Divided, Group, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
 from paritas.sharding.operators.annotation import Annotation, Expansion, expand
 from paritas.sharding.operators.grammar import ANY_LENGTH, Bounds, Dim, Number
@@ -17,6 +17,8 @@ from paritas.sharding.proofs.splits import Claim, RoleWords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from paritas.core.operators.calls import OperatorCall, Place
 
 
 def symbolic_numbers(expansion: Expansion) -> dict[tuple[Place, int | None], Poly | None]:

@@ -11,20 +11,21 @@ import msgspec
 import torch
 from torch import fx
 
-from paritas.core.operators.catalogue import Definition, define, tensors_by_name
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.operators.catalogue import Definition, define
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.plans.dtensor import DTensorClaim, argument_tensors, examine_dtensor
-from paritas.sharding.proofs.certificates import certificate_of
 from paritas.sharding.proofs.claims import placed_claim
 from paritas.sharding.proofs.graphs import subscript
-from paritas.sharding.proofs.splits import Claim, Failure, RoleWords, find_proof
+from paritas.sharding.proofs.prove import counterexample, prove_claim
 from paritas.sharding.proofs.validation import lifted, validate
-from paritas.sharding.rows import Counterexample, RuleProof
+from paritas.sharding.rows import RuleProof
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Iterator, Mapping
+
+    from paritas.sharding.proofs.splits import Claim, RoleWords
 
 _SHARD = re.compile(r"S\((\d+)\)")
 _PARTIAL = re.compile(r"P\((sum|avg|max|min)\)")
@@ -81,7 +82,7 @@ def _define_call(
 ) -> _Defined:
     call = lifted(OperatorCall(op, args, kwargs, name))
     defined = _Defined(name or getattr(op, "__name__", ""), call)
-    call_tensors = list(argument_tensors(call.args, call.kwargs).values())
+    call_tensors = list(argument_tensors(call).values())
     inner = call if name else _find_called_operator(call) or call
     try:
         definition = define(inner)
@@ -130,7 +131,6 @@ def _find_called_operator(call: OperatorCall) -> OperatorCall | None:
 
 
 def _plain(value: Any) -> Any:
-    """A list of torch.fx as an ordinary one."""
     return list(value) if isinstance(value, list) else value
 
 
@@ -148,32 +148,12 @@ def _decide_claim(defined: _Defined, claim: DTensorClaim, ranks: int, seed: int)
     verdict = claim.verdict
     if verdict is not None and not verdict.passed:
         worst = verdict.failures[0]
-        example = Counterexample(
-            shapes={n: tuple(t.shape) for n, t in tensors_by_name(defined.call).items()},
-            ranks=ranks,
-            seed=seed,
-            reason=f"{worst.path}: {worst.reason or worst.status}",
-        )
+        example = counterexample(defined.call, worst, ranks, seed)
         return msgspec.structs.replace(proof, status="refuted", counterexample=example)
-    if defined.definition is None:
+    definition = defined.definition
+    if definition is None:
         return proof
-    try:
-        stated = _claim(claim, defined.definition, defined.places)
-        proof_outcome = find_proof(stated)
-        if isinstance(proof_outcome, Failure):
-            return msgspec.structs.replace(proof, reason=proof_outcome.reason)
-        certificate = certificate_of(defined.definition, stated, proof_outcome[0], None, None)
-    except OutsideTheoryError as error:
-        return msgspec.structs.replace(proof, reason=str(error))
-    parts, forms = proof_outcome
-    return msgspec.structs.replace(
-        proof,
-        status="proved",
-        parts=parts,
-        reason="; ".join(forms),
-        assumes=tuple(defined.definition.call.assumes),
-        certificate=certificate,
-    )
+    return prove_claim(proof, definition, lambda: _claim(claim, definition, defined.places))
 
 
 def _claim(claim: DTensorClaim, definition: Definition, places: tuple[int, ...]) -> Claim:

@@ -23,20 +23,15 @@ import torch
 from torch import Tensor, fx
 
 from paritas.core.errors import UsageError
+from paritas.core.operators.calls import OperatorCall, tensors_in
 from paritas.core.operators.catalogue import define
 from paritas.core.operators.terms import OutsideTheoryError
-from paritas.core.placement.placement import OperatorCall, Recipe, tensors_in
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard, read_role, role_word
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.library import annotation_of_call
-from paritas.sharding.proofs.certificates import (
-    GRAPH_VERSION,
-    certificate_of,
-    describe_tensor,
-)
+from paritas.sharding.proofs.certificates import GRAPH_VERSION, describe_tensor
 from paritas.sharding.proofs.claims import placed_claim
-from paritas.sharding.proofs.prove import Prover
-from paritas.sharding.proofs.splits import Failure, RoleWords, find_proof
+from paritas.sharding.proofs.prove import Prover, prove_claim
 from paritas.sharding.proofs.validation import (
     combined,
     distance,
@@ -52,7 +47,9 @@ from paritas.sharding.rows import GraphProof, ProofStatus, RuleProof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from paritas.core.placement.placement import Recipe
     from paritas.sharding.operators.annotation import Annotation, Option
+    from paritas.sharding.proofs.splits import RoleWords
 
 # --- Collectives, as a program writes them --------------------------------------------------------
 
@@ -422,17 +419,15 @@ class _Decision:
             self._name_results(step, value)
 
     def _name_results(self, step: GraphStep, value: _Value) -> None:
-        """Give each tensor of a result its name."""
         if isinstance(value.whole, torch.Tensor):
             if step.results != (step.name,):
                 self.values[step.results[0]] = value
-                self._rename(step.results[0], step.name, value.role)
+                words = [_word(value.role)]
+                entry = {"value": step.results[0], "same as": step.name, "placements": words}
+                self.calls.append(entry)
             return
         for at, name in enumerate(step.results):
             self.values[name] = self._item(step, step.name, at, name)
-
-    def _rename(self, name: str, source: str, role: Role | None) -> None:
-        self.calls.append({"value": name, "same as": source, "placements": [_word(role)]})
 
     def _item(self, step: GraphStep, source: str, at: Any, name: str = "") -> _Value:
         value = self.values[source]
@@ -675,16 +670,15 @@ class _Decision:
                 for name in definition.tensors
                 for argument_place in [name.partition("[")[0]]
             }
-            results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
-            claim = placed_claim(definition, words, results)
-            proof = find_proof(claim)
-            if isinstance(proof, Failure):
-                return None
-            certificate = certificate_of(definition, claim, proof[0], None, None)
         except OutsideTheoryError:
             return None
+        results: list[RoleWords] = [("partial", "sum")] * len(definition.outputs)
+        undecided = RuleProof(operator=_name(call), rule="", split_by="", status="not decided")
+        proof = prove_claim(undecided, definition, lambda: placed_claim(definition, words, results))
+        if proof.status != "proved":
+            return None
         placements = [_word(terms)] * len(results)
-        self.calls.append({**entry, "certificate": certificate, "placements": placements})
+        self.calls.append({**entry, "certificate": proof.certificate, "placements": placements})
         return terms if len(results) == 1 else (terms,) * len(results)
 
     def _prove_option(

@@ -29,11 +29,14 @@ from paritas.sharding.proofs.validation import DisagreementError, lifted, valida
 from paritas.sharding.rows import Counterexample, RuleProof
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from paritas.core.placement.placement import OperatorCall, Recipe
-    from paritas.core.results.findings import Verdict
+    from paritas.core.operators.calls import OperatorCall
+    from paritas.core.operators.catalogue import Definition
+    from paritas.core.placement.placement import Recipe
+    from paritas.core.results.findings import Finding, Verdict
     from paritas.sharding.operators.configuration import PartitionConfig
+    from paritas.sharding.proofs.splits import Claim
 
 
 def prove(
@@ -118,14 +121,12 @@ class Prover:
             verdict = check_recipe(self.call, recipe, self.ranks, seed=self.seed)
             if verdict.status in (Status.IDENTICAL, Status.EQUIVALENT, Status.UNSTABLE):
                 return proof
-            if proof.parts == "equal" and self._has_unequal_parts(recipe):
+            if proof.parts == "equal" and self._split_length(recipe) % self.ranks:
                 return self._only_for_equal_parts(proof, recipe)
             return self._mark_contradicted(proof, verdict)
         example = self.refute(recipe)
         if example is not None:
-            return msgspec.structs.replace(
-                proof, status="refuted", reason=proof.reason, counterexample=example
-            )
+            return msgspec.structs.replace(proof, status="refuted", counterexample=example)
         return proof
 
     def _mark_contradicted(self, rule_proof: RuleProof, verdict: Verdict) -> RuleProof:
@@ -136,9 +137,6 @@ class Prover:
         return msgspec.structs.replace(
             rule_proof, status="not decided", reason=reason, certificate=None
         )
-
-    def _has_unequal_parts(self, recipe: Recipe) -> bool:
-        return bool(self._split_length(recipe) % self.ranks)
 
     def _split_length(self, recipe: Recipe) -> int:
         return expand(self.annotation.signature, self.call).lengths.get(recipe.identifier, 0)
@@ -167,26 +165,15 @@ class Prover:
             status="not decided",
             reason=self._outside,
         )
-        if self._claims is None:
+        claims = self._claims
+        if claims is None:
             return result
-        try:
-            definition, claim = self._claims.definition, self._claims.claim(recipe)
-            proof = find_proof(claim)
-            if isinstance(proof, Failure):
-                return msgspec.structs.replace(result, reason=proof.reason)
-            certificate = certificate_of(
-                definition, claim, proof[0], self.annotation.text, recipe.identifier
-            )
-        except OutsideTheoryError as error:
-            return msgspec.structs.replace(result, reason=str(error))
-        parts, forms = proof
-        return msgspec.structs.replace(
+        return prove_claim(
             result,
-            status="proved",
-            parts=parts,
-            reason="; ".join(forms),
-            assumes=tuple(definition.call.assumes),
-            certificate=certificate,
+            claims.definition,
+            lambda: claims.claim(recipe),
+            self.annotation.text,
+            recipe.identifier,
         )
 
     def refute(self, recipe: Recipe) -> Counterexample | None:
@@ -225,18 +212,49 @@ class Prover:
             return None
         if not verdict.status.is_wrong:
             return None
-        worst = verdict.failures[0]
+        example = counterexample(call, verdict.failures[0], ranks, self.seed)
         tensors = tensors_by_name(call)
-        small = sum(tensor.numel() for tensor in tensors.values()) <= _MOST_VALUES
-        return Counterexample(
-            shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
-            values={n: t.tolist() for n, t in tensors.items() if not t.is_complex()}
-            if small
-            else {},
-            ranks=ranks,
-            seed=self.seed,
-            reason=f"{worst.path}: {worst.reason or worst.status}",
-        )
+        if sum(tensor.numel() for tensor in tensors.values()) > _MOST_VALUES:
+            return example
+        values = {n: t.tolist() for n, t in tensors.items() if not t.is_complex()}
+        return msgspec.structs.replace(example, values=values)
+
+
+def prove_claim(
+    undecided: RuleProof,
+    definition: Definition,
+    make_claim: Callable[[], Claim],
+    rule: str | None = None,
+    split_by: str | None = None,
+) -> RuleProof:
+    """The proof of a claim, with its certificate; undecided if there is none, which says why."""
+    try:
+        claim = make_claim()
+        proof = find_proof(claim)
+        if isinstance(proof, Failure):
+            return msgspec.structs.replace(undecided, reason=proof.reason)
+        parts, forms = proof
+        certificate = certificate_of(definition, claim, parts, rule, split_by)
+    except OutsideTheoryError as error:
+        return msgspec.structs.replace(undecided, reason=str(error))
+    return msgspec.structs.replace(
+        undecided,
+        status="proved",
+        parts=parts,
+        reason="; ".join(forms),
+        assumes=tuple(definition.call.assumes),
+        certificate=certificate,
+    )
+
+
+def counterexample(call: OperatorCall, worst: Finding, ranks: int, seed: int) -> Counterexample:
+    """The shapes on which the numerical check finds a split wrong, and what it finds."""
+    return Counterexample(
+        shapes={name: tuple(tensor.shape) for name, tensor in tensors_by_name(call).items()},
+        ranks=ranks,
+        seed=seed,
+        reason=f"{worst.path}: {worst.reason or worst.status}",
+    )
 
 
 # --- Smaller shapes for the same rule -------------------------------------------------------------

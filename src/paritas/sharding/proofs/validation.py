@@ -18,12 +18,14 @@ from paritas.core.operators.catalogue import Definition, tensors_by_name
 from paritas.core.operators.definitions import flat, number_name
 from paritas.core.operators.indices import atoms
 from paritas.core.operators.terms import OutsideTheoryError, Term
-from paritas.core.placement.placement import OperatorCall, Recipe, Terms, split_values
+from paritas.core.placement.assembly import reduce_terms
+from paritas.core.placement.placement import Recipe, Terms, split_values
 from paritas.core.results.items import Once, Partial, Replicate, Role, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from paritas.core.operators.calls import OperatorCall
     from paritas.core.operators.catalogue import DefinedOutput
     from paritas.core.operators.indices import Atom, Poly
     from paritas.sharding.operators.annotation import Annotation
@@ -430,17 +432,8 @@ def assembled(parts: list[Tensor], role: Role) -> list[Tensor]:
             )
             return [torch.cat(order, dim)]
         case Partial(reduction=reduction):
-            return [_reduce_parts(parts, reduction)]
+            return [reduce_terms(parts, reduction, accumulate="own")]
     return parts
-
-
-def _reduce_parts(parts: list[Tensor], reduction: str) -> Tensor:
-    stacked = torch.stack(parts)
-    if reduction == "max":
-        return stacked.amax(0)
-    if reduction == "min":
-        return stacked.amin(0)
-    return stacked.mean(0) if reduction == "avg" else stacked.sum(0)
 
 
 def combined(kind: str, parts: list[Any], dim_or_reduction: Any) -> list[Any]:
@@ -450,8 +443,8 @@ def combined(kind: str, parts: list[Any], dim_or_reduction: Any) -> list[Any]:
         if kind == "all_gather":
             return [torch.cat(parts, dim_or_reduction)] * ranks
         if kind == "all_reduce":
-            return [_reduce_parts(parts, dim_or_reduction)] * ranks
-        total = parts[0] if kind == "keep_slice" else _reduce_parts(parts, "sum")
+            return [reduce_terms(parts, dim_or_reduction, accumulate="own")] * ranks
+        total = parts[0] if kind == "keep_slice" else reduce_terms(parts, "sum", accumulate="own")
         slices = list(total.chunk(ranks, dim_or_reduction))
         return slices if len(slices) == ranks else [None] * ranks
     except (RuntimeError, TypeError, AttributeError, IndexError):

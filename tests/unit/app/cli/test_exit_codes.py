@@ -94,7 +94,7 @@ def commands(monkeypatch, tmp_path):
         return ["partition", "torch:relu"]
 
     def compare(found):
-        instead("paritas.comparison.commands._compare", found)
+        instead("paritas.comparison.compare.compare", found)
         return ["compare", "--my-path", "a", "--golden-path", "b", "--no-html", "--overwrite"]
 
     def verify_graph(found):
@@ -235,7 +235,7 @@ def test_a_cluster_that_is_lost_leaves_it_unverified_in_one_line(monkeypatch):
     def lost(*_args, **_kwargs):
         raise ClusterLostError("the connection to the scheduler is lost")
 
-    monkeypatch.setattr("paritas.comparison.commands._compare", lost)
+    monkeypatch.setattr("paritas.comparison.compare.compare", lost)
     done = invoke("compare", "--my-path", "a", "--golden-path", "b")
     assert done.exit_code == 3
     assert done.output == "Error: the connection to the scheduler is lost\n"

@@ -13,7 +13,8 @@ from paritas import VerifyConfig, verify
 from paritas.core.diagnosis import diagnose
 from paritas.core.judging.failures import Explainer, call_context, judging_only, without_kind
 from paritas.core.numerics.judge_evidence import NoEvidence
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.findings import Aspect, Finding, Score, Status, Verdict
 from paritas.core.results.items import Item, ItemKind, Partial, Shard
 from paritas.partition import check_recipe

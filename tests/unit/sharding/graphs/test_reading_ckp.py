@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from paritas.core.placement.placement import OperatorCall
+from paritas.core.operators.calls import OperatorCall
 from paritas.sharding.graphs.calls import Graph, GraphCall, TensorValue
 from paritas.sharding.graphs.checkpoints import read_checkpoint
 from paritas.sharding.operators.annotation import Annotation

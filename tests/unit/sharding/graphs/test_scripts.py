@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.reporting.scripts import NoScriptError, literal
 from paritas.core.results.items import Partial, Replicate, Shard
 from paritas.sharding.graphs.scripts import (

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import Divided, OperatorCall, Range, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Divided, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators.annotation import Annotation, Option
 

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import OperatorCall, Range, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Range, Recipe
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators.recipe_checks import check_recipe

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from drawing import normal
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import Divided, OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Divided, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators.annotation import Annotation
 from paritas.sharding.operators.discovery import discover_partitions

@@ -7,7 +7,8 @@ import torch
 from torch import distributed
 
 from paritas import Status, UsageError
-from paritas.core.placement.placement import Group, OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Group, Recipe
 from paritas.core.results.items import Replicate, Shard
 from paritas.sharding.operators import nnscaler_functions
 from paritas.sharding.operators.annotation import Annotation, Option

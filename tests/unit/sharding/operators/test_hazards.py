@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.findings import Status
 from paritas.core.results.items import Partial, Shard
 from paritas.sharding.operators.recipe_checks import check_recipe

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import OperatorCall
+from paritas.core.operators.calls import OperatorCall
 from paritas.sharding.operators import library
 from paritas.sharding.operators.library import (
     annotated,

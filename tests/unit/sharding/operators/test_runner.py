@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.placement.assembly import join
 from paritas.core.placement.placement import (
     Divided,
-    OperatorCall,
     Range,
     Recipe,
     Terms,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import Divided, Group, OperatorCall, Place, Range, Recipe
+from paritas.core.operators.calls import OperatorCall, Place
+from paritas.core.placement.placement import Divided, Group, Range, Recipe
 from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators.annotation import Annotation
 from paritas.sharding.operators.discovery import annotation_text

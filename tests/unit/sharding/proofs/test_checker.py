@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from drawing import normal
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.results.findings import Status
 from paritas.sharding.operators.annotation import Annotation
 from paritas.sharding.operators.library import annotation_of_call
@@ -27,6 +27,8 @@ from paritas.sharding.proofs.prove import Prover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from paritas.core.placement.placement import Recipe
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))
 

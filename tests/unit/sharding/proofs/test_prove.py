@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from drawing import normal
 from paritas.app.cli import main
 from paritas.core.errors import UsageError
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.definitions import OPERATORS, Array, by_slices
-from paritas.core.placement.placement import OperatorCall
 from paritas.core.results.findings import Aspect, Finding, Status, Verdict
 from paritas.core.results.items import output
 from paritas.partition import TensorInfo, VerifyConfig, prove

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from paritas.core.errors import UsageError
+from paritas.core.operators.calls import OperatorCall
 from paritas.core.operators.definitions import flat
-from paritas.core.placement.placement import OperatorCall
 from paritas.core.results.findings import Status
 from paritas.sharding.operators.annotation import Annotation, Option, expand
 from paritas.sharding.operators.recipe_checks import check_recipe

@@ -147,35 +147,50 @@ def factor_of(value: Tensor, expected: Tensor, near: Near) -> float | None:
     return factor if near(value, expected * factor) else None
 
 
-def claim(  # noqa: PLR0913  (all of it describes one prediction)
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What a rank would hold, were the pattern right.
+
+    Attributes:
+        values: of the tensor that it holds.
+        size: the largest number that went into them, if that is not the result.
+        parameters: how many numbers were fitted to make them.
+        cost: log2 of how many predictions were tried.
+    """
+
+    values: Tensor
+    size: float = 0.0
+    parameters: float = 0.0
+    cost: float = 0.0
+
+
+def claim(
     case: Case,
     candidate: Tensor,
-    prediction: Tensor,
+    prediction: Prediction,
     kind: PatternKind,
     sentence: str,
     evidence: Mapping[str, int | float | str] | None = None,
-    *,
-    size: float = 0.0,
-    parameters: float = 0.0,
-    cost: float = 0.0,
 ) -> list[Pattern]:
     """The pattern, if the prediction of what a rank holds is right in every element.
 
     Args:
         candidate: what the rank holds.
-        size: the largest number that went into the prediction, if that is not the result.
-        parameters: how many numbers were fitted to make the prediction.
-        cost: log2 of how many predictions were tried.
     """
     # The rms of what is left may be half the reach, one element 2.4 times the reach.
     reach = Near(case.context.unit).reach / (2 * RMS_Z)
-    right, prediction = widen(case.reference), widen(prediction)
-    noise, own_noise = (
-        reach * (tensor.abs() + rms(tensor) + size) for tensor in (right, prediction)
+    right, predicted = widen(case.reference), widen(prediction.values)
+    noise, predicted_noise = (
+        reach * (tensor.abs() + rms(tensor) + prediction.size) for tensor in (right, predicted)
     )
     scored = Case(candidate, case.reference, noise=noise)
     weight = weigh(
-        scored, prediction, parameters=parameters, cost=cost, noise=own_noise, extent=Extent.ALL
+        scored,
+        predicted,
+        parameters=prediction.parameters,
+        cost=prediction.cost,
+        noise=predicted_noise,
+        extent=Extent.ALL,
     )
     if weight is None or weight.explained < 1 or weight.spoiled:
         return []
@@ -234,7 +249,7 @@ def _zeros(case: Case, _near: Near) -> list[Pattern]:
         return []
     sentence = "all zero: nothing arrives there"
     zeros = torch.zeros_like(case.reference)
-    return claim(case, case.candidate, zeros, PatternKind.ZEROS, sentence)
+    return claim(case, case.candidate, Prediction(zeros), PatternKind.ZEROS, sentence)
 
 
 def _stale(case: Case, near: Near) -> list[Pattern]:
@@ -254,11 +269,15 @@ def _stale(case: Case, near: Near) -> list[Pattern]:
         return claim(
             case,
             case.candidate if is_everywhere else holders[late[0]],
-            earlier,
+            Prediction(
+                earlier,
+                cost=_COST_OF_STALE_COUNT
+                if case.is_exact
+                else math.log2(len(case.context.earlier)),
+            ),
             PatternKind.STALE,
             f"it is still {when}{who}: never updated there",
             {"equals": when, "ranks": _join(late) if late else "all"},
-            cost=_COST_OF_STALE_COUNT if case.is_exact else math.log2(len(case.context.earlier)),
         )
     return []
 
@@ -299,7 +318,9 @@ def _claim_terms(
     left = times * right - (stacked.sum(dim=0) - stacked[farthest])
     size = float(stacked.abs().max()) if stacked.numel() else 0.0
     kind = PatternKind.MISSING_REDUCTION
-    return claim(case, terms[farthest], left, kind, sentence, evidence, size=size, cost=1.0)
+    return claim(
+        case, terms[farthest], Prediction(left, size=size, cost=1.0), kind, sentence, evidence
+    )
 
 
 def _some_ranks_only(case: Case, near: Near) -> list[Pattern]:
@@ -371,13 +392,15 @@ def _wrong_axis(case: Case, near: Near) -> list[Pattern]:
             return claim(
                 dataclasses.replace(case, reference=wholes[farthest]),
                 rank_values[farthest],
-                expected - (actual - rank_values[farthest]),
+                Prediction(
+                    expected - (actual - rank_values[farthest]),
+                    size=size,
+                    cost=math.log2(len(mesh) * (len(mesh) - 1)),
+                ),
                 PatternKind.WRONG_AXIS,
                 f"summed over the ranks along {taken}, but the terms lie on the ranks along {due}: "
                 "an all-reduce over the wrong axis of the mesh",
                 {"collective": "all_reduce", "axis": taken, "due": due},
-                size=size,
-                cost=math.log2(len(mesh) * (len(mesh) - 1)),
             )
     return []
 
@@ -396,12 +419,11 @@ def _one_ranks_part(case: Case, near: Near) -> list[Pattern]:
             return claim(
                 case,
                 case.candidate,
-                part,
+                Prediction(part, cost=math.log2(len(summands))),
                 PatternKind.ONE_RANKS_PART,
                 f"it is the term of rank {rank} alone: the other ranks' terms were never added, an "
                 "all-reduce (sum) is missing or was a broadcast",
                 {"rank": rank},
-                cost=math.log2(len(summands)),
             )
     return []
 
@@ -462,12 +484,11 @@ def _find_permuted_parts(case: Case, near: Near) -> list[Pattern]:
         return claim(
             case,
             value,
-            torch.cat([right[n] for n in order], dim),
+            Prediction(torch.cat([right[n] for n in order], dim), cost=parts * math.log2(parts)),
             PatternKind.WRONG_RANKS_SHARD,
             f"part {first} of {parts} along dim {dim} is what part {order[first]} should be: "
             f"{happened}",
             {"dim": dim, "order": _join(order)},
-            cost=parts * math.log2(parts),
         )
     return []
 
@@ -519,17 +540,18 @@ def _find_scaled_values(case: Case, near: Near) -> list[Pattern]:
             return claim(
                 case,
                 case.candidate,
-                exact * reference,
+                Prediction(exact * reference, cost=math.log2(len(mesh_factors))),
                 kind,
                 f"{exact:g} times the reference, which is {words}: {_factor_meaning(case, exact)}",
                 {"factor": factor, "equals": words},
-                cost=math.log2(len(mesh_factors)),
             )
     if case.reference.numel() < _FEW or case.context.item == "loss":
         return []
     sentence = f"{factor:.6g} times the reference in every element, which is no size of the mesh"
     prediction, evidence = factor * reference, {"factor": factor}
-    return claim(case, case.candidate, prediction, kind, sentence, evidence, parameters=1.0)
+    return claim(
+        case, case.candidate, Prediction(prediction, parameters=1.0), kind, sentence, evidence
+    )
 
 
 def _factor_meaning(case: Case, factor: float) -> str:
@@ -570,12 +592,14 @@ def _repeated_term(case: Case, near: Near) -> list[Pattern]:
         return claim(
             case,
             value,
-            widen(expected) + added.value,
+            Prediction(
+                widen(expected) + added.value,
+                size=float(added.value.abs().max()),
+                cost=math.log2(len(biases) * (len(sizes) + 1)),
+            ),
             kind,
             sentence,
             {"parameter": name, "times": added.times},
-            size=float(added.value.abs().max()),
-            cost=math.log2(len(biases) * (len(sizes) + 1)),
         )
     return []
 

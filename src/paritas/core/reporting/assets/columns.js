@@ -1,7 +1,12 @@
 // Columns of Tabulator: cells that are text and never HTML, and sorting that knows of NaN.
 
-function figureColumn(title, name, meaning, write = exponential, width = 90) {
-  return { title, field: name, width, hozAlign: "right", headerHozAlign: "right", cssClass: "num", formatter: (cell) => document.createTextNode(write(cell.getValue())), sorter: byNumber, headerSortStartingDir: "desc", headerTooltip: meaning };
+// By its look: `text`, `run` (a number that many rows share), or a figure, `figure` or `exponential`.
+function tableColumn({ key, title = key, look = "text", width, meaning }) {
+  const column = { title, field: key, width, formatter: textCell, sorter: byText };
+  if (look === "run") return { ...column, hozAlign: "right", sorter: byNumber };
+  if (look === "text" || look === "name") return meaning ? { ...column, headerTooltip: meaning } : column;
+  const write = look === "figure" ? figure : exponential;
+  return { title, field: key, width, hozAlign: "right", headerHozAlign: "right", cssClass: "num", formatter: (cell) => document.createTextNode(write(cell.getValue())), sorter: byNumber, headerSortStartingDir: "desc", headerTooltip: meaning };
 }
 
 function textCell(cell) {

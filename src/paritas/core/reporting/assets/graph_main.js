@@ -15,7 +15,8 @@ async function start() {
   }
   let table = null;
   const filters = makeOperatorFilters(operators, () => table.apply());
-  table = makeOperatorTable(operators, filters, showOperator);
+  const shows = operatorTest(operators, filters.chosen);
+  table = makeOperatorTable(operators, () => operators.map(shows), (row) => showOperator(operators[row]));
   await table.built;
   table.apply();
   table.go(table.first);

@@ -1,4 +1,4 @@
-// The table of operators: what needs a person first, then in the order of the graph.
+// The table of operators, and its filters: what needs a person first, then in the order of the graph.
 
 const OUTCOMES = { failed: ["≠", "failed"], unsupported: ["?", "unsupported"], verified: ["✓", "verified"], nothing: ["–", "nothing to check"] };
 
@@ -7,7 +7,7 @@ function outcomeBadge(outcome) {
   return make("span", { class: `badge o-${outcome}` }, make("span", { "aria-hidden": "true" }, sign), ` ${words}`);
 }
 
-function makeOperatorTable(operators, filters, select) {
+function makeOperatorTable(operators, shown, select) {
   const order = Object.keys(OUTCOMES);
   const lines = operators.map((one, row) => ({
     row,
@@ -29,63 +29,41 @@ function makeOperatorTable(operators, filters, select) {
 
   const columns = [
     { title: "outcome", field: "outcome", width: 158, formatter: (cell) => outcomeBadge(order[cell.getValue()]), sorter: "number", frozen: true },
-    { title: "node", field: "node", width: 170, formatter: textCell, sorter: byText },
-    { title: "operator", field: "operator", width: 220, formatter: textCell, sorter: byText },
-    { title: "source", field: "source", width: 160, formatter: textCell, sorter: byText },
-    figureColumn("calls", "calls", "number of identical calls in the graph", figure, 74),
+    tableColumn({ key: "node", width: 170 }),
+    tableColumn({ key: "operator", width: 220 }),
+    tableColumn({ key: "source", width: 160 }),
+    tableColumn({ key: "calls", look: "figure", width: 74, meaning: "number of identical calls in the graph" }),
     { title: "splits right", field: "right", width: 104, hozAlign: "right", headerHozAlign: "right", cssClass: "num", formatter: rightCell, sorter: "number", headerTooltip: "splits that pass, of those that were compared" },
-    figureColumn("loss diff.", "gap", "the largest relative difference of the losses on one device and on several", exponential, 100),
-    { title: "signature", field: "signature", width: 250, formatter: textCell, sorter: byText },
-    { title: "reason", field: "reason", width: 300, formatter: textCell, sorter: byText },
-    { title: "code", field: "code", width: 240, formatter: textCell, sorter: byText },
-    { title: "module", field: "module", width: 160, formatter: textCell, sorter: byText },
-    figureColumn("seconds", "seconds", "duration of the check", figure, 92),
+    tableColumn({ key: "gap", title: "loss diff.", look: "exponential", width: 100, meaning: "the largest relative difference of the losses on one device and on several" }),
+    tableColumn({ key: "signature", width: 250 }),
+    tableColumn({ key: "reason", width: 300 }),
+    tableColumn({ key: "code", width: 240 }),
+    tableColumn({ key: "module", width: 160 }),
+    tableColumn({ key: "seconds", look: "figure", width: 92, meaning: "duration of the check" }),
   ];
+  const height = { maxHeight: "min(460px, 66vh)" };
+  const table = makeTable(lines, columns, { height, placeholder: "No operator matches the filters.", shown, select });
+  return { ...table, first: lines[0].row };
+}
 
-  const host = document.getElementById("table");
-  const table = new Tabulator(host, {
-    data: lines, index: "row", maxHeight: "min(460px, 66vh)", rowHeight: 25, columns, layout: "fitData", headerSortElement: sortMark,
-    columnDefaults: { headerSortTristate: true, resizable: "header", tooltip: (_, cell) => cell.getElement().textContent },
-    placeholder: "No operator matches the filters.",
-    rowFormatter: (line) => line.getElement().setAttribute("aria-selected", line.getData().row === selected),
-  });
-  let selected = null;
-  const built = new Promise((done) => table.on("tableBuilt", done)).then(() => {
-    host.setAttribute("aria-rowcount", operators.length);
-    host.querySelector(".tabulator-tableholder").setAttribute("tabindex", 0);
-    for (const header of host.querySelectorAll(".tabulator-col")) header.setAttribute("tabindex", 0);
-  });
-  table.on("rowClick", (_, line) => { go(line.getData().row); });
+function makeOperatorFilters(operators, changed) {
+  fill(document.getElementById("operator"), unique(operators.map((one) => one.operator)).sort(byText));
+  return makeFilters({ inputs: ["words", "operator"], buttons: "[data-outcome]" }, changed);
+}
 
-  function apply() {
-    table.setFilter((line) => filters.shows(line.row));
-    const count = operators.filter((_, row) => filters.shows(row)).length;
-    document.getElementById("shown").textContent = `${count.toLocaleString("en")} of ${operators.length.toLocaleString("en")}`;
-  }
+// A test of one row; the texts are put together once.
+function operatorTest(operators, chosen) {
+  const texts = operators.map(searched);
+  return (one, row) => {
+    if (chosen.pressed.size && !chosen.pressed.has(one.outcome)) return false;
+    if (chosen.operator && chosen.operator !== one.operator) return false;
+    return chosen.words.toLowerCase().split(/\s+/).every((word) => texts[row].includes(word));
+  };
+}
 
-  function go(row, { scroll = false } = {}) {
-    const before = selected;
-    selected = row;
-    for (const which of [before, row]) {
-      const line = which === null ? null : table.getRow(which);
-      if (line) line.getElement().setAttribute("aria-selected", which === row);
-    }
-    if (scroll) table.scrollToRow(row, "center", false).catch(() => {}); // it is filtered out
-    select(operators[row]);
-  }
-
-  host.addEventListener("keydown", (event) => {
-    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -Infinity, End: Infinity };
-    if (event.target.closest(".tabulator-header") || !(event.key in moves)) return;
-    event.preventDefault();
-    const rows = table.getData("active").map((line) => line.row);
-    if (!rows.length) return;
-    const place = Math.max(0, Math.min(rows.length - 1, rows.indexOf(selected) + moves[event.key]));
-    go(rows[place], { scroll: true });
-  });
-  host.addEventListener("keydown", sortByKey);
-
-  return { built, apply, go, first: lines[0].row };
+function searched(one) {
+  const splits = one.options.flatMap((option) => [option.words, option.rule, option.reason, option.status, option.origin]);
+  return [one.operator, one.signature, one.reason, ...one.notes, ...one.sites.flat(), ...splits].join("\n").toLowerCase();
 }
 
 function rightCell(cell) {

@@ -4,11 +4,11 @@ async function start() {
   const data = decode(await unpack(document.getElementById("data")));
   if (!data.count) return empty();
   let table = null;
-  const filters = makeFilters(data, () => {
+  const filters = makeRowFilters(data, () => {
     table.apply();
     markModule(filters.chosen.module);
   });
-  table = makeTable(data, filters, (row) => showTensor(data, row));
+  table = makeRowTable(data, () => matchingRows(data, filters.chosen), (row) => showTensor(data, row));
   const chart = makeChart(data, table);
   makeTree(data, filters);
   makeGraph(data, table);

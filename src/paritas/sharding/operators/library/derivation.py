@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.operators.calls import letters
+from paritas.core.operators.calls import OperatorCall, letters
 from paritas.core.operators.catalogue import symbolic_outputs
 from paritas.core.operators.definitions import SymbolicCall
 from paritas.core.operators.indices import ONE, Poly, atoms, constant, is_index, replace
 from paritas.core.operators.terms import OutsideTheoryError, Term
-from paritas.core.placement.placement import OperatorCall
 from paritas.sharding.operators.library.claims import (
     AVERAGE,
     MAXIMUM,
@@ -45,19 +44,23 @@ _DERIVED: dict[Any, RuleClaim | None] = {}
 def derive_claim(name: str, operator: DefinedOperator, bound: Bound) -> RuleClaim | None:
     """What a definition says about the splits of a call; None if it does not cover the call.
 
-    The operator is not called, and the values of tensors are not read: a call with the same shapes
-    has the same claim.
+    The operator is not called. Unless its definition reads values, a call with the same shapes has
+    the same claim.
     """
     call = (bound.positions, tuple(bound.keywords.items()), bound.starred)
     arguments = tuple(
         (operand_name, _without_values(value)) for operand_name, value in bound.values.items()
     )
     key = (name, operator, call, arguments)
-    if key not in _DERIVED:
+    if key in _DERIVED:
+        return _DERIVED[key]
+    symbolic_call = SymbolicCall(OperatorCall(_refuse_call, name=name), bound, ())
+    claim = _derive_once(operator, symbolic_call)
+    if not symbolic_call.reads_values:
         if len(_DERIVED) >= _MOST_REMEMBERED:
             _DERIVED.clear()
-        _DERIVED[key] = _derive_once(name, operator, bound)
-    return _DERIVED[key]
+        _DERIVED[key] = claim
+    return claim
 
 
 def _without_values(value: Any) -> Any:
@@ -68,10 +71,9 @@ def _without_values(value: Any) -> Any:
     return repr(value)
 
 
-def _derive_once(name: str, operator: DefinedOperator, bound: Bound) -> RuleClaim | None:
-    if bound.get("inplace"):
+def _derive_once(operator: DefinedOperator, call: SymbolicCall) -> RuleClaim | None:
+    if call.bound.get("inplace"):
         return None
-    call = SymbolicCall(OperatorCall(_refuse_call, name=name), bound, ())
     try:
         outputs = symbolic_outputs(operator, call)
         if "dim" in operator.parameters.split() and not any(output.shape for output in outputs):

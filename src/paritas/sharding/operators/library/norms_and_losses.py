@@ -1,22 +1,18 @@
 """Rules of losses and of some operators of lowered graphs and of nnScaler.
 
-They are not derived: a loss is claimed for equal shapes only, or by the values of its targets; the
-others divide a number, or tell ranks to exchange data.
+They divide a number, or tell ranks to exchange data. What is derived for a loss is claimed for
+equal shapes only.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.operators.calls import Bound, dim_of, letters, named
-from paritas.sharding.operators.library.claims import AVERAGE, SUM, RuleClaim, frozen, unary
-from paritas.sharding.operators.library.registry import rule
-
-if TYPE_CHECKING:
-    from paritas.sharding.operators.library.registry import Rule
+from paritas.core.operators.calls import Bound, dim_of, letters
+from paritas.sharding.operators.library.claims import SUM, RuleClaim, frozen, unary
+from paritas.sharding.operators.library.registry import DERIVED, Derived, rule
 
 # --- Normalisations: what is normalised together is not split -------------------------------------
 
@@ -50,147 +46,46 @@ def _channelwise(
     return RuleClaim(inputs, (dims,))
 
 
-# --- Losses: samples are split as the reduction says; a mean only if every element counts ---------
-
-# A mean over targets of which some are ignored, or weighted by class, is not the mean of the ranks'
-# means. This depends on the targets, so the rules look at them.
-
-_MARKS = {"sum": SUM, "mean": AVERAGE}
-_OLD = ("size_average", "reduce")
-
-
-def _reduction(bound: Bound) -> str | None:
-    """The reduction of the loss; None if it is unknown or given by the old switches."""
-    reduction = bound.get("reduction", "mean")
-    if any(bound.get(name) is not None for name in _OLD) or reduction not in ("none", *_MARKS):
-        return None
-    return str(reduction)
-
-
-def _reduce_dims(dims: list[str], reduction: str) -> tuple[list[str], list[str]]:
-    """The dimensions of the elements, and those of the result."""
-    if reduction == "none":
-        return dims, dims
-    return [d if d == "1" else d + _MARKS[reduction] for d in dims], []
-
-
-def _elementwise_loss(*names: str) -> Rule:
-    """A rule for a loss with one element for each element of these tensors."""
-
-    def claim(bound: Bound) -> RuleClaim | None:
-        dims, reduction = bound.dims(names[0]), _reduction(bound)
-        if dims is None or reduction is None or len({bound.shape(name) for name in names}) > 1:
-            return None
-        inside, outside = _reduce_dims(dims, reduction)
-        return RuleClaim(dict.fromkeys(names, inside), (outside,))
-
-    return claim
-
-
-_OF_TARGET = _elementwise_loss("x", "target")
-
-rule("gaussian_nll_loss")(_elementwise_loss("x", "target", "var"))
+# --- Losses: a definition covers more shapes than a rule should promise --------------------------
 
 
 @rule(
     "functional.mse_loss functional.l1_loss functional.smooth_l1_loss",
     "functional.huber_loss functional.soft_margin_loss poisson_nll_loss",
-    "hinge_embedding_loss",
+    "hinge_embedding_loss gaussian_nll_loss",
+    "aten.mse_loss aten.l1_loss aten.soft_margin_loss aten.smooth_l1_loss aten.huber_loss",
 )
-def _by_element(bound: Bound) -> RuleClaim | None:
-    return None if bound.has("weight") else _OF_TARGET(bound)
+def _by_element(bound: Bound) -> RuleClaim | Derived | None:
+    """Shapes that broadcast are rarely meant."""
+    shapes = {bound.shape(name) for name in ("x", "target", "var") if name in bound.values}
+    return None if len(shapes) > 1 or bound.has("weight") else DERIVED
 
 
 @rule("kl_div")
-def _divergence(bound: Bound) -> RuleClaim | None:
-    """`batchmean` averages over samples and sums over everything else."""
-    dims = bound.dims()
-    if not dims or bound.shape("target") != bound.shape():
-        return None
-    if bound.get("reduction") == "batchmean" and all(bound.get(n) is None for n in _OLD):
-        marks = [AVERAGE, *[SUM] * (len(dims) - 1)]
-        dims = [d if d == "1" else d + mark for d, mark in zip(dims, marks, strict=True)]
-        return RuleClaim({"x": dims, "target": dims}, ([],))
-    return _OF_TARGET(bound)
+def _divergence(bound: Bound) -> RuleClaim | Derived | None:
+    return _by_element(bound) if bound.dims() else None
 
 
 @rule(
     "cosine_embedding_loss triplet_margin_loss multilabel_margin_loss multilabel_soft_margin_loss"
 )
-def _samples(bound: Bound) -> RuleClaim | None:
-    """One loss for each vector; class weights apply within a sample."""
-    reduction = _reduction(bound)
+def _by_sample(bound: Bound) -> RuleClaim | Derived | None:
     names = ("x", "input1", "input2", "target", "anchor", "positive", "negative")
-    shapes = {n: s for n in names if (s := bound.shape(n)) is not None}
-    if reduction is None or not shapes:
-        return None
-    vectors = next(iter(shapes.values()))
-    if len(vectors) != 2 or any(s not in (vectors, vectors[:1]) for s in shapes.values()):  # noqa: PLR2004
-        return None
-    sample, outside = _reduce_dims(named(vectors[:1], ["b"]), reduction)
-    classes = dim_of(vectors[1], "c^")
-    inputs = {
-        name: [*sample, classes] if len(shape) > 1 else sample for name, shape in shapes.items()
-    }
-    if bound.has("weight"):
-        inputs["weight"] = [classes]
-    return RuleClaim(inputs, (outside,))
+    vectors, *others = [s for name in names if (s := bound.shape(name)) is not None] or [()]
+    equal = len(vectors) == 2 and all(s in (vectors, vectors[:1]) for s in others)  # noqa: PLR2004
+    return DERIVED if equal else None
 
 
-@rule("cross_entropy nll_loss")
-def _by_class(bound: Bound) -> RuleClaim | None:
-    """Classes are not split; samples and positions are averaged only if each counts as one."""
-    shape, target = bound.shape(), bound.shape("target")
-    reduction = _reduction(bound)
-    if shape is None or target is None or reduction is None or len(shape) < 2:  # noqa: PLR2004
-        return None
-    names = named(shape, letters(len(shape)))
-    dims, outside = _reduce_dims([names[0], *names[2:]], reduction)
-    if reduction == "mean" and not _all_alike(bound):
-        dims = [d if d == "1" else f"{d.removesuffix(AVERAGE)}^" for d in dims]
-    classes = dim_of(shape[1], "k^")
-    inputs = {"x": [dims[0], classes, *dims[1:]], "target": dims}
-    if target == shape:
-        inputs["target"] = inputs["x"]
-    elif target != (shape[0], *shape[2:]):
-        return None
-    if bound.has("weight"):
-        inputs["weight"] = [classes]
-    return RuleClaim(inputs, (outside,))
-
-
-def _all_alike(bound: Bound) -> bool:
-    """Whether every target has the same weight in a mean."""
-    target = bound.get("target")
-    if target.is_floating_point():
-        return True  # targets that are probabilities are never ignored
-    if bound.has("weight") or target.is_meta:
-        return False
-    return not bool((target == bound.get("ignore_index", -100)).any())
+@rule("cross_entropy nll_loss cross_entropy_loss")
+def _by_class(bound: Bound) -> RuleClaim | Derived | None:
+    shape = bound.shape() or ()
+    fits = bound.shape("target") in (shape, (*shape[:1], *shape[2:]))
+    return DERIVED if fits else None
 
 
 # --- Operators of exported and decomposed graphs --------------------------------------------------
 
-# The numbers of aten for reductions.
-_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 _IMAGES = 3  # samples, channels, one dimension of space
-
-
-def _in_words(bound: Bound) -> Bound:
-    """The same call with the reduction as a word."""
-    number = bound.get("reduction", 1)
-    words = _REDUCTIONS.get(number, number) if isinstance(number, int) else number
-    return dataclasses.replace(bound, values={**bound.values, "reduction": words})
-
-
-@rule("cross_entropy_loss")
-def _cross_entropy(bound: Bound) -> RuleClaim | None:
-    return _by_class(_in_words(bound))
-
-
-@rule("aten.mse_loss aten.l1_loss aten.soft_margin_loss aten.smooth_l1_loss aten.huber_loss")
-def _elements(bound: Bound) -> RuleClaim | None:
-    return _by_element(_in_words(bound))
 
 
 @rule("native_group_norm")

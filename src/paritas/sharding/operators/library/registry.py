@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,16 +19,25 @@ from paritas.sharding.operators.library.claims import RuleClaim, claim_text
 from paritas.sharding.operators.library.derivation import derive_claim
 
 if TYPE_CHECKING:
-    from paritas.core.placement.placement import OperatorCall
+    from paritas.core.operators.calls import OperatorCall
 
 # --- The registry ---------------------------------------------------------------------------------
 
 # A rule is a function of the call. It claims what is true for these shapes and keywords. It returns
-# None if it does not know every argument of the call.
+# None if it does not know every argument of the call, and `DERIVED` if the definition says it.
+
+
+class Derived(enum.Enum):
+    """What a rule returns for a call of which the claim is derived from the definition."""
+
+    CLAIM = 0
+
+
+DERIVED = Derived.CLAIM
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Rule = Callable[[Bound], RuleClaim | None]
+Rule = Callable[[Bound], "RuleClaim | Derived | None"]
 # What a user registers: an annotation, or a function of the call that returns one (or None).
 Registered = str | Callable[..., "str | None"]
 
@@ -98,7 +108,9 @@ def annotation_for(
     if operator is None or bound is None:
         return None
     exception = _rule_of(key)
-    claim = exception(bound) if exception else derive_claim(key, operator, bound)
+    claim = exception(bound) if exception else DERIVED
+    if isinstance(claim, Derived):
+        claim = derive_claim(key, operator, bound)
     return None if claim is None else Annotation.parse(claim_text(claim, bound))
 
 

@@ -17,15 +17,8 @@ from torch import distributed
 
 from paritas.core.errors import UsageError, first_line, in_one_line
 from paritas.core.importing import import_dotted, import_module
-from paritas.core.placement.placement import (
-    Group,
-    OperatorCall,
-    RankError,
-    Recipe,
-    device_of,
-    moved,
-    tensors_in,
-)
+from paritas.core.operators.calls import OperatorCall, tensors_in
+from paritas.core.placement.placement import Group, RankError, Recipe, device_of, moved
 from paritas.core.results.items import Item, ItemKind, Partial, Replicate, Shard
 from paritas.core.results.rank_backends import backend_of_group
 from paritas.core.torch_private.operators import default_dtype, map_tensors
@@ -38,7 +31,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.placement.placement import Place, Terms, Values
+    from paritas.core.operators.calls import Place
+    from paritas.core.placement.placement import Terms, Values
     from paritas.core.results.items import Role
     from paritas.sharding.operators.runner import OperatorRun, RankLeaf, Reach
 

@@ -17,7 +17,8 @@ from paritas.sharding.plans.rank_pool import MOST_RANKS, NO_ANSWER, LostRankErro
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paritas.core.placement.placement import OperatorCall, Recipe
+    from paritas.core.operators.calls import OperatorCall
+    from paritas.core.placement.placement import Recipe
     from paritas.core.results.findings import Verdict
     from paritas.core.results.rank_backends import BackendName
     from paritas.core.torch_private.ranks import ThreadOutcome

@@ -12,17 +12,16 @@ import torch
 
 from paritas.comparison.compare import opened
 from paritas.comparison.replay import ReplayLeaf, ReplayRuns, StepResult, make_plan
-from paritas.comparison.results_folder import read_comparison
+from paritas.comparison.results_folder import COMPARISON_JSON, read_comparison
 from paritas.core.errors import UsageError
 from paritas.core.execution.item_evidence import ItemEvidence
 from paritas.core.execution.program import VALUE
 from paritas.core.execution.time_limit import TimeLimit
 from paritas.core.numerics.checkers import AutomaticValueChecker
 from paritas.core.numerics.metrics import bitwise_equal
-from paritas.core.reporting.scripts import Script, ScriptValues, literal, write
-from paritas.core.results.progress import Progress
+from paritas.core.reporting.scripts import Script, ScriptValues, literal
+from paritas.core.shrinking import FolderShrinker, NothingFailsError, ShrinkReport, ShrinkSearch
 from paritas.formats.dumps.survey import RecordedCalls
-from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -153,7 +152,6 @@ def _value_text(value: Any, names: Mapping[str, str], result_names: Mapping[str,
 # on its recorded inputs, and the script shows which output it does not reproduce. The case gets
 # smaller by taking single rows, channels or batches, if the operator works on each of them alone.
 
-SCRIPT = "repro.py"
 MOST_BYTES = 256 << 20
 # A part stands on its own if float64 reproduces it to this relative accuracy.
 _SAME = 1e-9
@@ -165,21 +163,25 @@ def shrink_comparison(
     folder: Path,
     outdir: Path,
     *,
+    graph: str | None = None,
     seconds: float = 120.0,
     on_progress: Callable[[str], None] | None = None,
 ) -> ShrinkReport:
     """Write the script of the first divergence: an operator on its recorded inputs.
 
+    Args:
+        graph: of no use here.
+
     Raises:
         NothingFailsError: the two dumps do not diverge, or not at an operator.
         UsageError: the dumps do not hold enough of it; the message says what is missing.
     """
-    limit = TimeLimit(seconds)
-    show = on_progress or (lambda _: None)
-    show("reading the comparison")
+    del graph
+    search = ShrinkSearch(outdir, TimeLimit(seconds), on_progress)
+    search.show("reading the comparison")
     comparison = read_comparison(folder)
     row = _first_divergence(comparison)
-    show(f"running {row.op} again on its recorded inputs")
+    search.show(f"running {row.op} again on its recorded inputs")
     case = _read_case(comparison, row)
     if not case.is_wrong():
         raise NothingFailsError(
@@ -187,38 +189,25 @@ def shrink_comparison(
             "difference comes from the inputs"
         )
     before = case.elements
-    interrupted, queries = False, 0
-    try:
-        with limit.reserving(script_seconds(seconds)):
-            for smaller in _shrink_cases(case, limit):
-                queries += 1
-                case = smaller
-                words = f"taking single rows ({case.elements} numbers so far)"
-                show(Progress(words, at_most=max(limit.left, 0.0)))
-            ended = not limit.is_reached
-    except KeyboardInterrupt:
-        ended, interrupted = False, True
+    queries = 0
+    with search.searching():
+        for smaller in _shrink_cases(case, search.limit):
+            queries += 1
+            case = smaller
+            search.show_step(f"taking single rows ({case.elements} numbers so far)")
     script = _operator_script(case, _script_heading(comparison, row))
-    show("running the script")
-    try:
-        written = write(script, outdir / SCRIPT, max(limit.left, 1.0))
-    except KeyboardInterrupt:
-        interrupted, written = True, write(script, outdir / SCRIPT, None)
-    return ShrinkReport(
-        script=str(written.path),
-        data=None if written.data_path is None else str(written.data_path),
-        shows=written.shows,
+    return search.report(
+        search.write_and_run(lambda: script),
         what=f"{row.name}: {row.status}",
         before=f"{before} numbers",
         after=f"{case.elements} numbers",
         diagnosis=row.detail.diagnosis if row.detail else None,
         steps=(case.plan.words,),
         queries=queries,
-        seconds=limit.seconds - limit.left,
-        ended=ended,
-        interrupted=interrupted,
-        said=written.said,
     )
+
+
+FOLDER_SHRINKER = FolderShrinker(COMPARISON_JSON, shrink_comparison)
 
 
 def _first_divergence(comparison: Comparison) -> ComparisonRow:
@@ -322,8 +311,7 @@ def _shrink_cases(case: _RecordedCase, limit: TimeLimit) -> Iterator[_RecordedCa
         if size < 2:  # noqa: PLR2004
             continue
         for places in _alignments(case, dim, size):
-            if limit.is_reached:
-                return
+            limit.require()
             part = _part(case, dim, places)
             if part is not None:
                 yield part

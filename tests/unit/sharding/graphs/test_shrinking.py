@@ -14,11 +14,12 @@ import torch
 from drawing import normal
 from paritas.core.errors import UsageError
 from paritas.core.judging.failures import recall_failed
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.results.items import Replicate, Shard
+from paritas.core.shrinking import NothingFailsError
 from paritas.partition import TensorInfo, VerifyConfig, check_partition, check_recipe
-from paritas.shrinking.partitions import graph_call, shrink_splits
-from paritas.shrinking.shrink import NothingFailsError
+from paritas.sharding.graphs.shrinking import graph_call, shrink_splits
 
 if TYPE_CHECKING:
     from paritas.core.results.findings import Verdict

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
+from paritas.core.candidates.loading import find_graph
 from paritas.core.errors import UsageError
-from paritas.core.placement.placement import OperatorCall, Recipe
+from paritas.core.execution.time_limit import TimeLimit
+from paritas.core.operators.calls import OperatorCall
+from paritas.core.placement.placement import Recipe
 from paritas.core.reporting.scripts import SHOWN, NoScriptError
-from paritas.core.results.progress import Progress
+from paritas.core.shrinking import FolderShrinker, NothingFailsError, ShrinkReport, ShrinkSearch
 from paritas.sharding.graphs.calls import (
     OPTION_SOURCES,
     CallValues,
@@ -32,13 +34,12 @@ from paritas.sharding.graphs.verify import OperatorWork, check_work, versions_he
 from paritas.sharding.operators.annotation import Annotation, Option
 from paritas.sharding.operators.library.registry import name_of
 from paritas.sharding.operators.recipe_checks import kinds_of
-from paritas.shrinking.shrink import NothingFailsError, ShrinkReport, script_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from paritas.core.judging.failures import FailedSplit
-    from paritas.core.placement.placement import Place
+    from paritas.core.operators.calls import OperatorCall, Place
     from paritas.core.results.findings import Aspect, Status
     from paritas.sharding.graphs.rows import OperatorResult, OptionResult
 
@@ -221,16 +222,17 @@ def shrink_graph_results(
     folder: Path,
     outdir: Path,
     *,
-    graph: Any = None,
+    graph: str | None = None,
     seconds: float = 120.0,
     on_progress: Callable[[str], None] | None = None,
 ) -> ShrinkReport:
     """Write the script of the first operator with a wrong split, on the smallest shapes.
 
     Args:
-        graph: what was checked, if it is not the file named in the results.
+        graph: what was checked, a file or `module:factory`, if it is not the file named in the
+            results.
     """
-    search = _SplitSearch(outdir, seconds, on_progress)
+    search = ShrinkSearch(outdir, TimeLimit(seconds), on_progress)
     report = GraphReport.from_json((folder / JSON).read_bytes())
     report = next(
         (
@@ -248,8 +250,12 @@ def shrink_graph_results(
     wanted_split = WantedSplit.of(failed.failures[0])
     settings = _parse_settings(report.settings)
     search.show(f"reading {report.graph}")
-    call = _read_call(report.graph if graph is None else graph, settings, failed)
-    return search.run(attempts_on_caps(call, settings, wanted_split, failed.key), report.versions)
+    call = _read_call(report.graph if graph is None else find_graph(graph), settings, failed)
+    attempts = attempts_on_caps(call, settings, wanted_split, failed.key)
+    return _run_attempts(search, attempts, report.versions)
+
+
+FOLDER_SHRINKER = FolderShrinker(JSON, shrink_graph_results)
 
 
 def shrink_splits(
@@ -267,77 +273,67 @@ def shrink_splits(
         outdir: the folder for the script; a new folder by default.
         setup: statements such as `import package.module`, for a module that registers the operator.
     """
-    search = _SplitSearch(script_folder(outdir, seconds), seconds, on_progress)
+    search = ShrinkSearch(outdir, TimeLimit(seconds), on_progress)
     for position, failed_split in enumerate(failed):
         try:
-            return search.run(attempts_on(failed_split, setup), versions_here())
+            return _run_attempts(search, attempts_on(failed_split, setup), versions_here())
         except NothingFailsError:
             if position == len(failed) - 1:
                 raise
     raise NothingFailsError("no split is wrong, so there is nothing to shrink")
 
 
-class _SplitSearch:
-    """A search for the smallest shapes, with a time limit."""
+def _run_attempts(
+    search: ShrinkSearch, attempts: Iterator[Attempt], versions: Mapping[str, str]
+) -> ShrinkReport:
+    """Write the script of the first attempt that shows the failure."""
+    attempt, queries = None, 0
+    for queries, attempt in enumerate(attempts, start=1):
+        if search.limit.is_reached:
+            raise NothingFailsError(
+                f"{_title(attempt)}: it did not fail within {search.limit.seconds:g} seconds; "
+                "allow more time"
+            )
+        search.show_step(attempt.words)
+        result = check_work(attempt.work)
+        shown = tuple(option for option in result.options if attempt.wanted.is_shown_by(option))
+        if shown:
+            search.show("running the script")
+            result = msgspec.structs.replace(result, options=shown)
+            return _report_script(search, attempt, result, versions, queries)
+    name = "" if attempt is None else f"{_title(attempt)}: "
+    raise NothingFailsError(f"{name}when checked again, it is not wrong in the same way")
 
-    def __init__(
-        self, outdir: Path, seconds: float, on_progress: Callable[[str], None] | None
-    ) -> None:
-        self.outdir = outdir
-        self.seconds = seconds
-        self.show = on_progress or (lambda _: None)
-        self.began = time.monotonic()
-        self.queries = 0
 
-    def run(self, attempts: Iterator[Attempt], versions: Mapping[str, str]) -> ShrinkReport:
-        """Write the script of the first attempt that shows the failure."""
-        attempt = None
-        for attempt in attempts:
-            if time.monotonic() - self.began > self.seconds:
-                raise NothingFailsError(
-                    f"{_title(attempt)}: it did not fail within {self.seconds:g} seconds; allow "
-                    "more time"
-                )
-            remaining_seconds = self.seconds - (time.monotonic() - self.began)
-            self.show(Progress(attempt.words, at_most=remaining_seconds))
-            result = check_work(attempt.work)
-            self.queries += 1
-            shown = tuple(option for option in result.options if attempt.wanted.is_shown_by(option))
-            if shown:
-                self.show("running the script")
-                return self._report(
-                    attempt, msgspec.structs.replace(result, options=shown), versions
-                )
-        name = "" if attempt is None else f"{_title(attempt)}: "
-        raise NothingFailsError(f"{name}when checked again, it is not wrong in the same way")
-
-    def _report(
-        self, attempt: Attempt, result: OperatorResult, versions: Mapping[str, str]
-    ) -> ShrinkReport:
-        self.outdir.mkdir(parents=True, exist_ok=True)
-        outcome = write_first_script(self.outdir, attempt.work, result, versions)
-        if not outcome.path:
-            raise UsageError(outcome.note or "no standalone script")
-        path = self.outdir / outcome.path
-        data = path.with_suffix(".safetensors")
-        option = result.failures[0]
-        diagnoses = (
-            failure.diagnosis
-            for failure in option.verdict.failures
-            if failure.diagnosis is not None
-        )
-        return ShrinkReport(
-            script=str(path),
-            data=str(data) if data.exists() else None,
-            shows=not outcome.note,
-            what=f"{_title(attempt)}: {option.status}",
-            before=result.signature,
-            after=attempt.words,
-            diagnosis=next(diagnoses, None),
-            queries=self.queries,
-            seconds=time.monotonic() - self.began,
-            said=outcome.note or SHOWN,
-        )
+def _report_script(
+    search: ShrinkSearch,
+    attempt: Attempt,
+    result: OperatorResult,
+    versions: Mapping[str, str],
+    queries: int,
+) -> ShrinkReport:
+    search.folder.mkdir(parents=True, exist_ok=True)
+    outcome = write_first_script(search.folder, attempt.work, result, versions)
+    if not outcome.path:
+        raise UsageError(outcome.note or "no standalone script")
+    path = search.folder / outcome.path
+    data = path.with_suffix(".safetensors")
+    option = result.failures[0]
+    diagnoses = (
+        failure.diagnosis for failure in option.verdict.failures if failure.diagnosis is not None
+    )
+    return ShrinkReport(
+        script=str(path),
+        data=str(data) if data.exists() else None,
+        shows=not outcome.note,
+        what=f"{_title(attempt)}: {option.status}",
+        before=result.signature,
+        after=attempt.words,
+        diagnosis=next(diagnoses, None),
+        queries=queries,
+        seconds=search.limit.seconds - search.limit.left,
+        said=outcome.note or SHOWN,
+    )
 
 
 def _title(attempt: Attempt) -> str:
