@@ -53,9 +53,11 @@ demo: $(VENV)/.installed ## Install paritas and show what it does
 test: lint layers ## Run every check, and the tests
 	@$(MAKE) --no-print-directory --jobs=2 types run-tests
 
+# The last line is the time of all processors, user and system: that of the tests and all they start.
 .PHONY: run-tests
 run-tests: $(VENV)/.installed-test
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+	@status=0; $(TEST_ENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) || \
+		status=$$?; times; exit $$status
 
 # What may fail without harm: the tests that need a browser then skip, and say so.
 .PHONY: browser

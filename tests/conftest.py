@@ -271,6 +271,17 @@ def scalar_kernels() -> Iterator[None]:
 
 
 @pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Forget what was compiled: beyond a limit, Dynamo would run the same function eagerly."""
+    import torch
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
 def undiagnosed() -> Iterator[None]:
     """Leave out what kind of wrong it is."""
     with without_diagnosis():

@@ -48,9 +48,7 @@ def inside(model, backend):
     return model
 
 
-@pytest.fixture(autouse=True)
-def _afresh():
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.one_in(3)

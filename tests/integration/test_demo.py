@@ -11,12 +11,7 @@ from click.testing import CliRunner
 
 from paritas.app.cli import demo_model, main
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.slow

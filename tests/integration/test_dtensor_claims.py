@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import distributed
 from torch.distributed.tensor.parallel import loss_parallel
 
+from drawing import normal
 from paritas.core.errors import UsageError
 from paritas.core.placement.placement import split_tensor
 from paritas.core.results.findings import Status
@@ -27,13 +28,9 @@ this_torch = pytest.mark.skipif(
 )
 
 
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 @this_torch
 def test_true_rules_pass_and_what_is_moved_first_is_not_counted_as_a_rule():
-    verdict = check_dtensor(torch.relu, (randn(4, 6),))
+    verdict = check_dtensor(torch.relu, (normal(4, 6),))
     assert verdict.passed, str(verdict)
     assert "7 ways to place the arguments, 5 of them claimed" in verdict.notes[-1]
     # relu of a sum is not the sum of relus: DTensor adds up first, and says so.
@@ -42,7 +39,7 @@ def test_true_rules_pass_and_what_is_moved_first_is_not_counted_as_a_rule():
 
 
 def test_tensors_given_by_name_are_placed_and_gradients_held_against_the_truth_as_well():
-    named = {"input": randn(4), "tensor": randn(4, seed=1)}
+    named = {"input": normal(4), "tensor": normal(4, seed=1)}
     claims = {claim.words: claim for claim in examine_dtensor(torch.dot, (), named)}
     rows = claims["S(0), S(0) -> P(sum)"].verdict
     assert rows.passed
@@ -53,12 +50,12 @@ def test_a_function_of_several_operators_can_be_checked():
     def soft(x):
         return torch.softmax(x, -1).sum(0)
 
-    assert check_dtensor(soft, (randn(4, 6),), ranks=3).passed
+    assert check_dtensor(soft, (normal(4, 6),), ranks=3).passed
 
 
 @this_torch
 def test_a_convolution_of_sharded_channels_is_reported():
-    image, weight = randn(2, 4, 4), randn(4, 4, 3, seed=1)
+    image, weight = normal(2, 4, 4), normal(4, 4, 3, seed=1)
     row = examine_example(Example("conv1d", F.conv1d, (image, weight)))
     wrong = {claim.placements for claim in row.wrong}
     assert {("R", "S(0)"), ("S(1)", "S(1)")} <= wrong
@@ -69,15 +66,15 @@ def test_a_convolution_of_sharded_channels_is_reported():
 
 
 def test_the_gradient_of_log_softmax_in_loss_parallel_is_reported():
-    verdict = check_dtensor(F.log_softmax, (randn(4, 6), -1), within=loss_parallel)
+    verdict = check_dtensor(F.log_softmax, (normal(4, 6), -1), within=loss_parallel)
     assert verdict.status is Status.DIFFERENT
     assert all("gradient of args[0]" in finding.path for finding in verdict.failures)
-    assert check_dtensor(F.log_softmax, (randn(4, 6), -1)).passed
+    assert check_dtensor(F.log_softmax, (normal(4, 6), -1)).passed
 
 
 def test_an_operator_that_fails_by_itself_is_no_claim_of_dtensor():
     with pytest.raises(UsageError, match="itself fails"):
-        check_dtensor(torch.mm, (randn(4, 6), randn(4, 6)))
+        check_dtensor(torch.mm, (normal(4, 6), normal(4, 6)))
     with pytest.raises(UsageError, match="has no tensor argument"):
         check_dtensor(torch.ones, (3,))
 
@@ -88,14 +85,14 @@ def test_nothing_claimed_is_unverified():
             raise TypeError("plain tensors only")
         return x
 
-    verdict = check_dtensor(refuse, (randn(4),))
+    verdict = check_dtensor(refuse, (normal(4),))
     assert verdict.status is Status.UNVERIFIED
     assert "refused (TypeError: plain tensors only)" in verdict.coverage.skipped[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_the_parts_of_a_tensor_come_to_it_again(ranks):
-    whole = randn(4, 6).double()
+    whole = normal(4, 6).double()
     ways = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
     for role in roles_of(whole, ranks):
         parts = split_tensor(whole, role, ranks, ExactTerms(1), "it")

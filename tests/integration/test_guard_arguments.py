@@ -13,11 +13,7 @@ from paritas import UsageError, guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.compiler.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.mark.parametrize(("wrong_call", "caught"), [(1, False), (2, True), (3, False), (4, True)])

@@ -20,17 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 pytestmark = [
-    pytest.mark.usefixtures("undiagnosed"),
+    pytest.mark.usefixtures("fresh_compiler", "undiagnosed"),
     # What TorchScript says of itself, and of what Dynamo gives it.
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The TorchScript type system"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.compiler.reset()
-    torch.manual_seed(0)
 
 
 def aspects(backend: Any) -> set[str]:

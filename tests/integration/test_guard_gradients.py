@@ -13,16 +13,10 @@ from torch.fx import GraphModule, Interpreter
 from integration.odd_backends import backend_that
 from paritas import MismatchError, Verdict, guard
 
-pytestmark = pytest.mark.usefixtures("undiagnosed")
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "undiagnosed")
 
 Program = Callable[[Tensor, Tensor], Sequence[Tensor]]
 Use = Callable[..., None]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.compiler.reset()
-    torch.manual_seed(0)
 
 
 def forward(graph: GraphModule, _: list[Any]) -> Callable[..., Any]:

@@ -22,17 +22,10 @@ from paritas.core.compiled.passes import PassChecks, check_graph_passes
 from paritas.core.results.findings import Aspect, OriginKind, Status
 from paritas.core.torch_private.inductor import compile_watched
 
-pytestmark = pytest.mark.usefixtures("undiagnosed")  # where it is wrong is asked, and not how
+# Where it is wrong is asked, and not how.
+pytestmark = pytest.mark.usefixtures("fresh_compiler", "undiagnosed")
 ATEN = torch.ops.aten
 PRIMS = torch.ops.prims
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    yield
-    torch.compiler.reset()
 
 
 def replace(old, new):

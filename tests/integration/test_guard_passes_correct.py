@@ -14,15 +14,7 @@ from paritas.core.compiled.passes import PassChecks
 from quality.guard_program_table import run
 from quality.guard_programs import PROGRAMS
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    yield
-    torch.compiler.reset()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 
 
 WHOLE = bool(os.environ.get("PARITAS_WHOLE_CORPUS"))

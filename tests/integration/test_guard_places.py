@@ -18,11 +18,7 @@ from paritas.core.results.findings import Aspect, Finding, OriginKind, PatternKi
 
 Edit = Callable[[fx.GraphModule], None]
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.compiler.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def calls(graph: fx.GraphModule, name: str) -> list[fx.Node]:

@@ -30,7 +30,7 @@ pytestmark = [
         "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
     ),
     # Layouts are asked for here, and kernels with vectors in `quality/test_guard_planted.py`.
-    pytest.mark.usefixtures("scalar_kernels"),
+    pytest.mark.usefixtures("fresh_compiler", "scalar_kernels"),
 ]
 DEVICES = [
     "cpu",
@@ -55,12 +55,6 @@ in_training = pytest.mark.parametrize(
 def without_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """These compare with eager closely, which on a GPU may round to TF32 and back."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.compiler.reset()
-    torch.manual_seed(0)
 
 
 def guarded(

@@ -10,12 +10,7 @@ import paritas
 from paritas.core.errors import UsageError
 from paritas.formats.dumps.reading import Dump
 
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Block(nn.Module):

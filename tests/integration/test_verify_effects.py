@@ -19,11 +19,7 @@ from paritas import Inputs, Status, UsageError, VerifyConfig, guard, verify
 
 QUIET = VerifyConfig(raise_on_mismatch=False)
 
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> None:
-    """Other tests may have used up what torch compiles of one function."""
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 def verdict_on(reference: Any, candidate: Any, *inputs: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drawing import normal
 from paritas import Status, VerifyConfig, verify
 from paritas.core.execution.observation import input_tensors
 from paritas.core.execution.similar_inputs import SimilarInputs
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 def _without_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(approximations, "MOST_SECONDS", 600.0)
     monkeypatch.setattr(approximations, "STEPS", 8)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def check(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import paritas
+from drawing import normal
 from paritas.core.diagnosis import diagnose as diagnosing
 from paritas.core.diagnosis.calls import Step
 from paritas.core.diagnosis.diagnose import diagnose
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="scouts are forked on Linux only")
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X, WEIGHT = normal(6, 8), normal(8, 8, seed=1)

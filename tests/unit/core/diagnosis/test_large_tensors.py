@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawing import normal
 from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.diagnosis.region import find_region
 from paritas.core.diagnosis.search import CaseSurvey
-
-
-def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal64
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 
@@ -18,11 +19,6 @@ if TYPE_CHECKING:
     from paritas.core.results.findings import Pattern
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def stated(
@@ -41,8 +37,8 @@ def kind_of(pattern: Pattern | None) -> str:
     return "" if pattern is None else str(pattern.kind)
 
 
-GRAD, X = normal(4, 6, 5, 5, seed=1), normal(4, 6, 5, 5, seed=2)
-WEIGHT = 1 + 0.2 * normal(6, seed=3)
+GRAD, X = normal64(4, 6, 5, 5, seed=1), normal64(4, 6, 5, 5, seed=2)
+WEIGHT = 1 + 0.2 * normal64(6, seed=3)
 _, MEAN, ROOT = aten.native_group_norm(X, WEIGHT, None, 4, 6, 25, 3, 1e-5)
 GROUPS = (aten.native_group_norm_backward.default, GRAD, X, MEAN, ROOT, WEIGHT, 4, 6, 25, 3)
 GROUPS = (*GROUPS, [True, True, True])
@@ -60,7 +56,7 @@ NORMAL = F.group_norm(X, 3)
         ("partial sum", GRAD[:, :, :-2].sum((0, 2, 3)), 2),
         # Nothing in the formula gives these.
         ("", (GRAD * NORMAL).sum((0, 2, 3)).sinh(), 1),
-        ("", normal(4, 6, 5, 5, seed=9), 0),
+        ("", normal64(4, 6, 5, 5, seed=9), 0),
     ],
 )
 def test_a_value_of_a_backward_kernel_in_the_place_of_another_is_told(
@@ -69,7 +65,7 @@ def test_a_value_of_a_backward_kernel_in_the_place_of_another_is_told(
     assert kind_of(stated(candidate, *GROUPS, output=output)) == kind
 
 
-LINE, SLOPE = normal(6, 9, seed=4), normal(6, 9, seed=5)
+LINE, SLOPE = normal64(6, 9, seed=4), normal64(6, 9, seed=5)
 
 
 def test_a_derivative_at_the_result_is_told_from_one_at_the_input() -> None:
@@ -81,15 +77,15 @@ def test_a_derivative_at_the_result_is_told_from_one_at_the_input() -> None:
     assert kind_of(stated(aten.silu_backward(SLOPE, LINE.roll(1)), *call)) != "other function"
 
 
-SCORES, LABELS = normal(12, 7, seed=7), torch.tensor([0, 3, 6, 2, 5, 1, 4, 6, 0, -100, 2, 2])
-GATED, BACK = normal(6, 10, seed=13), normal(6, 5, seed=14)
+SCORES, LABELS = normal64(12, 7, seed=7), torch.tensor([0, 3, 6, 2, 5, 1, 4, 6, 0, -100, 2, 2])
+GATED, BACK = normal64(6, 10, seed=13), normal64(6, 5, seed=14)
 VALUE, GATE = GATED[:, :5], GATED[:, 5:].sigmoid()
 GLU = (aten.glu_backward.default, BACK, GATED, 1)
-POINTS, OTHERS, FAR = normal(6, 4, seed=15), normal(7, 4, seed=16), normal(6, 7, seed=17)
+POINTS, OTHERS, FAR = normal64(6, 4, seed=15), normal64(7, 4, seed=16), normal64(6, 7, seed=17)
 APART = POINTS[:, None] - OTHERS
 CDIST = (aten._cdist_backward.default, FAR, POINTS, OTHERS, 2.0, APART.norm(dim=-1))
-ROWS, ROW_WEIGHT = normal(5, 12, seed=18), 1 + 0.2 * normal(12, seed=19)
-ROW_GRAD = normal(5, 12, seed=20)
+ROWS, ROW_WEIGHT = normal64(5, 12, seed=18), 1 + 0.2 * normal64(12, seed=19)
+ROW_GRAD = normal64(5, 12, seed=20)
 _, ROW_MEAN, ROW_ROOT = aten.native_layer_norm(ROWS, [12], ROW_WEIGHT, None, 1e-5)
 LAYER = (aten.native_layer_norm_backward.default, ROW_GRAD, ROWS, [12], ROW_MEAN, ROW_ROOT)
 LAYER = (*LAYER, ROW_WEIGHT, ROW_WEIGHT, [True, True, True])
@@ -124,7 +120,7 @@ def test_a_mistake_inside_of_a_backward_kernel_is_told(
 
 
 def test_the_gradient_of_a_pool_at_another_place_of_its_window_is_told() -> None:
-    image, back = normal(2, 3, 6, 6, seed=21), normal(2, 3, 3, 3, seed=22)
+    image, back = normal64(2, 3, 6, 6, seed=21), normal64(2, 3, 3, 3, seed=22)
     shape = ([2, 2], [2, 2], [0, 0], [1, 1], False)
     _, places = aten.max_pool2d_with_indices(image, *shape)
     call = (aten.max_pool2d_with_indices_backward.default, back, image, *shape, places)
@@ -140,7 +136,7 @@ def test_the_gradient_of_a_pool_at_another_place_of_its_window_is_told() -> None
 
 
 def test_factors_that_take_turns_along_an_axis_are_told_and_other_ones_are_not() -> None:
-    image, back = normal(2, 3, 6, 6, seed=21), normal(2, 3, 3, 3, seed=22)
+    image, back = normal64(2, 3, 6, 6, seed=21), normal64(2, 3, 3, 3, seed=22)
     call = (aten.avg_pool2d_backward.default, back, image, [2, 2], [2, 2], [0, 0], False, True)
     call = (*call, None)
     right = call[0](*call[1:])
@@ -171,7 +167,7 @@ def test_a_leak_is_one_number_where_the_derivative_is_zero() -> None:
     pattern = stated(torch.where(LINE > 0, SLOPE, 0.07 * SLOPE), *call)
     assert pattern is not None
     assert pattern.sentence == "where the derivative should be 0 it is 0.07"
-    many = torch.where(LINE > 0, SLOPE, 0.07 * normal(6, 9, seed=6))
+    many = torch.where(LINE > 0, SLOPE, 0.07 * normal64(6, 9, seed=6))
     assert kind_of(stated(many, *call)) == ""
 
 
@@ -210,7 +206,7 @@ def test_terms_of_a_loss_with_other_weights_or_targets_are_told(
 
 
 def test_a_centred_error_is_a_wrong_statistic_and_a_term_left_out_is_not() -> None:
-    target = normal(12, 7, seed=8)
+    target = normal64(12, 7, seed=8)
     error = SCORES - target
     pattern = stated(error.var(correction=0), F.mse_loss, SCORES, target)
     assert kind_of(pattern) in {"wrong statistics", "offset"}, pattern
@@ -222,7 +218,7 @@ def test_a_centred_error_is_a_wrong_statistic_and_a_term_left_out_is_not() -> No
 
 def test_dropout_is_told_by_its_factor() -> None:
     kept = torch.rand(8, 40, generator=torch.Generator().manual_seed(1)) > 0.2
-    one, other = normal(8, 40, seed=10), normal(8, 40, seed=11)
+    one, other = normal64(8, 40, seed=10), normal64(8, 40, seed=11)
     pattern = stated(one * kept / 0.8 + other, torch.add, one, other)
     assert kind_of(pattern) == "mask"
     assert pattern is not None
@@ -235,7 +231,7 @@ def test_dropout_is_told_by_its_factor() -> None:
 def test_few_integers_that_are_all_reproduced_are_enough() -> None:
     words = torch.tensor([[0, 5, 7, 1, 1, 1], [0, 3, 2, 9, 1, 1]])
     assert kind_of(stated(words.ne(2), torch.ne, words, 1)) == "mask"
-    square = normal(7, 7, seed=12)
+    square = normal64(7, 7, seed=12)
     assert kind_of(stated(square.argmax(0), torch.argmax, square, -1)) == "wrong axis"
     # One wrong element has too many reasons.
     one = words.ne(1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.diagnosis.place_runs import PlaceRuns
 from paritas.core.judging.failures import call_context
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def said_of(reference: Callable[..., Any], candidate: Callable[..., Any], *args: Any) -> str:

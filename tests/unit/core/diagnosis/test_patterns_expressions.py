@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from paritas.core.results.findings import Pattern
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X, GRADIENT, OTHER = normal(16, 20), normal(16, 20, seed=1), normal(16, 20, seed=2)

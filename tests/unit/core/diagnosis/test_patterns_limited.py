@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 A, B = normal(12, 20), normal(12, 20, seed=1)

@@ -9,16 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal64
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 
 if TYPE_CHECKING:
     from paritas.core.results.findings import Diagnosis
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def diagnosed(candidate: Tensor, target: Any, *args: Any) -> Diagnosis:
@@ -35,8 +31,8 @@ def stated(diagnosis: Diagnosis) -> tuple[str, str]:
 # --- Norms ----------------------------------------------------------------------------------------
 
 SIZES = 0.5 + 2 * torch.rand(3, 8, 1, generator=torch.Generator().manual_seed(1)).double()
-X = normal(3, 8, 16) * SIZES + 0.3 * normal(3, 8, 1, seed=2)
-WEIGHT, BIAS = 1 + 0.2 * normal(16, seed=3), normal(16, seed=4)
+X = normal64(3, 8, 16) * SIZES + 0.3 * normal64(3, 8, 1, seed=2)
+WEIGHT, BIAS = 1 + 0.2 * normal64(16, seed=3), normal64(16, seed=4)
 MEAN, VARIANCE = X.mean(-1, keepdim=True), X.var(-1, correction=0, keepdim=True)
 LAYER = (F.layer_norm, X, [16], WEIGHT, BIAS)
 
@@ -93,7 +89,7 @@ def test_sums_of_parts_of_a_row_are_named(sizes: tuple[int, ...]) -> None:
 
 
 def test_any_other_sums_are_not_those_of_parts() -> None:
-    other = X.softmax(-1) * (1 + 0.2 * normal(3, 8, 1, seed=7).abs())
+    other = X.softmax(-1) * (1 + 0.2 * normal64(3, 8, 1, seed=7).abs())
     assert "parts" not in stated(diagnosed(other, torch.softmax, X, -1))[1]
 
 
@@ -103,13 +99,13 @@ def test_one_factor_for_all_rows_is_no_statistic_of_them() -> None:
 
 
 def test_rows_with_noise_have_no_other_statistics() -> None:
-    noisy = layer_norm() + 0.05 * normal(*X.shape, seed=9)
+    noisy = layer_norm() + 0.05 * normal64(*X.shape, seed=9)
     assert stated(diagnosed(noisy, *LAYER))[0] not in ("wrong statistics", "clipped")
 
 
 # --- Attention ------------------------------------------------------------------------------------
 
-QUERY, KEY, VALUE = (normal(2, 3, 10, 6, seed=seed) for seed in (5, 6, 7))
+QUERY, KEY, VALUE = (normal64(2, 3, 10, 6, seed=seed) for seed in (5, 6, 7))
 SCORES = QUERY @ KEY.mT / 6**0.5
 PLACES = torch.arange(10)
 APART = (PLACES[:, None] - PLACES[None, :]).abs().double()
@@ -133,7 +129,7 @@ def with_zeros_at(place: int) -> Tensor:
     [
         ("mask", "-0.25 for each position", attend(SCORES - 0.25 * APART)),
         ("mask", "depends on the distance", attend(SCORES - APART.sqrt().sin())),
-        ("mask", "a number for each of the 10 keys", attend(SCORES + normal(10, seed=8))),
+        ("mask", "a number for each of the 10 keys", attend(SCORES + normal64(10, seed=8))),
         (
             "mask",
             "6 further keys",
@@ -160,12 +156,12 @@ def test_what_was_done_to_the_scores_is_named(kind: str, words: str, candidate: 
 
 
 def test_scores_of_which_each_is_another_have_no_bias() -> None:
-    candidate = attend(SCORES + 0.5 * normal(2, 3, 10, 10, seed=11))
+    candidate = attend(SCORES + 0.5 * normal64(2, 3, 10, 10, seed=11))
     assert stated(diagnosed(candidate, *ATTENTION))[0] == ""
 
 
 def test_indices_of_one_row_for_all_are_a_copy_and_rounded_ones_are_not() -> None:
-    right = normal(12, 5, seed=12).topk(2).indices
+    right = normal64(12, 5, seed=12).topk(2).indices
     assert stated(diagnose(right[:1].expand_as(right).contiguous(), right))[0] == "copy"
     counted = torch.arange(24).reshape(12, 2)
     assert stated(diagnose(counted // 4 * 4, counted))[0] != "copy"

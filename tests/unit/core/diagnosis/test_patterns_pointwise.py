@@ -9,14 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X, GRADIENT, OTHER = normal(12, 20), normal(12, 20, seed=1), normal(12, 20, seed=2)

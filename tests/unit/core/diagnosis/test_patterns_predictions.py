@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 from paritas.core.torch_private.operators import DispatchMode
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from paritas.core.results.findings import Diagnosis
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def whole_numbers(high: int, *shape: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 from paritas.core.results.findings import PatternKind
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from paritas.core.results.findings import Pattern
 
 BF16, HALF = torch.bfloat16, torch.float16
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X, W, B = normal(16, 64), normal(48, 64, seed=1) / 8, normal(48, seed=2)

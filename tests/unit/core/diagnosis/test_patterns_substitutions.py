@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
 from paritas.core.results.findings import PatternKind
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 aten = torch.ops.aten
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 X, Y = normal(6, 9), normal(6, 9, seed=1)

@@ -11,13 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
 
 X, OTHER = normal(12, 40), normal(12, 40, seed=3)
 POSITIVE = X.abs() + 0.01

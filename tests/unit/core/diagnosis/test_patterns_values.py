@@ -6,15 +6,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.patterns import affine, limits, replacements
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
 
 RIGHT = normal(8, 64)
 

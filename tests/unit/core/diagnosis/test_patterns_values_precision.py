@@ -8,14 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from drawing import normal
 from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.patterns import limits, precision
 from paritas.core.diagnosis.patterns.precision import FORMATS
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
 
 RIGHT = normal(8, 64)
 DTYPES = {

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from drawing import normal64
 from paritas.core.diagnosis.calls import LiveCall
 from paritas.core.diagnosis.diagnose import diagnose
 from paritas.core.judging.failures import call_context
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 def diagnosed(candidate: Tensor, target: Callable[..., Any], *args: Any) -> Diagnosis:
     right = target(*args)
     right = right if isinstance(right, Tensor) else right[0]
@@ -35,12 +31,12 @@ def diagnosed(candidate: Tensor, target: Callable[..., Any], *args: Any) -> Diag
     return diagnose(candidate, right, noise=noise, context=context)
 
 
-X = 0.3 + 1.5 * normal(4, 5, 12)
+X = 0.3 + 1.5 * normal64(4, 5, 12)
 SMALL = 0.01 * X
-WEIGHT, BIAS = 1 + 0.2 * normal(12, seed=4), 0.5 * normal(12, seed=5)
-IMAGE = 0.4 + normal(3, 6, 4, 4, seed=7)
-SCALE, MOVE = 1 + 0.2 * normal(6, seed=8), normal(6, seed=9)
-LOGITS, LABELS = normal(9, 7, seed=10), torch.tensor([0, 3, 6, 2, 5, 1, 4, 6, 0])
+WEIGHT, BIAS = 1 + 0.2 * normal64(12, seed=4), 0.5 * normal64(12, seed=5)
+IMAGE = 0.4 + normal64(3, 6, 4, 4, seed=7)
+SCALE, MOVE = 1 + 0.2 * normal64(6, seed=8), normal64(6, seed=9)
+LOGITS, LABELS = normal64(9, 7, seed=10), torch.tensor([0, 3, 6, 2, 5, 1, 4, 6, 0])
 IGNORING = LABELS.where(LABELS != 3, -100)
 
 
@@ -138,7 +134,7 @@ def test_a_mistake_inside_of_a_norm_a_softmax_or_a_loss_is_named(
 
 
 def test_terms_that_a_backward_kernel_leaves_out_are_named() -> None:
-    grad = normal(4, 5, 12, seed=11)
+    grad = normal64(4, 5, 12, seed=11)
     centre, root = mean(X), (variance(X) + 1e-5).rsqrt()
     call = (X, [12], centre, root, WEIGHT, BIAS, [True, True, True])
     weighted, normalised = grad * WEIGHT, (X - centre) * root
@@ -157,7 +153,7 @@ def test_terms_that_a_backward_kernel_leaves_out_are_named() -> None:
 
 
 def test_a_function_that_gives_one_number_for_all_is_not_named() -> None:
-    squares = 1 + 0.05 * normal(5, 1, seed=12)
+    squares = 1 + 0.05 * normal64(5, 1, seed=12)
 
     found = diagnosed(torch.ones_like(squares), torch.rsqrt, squares)
 
@@ -169,7 +165,7 @@ def test_a_recorded_call_gives_what_the_call_itself_gives() -> None:
         y = F.batch_norm(x, running, running.square() + 1, training=True)
         return y.exp().sum(1)
 
-    running = normal(6, seed=13)
+    running = normal64(6, seed=13)
     call = LiveCall(program, (IMAGE, running), {})
     places = [place for place, step in call.steps if step.name == "exp"]
 
@@ -177,7 +173,7 @@ def test_a_recorded_call_gives_what_the_call_itself_gives() -> None:
 
     torch.testing.assert_close(doubled, 2 * program(IMAGE, running.clone()))
     assert math.isfinite(float(doubled.sum()))
-    torch.testing.assert_close(running, normal(6, seed=13))
+    torch.testing.assert_close(running, normal64(6, seed=13))
 
 
 def test_a_call_that_writes_to_its_own_values_is_not_recorded() -> None:
@@ -195,7 +191,7 @@ def test_a_call_that_writes_to_its_own_values_is_not_recorded() -> None:
 
 
 def test_a_mask_that_is_not_applied_is_told_of_the_mask_not_of_what_it_becomes_inside() -> None:
-    query, key, value = (normal(2, 2, 6, 4, seed=seed) for seed in (20, 21, 22))
+    query, key, value = (normal64(2, 2, 6, 4, seed=seed) for seed in (20, 21, 22))
     mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
     mask[1, :, :, 4:] = False
     unmasked = F.scaled_dot_product_attention(query, key, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawing import normal
 from paritas.core.diagnosis.case import Case, Context
 from paritas.core.diagnosis.diagnose import (
     ORDER,
@@ -15,10 +16,6 @@ from paritas.core.diagnosis.diagnose import (
     rank_raw,
 )
 from paritas.core.diagnosis.stating import CONFIDENCE
-
-
-def noise(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(
@@ -33,13 +30,13 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     ],
 )
 def test_the_simplest_of_what_fits_comes_first_and_alone(change, kind):
-    x = noise(12, 12)
+    x = normal(12, 12)
     assert [one.kind for one in rank_patterns(Case(change(x), x))] == [kind]
 
 
 def test_stopping_early_gives_what_asking_all_gives():
-    x = noise(12, 12)
-    for wrong in (x * 3, -x, x.T, x.roll(2, 0), x.abs(), noise(12, 12, seed=1)):
+    x = normal(12, 12)
+    for wrong in (x * 3, -x, x.T, x.roll(2, 0), x.abs(), normal(12, 12, seed=1)):
         case = Case(wrong, x)
         whole = sorted({one.kind for one in propose_all(case)}, key=ORDER.index)
         assert [one.kind for one in rank_raw(case)][:1] == whole[:1]
@@ -60,19 +57,19 @@ def test_the_table_states_what_was_counted():
 
 
 def test_nothing_is_said_of_values_that_are_right_or_of_another_shape():
-    x = noise(12, 12)
+    x = normal(12, 12)
     assert diagnose(x, x.clone()).patterns == ()
     assert diagnose(x[:3], x).patterns == ()
 
 
 def test_what_nothing_explains_is_left_unexplained():
-    x = noise(12, 12)
+    x = normal(12, 12)
     assert rank_patterns(Case(x + 0.3 * torch.sin(20 * x), x, context=Context())) == ()
 
 
 def test_of_a_large_tensor_the_part_that_is_wrong_is_looked_at(monkeypatch):
     monkeypatch.setattr("paritas.core.diagnosis.diagnose.MOST_ELEMENTS", 600)
-    x = noise(200, 30)
+    x = normal(200, 30)
     y = x.clone()
     y[150:160] *= 2
     best = diagnose(y, x).best
@@ -88,8 +85,8 @@ def test_of_a_large_tensor_the_part_that_is_wrong_is_looked_at(monkeypatch):
 def test_a_factor_fitted_for_each_row_is_no_explanation_of_a_softmax_or_at_an_output(
     operator, kinds
 ):
-    x = noise(12, 40)
-    wrong = x * (1 + noise(12, 1, seed=1).abs())
+    x = normal(12, 40)
+    wrong = x * (1 + normal(12, 1, seed=1).abs())
     found = diagnose(wrong, x, context=Context(operator=operator))
     assert [one.kind for one in found.patterns] == kinds
     assert found.where is not None
@@ -109,13 +106,13 @@ def test_a_factor_fitted_for_each_row_is_no_explanation_of_a_softmax_or_at_an_ou
     ids=["twice", "1.5", "1 / sqrt(d)", "rolled", "1 more", "any factor", "any offset"],
 )
 def test_at_an_output_only_a_known_or_a_round_number_is_stated(change, kinds):
-    x = noise(12, 40).double()
+    x = normal(12, 40).double()
     assert [one.kind for one in diagnose(change(x), x).patterns] == kinds
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_factor_is_the_shortest_number_that_gives_the_candidate(seed):
-    true = noise(1, 8, seed=seed).double() * 1.1
+    true = normal(1, 8, seed=seed).double() * 1.1
     x = true.float()
     best = diagnose(1.5 * x, x, arbiter=true, context=Context(operator="aten.add.Tensor")).best
     assert best is not None

@@ -196,6 +196,7 @@ def test_where_no_process_can_be_forked_the_reason_is_reported(
 
 
 def test_accelerators_do_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scouting, "_hangs", False)  # as after a loaded machine kept one waiting
     assert can_scout([torch.ones(2)])
     assert not can_scout([torch.ones(2), torch.ones(2, device="meta")])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import paritas
+from drawing import normal
 from paritas import VerifyConfig
 from paritas.core.execution.observation import RunConditions, input_tensors
 from paritas.core.execution.saved_state import RandomState
@@ -73,10 +74,6 @@ def line_with(text: str) -> str:
     return f"{__file__}:{number}"
 
 
-def draw(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 # --- Functions ------------------------------------------------------------------------------------
 
 
@@ -90,7 +87,7 @@ def test_parts_that_are_read_in_another_order_are_one_place_and_a_kind() -> None
         up, gate = x.chunk(2, -1)  # the other way round
         return functional.silu(gate).cos() * up.exp()
 
-    (finding,) = find_place([draw(4, 6)], gated, exchanged).findings
+    (finding,) = find_place([normal(4, 6)], gated, exchanged).findings
     assert origin_of(finding).source.startswith(line_with("# the other way round"))
     assert finding.reason == (
         "starts here: the candidate reads the parts of aten.split.Tensor in another order"
@@ -106,7 +103,7 @@ def test_one_part_that_is_read_twice_is_named_where_it_is_read() -> None:
         gate, _ = x.chunk(2, -1)
         return functional.silu(gate).cos() * gate.exp()
 
-    (finding,) = find_place([draw(4, 6)], gated, twice).findings
+    (finding,) = find_place([normal(4, 6)], gated, twice).findings
     assert origin_of(finding).operator == "aten.exp.default"
 
 
@@ -148,7 +145,7 @@ class Attention:
 def test_a_fault_in_a_function_has_its_operator_and_line(
     fault: str, operator: str, words: str
 ) -> None:
-    place = find_place([draw(2, 8, WIDTH)], Attention(), Attention(fault))
+    place = find_place([normal(2, 8, WIDTH)], Attention(), Attention(fault))
     (finding,) = place.findings
     origin = origin_of(finding)
     assert origin.operator == operator
@@ -159,11 +156,11 @@ def test_a_fault_in_a_function_has_its_operator_and_line(
 
 
 def test_the_place_can_be_called_alone_on_its_inputs() -> None:
-    place = find_place([draw(2, 8, WIDTH)], Attention(), Attention("eps"))
+    place = find_place([normal(2, 8, WIDTH)], Attention(), Attention("eps"))
     assert place.pair is not None
     (inputs,) = place.pair.inputs
     (given,) = inputs.args
-    assert torch.equal(given, draw(2, 8, WIDTH))
+    assert torch.equal(given, normal(2, 8, WIDTH))
     torch.testing.assert_close(
         place.pair.reference(given), functional.layer_norm(given, (WIDTH,), eps=1e-5)
     )
@@ -173,7 +170,7 @@ def test_the_place_can_be_called_alone_on_its_inputs() -> None:
 
 
 def test_arguments_are_described_as_in_the_dtype_of_the_run() -> None:
-    place = find_place([draw(2, 8, WIDTH)], Attention(), Attention("eps"))
+    place = find_place([normal(2, 8, WIDTH)], Attention(), Attention("eps"))
     assert origin_of(place.findings[0]).arguments == (
         "input: float32 [2, 8, 16]",
         "normalized_shape=[16]",
@@ -188,7 +185,9 @@ def test_two_independent_faults_are_two_places() -> None:
             h = (h @ h.t() @ h).tanh()
         return (h * second).softmax(-1) * h
 
-    place = find_place([draw(4, 8)], lambda x: compute(x, 1.5, 0.5), lambda x: compute(x, 1.6, 0.7))
+    place = find_place(
+        [normal(4, 8)], lambda x: compute(x, 1.5, 0.5), lambda x: compute(x, 1.6, 0.7)
+    )
     words = [finding.reason for finding in place.findings]
     assert "aten.mul.Tensor with other=1.6 instead of 1.5" in words[0]
     assert "aten.mul.Tensor with other=0.7 instead of 0.5" in words[1]
@@ -197,7 +196,7 @@ def test_two_independent_faults_are_two_places() -> None:
 
 def test_a_fault_that_only_float64_shows_is_found() -> None:
     place = find_place(
-        [draw(4, 8)],
+        [normal(4, 8)],
         lambda x: torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * x,
         lambda x: torch.rsqrt(x.square().mean(-1, keepdim=True) + 1.5e-6) * x,
     )
@@ -207,7 +206,7 @@ def test_a_fault_that_only_float64_shows_is_found() -> None:
 
 def test_a_loss_of_precision_is_found_natively() -> None:
     place = find_place(
-        [draw(64, 256)], lambda x: x.sin().sum(-1), lambda x: x.sin().bfloat16().float().sum(-1)
+        [normal(64, 256)], lambda x: x.sin().sum(-1), lambda x: x.sin().bfloat16().float().sum(-1)
     )
     (finding,) = place.findings
     assert origin_of(finding).operator == "aten.sum.dim_IntList"
@@ -220,13 +219,13 @@ def test_a_wrong_slice_that_is_written_to_is_one_place() -> None:
         h[:, column].add_(1)
         return h.cos()
 
-    place = find_place([draw(4, 8)], lambda x: compute(x, 0), lambda x: compute(x, 1))
+    place = find_place([normal(4, 8)], lambda x: compute(x, 0), lambda x: compute(x, 1))
     (finding,) = place.findings
     assert "aten.select.int with index=1 instead of 0" in finding.reason
 
 
 def test_swapped_results_are_named() -> None:
-    place = find_place([draw(4, 8)], lambda x: (x.sin(), x.cos()), lambda x: (x.cos(), x.sin()))
+    place = find_place([normal(4, 8)], lambda x: (x.sin(), x.cos()), lambda x: (x.cos(), x.sin()))
     (finding,) = place.findings
     assert "returns the result of aten.cos where the reference returns that of aten.sin" in (
         finding.reason
@@ -246,7 +245,7 @@ class Called(nn.Module):
 
 
 def test_an_edited_graph_is_located_at_the_line_of_the_reference() -> None:
-    x = draw(2, 8, WIDTH)
+    x = normal(2, 8, WIDTH)
     graph: Any = torch.export.export(Called(Attention()), (x,)).module()
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.mul.Tensor:
@@ -268,7 +267,7 @@ def test_a_constant_that_differs_only_in_float64_is_no_place() -> None:
     def candidate(x: torch.Tensor) -> torch.Tensor:
         return compute(x, 0.3, torch.finfo(torch.float32).min)
 
-    (finding,) = find_place([draw(8, 8)], reference, candidate).findings
+    (finding,) = find_place([normal(8, 8)], reference, candidate).findings
     assert "other=0.3 instead of 0.25" in finding.reason
 
 
@@ -310,7 +309,7 @@ def test_a_wrong_layer_of_the_same_structure_has_its_path() -> None:
     wrong = ScaledLinear(WIDTH, 2 * WIDTH)
     wrong.load_state_dict(block.up.state_dict())
     block.up = wrong
-    (finding,) = find_place([draw(2, 4, WIDTH)], model, candidate).findings
+    (finding,) = find_place([normal(2, 4, WIDTH)], model, candidate).findings
     origin = origin_of(finding)
     assert origin.module == "blocks.1.up"
     assert origin.operator == "aten.linear"
@@ -325,7 +324,7 @@ def test_a_wrong_weight_has_its_name() -> None:
     candidate = copy.deepcopy(model)
     with torch.no_grad():
         candidate.get_parameter("blocks.2.down.weight")[3, 4] += 0.5
-    (finding,) = find_place([draw(2, 4, WIDTH)], model, candidate).findings
+    (finding,) = find_place([normal(2, 4, WIDTH)], model, candidate).findings
     assert origin_of(finding).module == "blocks.2.down"
     assert "blocks.2.down.weight is not the reference's" in finding.reason
 
@@ -334,7 +333,7 @@ def test_a_wrong_update_of_a_buffer_is_located() -> None:
     model = nn.BatchNorm1d(8)
     candidate = copy.deepcopy(model)
     candidate.momentum = 0.2
-    (finding,) = find_place([draw(4, 8)], model, candidate).findings
+    (finding,) = find_place([normal(4, 8)], model, candidate).findings
     assert "aten.native_batch_norm with momentum=0.2 instead of 0.1" in finding.reason
 
 
@@ -397,7 +396,7 @@ def test_an_operator_whose_input_is_read_instead_of_its_result_is_left_out() -> 
         scaled = x.exp().clone()
         return scale_and_sum(x, scaled)
 
-    (finding,) = find_place([draw(3, 4)], right, wrong).findings
+    (finding,) = find_place([normal(3, 4)], right, wrong).findings
     assert origin_of(finding).operator == "aten.div.Tensor"
     assert origin_of(finding).source == f"{line_with('# here: divide')}, in right"
     assert "the candidate leaves out aten.div.Tensor" in finding.reason
@@ -409,7 +408,7 @@ def test_an_operator_that_is_called_to_no_effect_has_no_kind() -> None:
 
     factor, unit = torch.tensor(1.5), torch.tensor(1.0)
     programs = [functools.partial(compute, factor=one) for one in (factor, unit)]
-    (finding,) = find_place([draw(3, 4)], *programs).findings
+    (finding,) = find_place([normal(3, 4)], *programs).findings
     assert origin_of(finding).source == f"{line_with('# here: multiply')}, in compute"
     assert "the candidate's aten.mul.Tensor changes nothing" in finding.reason
     assert finding.diagnosis is None or finding.diagnosis.best is None
@@ -422,7 +421,7 @@ def test_an_operator_that_reads_another_value_is_at_fault_if_the_right_one_is_th
         return scale_and_sum(x, second if right else first) + second.sin()
 
     programs = [functools.partial(compute, right=right) for right in (True, False)]
-    (finding,) = find_place([draw(3, 4)], *programs).findings
+    (finding,) = find_place([normal(3, 4)], *programs).findings
     assert origin_of(finding).operator == "aten.mul.Tensor"
     assert "the candidate calls aten.mul.Tensor with another input" in finding.reason
 
@@ -435,7 +434,7 @@ def test_an_index_in_another_order_is_named_where_it_is_made() -> None:
         return rows.exp()
 
     programs = [functools.partial(read, right=right) for right in (True, False)]
-    (finding,) = find_place([draw(4, 4)], *programs).findings
+    (finding,) = find_place([normal(4, 4)], *programs).findings
     assert origin_of(finding).operator == "aten.arange.start"
     assert origin_of(finding).source == f"{line_with('# here: flip')}, in read"
     assert "the candidate also calls aten.flip after it" in finding.reason
@@ -453,7 +452,7 @@ def test_a_port_is_located_by_values(fault: str, operator: str) -> None:
     torch.manual_seed(0)
     model = Heads().requires_grad_(requires_grad=False)
     port = FusedHeads(model, fault).requires_grad_(requires_grad=False)
-    place = find_place([draw(2, 6, WIDTH)], model, port)
+    place = find_place([normal(2, 6, WIDTH)], model, port)
     origin = origin_of(place.findings[0])
     assert origin.operator == operator
     lines = [line_with(f"# port: {fault}")]
@@ -478,7 +477,7 @@ def test_a_fused_operator_is_one_place_with_all_that_it_stands_for() -> None:
     def write_out(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x / x.abs().sum(-1, keepdim=True))
 
-    place = find_place([draw(4, 8)], write_out, lambda x: torch.relu(normalized(x)))
+    place = find_place([normal(4, 8)], write_out, lambda x: torch.relu(normalized(x)))
     (finding,) = place.findings
     words = (
         "calls paritas_tests.normalized where the reference calls aten.abs, aten.sum.dim_IntList"
@@ -493,7 +492,7 @@ def test_an_operator_for_one_of_several_is_told_of_that_one() -> None:
     def port(x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x / magnitude(x).sum(-1, keepdim=True))
 
-    (finding,) = find_place([draw(4, 8)], write_out, port).findings
+    (finding,) = find_place([normal(4, 8)], write_out, port).findings
     words = "starts here: the candidate calls paritas_tests.magnitude where the reference calls"
     assert finding.reason.startswith(f"{words} aten.abs;")
 
@@ -514,7 +513,7 @@ class Square(torch.autograd.Function):
 
 
 def test_a_wrong_backward_is_located_in_the_function() -> None:
-    x = draw(4, 8).requires_grad_()
+    x = normal(4, 8).requires_grad_()
     place = find_place([x], lambda x: (x * x).tanh(), lambda x: Square.apply(x).tanh())
     (finding,) = place.findings
     origin = origin_of(finding)
@@ -553,7 +552,7 @@ def test_a_gradient_that_is_cut_off_is_located() -> None:
     model = Block()
     candidate = Cut()
     candidate.load_state_dict(model.state_dict())
-    (finding,) = find_place([draw(2, WIDTH)], model, candidate).findings
+    (finding,) = find_place([normal(2, WIDTH)], model, candidate).findings
     assert origin_of(finding).operator == "aten.detach.default"
     assert origin_of(finding).source == f"{line_with('# here: cut')}, in forward"
 
@@ -565,7 +564,7 @@ def test_an_exception_is_located_at_the_line_that_raises() -> None:
     def join(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x[0]])  # here: raises
 
-    (finding,) = find_place([draw(4, 8)], lambda x: x + 1, join).findings
+    (finding,) = find_place([normal(4, 8)], lambda x: x + 1, join).findings
     origin = origin_of(finding)
     assert origin.operator == "aten.cat.default"
     assert origin.source == f"{line_with('# here: raises')}, in join"
@@ -573,13 +572,13 @@ def test_an_exception_is_located_at_the_line_that_raises() -> None:
 
 
 def test_another_dtype_is_located() -> None:
-    (finding,) = find_place([draw(4)], torch.tanh, lambda x: torch.tanh(x).double()).findings
+    (finding,) = find_place([normal(4)], torch.tanh, lambda x: torch.tanh(x).double()).findings
     assert "aten._to_copy gives float64, not float32" in finding.reason
 
 
 def test_another_shape_is_located() -> None:
     place = find_place(
-        [draw(4, 8)], lambda x: x.exp().sum(-1), lambda x: x.exp().sum(-1, keepdim=True)
+        [normal(4, 8)], lambda x: x.exp().sum(-1), lambda x: x.exp().sum(-1, keepdim=True)
     )
     assert "keepdim=True instead of False" in place.findings[0].reason
 
@@ -589,14 +588,14 @@ def test_an_additional_draw_of_random_numbers_is_located() -> None:
         torch.rand(3)  # here: draws
         return functional.dropout(x, 0.5)
 
-    place = find_place([draw(4, 8)], lambda x: functional.dropout(x, 0.5), candidate)
+    place = find_place([normal(4, 8)], lambda x: functional.dropout(x, 0.5), candidate)
     origin = origin_of(place.findings[0])
     assert origin.operator == "aten.rand.default"
     assert origin.source == f"{line_with('# here: draws')}, in candidate"
 
 
 def test_an_input_that_is_written_to_is_located() -> None:
-    place = find_place([draw(4, 8)], lambda x: x.clone().mul_(2), lambda x: x.mul_(2))
+    place = find_place([normal(4, 8)], lambda x: x.clone().mul_(2), lambda x: x.mul_(2))
     assert "writes to input[0] by aten.mul_.Tensor" in place.findings[0].reason
 
 
@@ -604,14 +603,14 @@ def test_an_input_that_is_written_to_is_located() -> None:
 
 
 def test_without_time_there_is_a_reason_and_a_command() -> None:
-    place = find_place([draw(2, 8, WIDTH)], Attention(), Attention("eps"), seconds=0.0)
+    place = find_place([normal(2, 8, WIDTH)], Attention(), Attention("eps"), seconds=0.0)
     assert not place.findings
     assert place.reason == "the time was over before the place was found"
     assert "--locate-seconds" in place.command
 
 
 def test_values_that_no_operator_gives_have_a_reason() -> None:
-    place = find_place([draw(4)], lambda x: x.tolist(), lambda x: (x + 1).tolist())
+    place = find_place([normal(4)], lambda x: x.tolist(), lambda x: (x + 1).tolist())
     assert not place.findings
     assert place.reason
     assert "paritas.capture" in place.command
@@ -623,9 +622,9 @@ def test_the_search_leaves_state_and_random_numbers_as_they_were() -> None:
     candidate = copy.deepcopy(model)
     candidate[1].eps = 0.1
     before = {name: value.clone() for name, value in candidate.state_dict().items()}
-    paritas.verify([draw(4, 8)], model, candidate, VerifyConfig(raise_on_mismatch=False))
+    paritas.verify([normal(4, 8)], model, candidate, VerifyConfig(raise_on_mismatch=False))
     expected = torch.get_rng_state()
-    find_place([draw(4, 8)], model, candidate)
+    find_place([normal(4, 8)], model, candidate)
     assert torch.equal(torch.get_rng_state(), expected)
     for name, value in candidate.state_dict().items():
         assert torch.equal(value, before[name])
@@ -644,6 +643,6 @@ def test_of_several_parts_the_one_that_nobody_reads_any_more_is_wrong() -> None:
         return first.sigmoid() + second.sigmoid() * third
 
     reference, candidate = (functools.partial(program, split=one) for one in (parts, rolled))
-    (finding,) = find_place([draw(4, 24)], reference, candidate).findings
+    (finding,) = find_place([normal(4, 24)], reference, candidate).findings
     assert origin_of(finding).operator == "aten.roll.default"
     assert origin_of(finding).source.startswith(line_with("second.roll(2, -1), third"))

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from drawing import normal64
 from paritas.core.numerics.automatic import MOST_RUNS, judge_exact, judge_floats
 from paritas.core.numerics.criterion import UNIT_F32, UNIT_F64, Jumps
 from paritas.core.numerics.judge_evidence import NoEvidence
@@ -77,10 +78,6 @@ class Program(NoEvidence):
         return self._undecided
 
 
-def values(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def rounded(truth, units=2.0, dtype=torch.float32, seed=1):
     """`truth` as a program in `dtype` gives it: off by `units` roundings of the typical value."""
     unit = torch.finfo(dtype).eps / 2
@@ -88,10 +85,10 @@ def rounded(truth, units=2.0, dtype=torch.float32, seed=1):
 
 
 def like(tensor, seed):
-    return values(*tensor.shape, seed=seed)
+    return normal64(*tensor.shape, seed=seed)
 
 
-TRUTH = values(32, 32)
+TRUTH = normal64(32, 32)
 SPREAD = torch.full_like(TRUTH, 2 * UNIT_F32)
 
 
@@ -375,7 +372,7 @@ class Sampled(NoEvidence):
     unit = UNIT_F32
 
     def __init__(self, spread, seed, *, shared=False):
-        self._draws = values(MOST_RUNS, *(() if shared else spread.shape), seed=seed)
+        self._draws = normal64(MOST_RUNS, *(() if shared else spread.shape), seed=seed)
         self._spread = spread
         self.made = 0
 
@@ -488,14 +485,14 @@ def test_no_right_program_fails_as_a_whole(shared):
     for seed in range(100):
         program = Sampled(SPREAD, seed, shared=shared)
         program.is_smooth = True
-        draws = values(2, *(() if shared else TRUTH.shape), seed=1000 + seed)
+        draws = normal64(2, *(() if shared else TRUTH.shape), seed=1000 + seed)
         reference, candidate = (TRUTH + draw * SPREAD for draw in draws.unbind())
         assert judge_floats(reference, candidate, program).status is Status.EQUIVALENT
 
 
 def test_two_values_that_are_noise_around_zero_are_equivalent():
-    truth = 1e-9 * values(64)
-    reference, candidate = ((1e-7 * values(64, seed=seed)).float() for seed in (4, 5))
+    truth = 1e-9 * normal64(64)
+    reference, candidate = ((1e-7 * normal64(64, seed=seed)).float() for seed in (4, 5))
     spread = torch.full_like(truth, 1e-7)
     judgement = judge_floats(reference, candidate, Program(truth, truth, spread=spread))
     assert judgement.status is Status.EQUIVALENT
@@ -566,7 +563,7 @@ class Racing(Program):
 
     def run(self, times=1.0):
         self.seed += 1
-        chosen, error = values(2, *TRUTH.shape, seed=self.seed)
+        chosen, error = normal64(2, *TRUTH.shape, seed=self.seed)
         return (TRUTH + times * 1e3 * SPREAD * error.clamp(-2, 2) * (chosen > 2)).float()
 
     def repeats(self, runs):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import paritas
+from drawing import normal
 from paritas import VerifyConfig
 from paritas.core.numerics.automatic import judge_floats
 from paritas.core.numerics.criterion import UNIT_F32
@@ -18,10 +19,6 @@ from paritas.core.results.findings import Status
 from spying import Spy
 
 U_BF16 = 2.0**-8
-
-
-def values(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def statuses(inputs, reference, candidate, **options):
@@ -54,7 +51,7 @@ class Inside(NoEvidence):
 
 def margins():
     """One margin of -100: exp(100) is beyond float32, so eager's loss is infinite there."""
-    x, y = values(4, 8), values(4, 8, seed=1).sign()
+    x, y = normal(4, 8), normal(4, 8, seed=1).sign()
     x[1, 2] = -100 * y[1, 2]
     return [x.requires_grad_(), y]
 
@@ -73,7 +70,7 @@ def test_a_nan_of_the_reference_s_own_is_set_aside_and_the_rest_is_judged(lift):
 
 @pytest.mark.parametrize("lift", [True, False])
 def test_an_infinite_input_is_set_aside_and_the_rest_is_judged(lift):
-    x = values(4, 8)
+    x = normal(4, 8)
     x[0, 0] = math.inf
 
     def gelu(x):
@@ -92,7 +89,7 @@ def knife_edge(x):
 
 @pytest.mark.parametrize("lift", [True, False])
 def test_a_nan_that_only_perturbed_runs_show_is_set_aside_and_the_rest_is_judged(lift):
-    x = values(32, seed=1).abs() + 0.5
+    x = normal(32, seed=1).abs() + 0.5
     assert torch.isfinite(knife_edge(x)).all()
     for scale, expected in ((1.0, Status.UNSTABLE), (1.01, Status.DIFFERENT)):
 
@@ -103,7 +100,7 @@ def test_a_nan_that_only_perturbed_runs_show_is_set_aside_and_the_rest_is_judged
 
 
 def test_a_number_on_the_knife_edge_to_none_is_set_aside_where_the_lifted_run_agrees():
-    x = values(32).abs() + 0.5
+    x = normal(32).abs() + 0.5
     assert knife_edge(x)[0].isnan()  # and 0 in float64, and 3e-4 in the candidate
     for scale, expected in ((1.0, Status.UNSTABLE), (1.01, Status.DIFFERENT)):
 
@@ -132,16 +129,16 @@ class Mixed(nn.Module):
 
 
 def test_a_fault_that_bfloat16_hides_inside_a_float32_program_is_found():
-    same = statuses([values(4, 8)], Mixed(), Mixed())
+    same = statuses([normal(4, 8)], Mixed(), Mixed())
     assert {same["output"], same["gradient of weight"]} == {Status.IDENTICAL}
     hidden = Mixed(1 + 2.0**-14)
-    x = values(4, 8)
+    x = normal(4, 8)
     assert torch.equal(Mixed()(x), hidden(x))  # else nothing would be hidden
     assert statuses([x], Mixed(), hidden)["output"] is Status.DIFFERENT
 
 
 def test_equal_bits_of_a_float32_program_need_no_lifted_run():
-    x = values(4, 8)
+    x = normal(4, 8)
     wrong = Inside(UNIT_F32, x.double(), x.double() * 1.1)
     assert judge_floats(x, x.clone(), wrong).status is Status.IDENTICAL
     hiding = Inside(U_BF16, x.double(), x.double() * 1.1)
@@ -155,7 +152,7 @@ def test_a_float32_program_with_equal_bits_is_not_run_in_float64():
         seen.note(x.dtype)
         return x * 2
 
-    statuses([values(4)], program, program)
+    statuses([normal(4)], program, program)
     assert set(seen.notes()) == {torch.float32}
 
 
@@ -166,8 +163,8 @@ def test_noise_that_cannot_be_measured_is_that_of_the_coarsest_dtype_inside():
     class Blind(Inside):
         unit = U_BF16
 
-    truth = values(16, 16).double()
-    noisy = (truth * (1 + U_BF16 * values(16, 16, seed=2).double())).float()
+    truth = normal(16, 16).double()
+    noisy = (truth * (1 + U_BF16 * normal(16, 16, seed=2).double())).float()
     program = Blind(U_BF16, truth, None)
     judgement = judge_floats(truth.float(), noisy, program)
     assert judgement.status is Status.EQUIVALENT

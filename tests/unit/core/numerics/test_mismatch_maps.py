@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from drawing import normal
 from paritas.core.errors import UsageError
 from paritas.core.numerics.mismatch_maps import Marginal, mismatch_detail, telling_axes
 
@@ -14,12 +15,8 @@ from paritas.core.numerics.mismatch_maps import Marginal, mismatch_detail, telli
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
 
-def numbers(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def planted(shape, where, by=1.0):
-    reference = numbers(*shape)
+    reference = normal(*shape)
     candidate = reference.clone()
     candidate[where] += by
     return mismatch_detail(reference, candidate)
@@ -30,7 +27,7 @@ def total(detail):
 
 
 def test_equal_tensors_have_no_map_and_one_bin():
-    tensor = numbers(4, 5)
+    tensor = normal(4, 5)
     detail = mismatch_detail(tensor, tensor.clone())
     assert detail.heat is None
     assert detail.worst == ()
@@ -77,7 +74,7 @@ def test_every_fourth_index_of_a_long_axis_is_seen_though_the_bins_hide_it():
 
 
 def test_a_single_element_is_named_with_both_values():
-    reference = numbers(3, 4, 5)
+    reference = normal(3, 4, 5)
     candidate = reference.clone()
     candidate[2, 1, 3] = 9.0
     detail = mismatch_detail(reference, candidate)
@@ -123,7 +120,7 @@ def test_the_same_nan_and_infinity_on_both_sides_are_no_mismatch():
 
 
 def test_nan_alone_makes_a_map():
-    reference = numbers(6, 8)
+    reference = normal(6, 8)
     candidate = reference.clone()
     candidate[:, 2] = math.nan
     detail = mismatch_detail(reference, candidate)
@@ -166,7 +163,7 @@ def test_five_dimensions_and_a_row_longer_than_a_block(monkeypatch):
 @pytest.mark.parametrize("block", [7, 40, 1 << 18])
 def test_strides_and_the_size_of_blocks_change_nothing(monkeypatch, block):
     monkeypatch.setattr("paritas.core.numerics.mismatch_maps._BLOCK", block)
-    reference, candidate = numbers(5, 6, 8), numbers(5, 6, 8)
+    reference, candidate = normal(5, 6, 8), normal(5, 6, 8)
     candidate[1:3, 2:, 5] -= 2.0
     expected = mismatch_detail(reference.clone(), candidate.clone())
     moved = candidate.permute(2, 0, 1).contiguous().permute(1, 2, 0)

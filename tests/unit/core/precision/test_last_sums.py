@@ -5,15 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawing import normal64
 from paritas.core.precision import summing
 from paritas.core.precision.lifting import LiftMode
 from paritas.core.precision.perturbing import NoisePool, PerturbMode
 
 U = 2.0**-24
-
-
-def terms(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def least(program, *given):
@@ -43,7 +40,7 @@ def measured(program, *given, runs=200):
     ],
 )
 def test_a_sum_is_told_its_part_of_the_noise_and_no_more(program):
-    x = terms(300, 40)
+    x = normal64(300, 40)
     part, whole = least(program, x), measured(program, x)
     assert part.shape == whole.shape
     # 200 runs tell a deviation to 5 %, and the worst of 40 to some 15 %.
@@ -52,7 +49,7 @@ def test_a_sum_is_told_its_part_of_the_noise_and_no_more(program):
 
 
 def test_a_sum_over_everything_and_one_in_pieces_are_told_alike():
-    long = terms(1 << 17)
+    long = normal64(1 << 17)
     assert float(least(torch.sum, long)) == pytest.approx(
         float(least(torch.sum, long.view(1 << 7, -1)))
     )
@@ -72,7 +69,7 @@ def test_a_sum_over_everything_and_one_in_pieces_are_told_alike():
     ids=["scaled", "scaled in place", "sliced", "transposed", "chosen", "short", "overwritten"],
 )
 def test_nothing_is_told_of_what_is_not_the_sum_itself(program):
-    assert least(program, terms(300, 40)) is None
+    assert least(program, normal64(300, 40)) is None
 
 
 def test_sums_that_round_nothing_have_no_noise():
@@ -86,14 +83,14 @@ def test_sums_that_round_nothing_have_no_noise():
 def test_a_plain_lifted_run_remembers_no_sums():
     mode = LiftMode(torch.float32, torch.float32)
     with mode:
-        result = terms(300, 40).sum(dim=0)
+        result = normal64(300, 40).sum(dim=0)
     assert mode.least_noise_of(result) is None
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(summing, "_MOST_REMEMBERED", 400)
     mode = LiftMode(torch.float32, torch.float32, remember_sums=True)
-    x = terms(32, 100)
+    x = normal64(32, 100)
     with mode:
         first, *rest = [x.sum(dim=0) for _ in range(3)]
     assert mode.least_noise_of(first) is None

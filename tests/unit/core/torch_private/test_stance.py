@@ -23,12 +23,7 @@ from paritas.core.torch_private.global_state import running_eagerly, taking_stan
 
 X = torch.arange(4.0)
 
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 class Counting:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from drawing import normal
 from paritas.core.errors import UsageError
 from paritas.core.judging.failures import recall_failed
 from paritas.core.operators.calls import OperatorCall
@@ -53,10 +54,6 @@ def call(function, *args, name: str = "") -> OperatorCall:
     return OperatorCall(function, args, name=name or f"{__name__}.{function.__name__}")
 
 
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 def text(report) -> str:
     return Path(report.script).read_text()
 
@@ -89,7 +86,7 @@ def test_an_option_that_says_how_many_ranks_is_split_over_so_many(tmp_path) -> N
 
 
 def test_a_recipe_without_a_rule_is_shown_too(tmp_path) -> None:
-    report = check_recipe(call(centred, drawn(64, 5)), ROWS, 4).shrink(outdir=tmp_path)
+    report = check_recipe(call(centred, normal(64, 5)), ROWS, 4).shrink(outdir=tmp_path)
     assert report.what.endswith("centred, split over 4 ranks: different")
     # Different lengths stay different.
     assert "torch.randn([4, 3], generator=generator)" in text(report)
@@ -113,7 +110,7 @@ def test_parts_as_unequal_as_in_the_check_are_kept_where_they_are_the_fault(tmp_
 
 
 def test_values_that_alone_show_it_are_kept_beside_the_script(tmp_path) -> None:
-    x = drawn(40, 2)
+    x = normal(40, 2)
     x[0, 0] = 5000.0
     report = check_recipe(call(wrong_if_large, x), ROWS).shrink(outdir=tmp_path)
     assert report.after == "the values of the check"
@@ -122,14 +119,14 @@ def test_values_that_alone_show_it_are_kept_beside_the_script(tmp_path) -> None:
 
 def test_an_operator_without_a_name_is_called_as_people_call_it(tmp_path) -> None:
     recipe = Recipe(((0, Shard(1)), (1, Shard(1))), (Replicate(),))
-    linear = OperatorCall(torch.nn.functional.linear, (drawn(16, 8), drawn(12, 8)))
+    linear = OperatorCall(torch.nn.functional.linear, (normal(16, 8), normal(12, 8)))
     report = check_recipe(linear, recipe).shrink(outdir=tmp_path)
     assert report.what == "torch.nn.functional.linear, split over 2 ranks: different"
     assert "compute = torch.nn.functional.linear" in text(report)
 
 
 def test_a_tensor_passed_twice_stays_one() -> None:
-    x = drawn(3, 3)
+    x = normal(3, 3)
     first, second = graph_call(call(torch.matmul, x, x)).args
     assert first == second
     assert graph_call(call(torch.matmul, x, x.clone())).args[1] != first
@@ -147,20 +144,20 @@ def test_a_wrong_result_does_not_become_a_wrong_gradient(tmp_path) -> None:
 
 
 def test_an_operator_that_no_script_could_import_is_refused() -> None:
-    verdict = check_recipe(call(lambda x: x - x.mean(), drawn(4, 2), name="mine"), ROWS)
+    verdict = check_recipe(call(lambda x: x - x.mean(), normal(4, 2), name="mine"), ROWS)
     with pytest.raises(UsageError, match=r"mine exists only in memory.*top level of a module"):
         verdict.shrink()
 
 
 def test_a_mesh_of_ranks_is_refused() -> None:
     both = (ROWS, Recipe(((0, Shard(1)),), (Shard(1),)))
-    verdict = check_recipe(call(centred, drawn(4, 4)), both, (2, 2))
+    verdict = check_recipe(call(centred, normal(4, 4)), both, (2, 2))
     with pytest.raises(UsageError, match=r"a mesh of \(2, 2\) ranks.*check the axes one by one"):
         verdict.shrink()
 
 
 def test_a_statement_that_is_not_an_import_is_refused() -> None:
-    verdict = check_recipe(call(centred, drawn(4, 4)), ROWS)
+    verdict = check_recipe(call(centred, normal(4, 4)), ROWS)
     with pytest.raises(UsageError, match=r"setup 'x = 1': only imports are supported"):
         verdict.shrink(setup=["x = 1"])
 
@@ -173,11 +170,11 @@ def test_a_split_that_only_could_not_be_checked_is_nothing_to_shrink() -> None:
 
 def test_a_split_that_is_right_is_not_remembered() -> None:
     recipe = Recipe(((0, Shard(0)),), (Shard(0),))
-    assert recall_failed(check_recipe(call(torch.relu, drawn(4)), recipe)) == ()
+    assert recall_failed(check_recipe(call(torch.relu, normal(4)), recipe)) == ()
 
 
 def test_a_verdict_that_is_gone_keeps_no_tensor_alive() -> None:
-    x = drawn(4, 2)
+    x = normal(4, 2)
     kept = weakref.ref(x)
     verdict = check_recipe(call(centred, x), Recipe(((0, Shard(0)),), (Replicate(),)))
     del x

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from drawing import normal
 from paritas.core.errors import UsageError
 from paritas.core.operators.calls import OperatorCall
 from paritas.core.placement.placement import Divided, Recipe
@@ -16,10 +17,6 @@ from paritas.core.results.items import Once, Partial, Replicate, Shard
 from paritas.sharding.operators.annotation import Annotation
 from paritas.sharding.operators.discovery import discover_partitions
 from paritas.sharding.operators.recipe_checks import check_recipe
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def integers(below, *shape, seed=0):

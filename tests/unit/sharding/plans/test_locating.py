@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from drawing import normal64
 from paritas.core.numerics.gates import Near
 from paritas.core.placement.rank_pieces import RankPiece
 from paritas.sharding.plans.causes import WatchedStep, locate_forward
@@ -11,10 +12,6 @@ from paritas.sharding.plans.relating import Relation, relate
 from paritas.sharding.plans.traces import ModuleCall, StepTrace
 
 NEAR = Near(2.0**-53)
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def program(split=(), mesh=2):
@@ -30,20 +27,20 @@ def relation(values, whole, split=(), factors=(1.0,)):
 
 
 def test_the_whole_a_shard_and_a_term_are_legitimate():
-    whole, term = drawn(4, 6), drawn(4, 6, seed=1)
+    whole, term = normal64(4, 6), normal64(4, 6, seed=1)
     assert relation([whole, whole], whole).relation is Relation.WHOLE
     assert relation(whole.chunk(2, 1), whole).relation is Relation.SHARD
     assert relation([term, whole - term], whole).relation is Relation.PARTIAL
 
 
 def test_rows_picked_from_all_over_are_a_shard():
-    whole = drawn(4, 6)
+    whole = normal64(4, 6)
     parts = [whole[:, [0, 2, 4]], whole[:, [1, 3, 5]]]
     assert relation(parts, whole).relation is Relation.SHARD
 
 
 def test_a_rank_s_own_samples_are_legitimate_where_the_batch_is_split():
-    whole = drawn(4, 6)
+    whole = normal64(4, 6)
     assert relation(whole.chunk(2), whole, split="ranks").relation is Relation.WHOLE
     doubled = [2 * part for part in whole.chunk(2)]
     assert relation(doubled, whole, "ranks", (2.0, 1.0)).relation is Relation.WHOLE
@@ -51,7 +48,7 @@ def test_a_rank_s_own_samples_are_legitimate_where_the_batch_is_split():
 
 
 def test_another_rank_s_shard_and_a_wrong_rank_are_told():
-    whole = drawn(4, 6)
+    whole = normal64(4, 6)
     left, right = whole.chunk(2, 1)
     assert relation([right, left], whole).relation is Relation.PERMUTED
     found = relation([whole, whole + 1], whole)
@@ -59,7 +56,7 @@ def test_another_rank_s_shard_and_a_wrong_rank_are_told():
 
 
 def test_what_cannot_be_related_accuses_nobody():
-    assert relation([drawn(3), drawn(3)], drawn(4, 6)).relation is Relation.UNKNOWN
+    assert relation([normal64(3), normal64(3)], normal64(4, 6)).relation is Relation.UNKNOWN
 
 
 def seen(names, reference, ranks):
@@ -77,18 +74,18 @@ def seen(names, reference, ranks):
 
 
 def test_the_first_module_that_is_wrong_is_named():
-    a, b, c = (drawn(4, 6, seed=n) for n in range(3))
+    a, b, c = (normal64(4, 6, seed=n) for n in range(3))
     found = locate_forward(seen("abc", [a, b, c], [[a, b + 1, c + 1], [a, b, c + 1]]))
     assert (found.module, found.kind, found.related.ranks) == ("b", "Kind", (0,))
 
 
 def test_a_sum_that_somebody_takes_is_no_fault():
-    a, b, term = (drawn(4, 6, seed=n) for n in range(3))
+    a, b, term = (normal64(4, 6, seed=n) for n in range(3))
     assert locate_forward(seen("ab", [a, b], [[term, b], [a - term, b]])) is None
 
 
 def test_a_sum_that_nobody_takes_is_the_fault_of_the_module_that_gave_the_terms():
-    a, b, c, term = (drawn(4, 6, seed=n) for n in range(4))
+    a, b, c, term = (normal64(4, 6, seed=n) for n in range(4))
     ranks = [[a, term, c + 1], [a, b - term, c + 2]]
     found = locate_forward(seen("abc", [a, b, c], ranks))
     assert found.module == "b"
@@ -97,7 +94,7 @@ def test_a_sum_that_nobody_takes_is_the_fault_of_the_module_that_gave_the_terms(
 
 @pytest.mark.parametrize("made", ["one term", "twice the sum"])
 def test_a_sum_that_is_taken_wrongly_is_the_fault_of_the_module_that_takes_it(made):
-    a, term = drawn(4, 6), drawn(4, 6, seed=1)
+    a, term = normal64(4, 6), normal64(4, 6, seed=1)
     both = term if made == "one term" else 2 * a
     found = locate_forward(seen(["up", "block"], [a, a], [[term, both], [a - term, both]]))
     assert found.module == "block"

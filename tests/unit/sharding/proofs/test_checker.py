@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from drawing import normal
 from paritas.core.operators.calls import OperatorCall
 from paritas.core.results.findings import Status
 from paritas.sharding.operators.annotation import Annotation
@@ -57,27 +58,23 @@ class Example(NamedTuple):
         return verdict.status in (Status.IDENTICAL, Status.EQUIVALENT)
 
 
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
 LINEAR = "torch.nn.functional.linear"
 BATCH_NORM = "torch.nn.functional.batch_norm"
 SINGLE = {
     "linear": Example(
-        OperatorCall(F.linear, (drawn(4, 6), drawn(8, 6), drawn(8)), name=LINEAR), "k"
+        OperatorCall(F.linear, (normal(4, 6), normal(8, 6), normal(8)), name=LINEAR), "k"
     ),
     "loss": Example(
-        OperatorCall(F.cross_entropy, (drawn(6, 4), torch.tensor([0, 3, 1, 2, 2, 0]))), "a"
+        OperatorCall(F.cross_entropy, (normal(6, 4), torch.tensor([0, 3, 1, 2, 2, 0]))), "a"
     ),
     "view": Example(
-        OperatorCall(torch.Tensor.view, (drawn(6, 4), (6, 2, 2))), "a", "a 4, ? -> a 2 2 ; 1[0]=a"
+        OperatorCall(torch.Tensor.view, (normal(6, 4), (6, 2, 2))), "a", "a 4, ? -> a 2 2 ; 1[0]=a"
     ),
-    "dropout": Example(OperatorCall(F.dropout, (drawn(6, 4), 0.5)), "a"),
+    "dropout": Example(OperatorCall(F.dropout, (normal(6, 4), 0.5)), "a"),
     "statistics": Example(
         OperatorCall(
             F.batch_norm,
-            (drawn(6, 4, 3), drawn(4), drawn(4).abs()),
+            (normal(6, 4, 3), normal(4), normal(4).abs()),
             {"training": True},
             BATCH_NORM,
             frozenset([1, 2]),
@@ -190,7 +187,7 @@ def test_a_forged_label_is_refused(name, field, other):
 
 
 def test_a_call_that_writes_to_its_argument_is_refused():
-    data = Example(OperatorCall(F.relu, (drawn(6, 4), False)), "a", "a b, ? -> a b").certificate()
+    data = Example(OperatorCall(F.relu, (normal(6, 4), False)), "a", "a b, ? -> a b").certificate()
     text = json.dumps(data).replace("inplace=False", "inplace=True")
     forged = json.loads(text)
     forged["call"]["args"][1] = True
@@ -262,11 +259,11 @@ def layer(x, norm, up, down, bias):
 @pytest.fixture(scope="module")
 def graph() -> Any:
     inputs = {
-        "x": drawn(2, 6, 8),
-        "norm": drawn(8),
-        "up": drawn(12, 8),
-        "down": drawn(8, 12),
-        "bias": drawn(8),
+        "x": normal(2, 6, 8),
+        "norm": normal(8),
+        "up": normal(12, 8),
+        "down": normal(8, 12),
+        "bias": normal(8),
     }
     proof = prove_graph(layer, inputs, {"up": "shard(0)", "down": "shard(1)", "bias": "once"})
     assert proof.status == "proved", proof.words

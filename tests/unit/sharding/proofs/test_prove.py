@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from drawing import normal
 from paritas.app.cli import main
 from paritas.core.errors import UsageError
 from paritas.core.operators.calls import OperatorCall
@@ -145,10 +146,6 @@ def test_a_proof_that_fails_the_numerical_check_is_no_proof(monkeypatch):
     assert "proved, but the numerical check says different: off by one" in proof.reason
 
 
-def drawn(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
 def decide(function, args, rule, **kwargs):
     """The proofs of all options of a rule, by what they split."""
     call, annotation = OperatorCall(function, args, kwargs), Annotation.parse(rule)
@@ -163,12 +160,12 @@ def test_a_number_that_is_the_length_that_is_split_is_not_left_out_of_the_proof(
     (proof,) = prove(config("torch.tril", (8, 3, 3), diagonal=8), annotation=rule)
 
     assert proof.status == "refuted"  # by shorter batches; on 8 x 3 x 3, nothing is cut off
-    clamped = decide(torch.clamp, (10 * drawn(8, 3),), "b n -> b n ; max=b", max=8)
+    clamped = decide(torch.clamp, (10 * normal(8, 3),), "b n -> b n ; max=b", max=8)
     assert (clamped["b"].status, clamped["n"].status) == ("refuted", "proved")
     assert clamped["b"].reason == (
         "argument max is N, on a rank m(%r); how the operator depends on it is not written out"
     )
-    moved = decide(torch.transpose, (drawn(2, 3, 4), 1, 2), "a b c, ?, ? -> a c b ; 2=a")
+    moved = decide(torch.transpose, (normal(2, 3, 4), 1, 2), "a b c, ?, ? -> a c b ; 2=a")
     assert moved["b"].status != "proved"  # for other lengths of a, it swaps other dimensions
 
 
@@ -182,9 +179,9 @@ def test_a_size_that_depends_on_values_is_not_proved():
 
 
 def test_what_is_assumed_about_values_is_said():
-    logits, target = drawn(6, 4), torch.tensor([0, 3, 1, 2, 2, 0])
+    logits, target = normal(6, 4), torch.tensor([0, 3, 1, 2, 2, 0])
     loss = decide(torch.nn.functional.cross_entropy, (logits, target), "a+avg k^, a+avg -> 1")["a"]
-    halves = decide(torch.chunk, (drawn(4, 6), 2, 1), "a b^, ?, ? -> a _, a _")["a"]
+    halves = decide(torch.chunk, (normal(4, 6), 2, 1), "a b^, ?, ? -> a _, a _")["a"]
 
     assert loss.words == (
         "proved over the reals, forward and backward, for all lengths and ranks, parts of equal "
@@ -211,7 +208,7 @@ def test_a_split_that_is_right_for_equal_parts_only_is_refuted_on_unequal_ones()
     ],
 )
 def test_an_einsum_with_an_ellipsis_is_proved(equation, rule):
-    pair = drawn(4, 2, 3), drawn(3, 5 if "k" in equation else 2)
+    pair = normal(4, 2, 3), normal(3, 5 if "k" in equation else 2)
     proofs = decide(torch.einsum, (equation, *pair), rule)
 
     assert {proof.status for proof in proofs.values()} == {"proved"}
@@ -220,7 +217,7 @@ def test_an_einsum_with_an_ellipsis_is_proved(equation, rule):
 def test_a_source_that_is_longer_than_its_index_is_not_decided():
     """torch itself cannot differentiate it."""
     index = torch.tensor([[0, 2], [1, 1], [2, 0], [0, 1]])
-    args = (drawn(4, 3), 1, index, drawn(4, 5))
+    args = (normal(4, 3), 1, index, normal(4, 5))
     proof = decide(torch.scatter_add, args, "a b^, ?, a c^, a d^ -> a b^")["a"]
 
     assert proof.status == "not decided"
@@ -232,7 +229,7 @@ def test_a_source_that_is_longer_than_its_index_is_not_decided():
 
 
 def test_a_rule_with_another_number_of_results_is_not_proved():
-    proof = decide(torch.relu, (drawn(4, 6),), "a b -> a b, a b")["a"]
+    proof = decide(torch.relu, (normal(4, 6),), "a b -> a b, a b")["a"]
 
     assert proof.status != "proved"
 
@@ -245,7 +242,7 @@ def test_a_definition_that_does_not_read_an_argument_proves_nothing(monkeypatch)
         return by_slices(call, {"x": (x, ["a", "b"])}, [["a", "b"]])
 
     define_as(monkeypatch, "torch.fmod", of_first)
-    proofs = decide(torch.fmod, (drawn(4, 6), torch.tensor(0.7)), "a b, ? -> a b")
+    proofs = decide(torch.fmod, (normal(4, 6), torch.tensor(0.7)), "a b, ? -> a b")
 
     assert proofs["a"].reason == "a call of torch.fmod with argument 1, which it does not read"
 
