@@ -19,6 +19,7 @@ from paritas.core.diagnosis.case import (
     wrong_block,
 )
 from paritas.core.diagnosis.leftovers import fits_honestly
+from paritas.core.diagnosis.patterns.fits import weigh_fit
 from paritas.core.diagnosis.proportions import proportion, refined_proportion, robust_proportion
 from paritas.core.numerics.criterion import unit_roundoff
 from paritas.core.results.findings import PatternKind
@@ -98,13 +99,20 @@ class NamedFactor:
     name: str
 
 
+_USUAL_FACTORS = (
+    *(NamedFactor(2.0, "twice"), NamedFactor(0.5, "one half")),
+    *(NamedFactor(math.log(2), "ln 2"), NamedFactor(1 / math.log(2), "log2 e")),
+    *(NamedFactor(math.sqrt(2), "sqrt(2)"), NamedFactor(math.sqrt(0.5), "1 / sqrt(2)")),
+)
+
+
 def named_factors(case: Case) -> list[NamedFactor]:
     """The factors that have a meaning here, the most likely first; without 0, 1 and -1."""
     factors: dict[float, NamedFactor] = {}
     for factor in (
         *_rank_factors(case),
         *_argument_factors(case),
-        *_usual_factors(),
+        *_USUAL_FACTORS,
         *_size_factors(case),
     ):
         if factor.value not in {0.0, 1.0, -1.0}:
@@ -157,15 +165,6 @@ def _argument_factors(case: Case) -> Iterator[NamedFactor]:
             words = f"{number:g}, an argument" if name.isdigit() else f"the argument {name}"
             yield NamedFactor(number, words)
             yield NamedFactor(1 / number, f"one over {words}")
-
-
-def _usual_factors() -> Iterator[NamedFactor]:
-    yield NamedFactor(2.0, "twice")
-    yield NamedFactor(0.5, "one half")
-    yield NamedFactor(math.log(2), "ln 2")
-    yield NamedFactor(1 / math.log(2), "log2 e")
-    yield NamedFactor(math.sqrt(2), "sqrt(2)")
-    yield NamedFactor(math.sqrt(0.5), "1 / sqrt(2)")
 
 
 def _size_factors(case: Case) -> Iterator[NamedFactor]:
@@ -307,7 +306,6 @@ def _weigh_factor(case: Case, factor: float) -> Weight | None:
 
 
 def _known_digits(factor: float, error: float) -> int:
-    """The number of known digits, from 3 to 7."""
     digits = math.log10(abs(factor) / error) if error > 0 else math.inf
     return int(min(max(digits, 3), 7))
 
@@ -330,8 +328,10 @@ def _factor_per_index(case: Case) -> list[Pattern]:
         factors = torch.tensor(turns, dtype=factors.dtype).repeat(size)[:size] if turns else factors
         scaled = factors.view(view) * case.right
         slack = max(1.0, float(used.abs().median()))
-        weight = weigh(case, scaled, parameters=count, slack=slack)
-        if weight is None or not fits_honestly(case, scaled, parameters=count, slack=slack):
+        weight = weigh_fit(
+            case, scaled, parameters=count, counted=count, slack=slack, extent=Extent.WRONG
+        )
+        if weight is None:
             continue
         low, high = float(used.min()), float(used.max())
         if count == size and f"{low:.4g}" == f"{high:.4g}":
@@ -384,7 +384,7 @@ def _name_vector(case: Case, factors: Tensor) -> str:
     """Name the factors if they are a known vector: a weight applied twice or not at all."""
     named = {f"input {i}": tensor for i, tensor in enumerate(case.context.inputs)}
     for name, tensor in {**named, **case.context.named}.items():
-        vector = tensor.detach().cpu().double().flatten()
+        vector = widen(tensor).flatten()
         if vector.numel() != factors.numel() or not bool((vector != 0).all()):
             continue
         for other, text in ((vector, "applied once too often"), (1 / vector, "missing")):
@@ -459,7 +459,6 @@ def _broadcast_shapes(target: tuple[int, ...], shape: tuple[int, ...]) -> list[t
 
 
 def _is_like(case: Case, tensor: Tensor) -> bool:
-    """Whether the tensor is what is right, but for a factor."""
     finite = torch.isfinite(tensor) & torch.isfinite(case.right)
     factor, _ = proportion(case, tensor, case.right, finite)
     if not math.isfinite(factor):
@@ -470,14 +469,14 @@ def _is_like(case: Case, tensor: Tensor) -> bool:
 
 def _describe_times(case: Case, name: str, times: float, error: float) -> str:
     """What a person says of so many times too much of it; nothing if the number has no meaning."""
-    sizes = list(dict.fromkeys([math.prod(case.context.world.values()), *_mesh_sizes(case)]))
+    mesh = case.context.world.values()
     meanings = [
         (-1.0, f"{name} is missing"),
         (1.0, f"{name} is added once too often"),
         (-2.0, f"{name} is subtracted instead of added"),
         (2.0, f"{name} is added instead of subtracted, or twice too often"),
     ]
-    for size in sizes:
+    for size in dict.fromkeys([math.prod(mesh), *mesh]):
         if size > 1:
             meanings += [
                 (size - 1.0, f"{name} is added {size} times: once per rank"),
@@ -489,10 +488,6 @@ def _describe_times(case: Case, name: str, times: float, error: float) -> str:
         if abs(times - value) <= min(tolerance, 0.05 * abs(value)):
             return text
     return ""
-
-
-def _mesh_sizes(case: Case) -> list[int]:
-    return [size for size in case.context.world.values() if size > 1]
 
 
 # --- Offsets: one number, or a vector along an axis -----------------------------------------------
@@ -520,9 +515,9 @@ def _number_away_from_zero(case: Case) -> list[Pattern]:
     size, error = robust_proportion(case, signs, case.error)
     if not math.isfinite(size) or abs(size) <= _OFFSET_STANDARD_ERRORS * error:
         return []
-    moved, slack = case.right + size * signs, _noise_growth(case, size)
-    weight = weigh(case, moved, parameters=1.0, slack=slack, extent=Extent.ALL)
-    if weight is None or not fits_honestly(case, moved, slack=slack):
+    slack = _noise_growth(case, size)
+    weight = weigh_fit(case, case.right + size * signs, parameters=1.0, slack=slack)
+    if weight is None:
         return []
     amount, word = _describe_amount(case, size, error), "larger" if size > 0 else "smaller"
     sentence = f"the magnitude of each element is {word} by {amount}"
@@ -580,12 +575,10 @@ def _describe_amount(case: Case, offset: float, error: float) -> str:
     spread = float(finite.std(correction=0)) if finite.numel() else 0.0
     if spread and mean and abs(abs(offset) - abs(mean)) <= min(4 * error, 0.02 * abs(mean)):
         return f"the tensor's mean ({mean:.4g})"
-    digits = math.log10(abs(offset) / error) if error > 0 else math.inf
-    return f"{abs(offset):.{int(min(max(digits, 3), 7))}g}"
+    return f"{abs(offset):.{_known_digits(offset, error)}g}"
 
 
 def _offsets_along_axes(case: Case) -> list[Pattern]:
-    """A vector along one axis, or the same for all indices of one axis."""
     dims = [dim for dim, size in enumerate(case.shape) if size > 1]
     if len(dims) < 2:  # noqa: PLR2004
         return []
@@ -611,15 +604,13 @@ def _axis_offset(
     vector = above / torch.where(below > 0, below, 1.0)
     touched = int((below > 0).sum())
     moved, slack = case.right + vector, _noise_growth(case, float(vector.abs().median()))
-    weight = weigh(case, moved, parameters=touched, slack=slack)
-    if weight is None or not fits_honestly(case, moved, parameters=touched, slack=slack):
+    weight = weigh_fit(
+        case, moved, parameters=touched, counted=touched, slack=slack, extent=Extent.WRONG
+    )
+    if weight is None:
         return None
     axis_numbers = tuple(axis_number(case.context, dim) for dim in keep)
-    name = (
-        f"dimension {axis_numbers[0]}"
-        if len(axis_numbers) == 1
-        else "dimensions " + _join_axes(axis_numbers)
-    )
+    name = f"dimension{'s' * (len(keep) > 1)} {_join_axes(axis_numbers)}"
     size = float(vector.abs().square().mean().sqrt())
     return weight.pattern(
         PatternKind.AXIS_OFFSET,

@@ -8,7 +8,9 @@ candidate's form has in another place is the mistake.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ import torch
 
 from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.expressions import Sample
+from paritas.core.diagnosis.patterns.steps import first_of
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -159,32 +162,23 @@ def _reduction_words(parts: tuple[str, ...]) -> str:
 
 
 def _reductions(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
-    for (before, pre), (name, reduce) in itertools.product(_BEFORE.items(), _OF_LINE.items()):
-        value = _attempt_compute(lambda: reduce(pre(x)))  # noqa: B023
-        if value is None:
-            continue
-        for after, post in _AFTER.items():
-            compute = _Chain(pre, reduce, post)
-            yield Form((before, name, after), _reduction_words, compute), post(value)
+    yield from _chains(x, _OF_LINE)
     for name, reduce in _OF_ALL_LINES.items():
         yield Form(("x", name, ""), _reduction_words, reduce), reduce(x)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Chain:
-    pre: Callable[[Tensor], Tensor]
-    reduce: Callable[[Tensor], Tensor]
-    post: Callable[[Tensor], Tensor]
+def _chains(x: Tensor, reductions: Parts) -> Iterator[tuple[Form, Tensor]]:
+    """A function of each element, a reduction, and a function of what it gives."""
+    for (before, pre), (name, reduce) in itertools.product(_BEFORE.items(), reductions.items()):
+        with contextlib.suppress(RuntimeError, ValueError, IndexError):
+            value = reduce(pre(x))
+            for after, post in _AFTER.items():
+                compute = _chain(pre, reduce, post)
+                yield Form((before, name, after), _reduction_words, compute), post(value)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.post(self.reduce(self.pre(x)))
 
-
-def _attempt_compute(compute: Callable[[], Tensor]) -> Tensor | None:
-    try:
-        return compute()
-    except (RuntimeError, ValueError, IndexError):
-        return None
+def _chain(*functions: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: functools.reduce(lambda value, function: function(value), functions, x)
 
 
 # --- Running forms --------------------------------------------------------------------------------
@@ -207,16 +201,6 @@ _RUNNING: Parts = {
     "sum of the whole line": lambda x: x.sum(-1, keepdim=True).expand_as(x),
     "line itself": lambda x: x,
 }
-
-
-def _running(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
-    for (before, pre), (name, run) in itertools.product(_BEFORE.items(), _RUNNING.items()):
-        value = _attempt_compute(lambda: run(pre(x)))  # noqa: B023
-        if value is None:
-            continue
-        for after, post in _AFTER.items():
-            compute = _Chain(pre, run, post)
-            yield Form((before, name, after), _reduction_words, compute), post(value)
 
 
 # --- Lines divided by a number --------------------------------------------------------------------
@@ -296,15 +280,14 @@ def _quotient_words(parts: tuple[str, ...]) -> str:
     return _describe_application(after, above if below == "1" else f"{above} divided by {below}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Quotient:
-    above: Callable[[Tensor], Tensor]
-    below: Callable[[Tensor, Tensor], Tensor]
-    after: Callable[[Tensor], Tensor]
+def _quotient(
+    above: Callable[..., Tensor], below: Callable[..., Tensor], after: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
+        value = above(x)
+        return after(value / below(value, x))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        value = self.above(x)
-        return self.after(value / self.below(value, x))
+    return compute
 
 
 def _quotients(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
@@ -313,7 +296,7 @@ def _quotients(x: Tensor) -> Iterator[tuple[Form, Tensor]]:
         for below, bottom in _BELOW.items():
             quotient = values / bottom(values, x)
             for after, post in itertools.islice(_AFTER.items(), 12):
-                compute = _Quotient(top, bottom, post)
+                compute = _quotient(top, bottom, post)
                 yield Form((above, below, after), _quotient_words, compute), post(quotient)
 
 
@@ -370,21 +353,17 @@ _AFTER_BOTH: Parts = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Similarity:
-    above: Callable[[Tensor, Tensor], Tensor]
-    below: Callable[[Tensor, Tensor], Tensor]
-    after: Callable[[Tensor], Tensor]
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.after(self.above(a, b) / self.below(a, b))
+def _similarity(
+    above: Callable[..., Tensor], below: Callable[..., Tensor], after: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, b: after(above(a, b) / below(a, b))
 
 
 def _similarities(a: Tensor, b: Tensor) -> Iterator[tuple[Form, Tensor]]:
     for (above, top), (below, bottom) in itertools.product(_OF_BOTH.items(), _DIVISORS.items()):
         quotient = top(a, b) / bottom(a, b)
         for after, post in _AFTER_BOTH.items():
-            compute = _Similarity(top, bottom, post)
+            compute = _similarity(top, bottom, post)
             yield Form((above, below, after), _quotient_words, compute), post(quotient)
 
 
@@ -480,7 +459,7 @@ def _all_forms(lines: Lines, wide: Sequence[Tensor], case: Case) -> _Search:
     if len(some) > 1:
         forms_found = _similarities(some[0], some[1])
     elif lines.keeps:
-        forms_found = itertools.chain(_quotients(some[0]), _running(some[0]))
+        forms_found = itertools.chain(_quotients(some[0]), _chains(some[0], _RUNNING))
     else:
         forms_found = _reductions(some[0])
     right, candidate, noise = (
@@ -551,7 +530,6 @@ def _find_scaled_forms(
 
 
 def _kind(form: Form, right: Form) -> PatternKind:
-    """The kind by the part that differs."""
     (first, middle, last), (_, other, _) = form.parts, right.parts
     if first == "exp(x - max(x))" and right.parts[0] == "exp(x)" and "log" in last:
         return PatternKind.MISSING_OPERAND  # the maximum that comes back after the logarithm
@@ -580,8 +558,7 @@ class _Change:
     factor: float = 1.0
 
     def __call__(self, step: Any) -> Any:
-        result = step.run()
-        result = result if isinstance(result, torch.Tensor) else result[0]
+        result = first_of(step.run())
         operands = torch.broadcast_tensors(*(operand.to(result) for operand in self.operands))
         value = self.form.compute(*map(self.lines.of, operands))
         value = value if self.factor == 1 else value * self.factor

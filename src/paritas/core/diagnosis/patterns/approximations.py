@@ -177,7 +177,6 @@ def _inputs(case: Case) -> list[Tensor]:
 
 
 def _only_input(case: Case) -> Tensor | None:
-    """The input of an operator that computes each element from one number."""
     inputs = _inputs(case)
     return inputs[0] if len(inputs) == 1 else None
 

@@ -24,7 +24,7 @@ from paritas.core.diagnosis.patterns.attention import (
     scores_of,
     weights_and_values,
 )
-from paritas.core.diagnosis.patterns.norms import NORMS, norm_of
+from paritas.core.diagnosis.patterns.norms import NORMS, norm_of, with_norm
 from paritas.core.diagnosis.patterns.operands import result_of
 from paritas.core.diagnosis.patterns.predictions import Predictor
 
@@ -350,8 +350,7 @@ def _parts_of_norm(predictor: Predictor, position: int) -> Iterator[SolvedArgume
 
 
 def _with_rows(step: Step, value: Tensor) -> Any:
-    norm: Any = norm_of(step)
-    return step.with_first(value.to(norm.x) * norm.weight + norm.bias)
+    return with_norm(lambda norm: norm.finish(value.to(norm.x)))(step)
 
 
 def _affine_of_norm(

@@ -7,6 +7,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 
 from paritas.core.diagnosis.case import (
@@ -18,6 +19,7 @@ from paritas.core.diagnosis.case import (
     first_supported,
     supported_pattern,
     unravel,
+    widen,
     wrong_block,
 )
 from paritas.core.numerics.criterion import MAX_Z
@@ -166,11 +168,8 @@ def _long_axes(shape: tuple[int, ...]) -> list[int]:
 
 def _axes_exchanged(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     rank = len(case.shape)
-    orders = (
-        list(itertools.permutations(range(rank)))
-        if rank <= _MOST_AXES
-        else [_swap_axes(rank, a, b) for a, b in itertools.combinations(range(rank), 2)]
-    )
+    orders = list(itertools.permutations(range(rank))) if rank <= _MOST_AXES else []
+    orders = orders or [_swap_axes(rank, *two) for two in itertools.combinations(range(rank), 2)]
     for order in orders:
         view = case.right.permute(order)
         if tuple(order) == tuple(range(rank)) or tuple(view.shape) != case.shape:
@@ -183,14 +182,9 @@ def _axes_exchanged(case: Case, probe: Probe) -> Iterator[Pattern | None]:
         text = f"the axes are in the order {order}"
         if len(moved) == 2:  # noqa: PLR2004
             text = f"{names[0]} and {names[1]} are swapped"
+        kind, cost, figures = PatternKind.TRANSPOSE, math.log2(len(orders)), {"order": str(order)}
         yield supported_pattern(
-            case,
-            view,
-            PatternKind.TRANSPOSE,
-            f"transposed: {text}",
-            cost=math.log2(len(orders)),
-            noise=noise,
-            evidence={"order": str(tuple(order))},
+            case, view, kind, f"transposed: {text}", cost=cost, noise=noise, evidence=figures
         )
 
 
@@ -213,13 +207,16 @@ def _read_otherwise(case: Case, probe: Probe) -> Iterator[Pattern | None]:
             taken = source[probe.at]
             if not probe.meets(flat[taken], allowed[taken]):
                 continue
-            names = [axis_name(case.context, axis, len(case.shape)) for axis in (a, b)]
+            first, second = (axis_name(case.context, axis, len(case.shape)) for axis in (a, b))
+            sentence = (
+                f"reshaped without a transpose (or the other way round): the values of {first} "
+                f"and {second} lie in memory in the other order"
+            )
             yield supported_pattern(
                 case,
                 flat[source],
                 PatternKind.PERMUTATION,
-                f"reshaped without a transpose (or the other way round): the values of {names[0]} "
-                f"and {names[1]} lie in memory in the other order",
+                sentence,
                 cost=math.log2(2 * len(pairs)),
                 noise=allowed[source],
                 evidence={"axes": f"{a}, {b}"},
@@ -227,19 +224,10 @@ def _read_otherwise(case: Case, probe: Probe) -> Iterator[Pattern | None]:
 
 
 def _regular_order(case: Case, probe: Probe) -> Iterator[Pattern | None]:
-    for axis, order in _all_orders(case):
-        if probe.meets_map(axis, order.source):
-            yield _match_reordering(case, axis, order.source, order.sentence, order.cost)
-    yield from _flipped_twice(case, probe)
-
-
-def _all_orders(case: Case) -> Iterator[tuple[int, Order]]:
     for axis, size in enumerate(case.shape):
         for order in regular_orders(size):
-            yield axis, order
-
-
-def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
+            if probe.meets_map(axis, order.source):
+                yield _match_reordering(case, axis, order.source, order.sentence, order.cost)
     pairs = list(itertools.combinations(range(len(case.shape)), 2))
     for pair in pairs:
         at = tuple(
@@ -248,13 +236,12 @@ def _flipped_twice(case: Case, probe: Probe) -> Iterator[Pattern | None]:
         )
         if not probe.meets(case.right[at], case.allowed[at]):
             continue
+        first, second = (axis_number(case.context, axis) for axis in pair)
         yield supported_pattern(
             case,
             case.right.flip(pair),
             PatternKind.PERMUTATION,
-            "flipped along the axes {} and {}".format(
-                *(axis_number(case.context, axis_of_pair) for axis_of_pair in pair)
-            ),
+            f"flipped along the axes {first} and {second}",
             cost=math.log2(len(pairs)) + 1,
             noise=case.allowed.flip(pair),
             evidence={"axes": f"{pair[0]}, {pair[1]}"},
@@ -323,11 +310,11 @@ def _same_values(case: Case, probe: Probe) -> Iterator[Pattern | None]:
     if case.given.is_complex() or int(wrong.sum()) < _FEWEST:
         return
     # Look for a few values first: most of them must occur at all.
-    few = torch.isin(probe.given, case.reference.detach().cpu().double()[wrong])
+    few = torch.isin(probe.given, widen(case.reference)[wrong])
     if float(few.double().mean()) < _SAME:
         return
     values = case.given[wrong].sort().values
-    expected = case.reference.detach().cpu().double()[wrong].sort().values
+    expected = widen(case.reference)[wrong].sort().values
     distinct = len(torch.unique(expected)) / len(expected)
     same = float((values == expected).double().mean())
     if distinct < _DISTINCT or same < _SAME:
@@ -419,10 +406,9 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern |
         source = (part.indices[axis] - distance) % size
         prediction, noise = case.right, case.allowed
         for other_axis, index in enumerate(part.indices):
-            prediction = prediction.index_select(
-                other_axis, source if other_axis == axis else index
-            )
-            noise = noise.index_select(other_axis, source if other_axis == axis else index)
+            taken = source if other_axis == axis else index
+            prediction = prediction.index_select(other_axis, taken)
+            noise = noise.index_select(other_axis, taken)
         name = axis_name(case.context, axis, len(case.shape))
         kind, sentence = PatternKind.SHIFT, _describe_shift(distance, name, "block")
         if not bool(torch.isin(source, part.indices[axis]).any()):
@@ -443,12 +429,9 @@ def _from_outside(case: Case, part: WrongBlock, axis: int) -> Iterator[Pattern |
 
 def _in_memory(case: Case) -> Pattern | None:
     """The whole tensor read k elements further on: a wrong pointer, not a wrong index."""
-    flat = Case(
-        case.candidate.detach().cpu().flatten(),
-        case.reference.detach().cpu().flatten(),
-        case.right.flatten(),
-        case.allowed.flatten(),
-    )
+    candidate, reference = case.candidate.detach().cpu(), case.reference.detach().cpu()
+    right, allowed = case.right.flatten(), case.allowed.flatten()
+    flat = Case(candidate.flatten(), reference.flatten(), right, allowed)
     pattern = _shifted_along(flat, 0, Probe(flat))
     if pattern is None:
         return None
@@ -460,16 +443,10 @@ def _in_memory(case: Case) -> Pattern | None:
         if bool((flat.given[wrong] == flat.given[wrong[0]]).all()):
             return None  # one value need not come from anywhere
         # What was copied is still in its own place.
-        kind, sentence = (
-            PatternKind.COPY,
-            f"copied from {many} {_before_or_after(-distance)} in memory",
-        )
-    return type(pattern)(
-        kind=kind,
-        confidence=pattern.confidence,
-        sentence=sentence,
-        evidence={**pattern.evidence, "axis": "memory"},
-    )
+        kind = PatternKind.COPY
+        sentence = f"copied from {many} {_before_or_after(-distance)} in memory"
+    evidence = {**pattern.evidence, "axis": "memory"}
+    return msgspec.structs.replace(pattern, kind=kind, sentence=sentence, evidence=evidence)
 
 
 def _distances(candidate: Tensor, right: Tensor, wrong: Tensor, axis: int) -> list[int]:
@@ -549,3 +526,34 @@ def _describe_shift(distance: int, name: str, fill: str) -> str:
 def _describe_distance(distance: int) -> str:
     count = abs(distance)
     return f"{count} place{'s' * (count != 1)} {_before_or_after(distance)} its own"
+
+
+# --- Which slices were taken in the place of which, in words --------------------------------------
+
+
+def describe_places(source: torch.Tensor) -> tuple[PatternKind, str]:
+    """The kind and the words of slices that were taken from other places.
+
+    Args:
+        source: where each slice was taken from.
+    """
+    size = len(source)
+    positions = torch.arange(size)
+    moved = source != positions
+    by = (source - positions)[moved]
+    if size > 2 and bool((source == source[0]).all()):  # noqa: PLR2004
+        return PatternKind.WRONG_INDEX, f"slice {int(source[0])} is taken everywhere"
+    for distance in (int(by[0]), int(by[0]) % size, int(by[0]) % size - size):
+        if torch.equal(source, (positions + distance) % size) and 2 * abs(distance) < size:
+            return PatternKind.SHIFT, f"rolled by {-distance}"
+    if len(torch.unique(source)) == size:
+        return PatternKind.PERMUTATION, describe_order(source)
+    # What lies before was read again: a buffer that was not loaded.
+    if bool((by < 0).all()) and len(torch.unique(by)) == 1 and not bool(moved[source[moved]].any()):
+        first = int(moved.nonzero()[0])
+        some = f"slices {first} to {first + int(moved.sum()) - 1}"
+        return (
+            PatternKind.STALE,
+            f"{some} are not loaded, those {-int(by[0])} before are used again",
+        )
+    return PatternKind.WRONG_INDEX, describe_order(source)

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from paritas.core.diagnosis.formats import format_with_digits
-from paritas.core.diagnosis.patterns.places import describe_places
-from paritas.core.diagnosis.patterns.sums import left_out, tails, words_of
+from paritas.core.diagnosis.patterns.arrangements import describe_places
+from paritas.core.diagnosis.patterns.steps import (
+    take_slices,
+    with_all_altered,
+    with_altered,
+)
+from paritas.core.diagnosis.patterns.sums import left_out, tails, words_of, zero_ends
 from paritas.core.diagnosis.patterns.variations import NOT_HIDING, Variation, mask_changes
 from paritas.core.results.findings import PatternKind
 from paritas.core.results.wording import enumerated
@@ -267,7 +272,7 @@ def _factor_variations(step: Step) -> Iterator[Variation]:
         what = " and ".join({"query": "queries"}.get(name, "keys") for name in names)
         for words, normalise in _NORMALISED.items():
             sentence = f"the {what} are divided by {words}"
-            change = partial(_with_operands, names=names, change=normalise)
+            change = with_all_altered(names, normalise)
             yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     sentence = "exp2 is taken instead of exp"
     yield Variation(PatternKind.OTHER_FUNCTION, sentence, attends(factor=right * math.log(2)))
@@ -280,10 +285,6 @@ _NORMALISED: dict[str, Callable[[Tensor], Tensor]] = {
     "their lengths": lambda x: x / x.norm(dim=-1, keepdim=True),
     "the roots of their mean squares": lambda x: x / x.square().mean(-1, keepdim=True).sqrt(),
 }
-
-
-def _with_operands(step: Step, names: tuple[str, ...], change: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(**{name: change(step.values[name]) for name in names})
 
 
 def _key_variations(step: Step) -> Iterator[Variation]:
@@ -302,18 +303,10 @@ def _feature_variations(step: Step) -> Iterator[Variation]:
     for first, last in cuts:
         if first + last < size:
             verb = "is" if first + last == 1 else "are"
-            sentence = (
-                f"{words_of(first, last)} of the {size} features {verb} left out of the scores"
-            )
-            change = partial(_with_features, first=first, last=last)
+            some = f"{words_of(first, last)} of the {size} features"
+            change = with_altered("query", zero_ends(-1, first, last))
+            sentence = f"{some} {verb} left out of the scores"
             yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
-
-
-def _with_features(step: Step, first: int, last: int) -> Any:
-    query = step.values["query"].clone()
-    query[..., :first] = 0
-    query[..., query.shape[-1] - last :] = 0
-    return step.run(query=query)
 
 
 _CAPS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0)
@@ -325,25 +318,20 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         across = partial(_softmax, dim=dim)
         yield Variation(PatternKind.WRONG_AXIS, sentence, attends(normalise=across))
     for cap in _CAPS:
-        sentence = f"the scores are capped at {cap:g} by tanh"
-        change = attends(bend=partial(_cap_scores, cap=cap))
-        yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
+        yield capped_scores(cap)
     sentence = "the weights are not divided by their sum"
-    yield Variation(
-        PatternKind.MISSING_REDUCTION, sentence, attends(normalise=_exponentiate_scores)
-    )
+    change = attends(normalise=_exponentiate_scores)
+    yield Variation(PatternKind.MISSING_REDUCTION, sentence, change)
     for digits, dtype in ((8, "bfloat16"), (11, "float16")):
-        for words, mistake in (
-            ("the scores are", {"bend": format_with_digits(digits).rounded}),
-            (
-                "what multiplies the values is",
-                {"normalise": partial(_rounded_softmax, digits=digits)},
-            ),
-        ):
-            sentence = f"{words} rounded to {dtype}"
-            yield Variation(PatternKind.PRECISION, sentence, attends(**mistake))
+        rounded = format_with_digits(digits).rounded
+        sentence = f"the scores are rounded to {dtype}"
+        yield Variation(PatternKind.PRECISION, sentence, attends(bend=rounded))
+        sentence = f"what multiplies the values is rounded to {dtype}"
+        change = attends(normalise=partial(_rounded_softmax, digits=digits))
+        yield Variation(PatternKind.PRECISION, sentence, change)
     sentence = "the sum that softmax divides by has 1 added"
-    yield Variation(PatternKind.OTHER_FUNCTION, sentence, attends(normalise=_with_one))
+    change = attends(normalise=partial(with_zeros, number=1.0))
+    yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     for words, normalise in _OTHER_WEIGHTS.items():
         sentence = f"the weights are {words} instead of the softmax"
         yield Variation(PatternKind.OTHER_FUNCTION, sentence, attends(normalise=normalise))
@@ -352,9 +340,8 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     count = step.values["key"].shape[-2]
     for block in dict.fromkeys((count // 2, *tails(count))):
         if 0 < block < count:
-            sentence = (
-                f"the sum over the first {block} keys is not rescaled to the maximum of all keys"
-            )
+            some = f"the sum over the first {block} keys"
+            sentence = f"{some} is not rescaled to the maximum of all keys"
             change = attends(normalise=partial(_not_rescaled, block=block))
             yield Variation(PatternKind.STATISTICS, sentence, change)
 
@@ -399,18 +386,10 @@ def softmax_variations(step: Step) -> Iterator[Variation]:
         return
     for words, normalise in _OTHER_WEIGHTS.items() if step.name == "softmax" else ():
         sentence = f"{words} instead of the softmax".replace("scores", "values")
-        change = partial(_normalise_scores, normalise=normalise)
+        change = partial(softmax_with, normalise)
         yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     for words, normalise in _sums_of_parts(x.shape[dim]):
-        yield Variation(
-            PatternKind.STATISTICS, words, partial(_normalise_scores, normalise=normalise)
-        )
-
-
-def _normalise_scores(step: Step, normalise: Callable[[Tensor], Tensor]) -> Tensor:
-    dim = step.values["dim"]
-    weights: Tensor = normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
-    return weights.log() if step.name == "log_softmax" else weights
+        yield Variation(PatternKind.STATISTICS, words, partial(softmax_with, normalise))
 
 
 # So many parts of a row are tried.
@@ -427,11 +406,9 @@ def _sums_of_parts(count: int) -> Iterator[tuple[str, Callable[[Tensor], Tensor]
         parts = (*sizes, rest) if rest else sizes
         if not 1 < len(parts) < count:
             continue
-        words = (
-            f"{len(parts)} parts"
-            if len({*parts}) == 1
-            else f"the parts of {enumerated([*map(str, parts)], 4)}"
-        )
+        is_even = len({*parts}) == 1
+        listed = enumerated([*map(str, parts)], 4)
+        words = f"{len(parts)} parts" if is_even else f"the parts of {listed}"
         sentence = f"each of {words} of the row is divided by its own sum"
         yield sentence, partial(_normalised_parts, parts=parts, shared=False)
         sentence = f"{sentence}, and the parts count the same"
@@ -469,17 +446,17 @@ def smoothed_weights(share: float) -> Callable[[Tensor], Tensor]:
 
 def softmax_with(normalise: Callable[[Tensor], Tensor], step: Step) -> Any:
     """Softmax, or an attention, with other weights."""
-    return (
-        attends(normalise=normalise)(step)
-        if is_attention(step)
-        else _normalise_scores(step, normalise)
-    )
+    if is_attention(step):
+        return attends(normalise=normalise)(step)
+    dim = step.values["dim"]
+    weights = normalise(step.values["self"].movedim(dim, -1)).movedim(-1, dim)
+    return weights.log() if step.name == "log_softmax" else weights
 
 
 def capped_scores(number: float) -> Variation:
     """The scores capped at a number by tanh."""
     sentence = f"the scores are capped at {number:.4g} by tanh"
-    change = attends(bend=partial(_cap_scores, cap=number))
+    change = attends(bend=partial(cap_scores, cap=number))
     return Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
@@ -490,7 +467,8 @@ def limited_scores(number: float) -> Variation:
     return Variation(PatternKind.CLIPPED, sentence, change)
 
 
-def _cap_scores(scores: Tensor, cap: float) -> Tensor:
+def cap_scores(scores: Tensor, cap: float) -> Tensor:
+    """Scores that come near to a number, and not beyond it."""
     return cap * torch.tanh(scores / cap)
 
 
@@ -503,8 +481,10 @@ def _exponentiate_scores(scores: Tensor) -> Tensor:
     return (scores - scores.amax(-1, keepdim=True)).exp().nan_to_num(0.0)
 
 
-def _with_one(scores: Tensor) -> Tensor:
-    return _softmax(torch.cat([scores, torch.zeros_like(scores[..., :1])], -1))[..., :-1]
+def with_zeros(scores: Tensor, number: float) -> Tensor:
+    """Softmax with so many further scores of 0."""
+    more = torch.full_like(scores[..., :1], math.log(number))
+    return _softmax(torch.cat([scores, more], -1))[..., :-1]
 
 
 def _not_rescaled(scores: Tensor, block: int) -> Tensor:
@@ -639,16 +619,17 @@ def _seen_variations(step: Step, counts: Tensor) -> Iterator[Variation]:
         yield Variation(PatternKind.DOUBLED_REDUCTION, sentence, change)
     elif bool(missing.any()) and torch.equal(hidden, right | missing):
         places = missing.nonzero().reshape(-1).tolist()
-        some = (
-            f"key {places[0]} is" if len(places) == 1 else f"{len(places)} of the {size} keys are"
-        )
+        some = f"key {places[0]} is"
+        if len(places) > 1:
+            some = f"{len(places)} of the {size} keys are"
         yield Variation(PatternKind.PARTIAL_SUM, f"{some} left out", change)
     elif not torch.equal(hidden, right):
         order = _order_seen(hidden, right)
         if order is not None:
             kind, words = describe_places(order)
             sentence = f"keys and values are read from other places: {words}"
-            yield Variation(kind, sentence, partial(_with_order, order=order))
+            take = partial(take_slices, axis=-2, order=order)
+            yield Variation(kind, sentence, with_all_altered(("key", "value"), take))
         sentence = "the queries see other keys than the mask allows"
         if not bool((right & ~hidden).any()):
             sentence = "the queries do not see all keys that the mask allows"
@@ -667,14 +648,6 @@ def _order_seen(hidden: Tensor, right: Tensor) -> Tensor | None:
         return None
     order = hidden.sum(0).argsort(stable=True)[right.sum(0).argsort(stable=True).argsort()]
     return order if torch.equal(hidden[:, order], right) else None
-
-
-def _with_order(step: Step, order: Tensor) -> Any:
-    moved = {
-        name: step.values[name].index_select(-2, order.to(step.values[name].device))
-        for name in ("key", "value")
-    }
-    return step.run(**moved)
 
 
 def seen_rightly(step: Step) -> Tensor:
@@ -733,27 +706,21 @@ def _slot_variations(step: Step) -> Iterator[Variation]:
             for names in (("key", "value"), ("key",)):
                 what = " and ".join(f"{name}s" for name in names)
                 sentence = f"the {what} at place {some} of {count} are zeros: they were not written"
-                change = partial(_with_page, names=names, start=start, size=size, source=None)
-                yield Variation(PatternKind.ZEROS, sentence, change)
+                write = partial(_write_page, start=start, size=size, source=None)
+                yield Variation(PatternKind.ZEROS, sentence, with_all_altered(names, write))
             for source in dict.fromkeys((start - size, 0)):
                 for names in (("key", "value"), ("key",)) if 0 <= source != start else ():
                     what = " and ".join(f"{name}s" for name in names)
                     sentence = f"the {what} at place {some} of {count} are those from {source} on"
-                    change = partial(_with_page, names=names, start=start, size=size, source=source)
+                    write = partial(_write_page, start=start, size=size, source=source)
                     # Keys of another tile than the values: the tile was not read again.
                     is_stale = names == ("key",)
                     kind = PatternKind.STALE if is_stale else PatternKind.WRONG_INDEX
-                    yield Variation(kind, sentence, change)
+                    yield Variation(kind, sentence, with_all_altered(names, write))
 
 
-def _with_page(
-    step: Step, names: tuple[str, ...], start: int, size: int, source: int | None
-) -> Any:
-    changed = {}
-    for name in names:
-        value = step.values[name].clone()
-        page = value[..., start : start + size, :]
-        page.copy_(torch.zeros_like(page) if source is None
-                   else step.values[name][..., source : source + size, :])  # fmt: skip
-        changed[name] = value
-    return step.run(**changed)
+def _write_page(value: Tensor, start: int, size: int, source: int | None) -> Tensor:
+    written = value.clone()
+    page = value[..., source : source + size, :] if source is not None else 0.0
+    written[..., start : start + size, :] = page
+    return written

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.patterns.steps import take_slices, with_output
 from paritas.core.diagnosis.patterns.variations import (
     Variation,
-    describe_distance,
-    far_places,
     is_summand,
-    repeat_edge,
-    roll,
+    moves_along,
     shift_in_zeros,
 )
-from paritas.core.diagnosis.patterns.wiring import with_output
 from paritas.core.diagnosis.tapes import is_within
 from paritas.core.results.findings import PatternKind
 
@@ -125,24 +122,16 @@ _BENT: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
 
 
 def _moves(axis: int, size: int) -> Iterator[Change]:
-    """Slices along an axis at other places, or one of them lost."""
     along = f"along axis {axis}"
-    for by, where in ((1, "before"), (-1, "after")):
-        sentence = f"{{}} is read one place {where} the right one {along}"
-        # Of two, the other one is the first or the last of them.
-        for move in (roll, repeat_edge, shift_in_zeros) if size > 2 else ():  # noqa: PLR2004
-            yield Change(PatternKind.SHIFT, sentence, partial(move, axis=axis, by=by))
-    for by in far_places(size):
-        sentence = f"{{}} is read {describe_distance(by)} the right one {along}"
-        yield Change(PatternKind.SHIFT, sentence, partial(roll, axis=axis, by=by))
+    for words, move in moves_along(axis, size, pairs=False):
+        yield Change(PatternKind.SHIFT, words, move)
     for words, order in _orders(size):
-        yield Change(
-            PatternKind.PERMUTATION, f"{words} {along}", partial(_take_along_axis, axis, order)
-        )
+        take = partial(take_slices, axis=axis, order=order)
+        yield Change(PatternKind.PERMUTATION, f"{words} {along}", take)
     for position, which in ((0, "first"), (size - 1, "last")):
         sentence = f"the {which} slice of {{}} {along} is used for all"
-        order = torch.full((size,), position)
-        yield Change(PatternKind.COPY, sentence, partial(_take_along_axis, axis, order))
+        take = partial(take_slices, axis=axis, order=torch.full((size,), position))
+        yield Change(PatternKind.COPY, sentence, take)
     half = size // 2
     for start, end, which in (
         *((0, 1, "first slice"), (size - 1, size, "last slice")),
@@ -153,7 +142,6 @@ def _moves(axis: int, size: int) -> Iterator[Change]:
 
 
 def _orders(size: int) -> Iterator[tuple[str, Tensor]]:
-    """Other orders of the slices along an axis."""
     every = torch.arange(size)
     yield "{} is in the reverse order", every.flip(0)
     if size > 2:  # noqa: PLR2004  (two can only be exchanged)
@@ -173,10 +161,6 @@ def _exchange(order: Tensor, first: int, second: int) -> Tensor:
     return other
 
 
-def _take_along_axis(axis: int, order: Tensor, value: Tensor) -> Tensor:
-    return value.index_select(axis, order.to(value.device))
-
-
 def _zero_range(axis: int, start: int, end: int, value: Tensor) -> Tensor:
     other = value.clone()
     other.narrow(axis, start, end - start).zero_()
@@ -186,25 +170,13 @@ def _zero_range(axis: int, start: int, end: int, value: Tensor) -> Tensor:
 # --- By a number of all elements, or of each line -------------------------------------------------
 
 
-def _mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return x.mean(dims, keepdim=True)
-
-
-def _largest(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return x.abs().amax(dims, keepdim=True)
-
-
-def _mean_root(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return x.square().mean(dims, keepdim=True).sqrt()
-
-
 _NUMBERS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
-    "mean": _mean,
+    "mean": lambda x, dims: x.mean(dims, keepdim=True),
     "maximum": lambda x, dims: x.amax(dims, keepdim=True),
     "minimum": lambda x, dims: x.amin(dims, keepdim=True),
     "sum": lambda x, dims: x.sum(dims, keepdim=True),
-    "largest magnitude": _largest,
-    "root of the mean square": _mean_root,
+    "largest magnitude": lambda x, dims: x.abs().amax(dims, keepdim=True),
+    "root of the mean square": lambda x, dims: x.square().mean(dims, keepdim=True).sqrt(),
     "length": lambda x, dims: x.square().sum(dims, keepdim=True).sqrt(),
     "deviation": lambda x, dims: x.var(dims, correction=0, keepdim=True).sqrt(),
 }
@@ -233,7 +205,7 @@ def _by_statistics(dims: tuple[int, ...], rank: int) -> Iterator[Change]:
     for name in _SUBTRACTED:
         kind = PatternKind.OFFSET if is_whole else PatternKind.AXIS_OFFSET
         sentence = f"the {name} of {{}} over {where} is subtracted from it"
-        yield Change(kind, sentence, partial(_without, _NUMBERS[name], dims))
+        yield Change(kind, sentence, partial(_subtract_statistic, _NUMBERS[name], dims))
     for name, epsilons in _DIVISORS.items():
         kind = PatternKind.FACTOR if is_whole else PatternKind.AXIS_SCALE
         sentence = f"{{}} is divided by its {name} over {where}"
@@ -246,7 +218,8 @@ def _by_statistics(dims: tuple[int, ...], rank: int) -> Iterator[Change]:
     yield Change(PatternKind.OTHER_FUNCTION, sentence, partial(_standardise_lines, dims))
     if len(dims) == 1:
         sentence = f"the first slice of {{}} along axis {dims[0]} is subtracted from all"
-        yield Change(PatternKind.AXIS_OFFSET, sentence, partial(_without, _first, dims))
+        first = lambda x, dims: x.narrow(dims[0], 0, 1)  # noqa: E731
+        yield Change(PatternKind.AXIS_OFFSET, sentence, partial(_subtract_statistic, first, dims))
         sentence = f"softmax of {{}} along axis {dims[0]} is used"
         yield Change(PatternKind.OTHER_FUNCTION, sentence, partial(torch.softmax, dim=dims[0]))
 
@@ -255,11 +228,7 @@ def _name(dims: tuple[int, ...]) -> str:
     return str(dims[0]) if len(dims) == 1 else str(list(dims))
 
 
-def _first(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    return x.narrow(dims[0], 0, 1)
-
-
-def _without(reduce: Any, dims: tuple[int, ...], value: Tensor) -> Tensor:
+def _subtract_statistic(reduce: Any, dims: tuple[int, ...], value: Tensor) -> Tensor:
     result: Tensor = value - reduce(value, dims)
     return result
 
@@ -275,7 +244,8 @@ def _spread(reduce: Any, dims: tuple[int, ...], value: Tensor) -> Tensor:
 
 
 def _standardise_lines(dims: tuple[int, ...], value: Tensor) -> Tensor:
-    return _divide_by_statistic(_NUMBERS["deviation"], dims, 0.0, _without(_mean, dims, value))
+    apart = _subtract_statistic(_NUMBERS["mean"], dims, value)
+    return _divide_by_statistic(_NUMBERS["deviation"], dims, 0.0, apart)
 
 
 # --- Sums along an axis ---------------------------------------------------------------------------
@@ -284,7 +254,8 @@ def _standardise_lines(dims: tuple[int, ...], value: Tensor) -> Tensor:
 def _sums_along(axis: int) -> Iterator[Change]:
     along = f"along axis {axis}"
     sentence = f"{{}} is added up {along}: every slice is the sum of all"
-    yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(_sum_axis, axis))
+    total = partial(_spread, _NUMBERS["sum"], (axis,))
+    yield Change(PatternKind.WRONG_REDUCTION, sentence, total)
     sentence = f"{{}} is a running sum {along}: what came before is kept"
     yield Change(PatternKind.WRONG_REDUCTION, sentence, partial(torch.cumsum, dim=axis))
     for by, where in ((1, "before"), (-1, "after")):
@@ -292,10 +263,6 @@ def _sums_along(axis: int) -> Iterator[Change]:
         yield Change(PatternKind.RESIDUAL, sentence, partial(_with_neighbour, axis, by, 1))
         sentence = f"the slice of {{}} {where} each one {along} is subtracted from it"
         yield Change(PatternKind.RESIDUAL, sentence, partial(_with_neighbour, axis, by, -1))
-
-
-def _sum_axis(axis: int, value: Tensor) -> Tensor:
-    return value.sum(axis, keepdim=True).expand_as(value).contiguous()
 
 
 def _with_neighbour(axis: int, by: int, sign: int, value: Tensor) -> Tensor:

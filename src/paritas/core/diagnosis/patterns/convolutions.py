@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.patterns.sums import left_out, words_of
+from paritas.core.diagnosis.patterns.steps import (
+    flat_padding,
+    with_altered,
+    with_arguments,
+    with_order,
+)
+from paritas.core.diagnosis.patterns.sums import left_out, words_of, zero_ends
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -43,49 +49,27 @@ def _kernel_variations(step: Step) -> Iterator[Variation]:
     spatial = [axis for axis in range(2, weight.dim()) if weight.shape[axis] > 1]
     if spatial:
         sentence = "the kernel is flipped: a true convolution, not a correlation"
-        change = partial(_with_weight, alter=partial(_flip_axes, axes=spatial))
+        change = with_altered("weight", partial(torch.flip, dims=spatial))
         yield Variation(PatternKind.PERMUTATION, sentence, change)
     for axis in spatial:
         for position in range(min(weight.shape[axis] - 1, 6)):
             order = torch.arange(weight.shape[axis])
             order[[position, position + 1]] = order[[position + 1, position]]
             sentence = f"{position} and {position + 1} of the kernel are swapped along axis {axis}"
-            change = partial(_with_weight, alter=partial(_reorder_axis, axis=axis, order=order))
-            yield Variation(PatternKind.PERMUTATION, sentence, change)
+            yield Variation(PatternKind.PERMUTATION, sentence, with_order("weight", axis, order))
     if weight.shape[0] == weight.shape[1]:
         sentence = "the kernel's input and output channels are swapped"
-        change = partial(_with_weight, alter=lambda value: value.transpose(0, 1))
+        change = with_altered("weight", partial(torch.transpose, dim0=0, dim1=1))
         yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, change)
 
 
 def _gradient_variations(step: Step) -> Iterator[Variation]:
-    """Without the first or last places of the gradient."""
     grad = step.values["grad_output"]
     for axis in range(2, grad.dim()):
         for first, last in left_out(grad.shape[axis]):
             some = f"{words_of(first, last)} of the {grad.shape[axis]} places along axis {axis}"
-            change = partial(_with_places, axis=axis, first=first, last=last)
+            change = with_altered("grad_output", zero_ends(axis, first, last))
             yield Variation(PatternKind.PARTIAL_SUM, f"{some} of the gradient are left out", change)
-
-
-def _with_places(step: Step, axis: int, first: int, last: int) -> Any:
-    grad = step.values["grad_output"]
-    selected = torch.zeros_like(grad)
-    size = grad.shape[axis] - first - last
-    selected.narrow(axis, first, size).copy_(grad.narrow(axis, first, size))
-    return step.run(grad_output=selected)
-
-
-def _flip_axes(value: Tensor, axes: list[int]) -> Tensor:
-    return value.flip(axes)
-
-
-def _reorder_axis(value: Tensor, axis: int, order: Tensor) -> Tensor:
-    return value.index_select(axis, order.to(value.device))
-
-
-def _with_weight(step: Step, alter: Any) -> Any:
-    return step.run(weight=alter(step.values["weight"]))
 
 
 # --- Padding, stride, dilation --------------------------------------------------------------------
@@ -98,9 +82,8 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
             sentence = f"the padding is {mode!r}, not zeros"
             yield Variation(PatternKind.ARGUMENT, sentence, partial(_pad_input, mode=mode))
         sentence = "the padding is ones, not zeros"
-        yield Variation(
-            PatternKind.ARGUMENT, sentence, partial(_pad_input, mode="constant", value=1.0)
-        )
+        change = partial(_pad_input, mode="constant", value=1.0)
+        yield Variation(PatternKind.ARGUMENT, sentence, change)
         sentence = "windows that reach into the padding are scaled by what they miss"
         yield Variation(PatternKind.FACTOR, sentence, _scaled_at_the_border)
     axes = range(len(padding))
@@ -116,27 +99,24 @@ def _padding_variations(step: Step) -> Iterator[Variation]:
 
 
 def _pad_input(step: Step, mode: str, value: float | None = None) -> Any:
-    x = torch.nn.functional.pad(step.values["input"], _sides_of(step), mode=mode, value=value)
+    sides = flat_padding(step.values["padding"])
+    x = torch.nn.functional.pad(step.values["input"], sides, mode=mode, value=value)
     return step.run(input=x, padding=[0] * len(step.values["padding"]))
 
 
 def _scaled_at_the_border(step: Step) -> Any:
-    x, weight = step.values["input"], step.values["weight"]
-    ones = torch.ones_like(weight)
+    x, padding = step.values["input"], step.values["padding"]
+    ones = torch.ones_like(step.values["weight"])
     counts = [
-        step.run(input=torch.ones_like(value), weight=ones, bias=None, padding=padding)
-        for value, padding in (
-            (x, step.values["padding"]),
-            (torch.nn.functional.pad(x, _sides_of(step)), [0] * len(step.values["padding"])),
+        step.run(input=torch.ones_like(value), weight=ones, bias=None, padding=sides)
+        for value, sides in (
+            (x, padding),
+            (torch.nn.functional.pad(x, flat_padding(padding)), [0] * len(padding)),
         )
     ]
     result = step.run(bias=None) * (counts[1] / counts[0].clamp(min=1))
     bias = step.values["bias"]
     return result if bias is None else result + bias.view(-1, *[1] * (x.dim() - 2))
-
-
-def _sides_of(step: Step) -> list[int]:
-    return [side for size in reversed(step.values["padding"]) for side in (size, size)]
 
 
 def _padded_unevenly(step: Step, axes: list[int], by: int) -> Any:
@@ -161,12 +141,8 @@ def _dilation_variations(step: Step) -> Iterator[Variation]:
         sides = [extent + more // 2 for extent, more in zip(padding, wider, strict=True)]
         if other != right and min(sides) >= 0 and not any(more % 2 for more in wider):
             sentence = f"dilation is {other} instead of {right}"
-            change = partial(_with_arguments, dilation=other, padding=sides)
+            change = with_arguments(dilation=other, padding=sides)
             yield Variation(PatternKind.ARGUMENT, sentence, change)
-
-
-def _with_arguments(step: Step, **arguments: Any) -> Any:
-    return step.run(**arguments)
 
 
 def _cut_elsewhere(step: Step) -> Iterator[Variation]:
@@ -209,12 +185,7 @@ def _channel_variations(step: Step) -> Iterator[Variation]:
         orders[f"{position} and {position + 1} exchanged"] = order
     for words, order in orders.items():
         sentence = f"the input channels {words} are read"
-        yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_with_channels, order=order))
-
-
-def _with_channels(step: Step, order: Tensor) -> Any:
-    x = step.values["input"]
-    return step.run(input=x.index_select(1, order.to(x.device)))
+        yield Variation(PatternKind.WRONG_INDEX, sentence, with_order("input", 1, order))
 
 
 def _missing_variations(step: Step) -> Iterator[Variation]:
@@ -222,13 +193,13 @@ def _missing_variations(step: Step) -> Iterator[Variation]:
     for first, last in left_out(weight.shape[1]):
         some = f"{words_of(first, last)} {'channel is' if first + last == 1 else 'channels are'}"
         sentence = f"{some} left out of each sum over the {weight.shape[1]} input channels"
-        change = partial(_without_weights, dim=1, first=first, last=last)
+        change = with_altered("weight", zero_ends(1, first, last))
         yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
     for dim, end in itertools.product(sliding_axes(step), (False, True)):
         for count in range(1, min(weight.shape[dim], 3)):
             first, last = (0, count) if end else (count, 0)
             some = f"{words_of(first, last)} of the kernel's {weight.shape[dim]} along axis {dim}"
-            change = partial(_without_weights, dim=dim, first=first, last=last)
+            change = with_altered("weight", zero_ends(dim, first, last))
             verb = "is" if count == 1 else "are"
             yield Variation(PatternKind.PARTIAL_SUM, f"{some} {verb} left out", change)
 
@@ -239,10 +210,3 @@ def sliding_axes(step: Step) -> list[int]:
     Along others, an element of the kernel and what it meets in the input cannot be told apart.
     """
     return [axis for axis, size in enumerate(step.run().shape) if axis > 1 and size > 1]
-
-
-def _without_weights(step: Step, dim: int, first: int, last: int) -> Any:
-    weight = step.values["weight"].clone()
-    weight.narrow(dim, 0, first).zero_()
-    weight.narrow(dim, weight.shape[dim] - last, last).zero_()
-    return step.run(weight=weight)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.attention import deduced_attention, is_attention
 from paritas.core.diagnosis.patterns.limited import limited_arguments
 from paritas.core.diagnosis.patterns.operands import solved_operands
 from paritas.core.diagnosis.patterns.row_statistics import solved_statistics
-from paritas.core.diagnosis.patterns.scattered import scattered_rows
 from paritas.core.diagnosis.patterns.scores import solved_scores
+from paritas.core.diagnosis.patterns.steps import first_of, with_order
 from paritas.core.diagnosis.patterns.terms import solved_terms
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
@@ -41,22 +42,11 @@ def deduced_variations(
         part: where it is wrong.
         around: the arguments of the call that the operator is a part of.
     """
-    if step.name in _TABLES:
-        sentence = "other rows are read than the indices say"
-        change = partial(_rows_read, given=candidate)
-        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
-    elif step.name == "gather":
-        sentence = "other elements are read than the indices say"
-        change = partial(_elements_read, given=candidate)
-        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
-    elif step.name in _TAKING:
-        sentence = f"other slices are taken along axis {step.values['dim']}"
-        change = partial(_slices_taken, given=candidate)
-        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
-    elif step.name == "index" and _only_index(step) is not None:
-        sentence = "other rows are read than the indices say"
-        change = partial(_rows_indexed, given=candidate)
-        yield Variation(PatternKind.WRONG_INDEX, sentence, change)
+    reader = _READERS.get(step.name)
+    if reader is not None and (step.name != "index" or _only_index(step) is not None):
+        sentence, read = reader
+        sentence = sentence.format(step.values.get("dim"))
+        yield Variation(PatternKind.WRONG_INDEX, sentence, partial(read, given=candidate))
     yield from _chosen_elements(step, candidate, part)
     yield from limited_arguments(step, candidate)
     if is_attention(step):
@@ -90,7 +80,7 @@ def _added_rows(
     for name, value in step.values.items():
         if not _is_operand(value) or value.dim() != 2 or value.shape[1] != len(row):  # noqa: PLR2004
             continue
-        rows = value.detach().cpu().double()
+        rows = widen(value)
         for sign, words in ((1.0, "added to"), (-1.0, "subtracted from")):
             apart = (rows - sign * row).abs().amax(1)
             position = int(apart.argmin())
@@ -101,9 +91,7 @@ def _added_rows(
 
 
 def _with_row(step: Step, name: str, place: int, sign: float) -> Any:
-    result = step.run()
-    first = result if isinstance(result, torch.Tensor) else result[0]
-    return step.with_first(first + sign * step.values[name][place])
+    return step.with_first(first_of(step.run()) + sign * step.values[name][place])
 
 
 # --- Slices of an operand -------------------------------------------------------------------------
@@ -139,7 +127,7 @@ def _slices_read(
                 is_moved = torch.allclose(right[source], target.squeeze(1), equal_nan=True)
                 if not is_moved and not torch.equal(source, torch.arange(size)):
                     sentence = f"other slices of {name} are read along axis {axis}"
-                    change = partial(_with_slices, name=name, axis=axis, source=source)
+                    change = with_order(name, axis, source)
                     is_mask = name in ("attn_mask", "attn_bias", "mask")
                     kind = PatternKind.MASK if is_mask else PatternKind.WRONG_INDEX
                     yield Variation(kind, sentence, change)
@@ -165,7 +153,7 @@ def _values_of_slices(
     """The results if the operand has one of its slices everywhere along an axis."""
     values = []
     for index in range(size):
-        change = partial(_with_slices, name=name, axis=axis, source=torch.full((size,), index))
+        change = with_order(name, axis, torch.full((size,), index))
         value = predict(Variation(PatternKind.WRONG_INDEX, "", change))
         if value is None:
             return None
@@ -173,18 +161,11 @@ def _values_of_slices(
     return torch.stack(values)
 
 
-def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:
-    value = step.values[name]
-    return step.run(**{name: value.index_select(axis, source.to(value.device))})
-
-
 # --- Rows of a table ------------------------------------------------------------------------------
 
 # The table, the indices and the axis of operators that read rows.
 _TABLES = {"embedding": ("weight", "indices"), "index_select": ("self", "index")}
 _MOST_PAIRS = 1 << 24
-# Operators that take slices of a tensor along an axis.
-_TAKING = frozenset({"slice", "narrow", "select"})
 
 
 def _rows_read(step: Step, given: Tensor) -> Any:
@@ -217,11 +198,14 @@ def _nearest_rows(table: Tensor, indices: Tensor, axis: int, candidate: Tensor) 
     target = candidate.to(table.device).reshape(shape)
     target = target.flatten(axis, axis + indices.dim() - 1).movedim(axis, 0)
     target = target.reshape(indices.numel(), -1).to(rows.dtype)
+    return _find_nearest(target, rows).reshape(indices.shape).to(indices.dtype)
+
+
+def _find_nearest(target: Tensor, rows: Tensor) -> Tensor:
     if len(rows) * len(target) > _MOST_PAIRS:
         raise ValueError("too many rows to look for one")
     way = "donot_use_mm_for_euclid_dist"
-    nearest = torch.cdist(target.nan_to_num(0.0), rows, compute_mode=way).argmin(dim=1)
-    return nearest.reshape(indices.shape).to(indices.dtype)
+    return torch.cdist(target.nan_to_num(0.0), rows, compute_mode=way).argmin(dim=1)
 
 
 def _slices_taken(step: Step, given: Tensor) -> Any:
@@ -231,11 +215,7 @@ def _slices_taken(step: Step, given: Tensor) -> Any:
     rows = x.movedim(axis, 0).reshape(x.shape[axis], -1)
     shape = result.unsqueeze(axis).shape if step.name == "select" else result.shape
     target = given.to(x).reshape(shape).movedim(axis, 0)
-    if len(rows) * len(target) > _MOST_PAIRS:
-        raise ValueError("too many slices to look for one")
-    way = "donot_use_mm_for_euclid_dist"
-    near = target.reshape(len(target), -1).nan_to_num(0.0)
-    nearest = torch.cdist(near, rows, compute_mode=way).argmin(dim=1)
+    nearest = _find_nearest(target.reshape(len(target), -1), rows)
     return x.index_select(axis, nearest).reshape(result.shape)
 
 
@@ -250,6 +230,15 @@ def _elements_read(step: Step, given: Tensor) -> Any:
         raise ValueError("too many elements to look for one")
     nearest = (target.unsqueeze(-1) - lines.unsqueeze(-2)).abs().argmin(dim=-1)
     return step.run(index=nearest.movedim(-1, axis))
+
+
+_ROWS, _SLICES = "other rows are read than the indices say", "other slices are taken along axis {}"
+_READERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    **dict.fromkeys(_TABLES, (_ROWS, _rows_read)),
+    "index": (_ROWS, _rows_indexed),
+    "gather": ("other elements are read than the indices say", _elements_read),
+    **dict.fromkeys(("slice", "narrow", "select"), (_SLICES, _slices_taken)),
+}
 
 
 # --- Elements that were masked --------------------------------------------------------------------
@@ -274,14 +263,10 @@ def _chosen_elements(step: Step, candidate: Tensor, part: Tensor) -> Iterator[Va
 
 def _lets_through(step: Step, value: Tensor) -> bool:
     """Whether a mask that is wrong lets one value through, as of a tensor of ones."""
-    masked_operand = step.values.get("self")
-    if step.name not in ("tril", "triu", "masked_fill") or not isinstance(
-        masked_operand, torch.Tensor
-    ):
+    operand = step.values.get("self")
+    if step.name not in ("tril", "triu", "masked_fill") or not isinstance(operand, torch.Tensor):
         return False
-    return bool((masked_operand == masked_operand.flatten()[0]).all()) and bool(
-        masked_operand.flatten()[0] == value
-    )
+    return bool((operand == operand.flatten()[0]).all()) and bool(operand.flatten()[0] == value)
 
 
 def _is_filled_in(step: Step, value: Tensor) -> bool:
@@ -297,16 +282,9 @@ def _chosen(step: Step, given: Tensor) -> Any:
     values = step.values
     if step.name == "softmax":
         return _masked_softmax(step, given)
-    if step.name == "where":
-        chosen, other = values["self"], values["other"]
-    elif step.name == "masked_fill":
-        chosen, other = values["self"], values["value"]
-    else:
-        chosen, other = values["self"], 0.0
-    result = step.run()
-    chosen, other = (
-        torch.as_tensor(choice).to(result).expand_as(result) for choice in (chosen, other)
-    )
+    filled = {"where": "other", "masked_fill": "value"}.get(step.name)
+    result, choices = step.run(), (values["self"], 0.0 if filled is None else values[filled])
+    chosen, other = (torch.as_tensor(choice).to(result).expand_as(result) for choice in choices)
     given = given.to(result).reshape(result.shape)
     apart = [(given - choice).abs().nan_to_num(0.0, math.inf, 0.0) for choice in (chosen, other)]
     return torch.where(apart[0] <= apart[1], chosen, other)
@@ -348,3 +326,97 @@ def _added_mask(step: Step, given: Tensor) -> Any:
     if bool((filled == filled[0]).all()):
         return torch.where(low, filled[0], x)  # put there, not added
     return torch.where(given <= _LOWEST / 2, x + mask.min(), x.expand_as(result))
+
+
+# --- Rows that were added to other places than their indices say ----------------------------------
+
+
+# The indices and the rows of operators that add rows up.
+_ADDED_ROWS = {
+    "embedding_dense_backward": ("indices", "grad_output"),
+    "index_add": ("index", "source"),
+}
+_MOST_ROWS = 512
+_NEAR_SUM = 1e-6
+
+
+def scattered_rows(step: Step, candidate: Tensor) -> Iterator[Variation]:
+    """A sum of rows by their indices, with the indices that give the candidate."""
+    names = _ADDED_ROWS.get(step.name)
+    if names is None or step.values.get("padding_idx", -1) >= 0:
+        return
+    if step.values.get("dim", 0) != 0 or step.values.get("alpha", 1) != 1:
+        return
+    indices, grad = (step.values[name] for name in names)
+    rows = widen(grad).reshape(indices.numel(), -1)
+    into = step.values.get("self")
+    count = step.values["num_weights"] if into is None else len(into)
+    if into is not None and into.numel() == candidate.numel():
+        candidate = candidate.reshape(into.shape) - widen(into)
+    if not 1 < len(rows) <= _MOST_ROWS or candidate.numel() != count * rows.shape[1]:
+        return
+    places = _places_of(rows, candidate.reshape(count, -1))
+    if places is None:
+        return
+    used = places >= 0
+    right = indices.detach().cpu().reshape(-1)
+    if bool((places[used] == right[used]).all()):
+        return  # rows that are left out are another matter
+    sentence = "rows are added to other places than their indices say"
+    if not bool(used.all()):
+        sentence += f", and {int((~used).sum())} of {len(used)} are left out"
+    yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_added_to, places=places))
+
+
+def _added_to(step: Step, places: Tensor) -> Any:
+    names = _ADDED_ROWS[step.name]
+    indices, grad = (step.values[name] for name in names)
+    places = places.to(indices.device).reshape(indices.shape)
+    used = (places >= 0).reshape(*places.shape, *[1] * (grad.dim() - places.dim()))
+    return step.run(**{names[0]: places.clamp(min=0).to(indices.dtype), names[1]: grad * used})
+
+
+def _places_of(rows: Tensor, sums: Tensor) -> Tensor | None:
+    """The sum that each row is a term of, -1 for none; None if that is not known."""
+    if rows.shape[1] >= len(rows):
+        solution = torch.linalg.lstsq(rows.T, sums.T, driver="gelsd")
+        weights = solution.solution.T
+        rounded = weights.round()
+        is_sum = float((rounded @ rows - sums).abs().max()) <= _NEAR_SUM * float(rows.abs().max())
+        if int(solution.rank) < len(rows) or not is_sum:
+            return None
+        once = bool(((rounded == 0) | (rounded == 1)).all()) and bool((rounded.sum(0) <= 1).all())
+        return torch.where(rounded.sum(0) > 0, rounded.argmax(0), -1) if once else None
+    return _explain_pair_sums(rows, sums)
+
+
+def _explain_pair_sums(rows: Tensor, sums: Tensor) -> Tensor | None:
+    """The same for sums of at most two rows."""
+    limit = _NEAR_SUM * float(rows.abs().max())
+    places = torch.full((len(rows),), -1)
+    first, second = torch.triu_indices(len(rows), len(rows), 1)
+    # One number of each row, drawn at random, tells which rows may fit.
+    key = torch.rand(rows.shape[1], generator=torch.Generator().manual_seed(0)).double()
+    alone, both = rows @ key, (rows[first] + rows[second]) @ key
+    for position in (sums.abs().amax(1) > limit).nonzero().reshape(-1).tolist():
+        target = sums[position]
+        number = target @ key
+        wide = limit * rows.shape[1]
+        for some in (
+            [(int(index),) for index in ((alone - number).abs() <= wide).nonzero()],
+            [
+                (int(first[index]), int(second[index]))
+                for index in ((both - number).abs() <= wide).nonzero()
+            ],
+        ):
+            fitting = [
+                indices
+                for indices in some
+                if float((rows[list(indices)].sum(0) - target).abs().max()) <= limit
+            ]
+            if fitting:
+                break
+        if len(fitting) != 1 or bool((places[list(fitting[0])] >= 0).any()):
+            return None
+        places[list(fitting[0])] = position
+    return places

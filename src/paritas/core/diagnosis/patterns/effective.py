@@ -259,7 +259,6 @@ class _Slot:
 
 
 def _slots(predictor: Predictor) -> Iterator[_Slot]:
-    """The operands of the call, then those of its operators, if there are several."""
     call = predictor.call
     names = _names_of(call)
     for number, operand in enumerate(call.floating):
@@ -276,7 +275,6 @@ def _slots(predictor: Predictor) -> Iterator[_Slot]:
 
 
 def _names_of(call: LiveCall) -> list[str]:
-    """The names of the floating-point tensors of a call."""
     parameters = _parameters_of(call.target)
     names = [*parameters, *[""] * len(call.args)][: len(call.args)]
     named_arguments = [*zip(names, call.args, strict=True), *call.kwargs.items()]

@@ -10,12 +10,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.core.diagnosis.case import same, widen
 from paritas.core.diagnosis.patterns.functions import UNARY
+from paritas.core.diagnosis.patterns.steps import (
+    check_varied,
+    first_of,
+    with_altered,
+    with_result,
+)
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import PatternKind
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 
     from paritas.core.diagnosis.calls import Step
     from paritas.core.diagnosis.case import Case
+
 
 # So many elements are compared with all expressions, and so few decide nothing.
 _SAMPLED = 64
@@ -80,11 +89,8 @@ class Sample:
         wrong = case.given.flatten()[chosen[0]]
         # One or two values are limits, or what was put there.
         few = 3 if case.is_exact else 4
-        if (
-            len(chosen[0]) < _FEWEST
-            or len(candidate.unique()) < few
-            or len(wrong.unique()) < few - 1
-        ):
+        is_enough = len(candidate.unique()) >= few and len(wrong.unique()) >= few - 1
+        if len(chosen[0]) < _FEWEST or not is_enough:
             return None
         sample = cls(candidate, case.allowed.flatten()[at])
         return None if sample.is_straight(case.right.flatten()[at]) else (sample, at)
@@ -148,15 +154,13 @@ class Operands:
         changes = dict(zip(self.names, values, strict=True))
         if not isinstance(self.step.values.get("other", values[0]), torch.Tensor):
             del changes["other"]  # a number
-        result = self.step.run(**changes)
-        return result if isinstance(result, torch.Tensor) else result[0]
+        return first_of(self.step.run(**changes))
 
     def change(self, expression: Expression, places: tuple[int, ...]) -> Callable[[Step], Any]:
         """The operator computed by an expression of some of its operands."""
 
         def run(step: Step) -> Any:
-            result = step.run()
-            result = result if isinstance(result, torch.Tensor) else result[0]
+            result = first_of(step.run())
             values = [_operand_values(step)[name].expand_as(result) for name in self.names]
             return step.with_first(
                 expression.compute(*(values[position] for position in places)).to(result)
@@ -196,27 +200,21 @@ def expressed_variations(
     expressions: list[tuple[tuple[int, ...], Expression]] = []
     wide = [widen(value) for value in operands.sampled]
     alone = operands.own if len(wide) == 1 and operands.sampled[0].is_floating_point() else None
-    words = step.name
     tables = {
-        index: _Table.of(value, alone, words)
+        index: _Table.of(value, alone, step.name)
         for index, value in enumerate(wide)
         if not case.is_exact and bool((value != value[0]).any())
     }
     is_near = float(case.error.norm()) <= _NEAR * float(case.right.norm())
     tried = sum(len(operand_table.formats) for operand_table in tables.values())
     for position, table in tables.items():
-        expressions += [
-            ((position,), expression_found)
-            for expression_found in _of_one(sample, table, is_near=is_near)
-        ]
+        expressions += [((position,), each) for each in _of_one(sample, table, is_near=is_near)]
     for pair in itertools.permutations(range(len(wide)), 2):
         a, b = (wide[expression] for expression in pair)
         if pair[1] in tables:
-            expressions += [(pair, index) for index in _of_two(sample, a, tables[pair[1]])]
+            expressions += [(pair, each) for each in _of_two(sample, a, tables[pair[1]])]
         if pair[0] < pair[1]:
-            expressions += [
-                (pair, expression) for expression in _of_both(sample, a, b, exact=case.is_exact)
-            ]
+            expressions += [(pair, each) for each in _of_both(sample, a, b, exact=case.is_exact)]
             tried += len(_PLAIN) ** 2 * len(_PAIRS)
     if len(wide) > 1 and not case.is_exact:
         every = tuple(range(len(wide)))
@@ -232,9 +230,9 @@ def expressed_variations(
 def _of_operator(
     sample: Sample, operands: Operands, wide: Sequence[Tensor]
 ) -> Iterator[Expression]:
-    """The operator with a function of one of its operands."""
     for position, (sentence, function) in itertools.product(range(len(wide)), FUNCTIONS.items()):
-        compute = _OfChanged(operands, position, function)
+        functions = [function if index == position else _keep for index in range(len(wide))]
+        compute = _join(operands.own, functions)
         value = None if sentence == _IDENTITY else _attempt_compute(compute, wide)
         if value is not None and bool(sample.fits(value)):
             marks = [f"{{{index}}}" for index in range(len(wide))]
@@ -249,16 +247,37 @@ def _attempt_compute(compute: Callable[..., Tensor], values: Sequence[Tensor]) -
         return None
 
 
-@dataclasses.dataclass(frozen=True)
-class _OfChanged:
-    operands: Operands
-    place: int
-    function: Callable[[Tensor], Tensor]
+# --- Functions of functions -----------------------------------------------------------------------
 
-    def __call__(self, *values: Tensor) -> Tensor:
-        changed = list(values)
-        changed[self.place] = self.function(changed[self.place])
-        return self.operands.own(*changed)
+
+def _keep(x: Tensor) -> Tensor:
+    return x
+
+
+def _compose(outer: Callable[..., Tensor], inner: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *values: outer(inner(*values))
+
+
+def _join(
+    outer: Callable[..., Tensor], inner: Sequence[Callable[[Tensor], Tensor]]
+) -> Callable[..., Tensor]:
+    """An operation of a function of each operand."""
+    return lambda *values: outer(*(f(x) for f, x in zip(inner, values, strict=True)))
+
+
+def _of_itself(pair: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: pair(x, x)
+
+
+def _move(function: Callable[..., Tensor], factor: float, offset: float) -> Callable[..., Tensor]:
+    """A function times a factor, and with a number added."""
+
+    def compute(*values: Tensor) -> Tensor:
+        value = function(*values)
+        value = value if factor == 1 else value * factor
+        return value if offset == 0 else value + offset
+
+    return compute
 
 
 def _shortest(
@@ -291,7 +310,7 @@ _POWERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 _IDENTITY = "{}"
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    _IDENTITY: lambda x: x,
+    _IDENTITY: _keep,
     **{_name.replace(" ", "_") + "({})": _f for _name, _f in UNARY.items() if " x)" not in _name},
     **_POWERS,
 }
@@ -327,7 +346,7 @@ class _Table:
     """Values of many expressions of one operand, one row each."""
 
     formats: list[str]
-    functions: list[Callable[[Tensor], Tensor]]
+    functions: list[Callable[..., Tensor]]
     lengths: list[int]
     values: Tensor
 
@@ -349,7 +368,7 @@ class _Table:
             rows.append(values[useful])
             for sentence in itertools.compress(deep, useful.tolist()):
                 table.formats.append(outer.format(sentence))
-                table.functions.append(_Composed(functions[outer], functions[sentence]))
+                table.functions.append(_compose(functions[outer], functions[sentence]))
                 table.lengths.append(2)
         return dataclasses.replace(table, values=torch.cat(rows))
 
@@ -367,25 +386,14 @@ def _rows_of(
 
 
 def _are_useful(rows: Tensor) -> Tensor:
-    """Which rows are finite and not constant."""
     is_finite = torch.isfinite(rows).double().mean(-1) >= _HOPEFUL
     return is_finite & (rows != rows[:, :1]).any(-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Composed:
-    outer: Callable[[Tensor], Tensor]
-    inner: Callable[[Tensor], Tensor]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.outer(self.inner(x))
 
 
 # --- Of one operand -------------------------------------------------------------------------------
 
 
 def _of_one(sample: Sample, table: _Table, *, is_near: bool) -> Iterator[Expression]:
-    """Expressions of one operand that give the sample."""
     yield from _plain_ones(sample, table)
     yield from _scaled_ones(sample, table)
     simple = [at for at, length in enumerate(table.lengths) if length <= 1]
@@ -395,31 +403,23 @@ def _of_one(sample: Sample, table: _Table, *, is_near: bool) -> Iterator[Express
         for i, j in sample.fits(both).nonzero().tolist():
             left, right = simple[i], simple[j]
             words = sentence.format(table.formats[left], table.formats[right])
-            compute = _Paired(pair, table.functions[left], table.functions[right])
+            both_functions = table.functions[left], table.functions[right]
+            compute = _of_itself(_join(pair, both_functions))
             length = 2 + table.lengths[left] + table.lengths[right]
             yield Expression(words, length, compute)
     for sentence, pair in (("{} * {}", torch.mul), ("{} / {}", torch.div)):
         both = pair(values[:, None], values[None, :]).flatten(0, 1)
         names: list[str] = []
-        functions: list[Callable[[Tensor], Tensor]] = []
+        functions: list[Callable[..., Tensor]] = []
         lengths: list[int] = []
         for left, right in itertools.product(simple, repeat=2):
             words = sentence.format(table.formats[left], table.formats[right])
             names.append(words)
-            functions.append(_Paired(pair, table.functions[left], table.functions[right]))
+            both_functions = table.functions[left], table.functions[right]
+            functions.append(_of_itself(_join(pair, both_functions)))
             lengths.append(2 + table.lengths[left] + table.lengths[right])
         yield from _scaled_ones(sample, _Table(names, functions, lengths, both))
     yield from _series(sample, table.values[0], is_near=is_near)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Paired:
-    pair: Callable[[Tensor, Tensor], Tensor]
-    left: Callable[[Tensor], Tensor]
-    right: Callable[[Tensor], Tensor]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.pair(self.left(x), self.right(x))
 
 
 def _plain_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
@@ -438,19 +438,14 @@ def _scaled_ones(sample: Sample, table: _Table) -> Iterator[Expression]:
         weight = torch.ones_like(sampled_values)
     weight = weight / weight.max()
     total = weight.sum()
-    mean, middle = (
-        (values * weight).sum(-1, keepdim=True) / total,
-        (sampled_values * weight).sum() / total,
-    )
+    mean = (values * weight).sum(-1, keepdim=True) / total
+    middle = (sampled_values * weight).sum() / total
     apart = values - mean
     spread = (apart.square() * weight).sum(-1)
     slope = (apart * (sampled_values - middle) * weight).sum(-1) / spread
     start = middle - slope * mean[:, 0]
     alone = (values * sampled_values * weight).sum(-1) / (values.square() * weight).sum(-1)
-    for factors, offsets, numbers in (
-        (alone, torch.zeros_like(alone), 1),
-        (slope, start, 2),
-    ):
+    for factors, offsets, numbers in ((alone, torch.zeros_like(alone), 1), (slope, start, 2)):
         close = sample.fits(factors[:, None] * values + offsets[:, None])
         for at in close.nonzero().flatten().tolist():
             row = table.values[at]
@@ -480,18 +475,6 @@ def _rounded(number: float, digits: int) -> list[float]:
     return [*short, 1 / inverse] if inverse else short
 
 
-@dataclasses.dataclass(frozen=True)
-class _Affine:
-    function: Callable[[Tensor], Tensor]
-    factor: float
-    offset: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        value = self.function(x)
-        value = value if self.factor == 1 else value * self.factor
-        return value if self.offset == 0 else value + self.offset
-
-
 def _scale_expression(
     table: _Table, at: int, short: tuple[float, float], numbers: int
 ) -> Expression:
@@ -502,7 +485,7 @@ def _scale_expression(
     if offset:
         sentence = f"{sentence} {'+' if offset > 0 else '-'} {abs(offset):.5g}"
     length = table.lengths[at] + (factor != 1) + (offset != 0)
-    return Expression(sentence, length, _Affine(table.functions[at], factor, offset), numbers)
+    return Expression(sentence, length, _move(table.functions[at], factor, offset), numbers)
 
 
 # --- Series ---------------------------------------------------------------------------------------
@@ -510,19 +493,17 @@ def _scale_expression(
 _DEGREES = (2, 3, 4, 5, 7, 9)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Polynomial:
-    numbers: tuple[float, ...]
-
-    def __call__(self, x: Tensor) -> Tensor:
+def _polynomial(numbers: Sequence[float]) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
         value = torch.zeros_like(x)
-        for number in reversed(self.numbers):
+        for number in reversed(numbers):
             value = value * x + number
         return value
 
+    return compute
+
 
 def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]:
-    """A polynomial of few terms."""
     size = float(x.abs().max())
     for degree in _DEGREES:
         if len(x) < max(_FEWEST_SOLVED, 3 * (degree + 1)) or not size:
@@ -544,7 +525,7 @@ def _series(sample: Sample, x: Tensor, *, is_near: bool) -> Iterator[Expression]
             return  # a factor and an offset, which have kinds
         sentence = f"a polynomial of degree {degree}, {_write_polynomial(numbers)},"
         kind = PatternKind.APPROXIMATION if is_near else PatternKind.OTHER_FUNCTION
-        yield Expression(sentence, 3 + terms, _Polynomial(tuple(numbers)), terms, kind)
+        yield Expression(sentence, 3 + terms, _polynomial(numbers), terms, kind)
         return
 
 
@@ -575,14 +556,11 @@ def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
         ("{} / {}", torch.div, lambda y: a / y, size / candidate_size.square()),
     ):
         residual = sample.inverted(inverse, slope)
-        if not bool(torch.isfinite(residual.given).all()):
-            keep = torch.isfinite(residual.given)
-            if int(keep.sum()) < _FEWEST:
-                continue
-            residual = Sample(residual.given[keep], residual.noise[keep])
-            part = dataclasses.replace(table, values=table.values[:, keep])
-        else:
-            part = table
+        keep = torch.isfinite(residual.given)
+        if int(keep.sum()) < _FEWEST:
+            continue
+        residual = Sample(residual.given[keep], residual.noise[keep])
+        part = dataclasses.replace(table, values=table.values[:, keep])
         if _count_values(residual.given) < _FEWEST:
             continue
         for expression in itertools.chain(
@@ -592,7 +570,7 @@ def _of_two(sample: Sample, a: Tensor, table: _Table) -> Iterator[Expression]:
                 continue  # a plain operation of both: see below
             inner = expression.said.replace("{}", "{1}")
             words = sentence.format("{0}", f"({inner})" if expression.numbers else inner)
-            compute = _Joined(pair, expression.compute)
+            compute = _join(pair, (_keep, expression.compute))
             yield dataclasses.replace(
                 expression, said=words, length=expression.length + 2, compute=compute
             )
@@ -602,15 +580,6 @@ def _count_values(solved: Tensor) -> int:
     """How many values there are, apart from rounding; many functions give one of few."""
     size = float(solved.abs().max()) or 1.0
     return len((solved / (_SAME * size)).round().unique())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Joined:
-    pair: Callable[[Tensor, Tensor], Tensor]
-    second: Callable[[Tensor], Tensor]
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.pair(a, self.second(b))
 
 
 def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[Expression]:
@@ -633,43 +602,14 @@ def _of_both(sample: Sample, a: Tensor, b: Tensor, *, exact: bool) -> Iterator[E
             value = _attempt_compute(FUNCTIONS[outer], [plainly])
             if value is not None and bool(sample.fits(value)):
                 yield _of_names(sentence, pair, (_IDENTITY, _IDENTITY), outer)
-        functions = [_Both(pair, FUNCTIONS[u], FUNCTIONS[v]) for u, v in names]
+        functions = [_join(pair, (FUNCTIONS[u], FUNCTIONS[v])) for u, v in names]
         words = [sentence.format(u.format("{0}"), v.format("{1}")) for u, v in names]
         lengths = [1 + sum(name != _IDENTITY for name in two) for two in names]
-        table = _Table(words, functions, lengths, both)  # type: ignore[arg-type]
-        yield from _scaled_pairs(sample, table)
-
-
-def _scaled_pairs(sample: Sample, table: _Table) -> Iterator[Expression]:
-    for scaled_one in _scaled_ones(sample, table):
-        if scaled_one.numbers == 1:
-            compute = _AffineOfBoth(scaled_one.compute.function, scaled_one.compute.factor)  # type: ignore[attr-defined]
-            words = (
-                scaled_one.said.replace("* ", "* (", 1) + ")"
-                if " * " in scaled_one.said
-                else scaled_one.said
-            )
-            yield dataclasses.replace(scaled_one, said=words, compute=compute)
-
-
-@dataclasses.dataclass(frozen=True)
-class _AffineOfBoth:
-    function: Callable[[Tensor, Tensor], Tensor]
-    factor: float
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.factor * self.function(a, b)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Both:
-    pair: Callable[[Tensor, Tensor], Tensor]
-    left: Callable[[Tensor], Tensor]
-    right: Callable[[Tensor], Tensor]
-    outer: Callable[[Tensor], Tensor] = FUNCTIONS[_IDENTITY]
-
-    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.outer(self.pair(self.left(a), self.right(b)))
+        for scaled in _scaled_ones(sample, _Table(words, functions, lengths, both)):
+            said = scaled.said
+            said = said.replace("* ", "* (", 1) + ")" if " * " in said else said
+            if scaled.numbers == 1:
+                yield dataclasses.replace(scaled, said=said)
 
 
 def _of_names(
@@ -678,5 +618,161 @@ def _of_names(
     left, right = names
     words = outer.format(sentence.format(left.format("{0}"), right.format("{1}")))
     length = 1 + sum(name != _IDENTITY for name in (left, right, outer))
-    compute = _Both(pair, FUNCTIONS[left], FUNCTIONS[right], FUNCTIONS[outer])
+    compute = _compose(FUNCTIONS[outer], _join(pair, (FUNCTIONS[left], FUNCTIONS[right])))
     return Expression(words, length, compute)
+
+
+# --- An operand or a result that is rounded, limited, wrapped -------------------------------------
+
+
+def altered_variations(step: Step, case: Case) -> tuple[int, list[tuple[float, int, Variation]]]:
+    """How many there are, and the operator of an altered operand.
+
+    With each its length and how many of its numbers were solved for.
+    """
+    operands = {
+        name: operand
+        for name, operand in step.values.items()
+        if isinstance(operand, torch.Tensor) and operand.is_floating_point() and operand.numel() > 1
+    }
+    variations: list[tuple[float, int, Variation]] = []
+    for name, value in itertools.islice(operands.items(), _MOST_OPERANDS):
+        variations += ((2, 1, variation) for variation in _limit_operand(name, value, case))
+        variations += ((3, 1, variation) for variation in _round_operand_to_steps(name, value))
+        if name == "self" and torch.Tag.pointwise not in step.operator.tags:
+            variations += ((2, 0, variation) for variation in _vary_functions_around(step.name))
+        period = _PERIODIC.get(step.name)
+        if period is not None:
+            variations += ((3, 1, variation) for variation in _subtract_turns(name, period))
+    if torch.Tag.pointwise in step.operator.tags:
+        variations += ((3, 1, variation) for variation in _rounded_result(step))
+    variations.sort(key=operator.itemgetter(0))
+    return len(variations), variations
+
+
+# --- A function before and one after --------------------------------------------------------------
+
+_BEFORE = (
+    *("{}", "neg({})", "abs({})", "square({})", "exp({})", "sqrt({})", "log({})", "relu({})"),
+    *("reciprocal({})", "sigmoid({})", "tanh({})"),
+)
+_AFTER = (*_BEFORE, "log1p({})", "{} ** (1 / 3)")
+
+
+def _vary_functions_around(operator_name: str) -> Iterator[Variation]:
+    for before, after in itertools.product(_BEFORE, _AFTER):
+        if before != after or before == "neg({})":
+            sentence = after.format(f"{operator_name}({before.format('x')})")
+            change = partial(_around, before=FUNCTIONS[before], after=FUNCTIONS[after])
+            is_sign = {before, after} == {"{}", "neg({})"}
+            kind = PatternKind.SIGN if is_sign else PatternKind.OTHER_FUNCTION
+            yield Variation(kind, f"{sentence} instead of {operator_name}(x)", change)
+
+
+def _around(
+    step: Step, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]
+) -> Any:
+    first = first_of(step.run(self=before(step.values["self"])))
+    return step.with_first(check_varied(after(first)))
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+def _limit_operand(name: str, value: Tensor, case: Case) -> Iterator[Variation]:
+    """Limits beyond which all is wrong, and below which nothing is."""
+    if tuple(value.shape) != case.shape:
+        return
+    wide = widen(value)
+    for sentence, size, limit in (
+        ("above {0}", wide, lambda x, most: x.clamp(max=most)),
+        ("below {0}", -wide, lambda x, most: x.clamp(min=-most)),
+        ("at -{0} and {0}", wide.abs(), lambda x, most: x.clamp(-most, most)),
+    ):
+        least = float(size[case.wrong].min())
+        inside = size[~case.wrong & (size < least)]
+        if not inside.numel():
+            continue
+        for most in _between(float(inside.max()), least):
+            shown = -most if sentence.startswith("below") else most
+            words = f"{name} is clipped {sentence.format(f'{shown:.7g}')}"
+            change = with_altered(name, partial(limit, most=most))
+            yield Variation(PatternKind.CLIPPED, words, change)
+
+
+def _between(low: float, high: float) -> list[float]:
+    """The shortest numbers between two, and the first of them."""
+    numbers = [low]
+    for digits in range(1, 5):
+        middle = float(f"{(low + high) / 2:.{digits}g}")
+        if low <= middle <= high:
+            numbers.append(middle)
+    if math.floor(high) >= low:
+        numbers.append(float(math.floor(high)))
+    return list(dict.fromkeys(numbers))
+
+
+# --- Steps and turns ------------------------------------------------------------------------------
+
+_STEPS = (*(2.0**-power for power in range(-1, 13)), 0.1, 0.05, 0.02, 0.01, 0.005, 0.001)
+_WAYS: dict[str, Callable[[Tensor], Tensor]] = {
+    "the nearest": torch.round,
+    "the next lower": torch.floor,
+    "the next in the direction of zero": torch.trunc,
+}
+# A step must be seen in this many different values of the operand.
+_FEWEST_STEPS = 4
+
+
+def _round_operand_to_steps(name: str, value: Tensor) -> Iterator[Variation]:
+    """A value for each step of the operand, as a table has."""
+    size = float(widen(value).abs().max())
+    for step, (words, way) in itertools.product(_STEPS, _WAYS.items()):
+        if math.isfinite(size) and size / step >= _FEWEST_STEPS:
+            sentence = (
+                f"one value for each {step:.6g} of {name}: it is rounded to {words} of such steps"
+            )
+            change = with_altered(name, partial(_round_to_steps, way=way, step=step))
+            is_nearest = way is torch.round
+            kind = PatternKind.PRECISION if is_nearest else PatternKind.APPROXIMATION
+            yield Variation(kind, sentence, change)
+
+
+def _rounded_result(step: Step) -> Iterator[Variation]:
+    """The nearest of such steps for each result."""
+    result = step.run()
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        return
+    size = float(widen(result).abs().max())
+    for length in _STEPS:
+        if math.isfinite(size) and size / length >= _FEWEST_STEPS:
+            sentence = f"the result is rounded to the nearest of steps of {length:.6g}"
+            change = with_result(partial(_round_to_steps, way=torch.round, step=length))
+            yield Variation(PatternKind.PRECISION, sentence, change)
+
+
+def _round_to_steps(value: Tensor, way: Callable[[Tensor], Tensor], step: float) -> Tensor:
+    count = way(value / step)
+    if len(count.unique()) < _FEWEST_STEPS:
+        raise ValueError("too few steps")
+    return count * step
+
+
+_PERIODIC = {"sin": 2 * math.pi, "cos": 2 * math.pi, "tan": math.pi}
+
+
+def _subtract_turns(name: str, period: float) -> Iterator[Variation]:
+    """Whole turns subtracted, of a number that is near to the right one."""
+    turns = [float(f"{period:.{digits}g}") for digits in range(1, 7)]
+    turns += [2 * float(f"{period / 2:.{digits}g}") for digits in range(1, 7)]
+    turns += [period * (22 / 7) / math.pi]
+    for dtype in (torch.bfloat16, torch.float16):
+        turns.append(float(torch.tensor(period).to(dtype)))
+    for turn, way in itertools.product(dict.fromkeys(turns), _WAYS.values()):
+        sentence = f"turns of {turn:.7g} instead of {period:.7g} are subtracted from {name}"
+        change = with_altered(name, partial(_subtract_turn, turn=turn, way=way))
+        yield Variation(PatternKind.APPROXIMATION, sentence, change)
+
+
+def _subtract_turn(value: Tensor, turn: float, way: Callable[[Tensor], Tensor]) -> Tensor:
+    return value - turn * way(value / turn)

@@ -16,19 +16,19 @@ from paritas.core.diagnosis.patterns.attention import (
 from paritas.core.diagnosis.patterns.convolutions import convolution_variations
 from paritas.core.diagnosis.patterns.derivatives import derivative_variations
 from paritas.core.diagnosis.patterns.functions import COMPARISONS, function_variations
-from paritas.core.diagnosis.patterns.layouts import layout_variations
-from paritas.core.diagnosis.patterns.letters import letter_variations
-from paritas.core.diagnosis.patterns.losses import loss_variations
-from paritas.core.diagnosis.patterns.norms import norm_variations
-from paritas.core.diagnosis.patterns.roundings import reciprocal_variations
-from paritas.core.diagnosis.patterns.selections import selection_variations
-from paritas.core.diagnosis.patterns.substitutions import (
-    limit_variations,
-    substitution_variations,
+from paritas.core.diagnosis.patterns.inner import moved_eps
+from paritas.core.diagnosis.patterns.layouts import (
+    layout_variations,
+    letter_variations,
+    window_variations,
 )
+from paritas.core.diagnosis.patterns.losses import loss_variations
+from paritas.core.diagnosis.patterns.norms import cosine_variations, norm_variations
+from paritas.core.diagnosis.patterns.quantising import reciprocal_variations
+from paritas.core.diagnosis.patterns.selections import selection_variations
+from paritas.core.diagnosis.patterns.steps import with_formula, with_swapped
 from paritas.core.diagnosis.patterns.sums import sum_variations
-from paritas.core.diagnosis.patterns.variations import Variation
-from paritas.core.diagnosis.patterns.windows import window_variations
+from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.operators import count_results
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from paritas.core.diagnosis.calls import Step
+    from paritas.core.diagnosis.calls import FunctionStep, Step
 
 
 def family_variations(step: Step) -> Iterator[Variation]:
@@ -67,7 +67,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
         sentence = f"the gradient is given to every place along axis {step.values['dim']}"
         yield Variation(PatternKind.COPY, sentence, _given_to_all)
     if name in ("rsqrt", "sqrt", "reciprocal"):
-        yield from _root_variations()
+        for eps in _USUAL_EPS:
+            yield from moved_eps(eps, is_guess=True)
     yield from function_variations(step)
     yield from derivative_variations(step)
     yield from substitution_variations(step)
@@ -77,8 +78,8 @@ def family_variations(step: Step) -> Iterator[Variation]:
     yield from reciprocal_variations(step)
 
 
-def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
-    return lambda step: step.with_first(formula(step))
+# A root of a variance may already have one of these.
+_USUAL_EPS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
 
 # --- Several results ------------------------------------------------------------------------------
@@ -121,25 +122,24 @@ def _weight_norm_variations(step: Step) -> Iterator[Variation]:
     for dims, words in axes.items():
         if dims != kept_axes:
             sentence = f"v is divided by the length of {words}, not of each slice along axis {dim}"
-            yield Variation(
-                PatternKind.WRONG_AXIS, sentence, _with_first(partial(_weight_norm, dims=dims))
-            )
+            change = with_formula(partial(_weight_norm, dims=dims))
+            yield Variation(PatternKind.WRONG_AXIS, sentence, change)
     for power, words in ((1.0, "the sum of magnitudes"), (torch.inf, "the largest magnitude")):
         sentence = f"v is divided by {words} of each slice, not by its length"
-        change = partial(_weight_norm, dims=kept_axes, power=power)
-        yield Variation(PatternKind.STATISTICS, sentence, _with_first(change))
+        change = with_formula(partial(_weight_norm, dims=kept_axes, power=power))
+        yield Variation(PatternKind.STATISTICS, sentence, change)
     for length, words in (
         (lambda value: value.square(), "the square of its length"),
         (lambda value: value.sqrt(), "the root of its length"),
     ):
         sentence = f"each slice of v is divided by {words}"
-        change = partial(_weight_norm, dims=kept_axes, bend=length)
-        yield Variation(PatternKind.STATISTICS, sentence, _with_first(change))
+        change = with_formula(partial(_weight_norm, dims=kept_axes, bend=length))
+        yield Variation(PatternKind.STATISTICS, sentence, change)
     for sentence, compute in (
         ("v is not divided by its length", lambda step: step.values["v"] * step.values["g"]),
         ("v is not multiplied by g", lambda step: _weight_norm(step, kept_axes, scaled=False)),
     ):
-        yield Variation(PatternKind.MISSING_OPERAND, sentence, _with_first(compute))
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, with_formula(compute))
 
 
 def _weight_norm(
@@ -165,26 +165,36 @@ def _gradient_variations(name: str) -> Iterator[Variation]:
             sentence = f"the gradient passes where the input is {word} the threshold, not >"
             yield Variation(PatternKind.MASK, sentence, partial(_pass_gradient, compute=compute))
         return
-    sentence = "the sum over the row is left out of the gradient"
-    yield Variation(PatternKind.MISSING_OPERAND, sentence, _gradient_without_sum)
-    sentence = "the gradient is that of log_softmax"
-    yield Variation(PatternKind.OTHER_FUNCTION, sentence, _gradient_of_logarithm)
-    sentence = "only the diagonal of the derivative counts"
-    yield Variation(PatternKind.MISSING_OPERAND, sentence, _diagonal_gradient)
-    sentence = "the gradient is not multiplied by the softmax"
-    yield Variation(PatternKind.MISSING_OPERAND, sentence, _gradient_without_factor)
+    for kind, sentence, compute in _SOFTMAX_GRADIENTS:
+        yield Variation(kind, sentence, partial(_softmax_gradient, compute=compute))
 
 
-def _gradient_of_logarithm(step: Step) -> Tensor:
-    grad, output, dim = (step.values[name] for name in ("grad_output", "output", "dim"))
-    value: Tensor = grad - output * grad.sum(dim, keepdim=True)
-    return value
+def _softmax_gradient(step: Step, compute: Callable[[Tensor, Tensor, int], Tensor]) -> Tensor:
+    return compute(*(step.values[name] for name in ("grad_output", "output", "dim")))
 
 
-def _diagonal_gradient(step: Step) -> Tensor:
-    grad, output = step.values["grad_output"], step.values["output"]
-    value: Tensor = grad * output * (1 - output)
-    return value
+_SOFTMAX_GRADIENTS: tuple[tuple[PatternKind, str, Callable[[Tensor, Tensor, int], Tensor]], ...] = (
+    (
+        PatternKind.MISSING_OPERAND,
+        "the sum over the row is left out of the gradient",
+        lambda grad, output, _: grad * output,
+    ),
+    (
+        PatternKind.OTHER_FUNCTION,
+        "the gradient is that of log_softmax",
+        lambda grad, output, dim: grad - output * grad.sum(dim, keepdim=True),
+    ),
+    (
+        PatternKind.MISSING_OPERAND,
+        "only the diagonal of the derivative counts",
+        lambda grad, output, _: grad * output * (1 - output),
+    ),
+    (
+        PatternKind.MISSING_OPERAND,
+        "the gradient is not multiplied by the softmax",
+        lambda grad, output, dim: grad - (grad * output).sum(dim, keepdim=True),
+    ),
+)
 
 
 def _norm_gradient_variations() -> Iterator[Variation]:
@@ -193,8 +203,8 @@ def _norm_gradient_variations() -> Iterator[Variation]:
         ("the gradient through the deviation is left out", True, False),
         ("the gradients through mean and deviation are left out", False, False),
     ):
-        change = partial(_norm_gradient, centred=centred, scaled=scaled)
-        yield Variation(PatternKind.MISSING_OPERAND, sentence, _with_first(change))
+        change = with_formula(partial(_norm_gradient, centred=centred, scaled=scaled))
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
 
 
 def _norm_gradient(step: Step, *, centred: bool, scaled: bool) -> Tensor:
@@ -210,17 +220,6 @@ def _norm_gradient(step: Step, *, centred: bool, scaled: bool) -> Tensor:
     return value
 
 
-def _gradient_without_sum(step: Step) -> Tensor:
-    value: Tensor = step.values["grad_output"] * step.values["output"]
-    return value
-
-
-def _gradient_without_factor(step: Step) -> Tensor:
-    grad, output, dim = (step.values[name] for name in ("grad_output", "output", "dim"))
-    value: Tensor = grad - (grad * output).sum(dim, keepdim=True)
-    return value
-
-
 def _pass_gradient(step: Step, compute: Callable[..., Tensor]) -> Tensor:
     passes = compute(step.values["self"], step.values["threshold"])
     return torch.where(passes, step.values["grad_output"], 0.0)
@@ -232,19 +231,87 @@ def _given_to_all(step: Step) -> Tensor:
     return total.expand(value.shape)
 
 
-def _root_variations() -> Iterator[Variation]:
-    """The root of a variance that already has its eps."""
-    for eps in (1e-12, 1e-8, 1e-6, 1e-5, 1e-3):
+# --- Another value in the place of the right one: an operand used twice, a limit exceeded ---------
 
-        def moved(step: Step, eps: float = eps) -> Any:
-            outer = step.run(self=step.values["self"] - eps)
-            return outer + eps if step.name == "sqrt" else 1 / (1 / outer + eps)
 
-        sentence = f"eps ({eps:g}) is added to the root, not to what is under it"
-        yield Variation(PatternKind.EPS, sentence, moved)
-        for by, words in ((-eps, "left out"), (eps, "added twice")):
+# Of more operands, only these are tried in the place of each other.
+_MOST_OPERANDS = 5
 
-            def shifted(step: Step, by: float = by) -> Any:
-                return step.run(self=step.values["self"] + by)
 
-            yield Variation(PatternKind.EPS, f"eps ({eps:g}) is {words}", shifted)
+def _operands(step: Step) -> dict[str, Tensor]:
+    operands_by_name = {
+        name: value
+        for name, value in step.values.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    return dict(itertools.islice(operands_by_name.items(), _MOST_OPERANDS))
+
+
+# --- Operands -------------------------------------------------------------------------------------
+
+
+def substitution_variations(step: Step) -> Iterator[Variation]:
+    """One operand in the place of another as well, which is then used nowhere."""
+    for used, lost in itertools.permutations(_operands(step), 2):
+        sentence = f"{used} is used in the place of {lost}, too"
+        change = partial(_with_substitute, kept=used, lost=lost)
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, change)
+
+
+def _with_substitute(step: Step, kept: str, lost: str) -> Any:
+    result = step.run(**{lost: step.values[kept]})
+    if not isinstance(result, torch.Tensor):
+        return result
+    if result.numel() and bool((result == result.flatten()[0]).all()):
+        raise ValueError("one value everywhere has many reasons")
+    # The lost operand may be the one with the larger shape.
+    return result.expand_as(step.run())
+
+
+def function_call_variations(step: FunctionStep) -> Iterator[Variation]:
+    """A function of several operators with other arguments, or with two of them exchanged."""
+    for left, right in itertools.combinations(_operands(step), 2):
+        sentence = f"{left} and {right} are swapped"
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, with_swapped(left, right))
+    yield from substitution_variations(step)
+    yield from loss_variations(step)
+    yield from cosine_variations(step)
+    yield from argument_variations(step, tensors=False)
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+_LIMITING = frozenset({"clamp", "clamp_min", "hardtanh"})
+# A least value that is not larger keeps a divisor from being 0.
+_LARGEST_EPS = 0.1
+
+
+def limit_variations(step: Step) -> Iterator[Variation]:
+    """A limit that is added, or beyond which values wrap around."""
+    if step.name not in _LIMITING:
+        return
+    least, most = (step.values.get(name, step.values.get(f"{name}_val")) for name in ("min", "max"))
+    if not isinstance(least, int | float) or isinstance(most, torch.Tensor):
+        return
+    if most is None and 0 < least <= _LARGEST_EPS:
+        sentence = f"{least:.7g} is added instead of being the least value"
+        yield Variation(PatternKind.EPS, sentence, partial(_add_number, number=least))
+    if most is None or most <= least:
+        return
+    sentence = f"values beyond {least:.7g} and {most:.7g} wrap around instead of being limited"
+    widths = [(most - least, False)]
+    if least == round(least) and most == round(most):  # a format has both limits
+        widths += [(most - least + 1, is_cut) for is_cut in (False, True)]
+    for width, is_cut in widths:
+        change = partial(_wrap_into_range, least=least, width=width, is_cut=is_cut)
+        yield Variation(PatternKind.WRAPPED, sentence, change)
+
+
+def _add_number(step: Step, number: float) -> Any:
+    return step.values["self"] + number
+
+
+def _wrap_into_range(step: Step, least: float, width: float, *, is_cut: bool) -> Any:
+    value = step.values["self"]
+    value = value.trunc() if is_cut else value
+    return (value - least) % width + least

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from paritas.core.diagnosis.patterns.attention import factor_of, weights_and_values
 from paritas.core.diagnosis.patterns.norms import NORMS, norm_of
+from paritas.core.diagnosis.patterns.steps import with_output
 from paritas.core.diagnosis.patterns.sums import reduced_dims
 from paritas.core.diagnosis.tapes import tensors_of
 from paritas.core.torch_private.kernels import decomposition_of
@@ -53,6 +55,10 @@ class Formula:
     statistics: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     output: int = 0
+
+    def rewrite(self, step: Step, at: Writer) -> Any:
+        """The operator with this result as a writer computes it."""
+        return with_output(step, self.output, self.compute(step, at))
 
 
 def formulas_of(step: Step) -> tuple[Formula, ...]:
@@ -138,7 +144,7 @@ def _write_norm(step: Step, at: Writer) -> Tensor:
     norm = norm_of(step)
     if norm is None:
         raise ValueError("its statistics are not known")
-    x, dims = norm.x.reshape(norm.view), list(norm.dims)
+    x, dims = norm.rows, list(norm.dims)
     mean, variance = norm.mean, norm.var
     if mean is None and norm.centred:
         mean = at("the mean", aten.mean.dim, x, dims, True)
@@ -170,7 +176,6 @@ _NORM = Formula(
 
 
 def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
-    """The gradient of the input of a norm."""
     values, name = step.values, step.name
     grad, x, weight = values["grad_out"], values["input"], values["weight"]
     mean, shape = values.get("mean", values.get("save_mean")), x.shape
@@ -212,7 +217,6 @@ def _write_norm_gradient(step: Step, at: Writer) -> Tensor:
 
 
 def _write_weight_gradient(step: Step, at: Writer) -> Tensor:
-    """The gradient of the weight of a norm."""
     x, grad, mean = step.values["input"], step.values["grad_out"], _statistic(step, "mean")
     apart = x if mean is None else at("the centred values", aten.sub.Tensor, x, mean)
     is_running = step.values.get("train") is False
@@ -234,7 +238,6 @@ def _running_root(step: Step, at: Writer) -> Tensor:
 
 
 def _statistic(step: Step, name: str) -> Tensor | None:
-    """A saved statistic, in a shape that goes with the input."""
     is_running = step.values.get("train") is False
     saved = {"mean": "running_mean" if is_running else "save_mean", "rstd": "save_invstd"}[name]
     value: Tensor | None = step.values.get(name, step.values.get(saved))
@@ -293,7 +296,6 @@ _BIASED = Formula(_write_biased, known=frozenset({"the product"}))
 
 
 def _write_spread(step: Step, at: Writer) -> Tensor:
-    """A variance or a standard deviation."""
     x, keep = step.values["self"], bool(step.values.get("keepdim"))
     dims = list(reduced_dims(step))
     correction = step.values.get("correction", step.values.get("unbiased"))
@@ -485,7 +487,6 @@ _MOST_PAIRS = 1 << 20
 
 
 def _write_distance_gradient(step: Step, at: Writer) -> Tensor:
-    """The gradient of the first points of the Euclidean distances of all pairs."""
     values = step.values
     x1, x2, distance = values["x1"], values["x2"], values["cdist"]
     if values["p"] != 2 or distance.numel() * x1.shape[-1] > _MOST_PAIRS:  # noqa: PLR2004
@@ -501,12 +502,10 @@ def _write_distance_gradient(step: Step, at: Writer) -> Tensor:
 
 
 def _write_attention_gradient(target: str, step: Step, at: Writer) -> Tensor:
-    """The gradient of the query, the key or the value."""
     values = step.values
     query, key, value = (values[name] for name in ("query", "key", "value"))
     grad = values.get("grad_out", values.get("grad_out_"))
-    scale = values["scale"] or query.shape[-1] ** -0.5
-    chances = _chances(step, scale)
+    scale, chances = factor_of(step), weights_and_values(step)[0]
     if target == "value":
         return at("the product of chances and gradient", aten.matmul.default, chances.mT, grad)
     inner = at("the gradient of the chances", aten.matmul.default, grad, value.mT)
@@ -518,22 +517,6 @@ def _write_attention_gradient(target: str, step: Step, at: Writer) -> Tensor:
     if target == "query":
         return at("the product with the keys", aten.matmul.default, scores, key)
     return at("the product with the queries", aten.matmul.default, scores.mT, query)
-
-
-def _chances(step: Step, scale: float) -> Tensor:
-    """The softmax of the scores."""
-    query, key = step.values["query"], step.values["key"]
-    mask = step.values.get("attn_mask", step.values.get("attn_bias"))
-    scores = query @ key.mT * scale
-    if step.values["is_causal"]:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask
-    chances: Tensor = scores.softmax(-1)
-    return chances
 
 
 # --- By name --------------------------------------------------------------------------------------

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.patterns.selections import OTHER_TIES
+from paritas.core.diagnosis.patterns.steps import (
+    check_varied,
+    first_of,
+    with_altered,
+    with_factor,
+    with_formula,
+)
+from paritas.core.diagnosis.patterns.sums import negate_alpha
 from paritas.core.diagnosis.patterns.variations import LARGEST_EPS, Variation
 from paritas.core.results.findings import PatternKind
 
@@ -19,77 +29,29 @@ if TYPE_CHECKING:
     from paritas.core.diagnosis.calls import Step
 
 _F = torch.nn.functional
+
+
+def _named(module: Any, names: str) -> dict[str, Callable[..., Tensor]]:
+    """Functions of a module by their names."""
+    return {name: getattr(module, name) for name in names.split()}
+
+
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "exp": torch.exp,
-    "exp2": torch.exp2,
-    "expm1": torch.expm1,
-    "log": torch.log,
-    "log2": torch.log2,
-    "log10": torch.log10,
-    "log1p": torch.log1p,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal,
-    "square": torch.square,
-    "abs": torch.abs,
-    "neg": torch.neg,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "tan": torch.tan,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "erf": torch.erf,
-    "erfc": torch.erfc,
-    "atan": torch.atan,
-    "relu": torch.relu,
-    "relu6": _F.relu6,
-    "silu": _F.silu,
-    "gelu": _F.gelu,
+    **_named(torch, "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square abs neg"),
+    **_named(torch, "sin cos tan tanh sigmoid erf erfc atan relu"),
+    **_named(_F, "relu6 silu gelu"),
     "tanh gelu": lambda x: _F.gelu(x, approximate="tanh"),
     "x * sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
-    "elu": _F.elu,
-    "selu": _F.selu,
-    "leaky_relu": _F.leaky_relu,
-    "softplus": _F.softplus,
-    "softsign": _F.softsign,
-    "hardswish": _F.hardswish,
-    "hardsigmoid": _F.hardsigmoid,
-    "hardtanh": _F.hardtanh,
-    "mish": _F.mish,
+    **_named(_F, "elu selu leaky_relu softplus softsign hardswish hardsigmoid hardtanh mish"),
     "log_sigmoid": _F.logsigmoid,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "round": torch.round,
-    "trunc": torch.trunc,
-    "sign": torch.sign,
-    "frac": torch.frac,
-    "asin": torch.asin,
-    "acos": torch.acos,
-    "sinh": torch.sinh,
-    "cosh": torch.cosh,
-    "asinh": torch.asinh,
-    "acosh": torch.acosh,
-    "atanh": torch.atanh,
-    "lgamma": torch.lgamma,
-    "celu": _F.celu,
-    "tanhshrink": _F.tanhshrink,
-    "softshrink": _F.softshrink,
-    "hardshrink": _F.hardshrink,
+    **_named(
+        torch, "floor ceil round trunc sign frac asin acos sinh cosh asinh acosh atanh lgamma"
+    ),
+    **_named(_F, "celu tanhshrink softshrink hardshrink"),
     "the normal distribution function": torch.special.ndtr,
 }
 _UNARY_NAMES = {"log_sigmoid_forward": "log_sigmoid"}
-_BINARY: dict[str, Callable[..., Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "pow": torch.pow,
-    "fmod": torch.fmod,
-    "remainder": torch.remainder,
-    "atan2": torch.atan2,
-}
+_BINARY = _named(torch, "add sub mul div maximum minimum pow fmod remainder atan2")
 COMPARISONS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "lt": ("<", torch.lt),
     "le": ("<=", torch.le),
@@ -109,12 +71,8 @@ _LOGICAL: dict[str, tuple[str, Callable[..., Tensor]]] = {
 _BY_SIZE = {"maximum": "larger", "minimum": "smaller"}
 # Operators of the same arguments.
 _SIBLINGS = {
-    "upsample_nearest1d": "_upsample_nearest_exact1d",
-    "upsample_nearest2d": "_upsample_nearest_exact2d",
-    "upsample_nearest3d": "_upsample_nearest_exact3d",
-    "upsample_nearest_exact1d": "upsample_nearest1d",
-    "upsample_nearest_exact2d": "upsample_nearest2d",
-    "upsample_nearest_exact3d": "upsample_nearest3d",
+    **{f"upsample_nearest{rank}d": f"_upsample_nearest_exact{rank}d" for rank in (1, 2, 3)},
+    **{f"upsample_nearest_exact{rank}d": f"upsample_nearest{rank}d" for rank in (1, 2, 3)},
     "upsample_bilinear2d": "upsample_bicubic2d",
     "upsample_bicubic2d": "upsample_bilinear2d",
     "avg_pool2d": "max_pool2d",
@@ -149,15 +107,6 @@ _TO_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Where numbers lie in the middle between two whole ones; torch takes the even one.
-_HALVES: dict[str, Callable[[Tensor], Tensor]] = {
-    "up": lambda x: (x + 0.5).floor(),
-    "down": lambda x: (x - 0.5).ceil(),
-    "away from zero": lambda x: x.sign() * (x.abs() + 0.5).floor(),
-    "towards zero": lambda x: x.sign() * (x.abs() - 0.5).ceil(),
-}
-
-
 def function_variations(step: Step) -> Iterator[Variation]:
     """Functions of the same arguments that are mistaken for the operator."""
     name = _UNARY_NAMES.get(step.name, step.name)
@@ -172,7 +121,7 @@ def function_variations(step: Step) -> Iterator[Variation]:
                 yield Variation(
                     PatternKind.SIGN if is_sign else kind,
                     f"{other} instead of {name}",
-                    _negated_term if is_sign else partial(_binary, compute=compute),
+                    negate_alpha if is_sign else partial(_binary, compute=compute),
                 )
         yield from _operand_changes(step)
     if name in _BY_SIZE:
@@ -195,13 +144,13 @@ def function_variations(step: Step) -> Iterator[Variation]:
 
 
 def _unary_variations(name: str) -> Iterator[Variation]:
-    for words, compute in _HALVES.items() if name == "round" else ():
+    for words, compute in OTHER_TIES.items() if name == "round" else ():
         sentence = f"halves are rounded {words}, not to the even number"
-        yield Variation(PatternKind.TIE_BREAKING, sentence, partial(_unary, compute=compute))
+        yield Variation(PatternKind.TIE_BREAKING, sentence, _of_argument(compute))
     for other, compute in UNARY.items():
         if other != name:
             sentence = f"{other} instead of {name}"
-            yield Variation(PatternKind.OTHER_FUNCTION, sentence, partial(_unary, compute=compute))
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, _of_argument(compute))
     if name == "neg":
         return
     for sentence, compose in _COMPOSED.items():
@@ -210,14 +159,13 @@ def _unary_variations(name: str) -> Iterator[Variation]:
     if name == "pow":
         return
     sentence = f"the argument of {name} is negated"
-    yield Variation(PatternKind.SIGN, sentence, partial(_with_inner, factor=-1.0))
+    yield Variation(PatternKind.SIGN, sentence, with_factor("self", -1.0))
     for factor, words in _INNER.items():
         sentence = f"the argument of {name} is multiplied by {words}"
-        yield Variation(PatternKind.FACTOR, sentence, partial(_with_inner, factor=factor))
+        yield Variation(PatternKind.FACTOR, sentence, with_factor("self", factor))
 
 
 def _operand_changes(step: Step) -> Iterator[Variation]:
-    """One of two operands left out, or a factor applied twice."""
     first, second = list(step.values)[:2]
     for left_out, operand_name in ((second, first), (first, second)):
         if isinstance(step.values[operand_name], torch.Tensor):
@@ -254,26 +202,17 @@ def _cast_variations(step: Step) -> Iterator[Variation]:
     if value.is_floating_point():
         for words, compute in _TO_WHOLE.items():
             sentence = f"{words}, not cut off"
-            change = partial(_cast_of, compute=compute)
-            yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
+            yield Variation(PatternKind.OTHER_FUNCTION, sentence, with_altered("self", compute))
     limits = torch.iinfo(dtype)
     saturate = partial(torch.clamp, min=limits.min, max=limits.max)
     sentence = f"values beyond the range of {str(dtype).removeprefix('torch.')} are clipped to it"
-    yield Variation(PatternKind.CLIPPED, sentence, partial(_cast_of, compute=saturate))
-
-
-def _cast_of(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(self=compute(step.values["self"]))
+    yield Variation(PatternKind.CLIPPED, sentence, with_altered("self", saturate))
 
 
 def _compose_step(
     step: Step, compose: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 ) -> Any:
-    def of(x: Tensor) -> Tensor:
-        result = step.run(self=x)
-        return result if isinstance(result, torch.Tensor) else result[0]
-
-    return step.with_first(compose(of, step.values["self"]))
+    return step.with_first(compose(lambda x: first_of(step.run(self=x)), step.values["self"]))
 
 
 def _logical_variations(name: str) -> Iterator[Variation]:
@@ -282,10 +221,6 @@ def _logical_variations(name: str) -> Iterator[Variation]:
         if word != right:
             sentence = f"the masks are joined with {word} instead of {right}"
             yield Variation(PatternKind.MASK, sentence, partial(_binary, compute=compute))
-
-
-def _with_moved_side(step: Step, by: int) -> Any:
-    return step.run(other=step.values["other"] + by)
 
 
 def _comparison_variations(name: str) -> Iterator[Variation]:
@@ -297,7 +232,8 @@ def _comparison_variations(name: str) -> Iterator[Variation]:
     for by in (1, -1):
         size = "large" if by > 0 else "small"
         sentence = f"the mask is off by one: the right side of {sign} is one too {size}"
-        yield Variation(PatternKind.MASK, sentence, partial(_with_moved_side, by=by))
+        change = with_altered("other", partial(operator.add, by))
+        yield Variation(PatternKind.MASK, sentence, change)
 
 
 def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
@@ -306,20 +242,9 @@ def _sibling(step: Step, function: Callable[..., Tensor]) -> Any:
     return step.with_first(function(*list(step.values.values())[:count]))
 
 
-def _unary(step: Step, compute: Callable[[Tensor], Tensor]) -> Any:
-    value = compute(step.values["self"])
+def _of_argument(compute: Callable[[Tensor], Tensor]) -> Callable[[Step], Any]:
     # Many functions round to one and the same number, which says nothing about the function.
-    if value.numel() > 1 and bool((value == value.reshape(-1)[0]).all()):
-        raise ValueError("it is constant")
-    return step.with_first(value)
-
-
-def _with_inner(step: Step, factor: float) -> Any:
-    return step.run(self=step.values["self"] * factor)
-
-
-def _negated_term(step: Step) -> Any:
-    return step.run(alpha=-step.values["alpha"])
+    return with_formula(lambda step: check_varied(compute(step.values["self"])))
 
 
 def _binary(step: Step, compute: Callable[..., Tensor]) -> Tensor:

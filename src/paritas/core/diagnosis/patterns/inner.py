@@ -15,12 +15,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.diagnosis.patterns.functions import UNARY
-from paritas.core.diagnosis.patterns.sums import reduced_dims, tails
-from paritas.core.diagnosis.patterns.variations import LARGEST_EPS, Variation
+from paritas.core.diagnosis.patterns.steps import (
+    spread_slice,
+    then,
+    with_altered,
+    with_argument,
+    with_order,
+)
+from paritas.core.diagnosis.patterns.sums import (
+    opposite_result,
+    reduced_dims,
+    restart,
+    scale_result,
+    tails,
+)
+from paritas.core.diagnosis.patterns.variations import (
+    LARGEST_EPS,
+    Variation,
+    repeat_edge,
+    roll,
+)
 from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
@@ -75,26 +93,13 @@ def _pair_variations(step: Step, left: Any, right: Any) -> Iterator[Variation]:
         for name, operand in (("self", left), ("other", right)):
             if operand.dim() <= 1 < max(left.dim(), right.dim()):
                 for sentence, change in (
-                    ("1 + the factor is taken instead of the factor", _one_more),
-                    ("the factor - 1 is taken instead of the factor", _one_less),
+                    ("1 + the factor is taken instead of the factor", lambda factor: 1 + factor),
+                    ("the factor - 1 is taken instead of the factor", lambda factor: factor - 1),
                     ("the square of the factor is taken", torch.square),
                     ("the root of the factor is taken", torch.sqrt),
                     ("the inverse of the factor is taken", torch.reciprocal),
                 ):
-                    altered = partial(_with_operand, name=name, change=change)
-                    yield Variation(PatternKind.FACTOR, sentence, altered)
-
-
-def _one_more(value: Tensor) -> Tensor:
-    return 1 + value
-
-
-def _one_less(value: Tensor) -> Tensor:
-    return value - 1
-
-
-def _with_operand(step: Step, name: str, change: Any) -> Any:
-    return step.run(**{name: change(step.values[name])})
+                    yield Variation(PatternKind.FACTOR, sentence, with_altered(name, change))
 
 
 def _one_operand(step: Step, name: str) -> Tensor:
@@ -111,14 +116,9 @@ def _done_twice(step: Step) -> Any:
 def alteration_variations() -> Iterator[Variation]:
     """The result of one of several operators is left out, or negated."""
     sentence = "it is left out: 0 is used"
-    yield Variation(
-        PatternKind.MISSING_OPERAND, sentence, partial(_alter_result, alter=torch.zeros_like)
-    )
-    yield Variation(PatternKind.SIGN, "it is negated", partial(_alter_result, alter=torch.neg))
-
-
-def _alter_result(step: Step, alter: Callable[[Tensor], Tensor]) -> Tensor:
-    return alter(step.run())
+    zeros = then(torch.zeros_like)
+    yield Variation(PatternKind.MISSING_OPERAND, sentence, zeros)
+    yield Variation(PatternKind.SIGN, "it is negated", then(torch.neg))
 
 
 # --- Which elements a reduction has ---------------------------------------------------------------
@@ -150,11 +150,11 @@ def selection_variations(step: Step) -> Iterator[Variation]:
             if len(places) == 1 and step.name != "sum":
                 continue  # another number of the same elements: one of them
             words = f"{sentence} along axis {dim}"
-            change = partial(_select_places, dim=dim, places=places)
+            change = with_order("self", dim, places)
             yield Variation(kind, words, change)
             if step.name in _AVERAGES:
                 words = f"{words}, and it is still divided by their number"
-                yield Variation(kind, words, partial(_with_divisor_kept, change=change, dim=dim))
+                yield Variation(kind, words, scale_result(len(places) / size, change))
 
 
 def _is_reduction(step: Step) -> bool:
@@ -188,16 +188,6 @@ def _selections(size: int) -> Iterator[tuple[PatternKind, str, Tensor]]:
             yield kind, sentence, torch.cat([every, every[start : start + tile]])
 
 
-def _select_places(step: Step, dim: int, places: Tensor) -> Any:
-    x = step.values["self"]
-    return step.run(self=x.index_select(dim, places.to(x.device)))
-
-
-def _with_divisor_kept(step: Step, change: Any, dim: int) -> Any:
-    count = len(change.keywords["places"])
-    return change(step) * (count / step.values["self"].shape[dim])
-
-
 # --- Other axes, other rows -----------------------------------------------------------------------
 
 _MOST_RANK = 5
@@ -216,8 +206,7 @@ def _other_axes(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
                 continue
             sentence = f"along axes {list(other)} instead of {list(dims)}"
             other_dim = other[0] if isinstance(dim, int) else list(other)
-            change = partial(_along, dim=other_dim)
-            yield Variation(PatternKind.WRONG_AXIS, sentence, change)
+            yield Variation(PatternKind.WRONG_AXIS, sentence, with_argument("dim", other_dim))
 
 
 def _in_memory(step: Step, dim: int) -> Tensor:
@@ -228,10 +217,6 @@ def _in_memory(step: Step, dim: int) -> Tensor:
     return result
 
 
-def _along(step: Step, dim: Any) -> Any:
-    return step.run(dim=dim)
-
-
 def _other_rows(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variation]:
     if not step.values.get("keepdim"):
         return
@@ -240,27 +225,13 @@ def _other_rows(step: Step, x: Tensor, dims: tuple[int, ...]) -> Iterator[Variat
         for by in (1, -1):
             where = "before" if by > 0 else "after"
             sentence = f"that of the row {where} the right one along axis {axis} is used"
-            for edge in (False, True):
-                change = partial(_of_neighbour, axis=axis, by=by, edge=edge)
+            for move in (roll, repeat_edge):
+                change = then(partial(move, axis=axis, by=by))
                 yield Variation(kind, sentence, change)
         for position, words in ((0, "first"), (x.shape[axis] - 1, "last")):
             sentence = f"that of the {words} row along axis {axis} is used for all"
-            yield Variation(kind, sentence, partial(_of_one_row, axis=axis, place=position))
-
-
-def _of_neighbour(step: Step, axis: int, by: int, *, edge: bool) -> Tensor:
-    value = step.run()
-    size = value.shape[axis]
-    places = torch.arange(size, device=value.device) - by
-    moved = places.clamp(0, size - 1) if edge else places % size
-    result: Tensor = value.index_select(axis, moved)
-    return result
-
-
-def _of_one_row(step: Step, axis: int, place: int) -> Tensor:
-    value = step.run()
-    result: Tensor = value.narrow(axis, place, 1).expand(value.shape)
-    return result
+            spread = partial(spread_slice, axis=axis, place=position)
+            yield Variation(kind, sentence, then(spread))
 
 
 # --- Running sums ---------------------------------------------------------------------------------
@@ -274,20 +245,18 @@ def running_variations(step: Step) -> Iterator[Variation]:
     x, name = step.values.get("self"), step.name
     if name in _OPPOSITES:
         sentence = f"{_OPPOSITES[name].__name__} instead of {name}"
-        opposite = partial(_opposite, function=_OPPOSITES[name])
+        opposite = partial(opposite_result, function=_OPPOSITES[name])
         yield Variation(PatternKind.WRONG_REDUCTION, sentence, opposite)
     if name not in _NEUTRAL or not isinstance(x, torch.Tensor) or not x.dim():
         return
     size = x.shape[step.values["dim"]]
     for position in [*range(1, size)][:_MOST_STARTS]:
         sentence = f"what comes before element {position} is not carried over"
-        yield Variation(
-            PatternKind.PARTIAL_SUM, sentence, partial(_restart_parts, sizes=[position])
-        )
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(restart, sizes=[position]))
     for length in range(2, min(size // 2 + 1, _MOST_STARTS)):
         sentence = f"it starts again every {length} elements: the sum so far is not carried over"
         sizes = [length] * (size // length)
-        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(_restart_parts, sizes=sizes))
+        yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(restart, sizes=sizes))
     sentence = "the first element is left out"
     yield Variation(PatternKind.OFF_BY_ONE, sentence, _without_first)
     sentence = "the first element counts twice"
@@ -298,17 +267,6 @@ def running_variations(step: Step) -> Iterator[Variation]:
 
 # So many places and lengths are tried.
 _MOST_STARTS = 128
-
-
-def _opposite(step: Step, function: Any) -> Any:
-    return function(step.values["self"], step.values["dim"])
-
-
-def _restart_parts(step: Step, sizes: list[int]) -> Tensor:
-    x, dim = step.values["self"], step.values["dim"]
-    rest = x.shape[dim] - sum(sizes)
-    parts = x.split([*sizes, rest] if rest else sizes, dim)
-    return torch.cat([step.run(self=part) for part in parts], dim)
 
 
 def _without_first(step: Step) -> Any:
@@ -333,37 +291,35 @@ def _over_all_rows(step: Step) -> Any:
 # --- Neighbouring operators -----------------------------------------------------------------------
 
 
-def moved_eps(eps: float) -> Iterator[Variation]:
-    """A root whose eps was meant to be added to what is under it."""
-    for sentence, change in (
-        ("added to the root, not to what is under it", _eps_on_the_root),
-        ("added to the result, not to what is under the root", _eps_on_the_result),
-        ("the least value under the root, not added", _eps_as_least),
-        ("left out", _without_eps),
-        ("added twice", _with_eps_twice),
+def moved_eps(eps: float, *, is_guess: bool = False) -> Iterator[Variation]:
+    """A root whose eps was meant to be added to what is under it.
+
+    Args:
+        is_guess: it is not known that there is this eps, so only what is likely is tried.
+    """
+    for words, is_likely, change in (
+        ("added to the root, not to what is under it", True, _add_to_root),
+        ("added to the result, not to what is under the root", False, _add_to_result),
+        ("the least value under the root, not added", False, _limit_by_eps),
+        ("left out", True, lambda step, eps: step.run(self=step.values["self"] - eps)),
+        ("added twice", True, lambda step, eps: step.run(self=step.values["self"] + eps)),
     ):
-        yield Variation(PatternKind.EPS, f"eps ({eps:.3g}) is {sentence}", partial(change, eps=eps))
+        if is_likely or not is_guess:
+            sentence = f"eps ({eps:.3g}) is {words}"
+            yield Variation(PatternKind.EPS, sentence, partial(change, eps=eps))
 
 
-def _eps_on_the_root(step: Step, eps: float) -> Any:
+def _add_to_root(step: Step, eps: float) -> Any:
     outer = step.run(self=step.values["self"] - eps)
     return outer + eps if step.name == "sqrt" else 1 / (1 / outer + eps)
 
 
-def _eps_on_the_result(step: Step, eps: float) -> Any:
+def _add_to_result(step: Step, eps: float) -> Any:
     return step.run(self=step.values["self"] - eps) + eps
 
 
-def _eps_as_least(step: Step, eps: float) -> Any:
+def _limit_by_eps(step: Step, eps: float) -> Any:
     return step.run(self=(step.values["self"] - eps).clamp(min=eps))
-
-
-def _without_eps(step: Step, eps: float) -> Any:
-    return step.run(self=step.values["self"] - eps)
-
-
-def _with_eps_twice(step: Step, eps: float) -> Any:
-    return step.run(self=step.values["self"] + eps)
 
 
 _ROOTS = frozenset({"rsqrt", "sqrt", "reciprocal"})

@@ -14,6 +14,7 @@ import torch
 
 from paritas.core.diagnosis.case import Extent, axis_number, near, weigh
 from paritas.core.diagnosis.formats import format_with_digits
+from paritas.core.diagnosis.patterns.fits import slope_along
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import PatternKind
 
@@ -129,7 +130,6 @@ def _lines(case: Case) -> Iterator[_Grouping]:
 
 
 def _along(case: Case, axis: int, *, first: bool) -> _Grouping:
-    """Each index along an axis, or else each line along it."""
     shape = case.shape
 
     def split(value: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def _state_moved(
         sentence = f"{words}, and clipped at {least:.4g} and {most:.4g}"
         return _state(case, value, sentence, 2 * len(candidate_groups), PatternKind.CLIPPED)
     offset = (candidate_groups - right).median(1, keepdim=True).values
-    factor = (right * candidate_groups).sum(1, keepdim=True) / right.square().sum(1, keepdim=True)
+    factor = slope_along(right, candidate_groups, [1])
     is_whole = len(right) == 1
     for kinds, text, moved, numbers in (
         ((PatternKind.OFFSET, PatternKind.AXIS_OFFSET), "an offset", right + offset, offset),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.functions import UNARY
 from paritas.core.diagnosis.patterns.unknowns import shortened
 from paritas.core.diagnosis.patterns.variations import Variation
@@ -84,7 +85,7 @@ def limited_arguments(step: Step, candidate: Tensor) -> Iterator[Variation]:
     right = step.run()
     if right.shape != candidate.shape or not bool(torch.isfinite(right).all()):
         return
-    x, right = (tensor.detach().cpu().double() for tensor in (x, right))
+    x, right = (widen(tensor) for tensor in (x, right))
     wrong = (candidate - right).abs() > _SAME * right.square().mean().sqrt()
     if bool(wrong.all()) or not bool(wrong.any()):
         return

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from paritas.core.diagnosis.case import Case, Extent, first_supported, weigh, widen, wrong_block
-from paritas.core.diagnosis.leftovers import fits_honestly
+from paritas.core.diagnosis.patterns.fits import weigh_fit
 from paritas.core.numerics.criterion import MAX_Z
 from paritas.core.results.findings import Pattern, PatternKind
 
@@ -40,11 +40,7 @@ _ROOTS = {
     "sqrt": "the square root",
     "rsqrt": "the root",
     "pow": "a power",
-    "log": "the logarithm",
-    "log2": "the logarithm",
-    "log10": "the logarithm",
-    "log1p": "the logarithm",
-    "xlogy": "the logarithm",
+    **dict.fromkeys(("log", "log2", "log10", "log1p", "xlogy"), "the logarithm"),
 }
 _LARGEST = (("float16", 65504.0), ("float32", 3.4e38), ("float64", 1.79e308))
 
@@ -136,7 +132,6 @@ def _overflow_causes(what: str, x: Tensor) -> Iterator[NonfiniteCause]:
 
 
 def _row_causes(case: Case) -> Iterator[NonfiniteCause]:
-    """Conditions on a row of the first input as a whole."""
     name = case.context.operator_name
     if not case.context.inputs or name not in _ROWS:
         return
@@ -243,19 +238,15 @@ def _overflow(case: Case) -> list[Pattern]:
         if agreed < _MOST * float(infinite.sum()) or agreed < _MOST * float(beyond.sum()):
             continue
         count = int(infinite.sum())
-        return [
-            Pattern(
-                kind=PatternKind.OVERFLOW,
-                confidence=(0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3)),
-                sentence=f"overflow: values too large for {name} become infinity",
-                evidence={
-                    "format": name,
-                    "limit": limit,
-                    "elements": float(count),
-                    "share of the wrong": share,
-                },
-            )
-        ]
+        evidence: dict[str, float | str] = {
+            "format": name,
+            "limit": limit,
+            "elements": float(count),
+            "share of the wrong": share,
+        }
+        sentence = f"overflow: values too large for {name} become infinity"
+        certainty = (0.99 if share > _MOST else 0.9) * (1 - 2.0 ** -(count + 3))
+        return [_overflow_pattern(certainty, sentence, evidence)]
     return _scaled_overflow(case, infinite, share)
 
 
@@ -285,14 +276,14 @@ def _scaled_overflow(case: Case, infinite: Tensor, share: float) -> list[Pattern
         "elements": float(count),
         "share of the wrong": share,
     }
-    return [
-        Pattern(
-            kind=PatternKind.OVERFLOW,
-            confidence=0.97 * (1 - 2.0**-bits),
-            sentence=sentence,
-            evidence=evidence,
-        )
-    ]
+    return [_overflow_pattern(0.97 * (1 - 2.0**-bits), sentence, evidence)]
+
+
+def _overflow_pattern(
+    confidence: float, sentence: str, evidence: dict[str, float | str]
+) -> Pattern:
+    kind = PatternKind.OVERFLOW
+    return Pattern(kind=kind, confidence=confidence, sentence=sentence, evidence=evidence)
 
 
 def _is_tried(sizes: Tensor, limit: float) -> bool:
@@ -368,31 +359,26 @@ def _describe_swallowed(case: Case, mask: Tensor, share: float) -> Pattern:
 
 # --- Clipped values -------------------------------------------------------------------------------
 
-# The largest and smallest numbers of formats.
-LIMITS = {
-    127.0: "the largest int8",
-    -128.0: "the smallest int8",
-    -127.0: "the smallest int8 of a symmetric range",
-    255.0: "the largest uint8",
-    32767.0: "the largest int16",
-    -32768.0: "the smallest int16",
-    65535.0: "the largest uint16",
-    2.0**31 - 1: "the largest int32",
-    -(2.0**31): "the smallest int32",
-    2.0**32 - 1: "the largest uint32",
-    448.0: "the largest float8_e4m3",
-    -448.0: "the smallest float8_e4m3",
-    240.0: "the largest float8_e4m3fnuz",
-    -240.0: "the smallest float8_e4m3fnuz",
-    57344.0: "the largest float8_e5m2",
-    -57344.0: "the smallest float8_e5m2",
-    65504.0: "the largest float16",
-    -65504.0: "the smallest float16",
-    float(torch.finfo(torch.bfloat16).max): "the largest bfloat16",
-    float(torch.finfo(torch.bfloat16).min): "the smallest bfloat16",
-    float(torch.finfo(torch.float32).max): "the largest float32",
-    float(torch.finfo(torch.float32).min): "the smallest float32",
+# The largest and smallest numbers of formats; of unsigned ones, 0 has other reasons.
+_RANGES: dict[str, tuple[float, ...]] = {
+    "int8": (127.0, -128.0),
+    "int8 of a symmetric range": (127.0, -127.0),
+    "uint8": (255.0,),
+    "int16": (32767.0, -32768.0),
+    "uint16": (65535.0,),
+    "int32": (2.0**31 - 1, -(2.0**31)),
+    "uint32": (2.0**32 - 1,),
+    "float8_e4m3": (448.0, -448.0),
+    "float8_e4m3fnuz": (240.0, -240.0),
+    "float8_e5m2": (57344.0, -57344.0),
+    "float16": (65504.0, -65504.0),
+    "bfloat16": (torch.finfo(torch.bfloat16).max, torch.finfo(torch.bfloat16).min),
+    "float32": (torch.finfo(torch.float32).max, torch.finfo(torch.float32).min),
 }
+LIMITS: dict[float, str] = {}
+for _name, _bounds in _RANGES.items():
+    for _word, _bound in zip(("largest", "smallest"), _bounds, strict=False):
+        LIMITS.setdefault(_bound, f"the {_word} {_name}")
 
 
 def propose_clipping(case: Case) -> list[Pattern]:
@@ -488,14 +474,12 @@ def _limited_lengths(case: Case, words: str, dims: tuple[int, ...]) -> Pattern |
     if not bound > 0 or not passes.numel() or float(passes.max()) > bound * (1 + _LENGTHS_APART):
         return None  # without slices that went through, each has a factor of its own
     prediction = case.right * (bound / right.clamp(min=bound))
-    weight = weigh(case, prediction, parameters=1, cost=2.0, extent=Extent.ALL)
-    if weight is None or not fits_honestly(case, prediction):
-        return None
-    return weight.pattern(PatternKind.CLIPPED, f"{words} is limited to the length {bound:.6g}")
+    weight = weigh_fit(case, prediction, parameters=1, cost=2.0)
+    sentence = f"{words} is limited to the length {bound:.6g}"
+    return None if weight is None else weight.pattern(PatternKind.CLIPPED, sentence)
 
 
 def _may_be_cut_off(case: Case) -> bool:
-    """Whether there are at most two different values, judged by some of them."""
     some = case.given.reshape(-1)[case.some_wrong]
     ends = (some == some.amax()) | (some == some.amin()) | ~torch.isfinite(some)
     middle = some.median()

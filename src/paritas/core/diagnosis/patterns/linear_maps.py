@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paritas.core.diagnosis.case import roundoff, widen
+from paritas.core.diagnosis.patterns.fits import is_determined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -176,8 +177,7 @@ def _solve(rows: Tensor, columns: Tensor, unit: float) -> tuple[Tensor, Tensor] 
     count, terms = rows.shape[-2:]
     if count < _FEWEST * terms or rows.numel() > _MOST_ELEMENTS:
         return None
-    sizes = torch.linalg.svdvals(rows)
-    if float(sizes[..., -1].min()) * _MOST_CONDITION < float(sizes[..., 0].max()):
+    if not is_determined(rows, _MOST_CONDITION):
         return None
     inverse = torch.linalg.pinv(rows)
     value = inverse @ columns
@@ -321,11 +321,7 @@ def _convolution(predictor: Predictor) -> _Form | None:
     terms = inner * math.prod(weight.shape[2:])
 
     def in_rows(value: Tensor) -> Tensor:
-        windows = _windows(value.reshape(x.shape), values)
-        windows = windows.unflatten(1, (groups, inner)).movedim(1, 0)
-        windows = windows.movedim(2, 1 - weight.dim())  # groups, batch, places, channel, window
-        rows: Tensor = windows.reshape(groups, -1, terms)
-        return rows
+        return windows_in_rows(value.reshape(x.shape), values)
 
     def in_columns(value: Tensor) -> Tensor:
         value = value.reshape(-1, groups, outer, math.prod(shape[-weight.dim() + 2 :]))
@@ -352,6 +348,16 @@ def _convolution(predictor: Predictor) -> _Form | None:
         shaped,
     )  # fmt: skip
     return _Form(0, for_weight, for_input, 2 if len(candidate) > 2 else None, 1 - weight.dim())  # noqa: PLR2004
+
+
+def windows_in_rows(x: Tensor, values: Mapping[str, Any]) -> Tensor:
+    """What each place of a convolution's result reads: groups, places, elements."""
+    groups = values["groups"]
+    windows = _windows(x, values).unflatten(1, (groups, -1)).movedim(1, 0)
+    windows = windows.movedim(2, 1 - x.dim())  # groups, batch, places, channel, window
+    terms = math.prod(windows.shape[1 - x.dim() :])
+    rows: Tensor = windows.reshape(groups, -1, terms)
+    return rows
 
 
 def _windows(x: Tensor, values: Mapping[str, Any]) -> Tensor:

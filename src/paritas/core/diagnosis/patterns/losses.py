@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.patterns.steps import (
+    first_of,
+    with_altered,
+    with_result,
+)
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -83,7 +88,7 @@ def loss_variations(step: Step) -> Iterator[Variation]:
     """The mistakes that are known of losses."""
     name = step.name
     if name in ("softmax", "log_softmax"):
-        yield from _input_variations()
+        yield from _input_variations(step)
     if name == "kl_div":
         yield from _divergence_variations(step)
     if name in _GRADIENTS:
@@ -100,8 +105,9 @@ def loss_variations(step: Step) -> Iterator[Variation]:
     yield from _divisor_variations(step)
     yield from _target_variations(step)
     yield from _weight_variations(step)
-    yield from _input_variations()
-    yield from _scaled_losses()
+    yield from _input_variations(step)
+    for sentence, factor in _LOSS_FACTORS.items():
+        yield Variation(PatternKind.SCALE, sentence, with_result(partial(torch.mul, other=factor)))
     yield from _other_losses(name)
 
 
@@ -109,17 +115,6 @@ _LOSS_FACTORS = {
     "it is in bits: divided by ln 2": 1 / math.log(2),
     "it is multiplied by ln 2": math.log(2),
 }
-
-
-def _scaled_losses() -> Iterator[Variation]:
-    for sentence, factor in _LOSS_FACTORS.items():
-        yield Variation(PatternKind.SCALE, sentence, partial(_scaled_loss, factor=factor))
-
-
-def _scaled_loss(step: Step, factor: float) -> Any:
-    result = step.run()
-    first = result if isinstance(result, torch.Tensor) else result[0]
-    return step.with_first(factor * first)
 
 
 # --- Another loss ---------------------------------------------------------------------------------
@@ -161,11 +156,7 @@ def _of_pairs(step: Step) -> tuple[Tensor, Tensor]:
 
 def _of_classes(step: Step) -> tuple[Tensor, Tensor]:
     """The rows of scores whose labels count."""
-    scores, labels, ignored = (
-        step.values[_input_of(step)],
-        step.values["target"],
-        _find_ignored_targets(step),
-    )
+    (scores, labels), ignored = _of_pairs(step), _find_ignored_targets(step)
     if scores.dim() != 2 or labels.is_floating_point():  # noqa: PLR2004
         raise ValueError("these are no rows of scores")
     return (scores, labels) if ignored is None else (scores[~ignored], labels[~ignored])
@@ -218,17 +209,15 @@ def _weight_variations(step: Step) -> Iterator[Variation]:
     reduction = step.values.get("reduction")
     if reduction not in (1, 2, "mean", "sum"):
         return
-    for sentence, (kind, weigh) in _WEIGHTS.items():
-        for is_mean in (True, False) if reduction in (1, "mean") else (False,):
-            words = (
-                sentence
-                if is_mean or reduction in (2, "sum")
-                else f"{sentence}, but not in the divisor"
-            )
+    is_sum = reduction in (2, "sum")
+    for sentence, weigh in _WEIGHTS.items():
+        for is_mean in (False,) if is_sum else (True, False):
+            words = sentence if is_mean or is_sum else f"{sentence}, but not in the divisor"
             change = partial(_weigh_terms, weigh=weigh, is_mean=is_mean)
-            yield Variation(kind, words, change)
-    for sentence, (kind, choose) in _CHOICES.items():
-        yield Variation(kind, sentence, partial(_chosen, choose=choose))
+            yield Variation(PatternKind.FACTOR, words, change)
+    for kind, choices in _CHOICES.items():
+        for sentence, choose in choices.items():
+            yield Variation(kind, sentence, partial(_chosen, choose=choose))
     for factor in _LABEL_FACTORS if step.values.get("pos_weight", step) is None else ():
         sentence = f"pos_weight is {factor:g} instead of None"
         yield Variation(PatternKind.ARGUMENT, sentence, partial(_with_raised_labels, factor=factor))
@@ -246,65 +235,50 @@ def _ranks(terms: Tensor, _: Tensor) -> Tensor:
     return torch.arange(1, len(terms) + 1, dtype=terms.dtype, device=terms.device)
 
 
-def _raise_positives(target: Tensor, factor: float) -> Tensor:
+def _raise_positives(_: Any, target: Tensor, factor: float) -> Tensor:
     """A factor on the terms of positive labels."""
     if not target.is_floating_point() or bool(((target < 0) | (target > 1)).any()):
         raise ValueError("the targets are no labels of two classes")
     return 1 + (factor - 1) * target
 
 
-def _raised_labels(_: Tensor, target: Tensor, factor: float) -> Tensor:
-    return _raise_positives(target, factor)
-
-
-_WEIGHTS: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
-    "the term number i has the weight i": (PatternKind.FACTOR, _ranks),
-    "the term number i has the weight i, counted from the end": (
-        PatternKind.FACTOR,
-        lambda terms, target: _ranks(terms, target).flip(0),
-    ),
-    "the term number i has the weight 1 / i": (
-        PatternKind.FACTOR,
-        lambda terms, target: 1 / _ranks(terms, target),
-    ),
-    "the terms have focal weights, (1 - exp(-term)) ** 2": (
-        PatternKind.FACTOR,
-        lambda terms, _: (1 - (-terms).exp()).square(),
-    ),
-    "the terms have focal weights, 1 - exp(-term)": (
-        PatternKind.FACTOR,
-        lambda terms, _: 1 - (-terms).exp(),
-    ),
+_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "the term number i has the weight i": _ranks,
+    "the term number i has the weight i, counted from the end": lambda terms, target: _ranks(
+        terms, target
+    ).flip(0),
+    "the term number i has the weight 1 / i": lambda terms, target: 1 / _ranks(terms, target),
+    "the terms have focal weights, (1 - exp(-term)) ** 2": lambda terms, _: (
+        1 - (-terms).exp()
+    ).square(),
+    "the terms have focal weights, 1 - exp(-term)": lambda terms, _: 1 - (-terms).exp(),
     **{
-        f"terms of positive labels count {factor:g} times": (
-            PatternKind.FACTOR,
-            partial(_raised_labels, factor=factor),
-        )
+        f"terms of positive labels count {factor:g} times": partial(_raise_positives, factor=factor)
         for factor in _LABEL_FACTORS
     },
     "terms of positive labels count as often as there are more negative ones": (
-        PatternKind.FACTOR,
-        lambda _, target: _raise_positives(target, float((1 - target).sum() / target.sum())),
+        lambda terms, target: _raise_positives(
+            terms, target, float((1 - target).sum() / target.sum())
+        )
     ),
 }
-_CHOICES: dict[str, tuple[PatternKind, Callable[[Tensor], Tensor]]] = {
-    "the largest term instead of the reduction": (PatternKind.WRONG_REDUCTION, torch.max),
-    "the smallest term instead of the reduction": (PatternKind.WRONG_REDUCTION, torch.min),
-    "the median of the terms": (PatternKind.WRONG_REDUCTION, torch.median),
-    "the root of the mean of the squared terms": (
-        PatternKind.WRONG_REDUCTION,
-        lambda terms: terms.square().mean().sqrt(),
-    ),
-    "the mean of the larger half of the terms": (
-        PatternKind.PARTIAL_SUM,
-        lambda terms: terms.topk(max(1, len(terms) // 2)).values.mean(),
-    ),
-    "the mean of the smaller half of the terms": (
-        PatternKind.PARTIAL_SUM,
-        lambda terms: terms.topk(max(1, len(terms) // 2), largest=False).values.mean(),
-    ),
-    "the first term only": (PatternKind.PARTIAL_SUM, lambda terms: terms[0]),
-    "the last term only": (PatternKind.PARTIAL_SUM, lambda terms: terms[-1]),
+_CHOICES: dict[PatternKind, dict[str, Callable[[Tensor], Tensor]]] = {
+    PatternKind.WRONG_REDUCTION: {
+        "the largest term instead of the reduction": torch.max,
+        "the smallest term instead of the reduction": torch.min,
+        "the median of the terms": torch.median,
+        "the root of the mean of the squared terms": lambda terms: terms.square().mean().sqrt(),
+    },
+    PatternKind.PARTIAL_SUM: {
+        "the mean of the larger half of the terms": lambda terms: terms.topk(
+            max(1, len(terms) // 2)
+        ).values.mean(),
+        "the mean of the smaller half of the terms": lambda terms: terms.topk(
+            max(1, len(terms) // 2), largest=False
+        ).values.mean(),
+        "the first term only": lambda terms: terms[0],
+        "the last term only": lambda terms: terms[-1],
+    },
 }
 
 
@@ -312,10 +286,8 @@ def _terms(step: Step) -> tuple[Tensor, Tensor]:
     """The terms that count, and their targets."""
     values = step.values
     reduction = _NO_REDUCTION[type(values["reduction"])]
-    terms = step.run(reduction=reduction)
-    terms = terms if isinstance(terms, torch.Tensor) else terms[0]
+    terms = first_of(step.run(reduction=reduction)).reshape(-1)
     target, ignored = values["target"].reshape(-1), _find_ignored_targets(step)
-    terms = terms.reshape(-1)
     if ignored is not None and target.numel() == terms.numel():
         counts = ~ignored.reshape(-1)
         terms, target = terms[counts], target[counts]
@@ -352,10 +324,10 @@ def _as_result(step: Step, value: Tensor) -> Any:
 # --- Inputs and targets ---------------------------------------------------------------------------
 
 
-def _input_variations() -> Iterator[Variation]:
+def _input_variations(step: Step) -> Iterator[Variation]:
     for words, alter in _ALTERED.items():
         sentence = f"{words} of the input is taken for the input"
-        change = partial(_with_input, alter=alter)
+        change = with_altered(_input_of(step), alter)
         yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
@@ -384,13 +356,10 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
     target = step.values.get("target")
     counts = {"the batch": first.shape[0] if first.dim() else 1, "all elements": first.numel()}
     ignored = _find_ignored_targets(step)
-    kind = PatternKind.WRONG_REDUCTION
     if isinstance(target, torch.Tensor):
         if ignored is not None:
-            kind = PatternKind.MASK
             sentence = "the targets to ignore count in the mean"
-            change = partial(_divided_sum, count=target.numel())
-            yield Variation(kind, sentence, change)
+            yield Variation(PatternKind.MASK, sentence, partial(_divided_sum, count=target.numel()))
         counts["all targets"] = target.numel()
     for words, count in counts.items():
         if ignored is None or target is None or count != target.numel():
@@ -401,10 +370,8 @@ def _divisor_variations(step: Step) -> Iterator[Variation]:
 
 def _off_by_one_divisors(step: Step) -> Iterator[Variation]:
     for by, words in ((1, "large"), (-1, "small")):
-        kind, sentence = (
-            PatternKind.OFF_BY_ONE,
-            f"the number that the sum is divided by is one too {words}",
-        )
+        kind = PatternKind.OFF_BY_ONE
+        sentence = f"the number that the sum is divided by is one too {words}"
         factor = _factor_of_divisor(step, by)
         if math.isclose(factor, round(factor, 2), rel_tol=_ROUND):
             # Nobody can see where a plain factor comes from.
@@ -426,10 +393,10 @@ def _target_variations(step: Step) -> Iterator[Variation]:
             yield Variation(PatternKind.WRONG_INDEX, sentence, partial(_with_next_target, by=by))
     if target.is_floating_point():
         for kind, sentence, alter in _OTHER_LABELS:
-            yield Variation(kind, sentence, partial(_with_target, alter=alter))
+            yield Variation(kind, sentence, with_altered("target", alter))
         for number in SMOOTHING:
             sentence = f"the targets are smoothed by {number:g}"
-            change = partial(_with_smoothed_target, number=number)
+            change = with_altered("target", partial(_smooth_target, number=number))
             yield Variation(PatternKind.ARGUMENT, sentence, change)
     else:
         for words, choose in (("largest", torch.argmax), ("smallest", torch.argmin)):
@@ -446,18 +413,13 @@ _OTHER_LABELS: tuple[tuple[PatternKind, str, Callable[[Tensor], Tensor]], ...] =
 )
 
 
-def _with_target(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(target=alter(step.values["target"]))
-
-
 # Labels are often smoothed by one of these.
 SMOOTHING = (0.1, 0.05, 0.2, 0.01)
 
 
-def _with_smoothed_target(step: Step, number: float) -> Any:
-    target = step.values["target"]
-    _raise_positives(target, 1.0)  # raises if these are no labels
-    return step.run(target=(1 - number) * target + number / 2)
+def _smooth_target(target: Tensor, number: float) -> Tensor:
+    _raise_positives(None, target, 1.0)  # raises if these are no labels
+    return (1 - number) * target + number / 2
 
 
 def _with_next_target(step: Step, by: int) -> Any:
@@ -492,11 +454,6 @@ def _with_class_zero(step: Step) -> Any:
     return step.run(target=step.values["target"].masked_fill(ignored, 0))
 
 
-def _with_input(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    name = _input_of(step)
-    return step.run(**{name: alter(step.values[name])})
-
-
 def _input_of(step: Step) -> str:
     """It has several names in functions of Python and in operators, but is the first argument."""
     return next(iter(step.values))
@@ -508,14 +465,11 @@ def _divided_sum(step: Step, count: int) -> Any:
 
 def _with_divisor_off(step: Step, by: int) -> Any:
     """The mean with another divisor; weights count in it as in the right one."""
-    mean = step.run()
-    mean = mean if isinstance(mean, torch.Tensor) else mean[0]
-    return step.with_first(mean * _factor_of_divisor(step, by))
+    return step.with_first(first_of(step.run()) * _factor_of_divisor(step, by))
 
 
 def _factor_of_divisor(step: Step, by: int) -> float:
-    mean = step.run()
-    count = float(_sum_of_terms(step) / (mean if isinstance(mean, torch.Tensor) else mean[0]))
+    count = float(_sum_of_terms(step) / first_of(step.run()))
     return count / (count + by) if count + by else math.nan
 
 
@@ -524,6 +478,4 @@ _ROUND = 1e-6
 
 
 def _sum_of_terms(step: Step) -> Tensor:
-    total = step.run(reduction=_SUM if step.values["reduction"] == _MEAN else "sum")
-    value: Tensor = total if isinstance(total, torch.Tensor) else total[0]
-    return value
+    return first_of(step.run(reduction=_SUM if step.values["reduction"] == _MEAN else "sum"))

@@ -15,15 +15,12 @@ from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
     from paritas.core.diagnosis.calls import Step
-
-
-def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
-    return lambda step: step.with_first(formula(step))
+    from paritas.core.diagnosis.patterns.steps import StepChange
 
 
 _LAYER = frozenset({"native_layer_norm", "fused_rms_norm", "rms_norm", "layer_norm"})
@@ -94,8 +91,7 @@ class Norm:
     def value(self, mistake: NormMistake | None = None) -> Tensor:
         """What it gives, with a mistake if there is one."""
         wrong = mistake or NormMistake()
-        x = self.x.reshape(self.view)
-        dims = self.dims if wrong.dims is None else wrong.dims
+        x, dims = self.rows, self.dims if wrong.dims is None else wrong.dims
         eps = self.eps if wrong.eps is None else wrong.eps
         axis = dims[-1]
         part = x.narrow(axis, wrong.first, x.shape[axis] - wrong.less - wrong.first)
@@ -116,15 +112,53 @@ class Norm:
             below = (var + eps) ** wrong.power
         value = x - mean if centred else x
         value = value / below if wrong.divided else value
-        value = (value + eps if wrong.after else value).reshape(self.x.shape)
+        value = value + eps if wrong.after else value
         if wrong.bias_first:
-            return (value + self.bias) * self.weight
-        return value * self.weight + self.bias
+            return (value.reshape(self.x.shape) + self.bias) * self.weight
+        return self.finish(value)
+
+    def finish(self, value: Tensor) -> Tensor:
+        """Weight and bias applied to normalised rows."""
+        return value.reshape(self.x.shape) * self.weight + self.bias
+
+    @property
+    def rows(self) -> Tensor:
+        """The input in the shape in which axes are reduced."""
+        return self.x.reshape(self.view)
+
+    @property
+    def length(self) -> int:
+        """How many elements a row has."""
+        return math.prod(self.rows.shape[dim] for dim in self.dims)
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """What is subtracted from each row, and what it is divided by."""
+        x = self.rows
+        mean = x.mean(self.dims, keepdim=True) if self.mean is None else self.mean
+        mean = mean if self.centred else torch.zeros_like(mean)
+        var = (x - mean).square().mean(self.dims, keepdim=True) if self.var is None else self.var
+        return mean, (var + self.eps).sqrt()
+
+
+def with_norm(formula: Callable[[Norm], Tensor]) -> StepChange:
+    """The result of a norm by another formula."""
+
+    def change(step: Step) -> Any:
+        norm = norm_of(step)
+        if norm is None:
+            raise ValueError("its statistics are not known")
+        return step.with_first(formula(norm))
+
+    return change
 
 
 def norm_of(step: Step) -> Norm | None:
     """The operator as a norm; None if its statistics are not known."""
-    values = step.values
+    return norm_by_name(step.name, step.values)
+
+
+def norm_by_name(name: str, values: Mapping[str, Any]) -> Norm | None:
+    """A norm by the name of its operator and by its arguments."""
     x = values["input"]
     eps = values.get("eps", values.get("epsilon"))
     if eps is None:
@@ -132,16 +166,16 @@ def norm_of(step: Step) -> Norm | None:
     shape = tuple(x.shape)
     weight, bias = (1.0 if values.get("weight") is None else values["weight"]), values.get("bias")
     bias = 0.0 if bias is None else bias
-    if step.name in _LAYER:
+    if name in _LAYER:
         count = len(values["normalized_shape"])
         dims = tuple(range(x.dim() - count, x.dim()))
-        return Norm(x, shape, dims, eps, weight, bias, centred="rms" not in step.name)
+        return Norm(x, shape, dims, eps, weight, bias, centred="rms" not in name)
     channels = (1, -1, *(1,) * (x.dim() - 2))
     weight, bias = (
         tensor.reshape(channels) if isinstance(tensor, torch.Tensor) else tensor
         for tensor in (weight, bias)
     )
-    if step.name == "native_group_norm":
+    if name == "native_group_norm":
         view = (shape[0], values["group"], -1)
         return Norm(x, view, (2,), eps, weight, bias, centred=True)
     dims = (0, *range(2, x.dim()))
@@ -162,12 +196,15 @@ def norm_variations(step: Step) -> Iterator[Variation]:
     yield from _formula_variations(norm)
     if isinstance(norm.weight, torch.Tensor):
         sentence = "the weight is applied before the norm, not after it"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, _with_first(_weighted_before))
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, with_norm(_weighted_before))
     if isinstance(norm.weight, torch.Tensor) and isinstance(norm.bias, torch.Tensor):
         sentence = "weight and bias are applied before the norm, not after it"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, _with_first(_affine_before))
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, with_norm(_affine_before))
     if norm.mean is not None:
-        yield from _given_variations()
+        # Other statistics than the running ones, and wrong signs where these are folded into one.
+        for kind, alterations in _OF_GIVEN.items():
+            for sentence, alter in alterations.items():
+                yield Variation(kind, sentence, with_norm(partial(_alter_norm, alter=alter)))
         return
     yield from _length_variations(norm)
     if step.name == "native_group_norm":
@@ -175,13 +212,13 @@ def norm_variations(step: Step) -> Iterator[Variation]:
     for words, spread in _SPREADS.items():
         sentence = f"it is divided by {words}, not by the deviation"
         for eps_added in (norm.eps, 0.0):
-            change = _with_first(partial(_with_spread, spread=spread, eps=eps_added))
+            change = with_norm(partial(_with_spread, spread=spread, eps=eps_added))
             yield Variation(PatternKind.STATISTICS, sentence, change)
 
 
 def _take(kind: PatternKind, sentence: str, **changes: Any) -> Variation:
-    change = _with_first(lambda step: norm_of(step).value(NormMistake(**changes)))  # type: ignore[union-attr]
-    return Variation(kind, sentence, change)
+    mistake = NormMistake(**changes)
+    return Variation(kind, sentence, with_norm(lambda norm: norm.value(mistake)))
 
 
 def _formula_variations(norm: Norm) -> Iterator[Variation]:
@@ -223,8 +260,7 @@ def _of_other_norm(norm: Norm, sentence: str, *, centred: bool) -> Iterator[Vari
 
 def _length_variations(norm: Norm) -> Iterator[Variation]:
     """Statistics of fewer elements, of more, or along other axes."""
-    x = norm.x.reshape(norm.view)
-    length = math.prod(x.shape[dim] for dim in norm.dims)
+    x, length = norm.rows, norm.length
     if length > 1:
         sentence = f"the variance is divided by {length - 1} instead of {length}"
         yield _take(PatternKind.OFF_BY_ONE, sentence, correction=1)
@@ -263,31 +299,28 @@ def _part_variations(norm: Norm, x: Tensor) -> Iterator[Variation]:
         for strided in (False, True):
             words = f"every {parts}th element" if strided else f"each of {parts} parts of the row"
             sentence = f"{what} {verb} of {words}"
-            change = _with_first(partial(_in_parts, parts=parts, strided=strided))
+            change = with_norm(partial(_in_parts, parts=parts, strided=strided))
             yield Variation(PatternKind.STATISTICS, sentence, change)
     rows = x.shape[axis - 1] if axis else 1
     for together in (
         row_count for row_count in _PARTS if rows % row_count == 0 and row_count < rows
     ):
         sentence = f"{what} {verb} of {together} neighbouring rows"
-        change = _with_first(partial(_of_rows, together=together))
+        change = with_norm(partial(_of_rows, together=together))
         yield Variation(PatternKind.STATISTICS, sentence, change)
     sentence = f"{what} {verb} of the row up to each element"
-    yield Variation(PatternKind.STATISTICS, sentence, _with_first(_up_to_each))
+    yield Variation(PatternKind.STATISTICS, sentence, with_norm(_up_to_each))
 
 
-def _in_parts(step: Step, parts: int, *, strided: bool) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
+def _in_parts(norm: Norm, parts: int, *, strided: bool) -> Tensor:
     axis = norm.dims[-1]
-    shape = (-1, parts) if strided else (parts, -1)
-    x = norm.x.reshape(norm.view).unflatten(axis, shape)
+    x = norm.rows.unflatten(axis, (-1, parts) if strided else (parts, -1))
     return _compute_reshaped_norm(norm, x, (axis if strided else axis + 1,))
 
 
-def _of_rows(step: Step, together: int) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
+def _of_rows(norm: Norm, together: int) -> Tensor:
     axis = norm.dims[-1]
-    x = norm.x.reshape(norm.view).unflatten(axis - 1, (-1, together))
+    x = norm.rows.unflatten(axis - 1, (-1, together))
     return _compute_reshaped_norm(norm, x, (axis, axis + 1))
 
 
@@ -295,20 +328,17 @@ def _compute_reshaped_norm(norm: Norm, x: Tensor, dims: tuple[int, ...]) -> Tens
     """The norm of the same elements in another shape."""
     view = tuple(x.shape)
     plain = dataclasses.replace(norm, x=x, view=view, dims=dims, weight=1.0, bias=0.0).value()
-    return plain.reshape(norm.x.shape) * norm.weight + norm.bias
+    return norm.finish(plain)
 
 
-def _up_to_each(step: Step) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
-    axis = norm.dims[-1]
-    x = norm.x.reshape(norm.view)
+def _up_to_each(norm: Norm) -> Tensor:
+    axis, x = norm.dims[-1], norm.rows
     shape = [1] * x.dim()
     shape[axis] = -1
     counts = torch.arange(1, x.shape[axis] + 1, device=x.device).to(x).reshape(shape)
     mean = x.cumsum(axis) / counts if norm.centred else torch.zeros_like(x)
     var = x.square().cumsum(axis) / counts - mean.square()
-    value = (x - mean) / (var.clamp(min=0) + norm.eps).sqrt()
-    return value.reshape(norm.x.shape) * norm.weight + norm.bias
+    return norm.finish((x - mean) / (var.clamp(min=0) + norm.eps).sqrt())
 
 
 _SPREADS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
@@ -322,22 +352,18 @@ _SPREADS: dict[str, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
 
 
 def _with_spread(
-    step: Step, spread: Callable[[Tensor, tuple[int, ...]], Tensor], eps: float
+    norm: Norm, spread: Callable[[Tensor, tuple[int, ...]], Tensor], eps: float
 ) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
-    x = norm.x.reshape(norm.view)
+    x = norm.rows
     value = x - x.mean(norm.dims, keepdim=True) if norm.centred else x
-    value = value / (spread(value, norm.dims) + eps)
-    return value.reshape(norm.x.shape) * norm.weight + norm.bias
+    return norm.finish(value / (spread(value, norm.dims) + eps))
 
 
-def _weighted_before(step: Step) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
+def _weighted_before(norm: Norm) -> Tensor:
     return dataclasses.replace(norm, x=norm.x * norm.weight, weight=1.0).value()
 
 
-def _affine_before(step: Step) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
+def _affine_before(norm: Norm) -> Tensor:
     x = norm.x * norm.weight + norm.bias
     return dataclasses.replace(norm, x=x, weight=1.0, bias=0.0).value()
 
@@ -349,15 +375,8 @@ def _other_dims(rank: int, dims: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 yield other
 
 
-def _given_variations() -> Iterator[Variation]:
-    """Other statistics than the running ones, and wrong signs where these are folded into one."""
-    for sentence, (kind, change) in _OF_GIVEN.items():
-        yield Variation(kind, sentence, _with_first(partial(_with_given, change=change)))
-
-
-def _with_given(step: Step, change: Callable[[Norm], dict[str, Any]]) -> Tensor:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
-    return dataclasses.replace(norm, **change(norm)).value()
+def _alter_norm(norm: Norm, alter: Callable[[Norm], dict[str, Any]]) -> Tensor:
+    return dataclasses.replace(norm, **alter(norm)).value()
 
 
 def _compute_statistics(
@@ -383,45 +402,34 @@ def _alter_statistics(
     return change
 
 
-_OF_GIVEN: dict[str, tuple[PatternKind, Callable[[Norm], dict[str, Any]]]] = {
-    "mean and variance are that of the batch, not the running one": (
-        PatternKind.STATISTICS,
-        _compute_statistics,
-    ),
-    "the mean is that of the batch, not the running one": (
-        PatternKind.STATISTICS,
-        partial(_compute_statistics, var=False),
-    ),
-    "the variance is that of the batch, not the running one": (
-        PatternKind.STATISTICS,
-        partial(_compute_statistics, mean=False),
-    ),
-    "mean and variance are those of each image, as in an instance norm": (
-        PatternKind.STATISTICS,
-        partial(_compute_statistics, images=True),
-    ),
-    "the variance is taken for a deviation: it is squared before the root": (
-        PatternKind.STATISTICS,
-        _alter_statistics(torch.square, "var"),
-    ),
-    "the root of the variance is taken twice": (
-        PatternKind.STATISTICS,
-        _alter_statistics(torch.sqrt, "var"),
-    ),
-    "mean and variance are those of the channel before it": (
-        PatternKind.STATISTICS,
-        _alter_statistics(lambda value: value.roll(1, 1), "mean", "var"),
-    ),
-    "mean and variance are those of the channel after it": (
-        PatternKind.STATISTICS,
-        _alter_statistics(lambda value: value.roll(-1, 1), "mean", "var"),
-    ),
-    "the mean is added, not subtracted": (PatternKind.SIGN, _alter_statistics(torch.neg, "mean")),
-    "the bias is subtracted, not added": (PatternKind.SIGN, _alter_statistics(torch.neg, "bias")),
-    "mean and bias have the wrong sign": (
-        PatternKind.SIGN,
-        _alter_statistics(torch.neg, "mean", "bias"),
-    ),
+_OF_GIVEN: dict[PatternKind, dict[str, Callable[[Norm], dict[str, Any]]]] = {
+    PatternKind.STATISTICS: {
+        "mean and variance are that of the batch, not the running one": _compute_statistics,
+        "the mean is that of the batch, not the running one": partial(
+            _compute_statistics, var=False
+        ),
+        "the variance is that of the batch, not the running one": partial(
+            _compute_statistics, mean=False
+        ),
+        "mean and variance are those of each image, as in an instance norm": partial(
+            _compute_statistics, images=True
+        ),
+        "the variance is taken for a deviation: it is squared before the root": _alter_statistics(
+            torch.square, "var"
+        ),
+        "the root of the variance is taken twice": _alter_statistics(torch.sqrt, "var"),
+        "mean and variance are those of the channel before it": _alter_statistics(
+            lambda value: value.roll(1, 1), "mean", "var"
+        ),
+        "mean and variance are those of the channel after it": _alter_statistics(
+            lambda value: value.roll(-1, 1), "mean", "var"
+        ),
+    },
+    PatternKind.SIGN: {
+        "the mean is added, not subtracted": _alter_statistics(torch.neg, "mean"),
+        "the bias is subtracted, not added": _alter_statistics(torch.neg, "bias"),
+        "mean and bias have the wrong sign": _alter_statistics(torch.neg, "mean", "bias"),
+    },
 }
 
 
@@ -429,24 +437,22 @@ def _group_variations(norm: Norm) -> Iterator[Variation]:
     """Other groups of channels."""
     channels, right = norm.x.shape[1], norm.view[1]
 
-    def grouped(step: Step, groups: int, *, strided: bool) -> Tensor:
-        norm: Norm = norm_of(step)  # type: ignore[assignment]
+    def grouped(norm: Norm, groups: int, *, strided: bool) -> Tensor:
         if not strided:
             view = (norm.x.shape[0], groups, -1)
             return dataclasses.replace(norm, view=view).value()
         parts = norm.x.unflatten(1, (-1, groups)).transpose(1, 2)
         plain = dataclasses.replace(norm, x=parts.flatten(1, 2), weight=1.0, bias=0.0).value()
-        value: Tensor = plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
-        return value * norm.weight + norm.bias
+        return norm.finish(plain.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2))
 
     for groups in (divisor for divisor in range(1, channels + 1) if channels % divisor == 0):
         if groups != right:
             sentence = f"the channels are in {groups} groups instead of {right}"
-            change = _with_first(partial(grouped, groups=groups, strided=False))
+            change = with_norm(partial(grouped, groups=groups, strided=False))
             yield Variation(PatternKind.STATISTICS, sentence, change)
     if 1 < right < channels:
         sentence = f"every channel number 0, {right}, ... is a group, not neighbouring ones"
-        change = _with_first(partial(grouped, groups=right, strided=True))
+        change = with_norm(partial(grouped, groups=right, strided=True))
         yield Variation(PatternKind.STATISTICS, sentence, change)
 
 
@@ -460,29 +466,18 @@ def _product_over(step: Step, power: Callable[[Tensor, Tensor], Tensor]) -> Tens
     return product / power(*lengths)
 
 
-_OVER: dict[str, tuple[PatternKind, Callable[[Tensor, Tensor], Tensor]]] = {
-    "it is not divided by the lengths": (
-        PatternKind.MISSING_OPERAND,
-        lambda value, _: torch.ones_like(value),
-    ),
-    "it is divided by the length of x1 only": (PatternKind.MISSING_OPERAND, lambda value, _: value),
-    "it is divided by the length of x2 only": (PatternKind.MISSING_OPERAND, lambda _, other: other),
-    "it is divided by the squares of the lengths": (
-        PatternKind.OTHER_FUNCTION,
-        lambda value, other: (value * other).square(),
-    ),
-    "it is divided by the square of the length of x1": (
-        PatternKind.OTHER_FUNCTION,
-        lambda value, _: value.square(),
-    ),
-    "it is divided by the square of the length of x2": (
-        PatternKind.OTHER_FUNCTION,
-        lambda _, other: other.square(),
-    ),
-    "it is divided by the root of the lengths": (
-        PatternKind.OTHER_FUNCTION,
-        lambda value, other: (value * other).sqrt(),
-    ),
+_OVER: dict[PatternKind, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    PatternKind.MISSING_OPERAND: {
+        "it is not divided by the lengths": lambda left, _: torch.ones_like(left),
+        "it is divided by the length of x1 only": lambda left, _: left,
+        "it is divided by the length of x2 only": lambda _, right: right,
+    },
+    PatternKind.OTHER_FUNCTION: {
+        "it is divided by the squares of the lengths": lambda left, right: (left * right).square(),
+        "it is divided by the square of the length of x1": lambda left, _: left.square(),
+        "it is divided by the square of the length of x2": lambda _, right: right.square(),
+        "it is divided by the root of the lengths": lambda left, right: (left * right).sqrt(),
+    },
 }
 
 
@@ -490,7 +485,8 @@ def cosine_variations(step: Step) -> Iterator[Variation]:
     """A cosine similarity over other lengths."""
     if step.name != "cosine_similarity":
         return
-    for sentence, (kind, power) in _OVER.items():
-        yield Variation(kind, sentence, partial(_product_over, power=power))
+    for kind, divisors in _OVER.items():
+        for sentence, power in divisors.items():
+            yield Variation(kind, sentence, partial(_product_over, power=power))
     sentence = "1 - cosine_similarity instead of cosine_similarity"
     yield Variation(PatternKind.OTHER_FUNCTION, sentence, lambda step: 1 - step.run())

@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.case import unravel
+from paritas.core.diagnosis.case import unravel, widen
+from paritas.core.diagnosis.patterns.arrangements import describe_places
 from paritas.core.diagnosis.patterns.attention import is_attention, weights_and_values
 from paritas.core.diagnosis.patterns.dropping import dropped_elements
+from paritas.core.diagnosis.patterns.fits import is_determined
 from paritas.core.diagnosis.patterns.functions import UNARY
 from paritas.core.diagnosis.patterns.limited import Limits, limits_of
-from paritas.core.diagnosis.patterns.places import describe_places
+from paritas.core.diagnosis.patterns.linear_maps import windows_in_rows
+from paritas.core.diagnosis.patterns.steps import (
+    first_of,
+    take_slices,
+    with_altered,
+    with_order,
+)
 from paritas.core.diagnosis.patterns.sums import PRODUCTS, orders_of_terms
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
@@ -114,20 +122,16 @@ def result_of(predict: Callable[[Variation], Tensor | None], candidate: Tensor) 
         steps.append(step)
         return step.run()
 
-    def first(value: Any) -> Tensor:
-        tensor: Tensor = value if isinstance(value, torch.Tensor) else value[0]
-        return tensor
-
     def shown(make: Callable[[Tensor], Tensor]) -> Tensor | None:
         def change(step: Step) -> Any:
-            right = first(step.run())
+            right = first_of(step.run())
             return step.with_first(make(right.double()).to(right.dtype))
 
         return predict(Variation(PatternKind.WRONG_INDEX, "", change))
 
     if predict(Variation(PatternKind.WRONG_INDEX, "", look)) is None or not steps:
         return None
-    right = first(steps[0].run())
+    right = first_of(steps[0].run())
     if right.numel() != candidate.numel():
         return None
     numbers = torch.arange(right.numel(), dtype=torch.float64, device=right.device)
@@ -151,11 +155,11 @@ def result_of(predict: Callable[[Variation], Tensor | None], candidate: Tensor) 
         return None
     if bool((rounded < 0).any() | (rounded >= right.numel()).any()):
         return None
-    flat = right.detach().cpu().double().reshape(-1).clone()
+    flat = widen(right).reshape(-1).clone()
     flat[rounded] = ((candidate.reshape(-1) - none) / slope)[seen_here]
     if not bool(torch.isfinite(flat).all() and torch.isfinite(right).all()):
         return None
-    return _Result(steps[0], flat.reshape(right.shape), right.detach().cpu().double())
+    return _Result(steps[0], flat.reshape(right.shape), widen(right))
 
 
 # --- What was read --------------------------------------------------------------------------------
@@ -219,9 +223,8 @@ class _Reading:
         for axis, source in _slices_of(self.value, self.operand):
             kind, words = describe_places(source)
             sentence = f"{self.name} is read from other places along axis {axis}: {words}"
-            yield self._variation(
-                kind, sentence, partial(_select_along_axis, axis=axis, source=source)
-            )
+            take = partial(take_slices, axis=axis, order=source)
+            yield self._variation(kind, sentence, take)
             return
         elements = _elements_of(self.value, self.operand)
         if elements is None:
@@ -242,9 +245,8 @@ class _Reading:
         taken = self.operand.reshape(-1)[source].reshape(self.value.shape)
         signs = self.value.sign() * taken.sign()
         sentence = f"{self.name} is read from other places, with other signs"
-        yield self._variation(
-            PatternKind.WRONG_INDEX, sentence, partial(_take_signed_elements, source, signs)
-        )
+        take = lambda value: _take_elements(value, source) * signs.to(value)  # noqa: E731
+        yield self._variation(PatternKind.WRONG_INDEX, sentence, take)
 
     def _replaced(self) -> Iterator[Variation]:
         for name, other in self.others.items():
@@ -257,13 +259,11 @@ class _Reading:
     def _foreign(self, around: Sequence[Tensor]) -> Iterator[Variation]:
         for number, other in enumerate(around):
             for turned in (other, other.mT) if other.dim() > 1 else (other,):
-                if _is_broadcast(turned, self.value) and _is_near(self.value, _wide(turned)):
+                if _is_broadcast(turned, self.value) and _is_near(self.value, widen(turned)):
                     sentence = f"{self.name} is never read: tensor {number} of the call is used"
-                    yield self._variation(
-                        PatternKind.MISSING_OPERAND,
-                        f"{sentence} in its place",
-                        partial(_instead, turned),
-                    )
+                    words = f"{sentence} in its place"
+                    put = partial(_put_instead, turned)
+                    yield self._variation(PatternKind.MISSING_OPERAND, words, put)
                     return
 
     def _scaled(self) -> Iterator[Variation]:
@@ -300,7 +300,11 @@ class _Reading:
     def _variation(
         self, kind: PatternKind, sentence: str, alter: Callable[[Tensor], Tensor]
     ) -> Variation:
-        return Variation(kind, sentence, partial(_with_altered, reading=self, alter=alter))
+        def change(step: Step) -> Any:
+            operand = self.own(step)
+            return self.put(step, alter(operand).to(operand.dtype))
+
+        return Variation(kind, sentence, change)
 
 
 _BENDING = tuple(
@@ -310,25 +314,12 @@ _BENDING = tuple(
 )
 
 
-def _with_altered(step: Step, reading: _Reading, alter: Callable[[Tensor], Tensor]) -> Any:
-    operand = reading.own(step)
-    return reading.put(step, alter(operand).to(operand.dtype))
-
-
 def _with_other(step: Step, reading: _Reading, name: str) -> Any:
     return reading.put(step, step.values[name])
 
 
-def _instead(other: Tensor, value: Tensor) -> Tensor:
+def _put_instead(other: Tensor, value: Tensor) -> Tensor:
     return other.to(value).expand_as(value)
-
-
-def _select_along_axis(value: Tensor, axis: int, source: Tensor) -> Tensor:
-    return value.index_select(axis, source.to(value.device))
-
-
-def _take_signed_elements(source: Tensor, signs: Tensor, value: Tensor) -> Tensor:
-    return _take_elements(value, source) * signs.to(value)
 
 
 def _take_elements(value: Tensor, source: Tensor) -> Tensor:
@@ -361,37 +352,29 @@ def _readings(result: _Result) -> Iterator[_Reading]:
         yield from _kernels(result)
 
 
-def _wide(value: Any) -> Tensor:
-    wide: Tensor = value.detach().cpu().double()
-    return wide
-
-
-def _put_operand(step: Step, value: Tensor, name: str) -> Any:
-    return step.run(**{name: value})
-
-
-def _own(step: Step, name: str, shape: torch.Size) -> Tensor:
-    value: Tensor = step.values[name]
-    return value.expand(shape)
-
-
 def _reading(step: Step, name: str, value: Tensor, *, is_bias: bool = False) -> _Reading:
     """An operand that has the shape of what was read, or broadcasts to it."""
     operands = {
-        key: _wide(operand)
+        key: widen(operand)
         for key, operand in step.values.items()
         if isinstance(operand, torch.Tensor) and operand.is_floating_point() and key != name
     }
-    read_own = partial(_own, name=name, shape=value.shape)
-    put = partial(_put_operand, name=name)
-    return _Reading(name, value, _wide(read_own(step)), operands, put, read_own, is_bias)
+
+    def put(step: Step, other: Tensor) -> Any:
+        return step.run(**{name: other})
+
+    def read_own(step: Step) -> Tensor:
+        operand: Tensor = step.values[name]
+        return operand.expand(value.shape)
+
+    return _Reading(name, value, widen(read_own(step)), operands, put, read_own, is_bias)
 
 
 def _summands(result: _Result) -> Iterator[_Reading]:
     step, candidate = result.step, result.given
     if not isinstance(step.values["self"], torch.Tensor):
         return
-    left, right = (_wide(step.values[name]) for name in ("self", "other"))
+    left, right = (widen(step.values[name]) for name in ("self", "other"))
     alpha = float(step.values.get("alpha", 1))
     solved: tuple[Tensor, Tensor]
     if step.name in ("add", "sub"):
@@ -407,14 +390,14 @@ def _summands(result: _Result) -> Iterator[_Reading]:
         # Where it is multiplied by zero, it may be anything.
         finite = torch.isfinite(value)
         if bool(finite.any()):
-            original = _wide(step.values[name]).expand_as(value)
+            original = widen(step.values[name]).expand_as(value)
             yield _reading(step, name, torch.where(finite, value, original))
 
 
 def _factors(result: _Result) -> Iterator[_Reading]:
     step = result.step
     left, right = PRODUCTS[step.name]
-    a, b = _wide(step.values[left]), _wide(step.values[right])
+    a, b = widen(step.values[left]), widen(step.values[right])
     product = _product_given(result)
     if product is None:
         return
@@ -444,7 +427,7 @@ def _values(result: _Result) -> Iterator[_Reading]:
 def _attention_product(step: Step) -> tuple[Tensor, Tensor]:
     """The weights and the values whose product is the result."""
     weights, value = weights_and_values(step)
-    return _wide(weights), _wide(value)
+    return widen(weights), widen(value)
 
 
 def _product_given(result: _Result) -> Tensor | None:
@@ -452,16 +435,14 @@ def _product_given(result: _Result) -> Tensor | None:
     if "beta" not in values:
         return result.given
     alpha, beta = float(values["alpha"]), float(values["beta"])
-    return (result.given - beta * _wide(values["self"])) / alpha if alpha else None
+    return (result.given - beta * widen(values["self"])) / alpha if alpha else None
 
 
 def _solution(matrix: Tensor, product: Tensor) -> Tensor | None:
-    """What the matrix was multiplied by; None if the product does not say."""
     rows, columns = matrix.shape[-2:]
     if rows < columns or rows * columns > _MOST_ELEMENTS:
         return None
-    sizes = torch.linalg.svdvals(matrix)
-    if float(sizes[..., -1].min()) * _MOST_CONDITION < float(sizes[..., 0].max()):
+    if not is_determined(matrix, _MOST_CONDITION):
         return None
     value: Tensor = torch.linalg.lstsq(matrix, product).solution
     residual = (matrix @ value - product).abs().max()
@@ -473,49 +454,29 @@ def _kernels(result: _Result) -> Iterator[_Reading]:
     """The bias and the kernel of a convolution."""
     step, values = result.step, result.step.values
     if values["bias"] is not None:
-        without = _wide(step.run(bias=None))
-        shape = [1, -1, *[1] * (without.dim() - 2)]
-        bias = _wide(values["bias"]).reshape(shape).expand_as(without)
-        yield _Reading(
-            *("the bias", result.given - without, bias, {}),
-            put=_with_added,
-            own=partial(_as_channels, shape=without.shape),
-            is_bias=True,
-        )
+        without = widen(step.run(bias=None))
+
+        def spread_bias(step: Step) -> Tensor:
+            bias: Tensor = step.values["bias"]
+            return bias.reshape(1, -1, *[1] * (without.dim() - 2)).expand(without.shape)
+
+        def add_bias(step: Step, value: Tensor) -> Any:
+            return step.run(bias=None) + value
+
+        bias, read = widen(spread_bias(step)), result.given - without
+        yield _Reading("the bias", read, bias, {}, add_bias, spread_bias, is_bias=True)
     if values["transposed"] or values["groups"] != 1 or values["input"].dim() not in (3, 4):
         return
-    weight, candidate_result = _wide(values["weight"]), result.given
+    weight, candidate_result = widen(values["weight"]), result.given
     if values["bias"] is not None:
         candidate_result = candidate_result - bias
-    rows = _windows(step)
+    rows = windows_in_rows(widen(values["input"]), values)[0]
     if rows.shape[1] > _MOST_TERMS:
         return
     target = candidate_result.movedim(1, -1).reshape(-1, candidate_result.shape[1])
     value = _solution(rows, target)
     if value is not None:
         yield _reading(step, "weight", value.T.reshape(weight.shape))
-
-
-def _with_added(step: Step, value: Tensor) -> Any:
-    return step.run(bias=None) + value
-
-
-def _as_channels(step: Step, shape: torch.Size) -> Tensor:
-    bias: Tensor = step.values["bias"]
-    return bias.reshape(1, -1, *[1] * (len(shape) - 2)).expand(shape)
-
-
-def _windows(step: Step) -> Tensor:
-    """The elements of the input that each element of the result depends on, in rows."""
-    x, weight = _wide(step.values["input"]), step.values["weight"]
-    two = x.dim() == 4  # noqa: PLR2004
-    settings: dict[str, tuple[int, ...]] = {
-        name: tuple(step.values[name]) if two else (candidate, *step.values[name])
-        for name, candidate in (("stride", 1), ("padding", 0), ("dilation", 1))
-    }
-    size = tuple(weight.shape[2:]) if two else (1, *weight.shape[2:])
-    columns = torch.nn.functional.unfold(x if two else x.unsqueeze(2), size, **settings)
-    return columns.mT.reshape(-1, columns.shape[1])
 
 
 # --- Where values are found -----------------------------------------------------------------------
@@ -623,7 +584,7 @@ def _tile_variations(result: _Result) -> Iterator[Variation]:
             return  # shared by heads
     else:
         left, right = PRODUCTS[step.name]
-        a, b = _wide(step.values[left]), _wide(step.values[right])
+        a, b = widen(step.values[left]), widen(step.values[right])
     if product is None or product.shape != (a @ b).shape:
         return
     length = a.shape[-1]
@@ -697,10 +658,8 @@ def _describe_tiles(
         elif len(lost):
             kind, sentence = PatternKind.PARTIAL_SUM, f"{_numbers(lost)} {tiles} left out"
         else:
-            kind, sentence = (
-                PatternKind.DOUBLED_REDUCTION,
-                f"{_numbers(often)} {tiles} count too often",
-            )
+            kind = PatternKind.DOUBLED_REDUCTION
+            sentence = f"{_numbers(often)} {tiles} count too often"
         yield Variation(kind, sentence, change)
         return
     for name, table in zip(names, (weights, weights.T), strict=True):
@@ -743,16 +702,15 @@ def _rearranged_operands(step: Step) -> Iterator[Variation]:
         if not 2 <= len(long) <= _MOST_AXES or value.numel() > _MOST_ELEMENTS:  # noqa: PLR2004
             continue
         for first, second in itertools.combinations(long, 2):
-            sentence = (
-                f"the memory of {name} is read with axes {first} and {second} in the other order"
-            )
+            axes = f"axes {first} and {second}"
+            sentence = f"the memory of {name} is read with {axes} in the other order"
             for back in (False, True):
-                change = partial(_reread, name=name, axes=(first, second), back=back)
-                yield Variation(PatternKind.PERMUTATION, sentence, change)
+                read = partial(_reread, axes=(first, second), back=back)
+                yield Variation(PatternKind.PERMUTATION, sentence, with_altered(name, read))
     for name in PRODUCTS.get(step.name, ()):
         for word in _BENDING:
             sentence = f"{word} of {name} is used instead of {name}"
-            change = partial(_with_bent, name=name, function=UNARY[word])
+            change = with_altered(name, UNARY[word])
             yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
     if is_attention(step):
         for name in ("query", "key", "value"):
@@ -765,33 +723,24 @@ def _other_layouts(name: str, value: Tensor) -> Iterator[Variation]:
     if value.dim() < 3 or value.shape[1] < 2 or value.numel() > _MOST_ELEMENTS:  # noqa: PLR2004
         return
     for has, reads in (("last", "first"), ("first", "last")):
-        sentence = (
-            f"the memory of {name} has its channels {has}, and is read as if they were {reads}"
-        )
-        change = partial(_in_layout, name=name, has_last=has == "last")
+        memory = f"the memory of {name} has its channels {has}"
+        sentence = f"{memory}, and is read as if they were {reads}"
+        change = with_altered(name, partial(_reread_channels, has_last=has == "last"))
         yield Variation(PatternKind.PERMUTATION, sentence, change)
 
 
-def _in_layout(step: Step, name: str, *, has_last: bool) -> Any:
-    value = step.values[name]
+def _reread_channels(value: Tensor, *, has_last: bool) -> Tensor:
     last = value.movedim(1, -1)
-    read = last.reshape(value.shape) if has_last else value.reshape(last.shape).movedim(-1, 1)
-    return step.run(**{name: read})
+    return last.reshape(value.shape) if has_last else value.reshape(last.shape).movedim(-1, 1)
 
 
 def _is_operand(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() > 1
 
 
-def _reread(step: Step, name: str, axes: tuple[int, int], *, back: bool) -> Any:
-    value = step.values[name]
+def _reread(value: Tensor, axes: tuple[int, int], *, back: bool) -> Tensor:
     swapped = value.transpose(*axes)
-    read = value.reshape(swapped.shape).transpose(*axes) if back else swapped.reshape(value.shape)
-    return step.run(**{name: read})
-
-
-def _with_bent(step: Step, name: str, function: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(**{name: function(step.values[name])})
+    return value.reshape(swapped.shape).transpose(*axes) if back else swapped.reshape(value.shape)
 
 
 _FEW_TILES = 8
@@ -809,16 +758,11 @@ def _other_tiles(name: str, axis: int, length: int) -> Iterator[Variation]:
             source = torch.where(late, source - size, source)
             which = "each tile" if position is None else f"tile {position} of {count}"
             sentence = f"{which} of {size} along axis {axis} of {name} is not loaded"
-            change = partial(_with_slices, name=name, axis=axis, source=source)
+            change = with_order(name, axis, source)
             yield Variation(PatternKind.STALE, f"{sentence}: the one before is used again", change)
 
 
 def _other_orders(name: str, width: int) -> Iterator[Variation]:
     for words, order in orders_of_terms(width):
         sentence = f"{name} has another order along its last axis: {words}"
-        change = partial(_with_slices, name=name, axis=-1, source=order)
-        yield Variation(PatternKind.PERMUTATION, sentence, change)
-
-
-def _with_slices(step: Step, name: str, axis: int, source: Tensor) -> Any:
-    return step.run(**{name: _select_along_axis(step.values[name], axis, source)})
+        yield Variation(PatternKind.PERMUTATION, sentence, with_order(name, -1, order))

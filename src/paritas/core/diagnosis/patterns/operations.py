@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.calls import Step
 from paritas.core.diagnosis.case import first_supported, near, roundoff, supported_pattern, widen
+from paritas.core.diagnosis.patterns.attention import attends
 from paritas.core.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
@@ -174,19 +176,21 @@ def convolution_of(operation: Operation) -> Callable[..., Tensor] | None:
 
 # --- Operands swapped or transposed ---------------------------------------------------------------
 
-_PAIRS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "sub": ("b - a instead of a - b", torch.sub),
-    "div": ("b / a instead of a / b", torch.div),
-    "true_divide": ("b / a instead of a / b", torch.div),
-    "floor_divide": ("b // a instead of a // b", torch.floor_divide),
-    "remainder": ("b % a instead of a % b", torch.remainder),
-    "fmod": ("fmod(b, a) instead of fmod(a, b)", torch.fmod),
-    "pow": ("b ** a instead of a ** b", torch.pow),
-    "atan2": ("atan2(b, a) instead of atan2(a, b)", torch.atan2),
-    "lt": ("b < a instead of a < b", torch.lt),
-    "le": ("b <= a instead of a <= b", torch.le),
-    "gt": ("b > a instead of a > b", torch.gt),
-    "ge": ("b >= a instead of a >= b", torch.ge),
+_INFIX = {
+    "sub": "-",
+    "div": "/",
+    "true_divide": "/",
+    "floor_divide": "//",
+    "remainder": "%",
+    "pow": "**",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+}
+_PAIRS: dict[str, str] = {
+    **{name: f"b {sign} a instead of a {sign} b" for name, sign in _INFIX.items()},
+    **{name: f"{name}(b, a) instead of {name}(a, b)" for name in ("fmod", "atan2")},
 }
 _JOINED = frozenset({"cat", "concat", "concatenate", "stack"})
 
@@ -209,12 +213,10 @@ Variants = tuple["Callable[[], Tensor] | None", "list[tuple[str, Callable[[], Te
 
 
 def _operand_variants(operation: Operation) -> Variants:
-    """The plain formula and its variants."""
     name, inputs = operation.name, operation.inputs
     if name in _PAIRS and len(inputs) == 2:  # noqa: PLR2004
-        text, compute = _PAIRS[name]
-        a, b = inputs
-        sentence = f"the operands are swapped: {text}"
+        compute, (a, b) = getattr(torch, name), inputs
+        sentence = f"the operands are swapped: {_PAIRS[name]}"
         return lambda: compute(a, b), [(sentence, lambda: compute(b, a))]
     if name == "where" and len(inputs) == 3:  # noqa: PLR2004
         test, a, b = inputs
@@ -311,51 +313,32 @@ def _attention_variants(operation: Operation) -> Variants:
     mask = operation.inputs[3] if len(operation.inputs) > 3 else None  # noqa: PLR2004
     causal = operation.argument("is_causal", 5, False) is True
     scale = operation.argument("scale", 6, None)
-    factor = scale if isinstance(scale, float) else 1 / math.sqrt(query.shape[-1])
+    arguments = {"attn_mask": mask, "is_causal": causal, "scale": scale}
+    # The formula works on heads.
+    heads = [tensor if tensor.dim() > 2 else tensor.unsqueeze(0) for tensor in (query, key, value)]  # noqa: PLR2004
+    tensors = dict(zip(("query", "key", "value"), heads, strict=True))
+    step = Step(torch.ops.aten.scaled_dot_product_attention.default, {**tensors, **arguments})
 
-    def attend(*, mask: Tensor | None, diagonal: int | None, by: float = factor) -> Tensor:
-        scores = by * (query @ key.mT)
-        if diagonal is not None:
-            visited = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(diagonal)
-            scores = scores.masked_fill(~visited, -math.inf)
-        if mask is not None and mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -math.inf)
-        elif mask is not None:
-            scores = scores + mask
-        # A row that sees nothing gives zeros in torch's own kernels.
-        return scores.softmax(dim=-1).nan_to_num(0.0) @ value
+    def attend(**mistakes: Any) -> Callable[[], Tensor]:
+        change = attends(**mistakes)
+        return lambda: change(step).reshape(*query.shape[:-1], value.shape[-1])
 
-    diagonal = 0 if causal else None
     variants: list[tuple[str, Callable[[], Tensor]]] = []
     if causal:
-        variants.append(
-            ("the causal mask is not applied", lambda: attend(mask=mask, diagonal=None))
-        )
         variants += [
-            (
-                "the causal mask is off by one: each token sees the next",
-                lambda: attend(mask=mask, diagonal=1),
-            ),
-            (
-                "the causal mask is off by one: no token sees itself",
-                lambda: attend(mask=mask, diagonal=-1),
-            ),
+            ("the causal mask is not applied", attend(diagonal=None)),
+            ("the causal mask is off by one: each token sees the next", attend(diagonal=1)),
+            ("the causal mask is off by one: no token sees itself", attend(diagonal=-1)),
         ]
     if mask is not None:
-        variants.append(("the mask is not applied", lambda: attend(mask=None, diagonal=diagonal)))
+        variants.append(("the mask is not applied", attend(alter=lambda _: None)))
         if mask.dtype == torch.bool:
-            variants.append(
-                ("the mask is negated", lambda: attend(mask=~mask, diagonal=diagonal)),
-            )
-        variants += _off_by_one(lambda less: attend(mask=mask.roll(less, -1), diagonal=diagonal))
+            variants.append(("the mask is negated", attend(alter=torch.logical_not)))
+        variants += _off_by_one(lambda less: attend(alter=lambda mask: mask.roll(less, -1))())
     if mask is None and not causal:
-        variants.append(
-            (
-                "a causal mask is applied although none was requested",
-                lambda: attend(mask=None, diagonal=0),
-            )
-        )
-    return lambda: attend(mask=mask, diagonal=diagonal), variants
+        words = "a causal mask is applied although none was requested"
+        variants.append((words, attend(diagonal=0)))
+    return attend(), variants
 
 
 # --- A piece taken one index too early or too late ------------------------------------------------

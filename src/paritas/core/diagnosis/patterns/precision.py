@@ -275,7 +275,6 @@ class Summation:
 
 
 def _summation_of(case: Case) -> Summation | None:
-    """The sum that a call consists of, in float32; None if it does anything else."""
     call = case.context.call
     if (
         call is None
@@ -353,19 +352,14 @@ def _on_scaled_levels(case: Case) -> list[Pattern]:
             share = float(((candidate - predicted).abs() <= room).double().mean())
             # Levels as close as the noise would fit anything.
             if share >= _MOST_ON_LEVELS and bool((error > 4 * room).any()):
-                return [
-                    Pattern(
-                        kind=PatternKind.PRECISION,
-                        confidence=0.97 * share,
-                        sentence=f"quantised to {name} with {extent}",
-                        evidence={
-                            "format": name,
-                            "explained": share,
-                            "within the noise": round_down(share),
-                            "scale": extent,
-                        },
-                    )
-                ]
+                evidence: dict[str, float | str] = {
+                    "format": name,
+                    "explained": share,
+                    "within the noise": round_down(share),
+                    "scale": extent,
+                }
+                sentence = f"quantised to {name} with {extent}"
+                return [_pattern(0.97 * share, sentence, evidence)]
     return []
 
 
@@ -381,7 +375,6 @@ def _scales(case: Case) -> Iterator[tuple[Tensor, str]]:
 
 
 def _nearest_levels(share: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The nearest levels of values scaled to at most 1."""
     for count in (127.0, 128.0, 7.0):
         name = "int4" if count == 7.0 else "int8"  # noqa: PLR2004
         yield name, (share * count).round() / count
@@ -442,8 +435,12 @@ def propose_noise(case: Case) -> list[Pattern]:
     if form is not None:
         evidence["format"] = form.name
         sentence += f": as of sums in {form.name}"
+    return [_pattern(0.8, sentence, evidence)]
+
+
+def _pattern(confidence: float, sentence: str, evidence: dict[str, float | str]) -> Pattern:
     kind = PatternKind.PRECISION
-    return [Pattern(kind=kind, confidence=0.8, sentence=sentence, evidence=evidence)]
+    return Pattern(kind=kind, confidence=confidence, sentence=sentence, evidence=evidence)
 
 
 def _rms(values: Tensor) -> float:
@@ -578,18 +575,14 @@ def _explain_by_format(case: Case, form: NarrowFormat, candidate: Tensor) -> Pat
         # The probability that an element is in a narrower format by chance.
         certain = 1 - 2.0 ** -min(candidate.numel(), 60)
         name = "float16 or tf32" if form.name == "float16" else form.name
-        return Pattern(
-            kind=PatternKind.PRECISION,
-            confidence=0.99 * certain * within,
-            sentence=f"{how} to {name}",
-            evidence={
-                "format": form.name,
-                "bit for bit": round_down(exact),
-                "within the noise": round_down(within),
-                "error to value": _error_to_value(candidate, right),
-                "elements": float(candidate.numel()),
-            },
-        )
+        evidence: dict[str, float | str] = {
+            "format": form.name,
+            "bit for bit": round_down(exact),
+            "within the noise": round_down(within),
+            "error to value": _error_to_value(candidate, right),
+            "elements": float(candidate.numel()),
+        }
+        return _pattern(0.99 * certain * within, f"{how} to {name}", evidence)
     return None
 
 
@@ -616,29 +609,23 @@ def _computed_narrowly(case: Case, units: float = math.inf) -> list[Pattern]:
         if form.unit <= unit_roundoff(case.candidate.dtype):
             break
         bits = candidate.numel() * (digits - form.digits)
-        representable_share = (
-            float(form.holds(candidate).double().mean()) if bits >= _ENOUGH_BITS else 0.0
-        )
+        representable_share = float(form.holds(candidate).double().mean())
         usual = widen(case.reference)[told]
-        if representable_share < _MOST or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
+        is_telling = bits >= _ENOUGH_BITS and representable_share >= _MOST
+        if not is_telling or float(form.holds(usual).double().mean()) > _HELD_ANYWAY:
             continue
         share = _error_to_value(candidate, right)
         if not share <= min(_STILL_ROUNDING, units * form.unit):
             continue
         name = "float16 or tf32" if form.name == "float16" else form.name
-        return [
-            Pattern(
-                kind=PatternKind.PRECISION,
-                confidence=0.85 * representable_share,
-                sentence=f"computed in {name}: it can represent every value",
-                evidence={
-                    "format": form.name,
-                    "representable": representable_share,
-                    "elements": float(candidate.numel()),
-                    "error to value": share,
-                },
-            )
-        ]
+        evidence: dict[str, float | str] = {
+            "format": form.name,
+            "representable": representable_share,
+            "elements": float(candidate.numel()),
+            "error to value": share,
+        }
+        sentence = f"computed in {name}: it can represent every value"
+        return [_pattern(0.85 * representable_share, sentence, evidence)]
     return []
 
 
@@ -664,9 +651,7 @@ def _rounded_inside_and_out(
     case: Case, recomputed: Recomputed, figures: dict[str, float | str]
 ) -> list[Pattern]:
     """The operator runs in the format: inputs and result are rounded, sums in float32."""
-    form = next(
-        (each_format for each_format in FORMATS if each_format.name in recomputed.format), None
-    )
+    form = next((each for each in FORMATS if each.name in recomputed.format), None)
     if form is None:
         return []
     value = form.rounded(recomputed.value)
@@ -689,14 +674,8 @@ def _match_format(
         return []
     figures = {"bit for bit": round_down(equal), "within a step": round_down(within)}
     certain = 1 - 2.0 ** -min(candidate.numel(), 60)
-    return [
-        Pattern(
-            kind=PatternKind.PRECISION,
-            confidence=0.98 * equal * certain,
-            sentence=sentence,
-            evidence={**evidence, **figures, "explained": equal, "fitted": 0.0},
-        )
-    ]
+    every = {**evidence, **figures, "explained": equal, "fitted": 0.0}
+    return [_pattern(0.98 * equal * certain, sentence, every)]
 
 
 def _run_in_format(case: Case) -> list[Pattern]:
@@ -710,11 +689,9 @@ def _run_in_format(case: Case) -> list[Pattern]:
         values = [tensor.to(dtype) for tensor in rerun.call.floating]
         value = attempt(functools.partial(rerun.value, values, wide=False), case.shape)
         evidence = {"format": form.name, "inputs": "inputs"}
-        patterns = (
-            []
-            if value is None
-            else _match_format(case, value, form, f"computed in {form.name}", evidence)
-        )
-        if patterns:
-            return patterns
+        if value is not None:
+            sentence = f"computed in {form.name}"
+            patterns = _match_format(case, value, form, sentence, evidence)
+            if patterns:
+                return patterns
     return []

@@ -25,19 +25,18 @@ from paritas.core.diagnosis.case import (
     count_partial_axes,
     near,
     same,
+    supported_pattern,
     weigh,
     widen,
     wrong_block,
 )
 from paritas.core.diagnosis.leftovers import fits_honestly, mean_square_left
 from paritas.core.diagnosis.patterns.aggregates import aggregate_variations
-from paritas.core.diagnosis.patterns.altered import altered_variations
 from paritas.core.diagnosis.patterns.deductions import deduced_variations
 from paritas.core.diagnosis.patterns.equivalents import equivalent_calls
-from paritas.core.diagnosis.patterns.expressions import expressed_variations
-from paritas.core.diagnosis.patterns.families import family_variations
+from paritas.core.diagnosis.patterns.expressions import altered_variations, expressed_variations
+from paritas.core.diagnosis.patterns.families import family_variations, function_call_variations
 from paritas.core.diagnosis.patterns.functions import UNARY
-from paritas.core.diagnosis.patterns.items import propose_items
 from paritas.core.diagnosis.patterns.operations import trusted_formula
 from paritas.core.diagnosis.patterns.rivals import (
     Reproduction,
@@ -46,7 +45,6 @@ from paritas.core.diagnosis.patterns.rivals import (
     most_likely,
     preference,
 )
-from paritas.core.diagnosis.patterns.substitutions import function_call_variations
 from paritas.core.diagnosis.patterns.unknowns import shortened
 from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.core.diagnosis.patterns.written import changed_values, inner_mistakes, inner_numbers
@@ -73,6 +71,8 @@ if TYPE_CHECKING:
     _Search = Callable[["Predictor"], Sequence["Reproduction | None"]]
     _Suggesting = Callable[["Predictor"], Iterator[tuple[int, Variation]]]
     _Expressing = Callable[[], tuple[int, Sequence[tuple[float, int, Variation]]]]
+    from collections.abc import Sequence
+
 
 # Mistakes are tried for at most this long.
 _MOST_SECONDS = 6.0
@@ -327,7 +327,6 @@ class Predictor:
         ]
 
     def _known_mistakes(self) -> tuple[int, list[Reproduction]]:
-        """The mistakes that are known of the operators."""
         until = effort.until(_MOST_SECONDS * self.case.context.patience)
         tried, reproductions = self._try_all(Predictor._variations, until)
         if reproductions:
@@ -718,7 +717,6 @@ class Predictor:
 
     @functools.cached_property
     def _inside(self) -> Tensor:
-        """The smallest block that has all wrong elements, as a mask."""
         inside = torch.ones((), dtype=torch.bool)
         for axis, index in enumerate(wrong_block(self.case).indices):
             hit = torch.zeros(self.case.shape[axis], dtype=torch.bool)
@@ -862,3 +860,56 @@ class Predictor:
         if reproduction.in_part and reference.dtype == value.dtype:
             value = self._limited(value.cpu(), reference.cpu())
         return float(same(value.cpu(), candidate.cpu()).double().mean())
+
+
+# --- A value that is picked from several tensors --------------------------------------------------
+
+
+# The most numbers that are compared to find where slices come from.
+_MOST_COMPARED = 1 << 24
+
+
+def propose_items(case: Case, items: Sequence[Tensor], *, is_picked: bool) -> list[Pattern]:
+    """Another of several tensors than the right one.
+
+    Args:
+        is_picked: the reference picks one of them.
+    """
+    cost = math.log2(1 + len(items))
+    alike = [
+        (index, widen(item)) for index, item in enumerate(items) if tuple(item.shape) == case.shape
+    ]
+    right = next(
+        (
+            index
+            for index, operand in alike
+            if trusted_formula(case, functools.partial(widen, operand)) is not None
+        ),
+        None,
+    )
+    for position, tensor in alike:
+        if right is not None and position != right:
+            sentence = f"item {position} instead of item {right}"
+            kind = PatternKind.WRONG_INDEX
+            pattern = supported_pattern(case, tensor, kind, sentence, cost=cost)
+            if pattern is not None:
+                return [pattern]
+    is_known = is_picked and right is not None
+    return _propose_slices(case, [operand for _, operand in alike]) if is_known else []
+
+
+def _propose_slices(case: Case, items: list[Tensor]) -> list[Pattern]:
+    """Slices of several tensors: they were divided in another way."""
+    for axis, size in enumerate(case.shape):
+        every = torch.cat(items, axis) if len(items) > 1 and size > 1 else None
+        if every is None or every.numel() * size > _MOST_COMPARED:
+            continue
+        rows, target = (tensor.movedim(axis, 0).flatten(1) for tensor in (every, case.given))
+        source = torch.cdist(target.nan_to_num(0.0), rows.nan_to_num(0.0)).argmin(dim=1)
+        sentence = f"the slices along axis {axis} are those of other items"
+        cost = size * math.log2(len(rows))
+        value = every.index_select(axis, source)
+        pattern = supported_pattern(case, value, PatternKind.WRONG_INDEX, sentence, cost=cost)
+        if pattern is not None:
+            return [pattern]
+    return []

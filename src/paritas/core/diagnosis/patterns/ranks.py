@@ -412,7 +412,6 @@ def _sum_along(values: Mapping[int, Tensor], context: Context, rank: int, axis: 
 
 
 def _one_ranks_part(case: Case, near: Near) -> list[Pattern]:
-    """One term instead of the sum."""
     summands = case.context.summands
     for rank, part in summands.items():
         if near(case.candidate, part):

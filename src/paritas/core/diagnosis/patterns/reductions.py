@@ -6,11 +6,12 @@ import dataclasses
 import itertools
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paritas.core.diagnosis.case import Probe, first_supported, supported_pattern, unravel
+from paritas.core.diagnosis.patterns.norms import NormMistake, norm_by_name
 from paritas.core.diagnosis.patterns.operations import (
     Operation,
     Product,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paritas.core.diagnosis.case import Case
+    from paritas.core.diagnosis.patterns.norms import Norm
     from paritas.core.results.findings import Pattern
 
 
@@ -41,22 +43,21 @@ _MOST_CHANNELS = 128
 _MOST_WORK = 1 << 28
 
 
-class Contraction(Protocol):
-    """Sums of products, with an optional added term."""
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+    """Sums of products, with an optional added term.
 
-    @property
-    def length(self) -> int:
-        """Number of terms of each sum; for a convolution, number of channels."""
+    Attributes:
+        length: number of terms of each sum; for a convolution, number of channels.
+        adds: whether something else is added, such as a bias.
+        product: the result with only some of the terms, multiplied by a number.
+        terms: the terms of some elements of the flattened result, one row each.
+    """
 
-    @property
-    def adds(self) -> bool:
-        """Whether something else is added, such as a bias."""
-
-    def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
-        """The result with only some of the terms, multiplied by `times`."""
-
-    def terms(self, places: Tensor) -> Tensor:
-        """The terms of some elements of the flattened result, one row each."""
+    length: int
+    adds: bool
+    product: Callable[[Tensor, float], Tensor]
+    terms: Callable[[Tensor], Tensor]
 
 
 def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
@@ -65,86 +66,53 @@ def contraction_of(operation: Operation, shape: tuple[int, ...]) -> Contraction 
     product = product_of(operation)
     if product is not None:
         flat = name != "linear" and min(product.left.dim(), product.right.dim()) < 2  # noqa: PLR2004
-        return None if flat or not product.left.dim() else _ProductTerms(product, shape)
+        return None if flat or not product.left.dim() else _contract_product(product, shape)
     if name == "sum" and len(operation.dims) == 1 and inputs[0].is_floating_point():
         x = inputs[0].movedim(operation.dims[0], -1)
         ones = torch.ones(x.shape[-1], 1, dtype=x.dtype)
-        return _ProductTerms(Product(x, ones, None), shape)
-    return _convolution_terms(operation, shape)
+        return _contract_product(Product(x, ones, None), shape)
+    return _contract_channels(operation, shape)
 
 
-@dataclasses.dataclass(frozen=True)
-class _ProductTerms:
+def _contract_product(factors: Product, shape: tuple[int, ...]) -> Contraction:
     """A matrix product as a sum over the inner dimension."""
+    left, right, added = factors.left, factors.right, factors.added
 
-    factors: Product
-    shape: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        return self.factors.left.shape[-1]
-
-    @property
-    def adds(self) -> bool:
-        return self.factors.added is not None
-
-    def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
-        left, right, added = self.factors.left, self.factors.right, self.factors.added
-        value = (left[..., chosen] @ right[..., chosen, :]).reshape(self.shape) * times
+    def product(chosen: Tensor, times: float) -> Tensor:
+        value = (left[..., chosen] @ right[..., chosen, :]).reshape(shape) * times
         return value if added is None else value + added
 
-    def terms(self, places: Tensor) -> Tensor:
-        left, right = self.factors.left, self.factors.right
-        columns = right.shape[-1]
+    def terms(places: Tensor) -> Tensor:
         lead = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         rows = left.shape[-2] if left.dim() > 1 else 1
-        at = unravel(places, (*lead, rows, columns))
-        batch, row, column = at[:-2], at[-2], at[-1]
-        a = left.expand(*lead, rows, self.length)[(*batch, row)]
-        b = right.expand(*lead, *right.shape[-2:]).mT[(*batch, column)]
+        at = unravel(places, (*lead, rows, right.shape[-1]))
+        a = left.expand(*lead, rows, left.shape[-1])[at[:-1]]
+        b = right.expand(*lead, *right.shape[-2:]).mT[(*at[:-2], at[-1])]
         return a * b
 
+    return Contraction(left.shape[-1], added is not None, product, terms)
 
-@dataclasses.dataclass(frozen=True)
-class _ConvolutionTerms:
+
+def _contract_channels(operation: Operation, shape: tuple[int, ...]) -> Contraction | None:
     """A convolution as a sum over the input channels."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    convolve: Callable[..., Tensor]
-
-    @property
-    def length(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def adds(self) -> bool:
-        return self.bias is not None
-
-    def product(self, chosen: Tensor, times: float = 1.0) -> Tensor:
-        value = self.convolve(self.x[:, chosen], self.weight[:, chosen]) * times
-        if self.bias is None:
-            return value
-        return value + self.bias.view(1, -1, *(1,) * (value.dim() - 2))
-
-    def terms(self, places: Tensor) -> Tensor:
-        channels = range(self.length)
-        parts = [
-            self.convolve(self.x[:, [channel]], self.weight[:, [channel]]) for channel in channels
-        ]
-        return torch.stack([part.flatten()[places] for part in parts], dim=1)
-
-
-def _convolution_terms(operation: Operation, shape: tuple[int, ...]) -> _ConvolutionTerms | None:
     convolve = convolution_of(operation)
     if convolve is None or operation.context.arguments.get("groups", 1) != 1:
         return None
     x, weight, *rest = operation.inputs
+    channels, bias = weight.shape[1], rest[0] if rest else None
     work = math.prod(shape) * weight.numel() // max(1, weight.shape[0])
-    if weight.shape[1] > _MOST_CHANNELS or work > _MOST_WORK:
+    if channels > _MOST_CHANNELS or work > _MOST_WORK:
         return None
-    return _ConvolutionTerms(x, weight, rest[0] if rest else None, convolve)
+
+    def product(chosen: Tensor, times: float) -> Tensor:
+        value = convolve(x[:, chosen], weight[:, chosen]) * times
+        return value if bias is None else value + bias.view(1, -1, *(1,) * (value.dim() - 2))
+
+    def terms(places: Tensor) -> Tensor:
+        parts = [convolve(x[:, [each]], weight[:, [each]]) for each in range(channels)]
+        return torch.stack([part.flatten()[places] for part in parts], dim=1)
+
+    return Contraction(channels, bias is not None, product, terms)
 
 
 # --- Sums with missing terms or missing parts of ranks --------------------------------------------
@@ -175,7 +143,7 @@ def _explain_by_terms(case: Case) -> list[Pattern]:
     if sums is None or not 2 <= sums.length <= _LONGEST:  # noqa: PLR2004
         return []
     everything = torch.ones(sums.length, dtype=torch.bool)
-    if trusted_formula(case, lambda: sums.product(everything)) is None:
+    if trusted_formula(case, lambda: sums.product(everything, 1.0)) is None:
         return []
     return first_supported(
         itertools.chain(_twice(case, sums, everything), _without_some(case, sums))
@@ -206,7 +174,7 @@ def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
     for missing, words in _missing_terms(case, probe, terms, length):
         yield supported_pattern(
             case,
-            sums.product(~missing),
+            sums.product(~missing, 1.0),
             _KIND,
             f"{words} of the {length} terms of each sum are missing",
             cost=math.log2(length) + 2,
@@ -217,7 +185,6 @@ def _without_some(case: Case, sums: Contraction) -> Iterator[Pattern | None]:
 def _missing_terms(
     case: Case, probe: Probe, terms: Tensor, length: int
 ) -> list[tuple[Tensor, str]]:
-    """The missing terms that explain the probed elements."""
     error = case.error.flatten()[probe.flat[:_WRITTEN_OUT]]
     allowed = MAX_Z * probe.noise[:_WRITTEN_OUT]
     running = torch.cat([torch.zeros(len(terms), 1, dtype=terms.dtype), terms.cumsum(dim=1)], dim=1)
@@ -414,42 +381,8 @@ def _running_variants(x: Tensor, dim: int, *, is_sum: bool) -> Variants:
 _USUAL = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 # A larger number is no eps.
 _LARGEST_EPS = 0.1
-_DEFAULTS = {"layer_norm": 1e-5, "native_layer_norm": 1e-5, "batch_norm": 1e-5, "group_norm": 1e-5}
+_USUAL_EPS = 1e-5
 _RMS = ("rms_norm", "fused_rms_norm")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Norm:
-    """A normalisation: y = (x - mean) / sqrt(var + eps) * weight + bias."""
-
-    x: Tensor
-    dims: tuple[int, ...]
-    eps: float
-    weight: Tensor | float
-    bias: Tensor | float
-    centred: bool
-
-    @property
-    def length(self) -> int:
-        return math.prod(self.x.shape[dim] for dim in self.dims)
-
-    def value(
-        self,
-        *,
-        eps: float | None = None,
-        outside: bool = False,
-        correction: int = 0,
-        part: Tensor | None = None,
-    ) -> Tensor:
-        """The result; `part` are the elements that the statistics are computed from."""
-        eps = self.eps if eps is None else eps
-        part = self.x if part is None else part
-        mean = part.mean(self.dims, keepdim=True) if self.centred else torch.zeros(())
-        squares = (part - mean).square().sum(self.dims, keepdim=True)
-        count = math.prod(part.shape[dim] for dim in self.dims)
-        var = squares / (count - correction)
-        below = var.sqrt() + eps if outside else (var + eps).sqrt()
-        return (self.x - mean) / below * self.weight + self.bias
 
 
 def propose_norms(case: Case) -> list[Pattern]:
@@ -462,81 +395,65 @@ def propose_norms(case: Case) -> list[Pattern]:
         return []
     evidence: dict[str, float | str] = {"operator": operation.context.operator, "eps": norm.eps}
     return first_supported(
-        supported_pattern(case, value, kind, sentence, cost=cost, evidence=evidence)
-        for kind, sentence, value, cost in _norm_variants(case, norm)
-        if value is not None
+        supported_pattern(case, norm.value(mistake), kind, text, cost=cost, evidence=evidence)
+        for kind, text, mistake, cost in _norm_mistakes(case, norm)
     )
 
 
-def _norm_of(operation: Operation) -> _Norm | None:
-    name, inputs = operation.name, operation.inputs
-    x = inputs[0]
+def _norm_of(operation: Operation) -> Norm | None:
+    """A norm of its own statistics: others, as of a batch norm in evaluation, are not known."""
+    name, (x, *parameters) = operation.name, operation.inputs
     if not x.is_floating_point():
         return None
+    values: dict[str, Any] = {"input": x, "training": True}
     if name in ("batch_norm", "native_batch_norm"):
-        return _batch_norm_of(operation)
-    if name in ("layer_norm", "native_layer_norm", *_RMS):
+        arguments = operation.context.arguments
+        eps = arguments.get("eps", _USUAL_EPS)
+        if arguments.get("training") is not True or x.dim() < 2 or not isinstance(eps, float):  # noqa: PLR2004
+            return None
+    elif name in ("layer_norm", "native_layer_norm", *_RMS):
         shape = operation.argument("normalized_shape", 1, None)
         count = len(shape) if isinstance(shape, list | tuple) else 0
-        count = count or (inputs[1].dim() if len(inputs) > 1 else 1)
-        dims = tuple(range(x.dim() - count, x.dim()))
-        centred = name not in _RMS
-        position = 4 if centred else 3
-        default = _DEFAULTS.get(name, torch.finfo(operation.context.inputs[0].dtype).eps)
-        eps = operation.argument("eps", position, default)
-        weight = inputs[1] if len(inputs) > 1 else 1.0
-        bias = inputs[2] if len(inputs) > 2 and centred else 0.0  # noqa: PLR2004
-        if isinstance(eps, float | int) and not isinstance(eps, bool) and dims:
-            return _Norm(x, dims, float(eps), weight, bias, centred)
-    return None
-
-
-def _batch_norm_of(operation: Operation) -> _Norm | None:
-    """Batch norm in training; in evaluation it does not depend on the batch."""
-    arguments, inputs = operation.context.arguments, operation.inputs
-    x, *parameters = inputs
-    eps = arguments.get("eps", _DEFAULTS["batch_norm"])
-    if arguments.get("training") is not True or x.dim() < 2 or not isinstance(eps, float):  # noqa: PLR2004
+        count = count or (parameters[0].dim() if parameters else 1)
+        is_rms = name in _RMS
+        usual = torch.finfo(operation.context.inputs[0].dtype).eps if is_rms else _USUAL_EPS
+        eps = operation.argument("eps", 3 if is_rms else 4, usual)
+        if not count or isinstance(eps, bool) or not isinstance(eps, float | int):
+            return None
+        values["normalized_shape"] = range(count)
+        parameters = parameters[:1] if is_rms else parameters
+    else:
         return None
-    channels = (1, -1, *(1,) * (x.dim() - 2))
-    weight, bias = (
-        parameters[position].view(channels) if len(parameters) > position else default
-        for position, default in enumerate((1.0, 0.0))
-    )
-    dims = (0, *range(2, x.dim()))
-    return _Norm(x, dims, eps, weight, bias, centred=True)
+    values |= dict(zip(("weight", "bias"), parameters, strict=False))
+    return norm_by_name(name, {**values, "eps": float(eps)})
 
 
-def _norm_variants(case: Case, norm: _Norm) -> list[tuple[PatternKind, str, Tensor | None, float]]:
-    variants: list[tuple[PatternKind, str, Tensor | None, float]] = []
-    base = math.log2(len(_USUAL) + 6)
+def _norm_mistakes(case: Case, norm: Norm) -> Iterator[tuple[PatternKind, str, NormMistake, float]]:
+    """The kinds and the words, and the bits of the choice among them."""
+    bits, off = math.log2(len(_USUAL) + 6), PatternKind.OFF_BY_ONE
     for other in _USUAL:
         if not math.isclose(other, norm.eps):
             text = f"eps is {other:g} instead of {norm.eps:g}" if other else "eps is left out"
-            variants.append((PatternKind.EPS, text, norm.value(eps=other), base))
-    outside = norm.value(outside=True)
+            yield PatternKind.EPS, text, NormMistake(eps=other), bits
     text = f"eps ({norm.eps:g}) is added to the deviation, not to the variance"
-    variants.append((PatternKind.EPS, text, outside, base))
-    off = PatternKind.OFF_BY_ONE
+    yield PatternKind.EPS, text, NormMistake(outside=True), bits
     if norm.length > 1:
         text = f"the variance is divided by {norm.length - 1} instead of {norm.length}"
-        variants.append((off, text, norm.value(correction=1), base))
-        dim = norm.dims[-1]
-        size = norm.x.shape[dim]
-        for start, which in ((0, "last"), (1, "first")):
-            part = norm.value(part=norm.x.narrow(dim, start, size - 1)) if size > 1 else None
+        yield off, text, NormMistake(correction=1), bits
+        size = norm.view[norm.dims[-1]]
+        for which in ("last", "first") if size > 1 else ():
             text = f"the {which} of the {size} elements is left out of mean and variance"
-            variants.append((off, text, part, base))
+            mistake = NormMistake(less=1) if which == "last" else NormMistake(first=1)
+            yield off, text, mistake, bits
     estimate = _estimate_eps(case, norm)
     if estimate is not None:
         text = f"eps is about {estimate:.3g} instead of {norm.eps:g}"
-        variants.append((PatternKind.EPS, text, norm.value(eps=estimate), base + 10))
-    return variants
+        yield PatternKind.EPS, text, NormMistake(eps=estimate), bits + 10
 
 
-def _estimate_eps(case: Case, norm: _Norm) -> float | None:
+def _estimate_eps(case: Case, norm: Norm) -> float | None:
     """An estimate of the candidate's eps from the rows where it matters most."""
-    plain = norm.value(eps=0.0) - norm.bias
+    plain = norm.value(NormMistake(eps=0.0)) - norm.bias
     candidate = case.given - norm.bias
     usable = (plain.abs() > 0) & (candidate.abs() > 0) & case.wrong & torch.isfinite(candidate)
     if not bool(usable.any()):

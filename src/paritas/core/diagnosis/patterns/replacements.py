@@ -145,7 +145,6 @@ def _looks_cut_off(case: Case) -> bool:
 
 
 def _stale(case: Case) -> list[Pattern]:
-    """`stale`: an earlier value."""
     patterns = []
     for name, value in case.context.earlier.items():
         if tuple(value.shape) != case.shape:
@@ -349,7 +348,6 @@ def _correlation(actual: Tensor, expected: Tensor) -> float:
 
 
 def _greatest_distance(actual: Tensor, expected: Tensor) -> float:
-    """The largest distance between the two empirical distributions."""
     a, b = actual.sort().values, expected.sort().values
     points = torch.cat([a, b])
     left = torch.searchsorted(a, points, right=True)

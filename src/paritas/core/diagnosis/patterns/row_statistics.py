@@ -8,15 +8,17 @@ all, limited, mixed. If they are none of these, it is still known that they are 
 from __future__ import annotations
 
 import dataclasses
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.formats import FORMATS
-from paritas.core.diagnosis.patterns.norms import NORMS, norm_of
+from paritas.core.diagnosis.patterns.fits import AS_WRITTEN, shorten_number
+from paritas.core.diagnosis.patterns.norms import NORMS, norm_of, with_norm
 from paritas.core.diagnosis.patterns.operands import result_of
+from paritas.core.diagnosis.patterns.steps import take_slices
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -40,9 +42,6 @@ _LINEAR = 0.01
 _SAME = 2e-4
 # Spreads that are all off by less than this share, up and down, were rounded.
 _ROUNDED = 2.0**-7
-# A number of so few digits is one that a person wrote.
-_DIGITS = 3
-_AS_WRITTEN = 2e-5
 
 
 def solved_statistics(
@@ -81,15 +80,11 @@ def _added_input(norm: Norm, candidate: Tensor) -> Variation | None:
     size = float(added.abs().max())
     if not size > 0 or float((added - number * x).abs().max()) > _SAME * size:
         return None
-    number = _shorten_number(number)
+    number = shorten_number(number)
     times = "" if number == 1 else f"{number:.4g} times "
     sentence = f"{times}the input is added to the result"
-    return Variation(PatternKind.RESIDUAL, sentence, partial(_with_input, number=number), fitted=1)
-
-
-def _with_input(step: Step, number: float) -> Any:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
-    return step.with_first(norm.value() + number * norm.x)
+    change = with_norm(lambda norm: norm.value() + number * norm.x)
+    return Variation(PatternKind.RESIDUAL, sentence, change, fitted=1)
 
 
 # --- Solving --------------------------------------------------------------------------------------
@@ -131,10 +126,9 @@ class _Rows:
         """Whether one factor on the result is all that is wrong, and none of a wrong count."""
         ratio = self.right_spread / self.spread
         factor = float(ratio.median())
-        count = math.prod(self.norm.view[dim] for dim in self.norm.dims)
         if not self.is_centre_right or not _are_same(ratio, torch.full_like(ratio, factor)):
             return False
-        return _kind_of(factor**-2, self.norm.eps, count) is PatternKind.FACTOR
+        return _kind_of(factor**-2, self.norm.eps, self.norm.length) is PatternKind.FACTOR
 
     @property
     def is_spread_right(self) -> bool:
@@ -147,11 +141,16 @@ def _solve_rows(norm: Norm, candidate: Tensor) -> _Rows | None:
     x, weight, bias = (
         _spread_out(value, norm.x).reshape(norm.view) for value in (norm.x, norm.weight, norm.bias)
     )
-    count = math.prod(x.shape[dim] for dim in norm.dims)
-    if count < _SHORTEST_ROW or x.numel() // count < 2:  # noqa: PLR2004
+    if norm.length < _SHORTEST_ROW or x.numel() // norm.length < 2:  # noqa: PLR2004
         return None
     target = candidate.reshape(norm.view) - bias
-    right_centre, right_spread = _right_statistics(norm, x)
+    norm = dataclasses.replace(
+        norm,
+        x=widen(norm.x),
+        mean=None if norm.mean is None else widen(norm.mean),
+        var=None if norm.var is None else widen(norm.var),
+    )
+    right_centre, right_spread = norm.statistics()
     about = (x - right_centre) * weight
 
     def total(value: Tensor) -> Tensor:
@@ -180,20 +179,8 @@ def _solve_rows(norm: Norm, candidate: Tensor) -> _Rows | None:
 
 
 def _spread_out(value: Tensor | float, x: Tensor) -> Tensor:
-    """In float64 on the host, in the shape of the input."""
     wide = torch.as_tensor(value).detach().cpu().double()
     return wide.expand(x.shape)
-
-
-def _right_statistics(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
-    mean = x.mean(norm.dims, keepdim=True) if norm.mean is None else _wide(norm.mean)
-    mean = mean if norm.centred else torch.zeros_like(mean)
-    var = (x - mean).square().mean(norm.dims, keepdim=True) if norm.var is None else _wide(norm.var)
-    return mean, (var + norm.eps).sqrt()
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.detach().cpu().double()
 
 
 def _is_small(residual: Tensor, size: Tensor) -> bool:
@@ -205,8 +192,6 @@ def _are_same(value: Tensor, other: Tensor) -> bool:
 
 
 # --- Statistics of rows ---------------------------------------------------------------------------
-
-_Statistic = "Callable[[Tensor, tuple[int, ...]], Tensor]"
 
 
 def _median(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -265,7 +250,7 @@ class _Formula:
 
     Attributes:
         words: what it is.
-        compute: its values, by the rows and their axes.
+        compute: its values, by the norm.
         kind: what kind of mistake it is.
         fitted: how many numbers were fitted.
     """
@@ -295,26 +280,17 @@ class _Relation:
         kinds = {formula.kind for formula in formulas}
         kind = kinds.pop() if len(kinds) == 1 else PatternKind.STATISTICS
         fitted = sum(formula.fitted for formula in formulas)
-        change = partial(_with_formulas, relation=self)
+        change = with_norm(partial(_with_formulas, relation=self))
         return Variation(kind, sentence, change, fitted=max(1, fitted))
 
 
-def _with_formulas(step: Step, relation: _Relation) -> Any:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
-    x = norm.x.reshape(norm.view)
-    right, spread = _right_here(norm, x)
-    centre = right if relation.centre is None else relation.centre.compute(x, norm)
+def _with_formulas(norm: Norm, relation: _Relation) -> Tensor:
+    x, (centre, spread) = norm.rows, norm.statistics()
+    if relation.centre is not None:
+        centre = relation.centre.compute(norm)
     if relation.spread is not None:
-        spread = relation.spread.compute(x, norm).sqrt()
-    value = ((x - centre) / spread).reshape(norm.x.shape)
-    return step.with_first((value * norm.weight + norm.bias).to(norm.x.dtype))
-
-
-def _right_here(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor]:
-    mean = x.mean(norm.dims, keepdim=True) if norm.mean is None else norm.mean
-    mean = mean if norm.centred else torch.zeros_like(mean)
-    var = (x - mean).square().mean(norm.dims, keepdim=True) if norm.var is None else norm.var
-    return mean, (var + norm.eps).sqrt()
+        spread = relation.spread.compute(norm).sqrt()
+    return norm.finish((x - centre) / spread).to(norm.x.dtype)
 
 
 # --- Relations ------------------------------------------------------------------------------------
@@ -339,8 +315,7 @@ def _centre_formulas(rows: _Rows) -> Iterator[_Formula]:
     def is_met(value: Tensor) -> bool:
         return bool(((value - rows.centre).abs() <= _SAME * unit).all())
 
-    x = _spread_out(norm.x, norm.x).reshape(norm.view)
-    sources = _sources(norm, x, _CENTRES, right, rows.right_centre)
+    sources = _sources(norm, _CENTRES, right, rows.right_centre)
     yield from _linear_formulas(sources, rows.centre, is_met, right)
     yield from _moved_formulas(right, rows.right_centre, is_met, lambda pair: pair[0])
 
@@ -356,35 +331,31 @@ def _spread_formulas(rows: _Rows) -> Iterator[_Formula]:
 
     yield from _limited_formulas(rows, right)
     yield from _rounded_formulas(rows, right, is_met)
-    x = _spread_out(norm.x, norm.x).reshape(norm.view)
-    sources = _sources(norm, x, _SPREADS, right, variance)
-    count = math.prod(norm.view[dim] for dim in norm.dims)
-    yield from _linear_formulas(sources, square, is_met, right, norm.eps, count)
+    sources = _sources(norm, _SPREADS, right, variance)
+    yield from _linear_formulas(sources, square, is_met, right, norm.eps, norm.length)
     yield from _moved_formulas(right, variance + norm.eps, is_met, lambda pair: pair[1].square())
 
 
 _Source = tuple[str, "Tensor", Any]
 
 
-def _sources(
-    norm: Norm, x: Tensor, statistics: dict[str, Any], right: str, value: Tensor
-) -> list[_Source]:
+def _sources(norm: Norm, statistics: dict[str, Any], right: str, value: Tensor) -> list[_Source]:
     """The statistics by name, with their values and how to compute them; the right one first."""
     running = norm.mean if right == "the running mean" else norm.var
 
-    def running_statistic(_: Tensor, norm: Norm) -> Tensor:
+    def running_statistic(norm: Norm) -> Tensor:
         statistic: Any = norm.mean if right == "the running mean" else norm.var
         return statistic  # type: ignore[no-any-return]
 
     sources: list[_Source] = [(right, value, running_statistic)] if running is not None else []
     for words, compute in statistics.items():
 
-        def put(x: Tensor, norm: Norm, compute: Any = compute) -> Tensor:
-            tensor: Tensor = compute(x, norm.dims)
+        def put(norm: Norm, compute: Any = compute) -> Tensor:
+            tensor: Tensor = compute(norm.rows, norm.dims)
             return tensor
 
         name = f"{words} of the batch" if running is not None else words
-        sources.append((name, put(x, norm).expand_as(value), put))
+        sources.append((name, put(norm).expand_as(value), put))
     sources.sort(key=lambda source: source[0] != right)
     return sources
 
@@ -409,7 +380,7 @@ def _linear_formulas(
             if numbers is None or not is_met(numbers[0] * value + numbers[1]):
                 continue
             factor, added = numbers
-            if abs(added - eps) <= _AS_WRITTEN * float(target.abs().max()):
+            if abs(added - eps) <= AS_WRITTEN * float(target.abs().max()):
                 added = eps
             is_right = words == right
             if factor == 1 and is_right and added < 0:
@@ -446,15 +417,15 @@ def _same_for_all(
     for words, value, compute in sources:
         if words.removesuffix(" of the batch") in _NUMBERS and is_met(value.expand_as(target)):
             return _Formula(words, compute)
-    for number in (0.0, 1.0, _shorten_number(float(target.median()))):
+    for number in (0.0, 1.0, shorten_number(float(target.median()))):
         if is_met(torch.full_like(target, number)):
             change = partial(_constant, number=number)
             return _Formula(f"{number:.4g}", change, fitted=int(number not in (0, 1)))
     return None
 
 
-def _constant(x: Tensor, norm: Norm, number: float) -> Tensor:
-    return torch.full_like(x.sum(norm.dims, keepdim=True), number)
+def _constant(norm: Norm, number: float) -> Tensor:
+    return torch.full_like(norm.rows.sum(norm.dims, keepdim=True), number)
 
 
 def _kind_of(factor: float, eps: float, count: int) -> PatternKind:
@@ -467,15 +438,13 @@ def _kind_of(factor: float, eps: float, count: int) -> PatternKind:
     return PatternKind.FACTOR if usual and not is_of_count else PatternKind.STATISTICS
 
 
-def _linear(x: Tensor, norm: Norm, compute: Any, factor: float, added: float) -> Tensor:
-    value: Tensor = factor * compute(x, norm) + added
+def _linear(norm: Norm, compute: Any, factor: float, added: float) -> Tensor:
+    value: Tensor = factor * compute(norm) + added
     return value
 
 
-def _mix_statistics(
-    x: Tensor, norm: Norm, first: Any, other: Any, shares: list[float], eps: float
-) -> Tensor:
-    value: Tensor = shares[0] * (first(x, norm) + eps) + shares[1] * (other(x, norm) + eps)
+def _mix_statistics(norm: Norm, first: Any, other: Any, shares: list[float], eps: float) -> Tensor:
+    value: Tensor = shares[0] * (first(norm) + eps) + shares[1] * (other(norm) + eps)
     return value
 
 
@@ -498,23 +467,17 @@ def _fit(
         return None
     solved = iter(solution.solution.reshape(-1).tolist())
     return [
-        _shorten_number(next(solved)) if coefficient is None else coefficient
+        shorten_number(next(solved)) if coefficient is None else coefficient
         for coefficient in numbers
     ]
 
 
-def _shorten_number(number: float) -> float:
-    short = float(f"{number:.{_DIGITS}g}")
-    return short if abs(short - number) <= _AS_WRITTEN * abs(number) else number
-
-
 def _limited_formulas(rows: _Rows, right: str) -> Iterator[_Formula]:
-    """The right spread, but not below or not above a limit."""
     is_other = (rows.spread - rows.right_spread).abs() > _SAME * rows.right_spread
     changed = rows.spread[is_other]
     if len(changed) < 2 or not _are_same(changed, changed.median().expand_as(changed)):  # noqa: PLR2004
         return
-    limit = _shorten_number(float(changed.median().square()) - rows.norm.eps)
+    limit = shorten_number(float(changed.median().square()) - rows.norm.eps)
     below = bool((rows.right_spread[is_other] < changed).all())
     if not below and not bool((rows.right_spread[is_other] > changed).all()):
         return
@@ -523,8 +486,8 @@ def _limited_formulas(rows: _Rows, right: str) -> Iterator[_Formula]:
     yield _Formula(words, change, PatternKind.CLIPPED, fitted=1)
 
 
-def _limit_variance(x: Tensor, norm: Norm, limit: float, *, below: bool) -> Tensor:
-    variance = _right_here(norm, x)[1].square() - norm.eps
+def _limit_variance(norm: Norm, limit: float, *, below: bool) -> Tensor:
+    variance = norm.statistics()[1].square() - norm.eps
     limited = variance.clamp(min=limit) if below else variance.clamp(max=limit)
     return limited + norm.eps
 
@@ -559,8 +522,8 @@ def _round_spread(spread: Tensor, power: float, form: NarrowFormat) -> Tensor:
     return form.rounded(spread**power) ** (2 / power)
 
 
-def _with_rounded(x: Tensor, norm: Norm, compute: Any) -> Tensor:
-    value: Tensor = compute(_right_here(norm, x)[1])
+def _with_rounded(norm: Norm, compute: Any) -> Tensor:
+    value: Tensor = compute(norm.statistics()[1])
     return value
 
 
@@ -588,9 +551,8 @@ def _moved_formulas(
                     return
 
 
-def _of_rows(x: Tensor, norm: Norm, axis: int, source: Tensor, pick: Any) -> Tensor:
-    value: Tensor = pick(_right_here(norm, x))
-    return value.index_select(axis, source.to(value.device))
+def _of_rows(norm: Norm, axis: int, source: Tensor, pick: Any) -> Tensor:
+    return take_slices(pick(norm.statistics()), axis, source)
 
 
 # --- Statistics that are none of these ------------------------------------------------------------
@@ -602,7 +564,7 @@ def _try_fitted_numbers(rows: _Rows) -> Iterator[Variation]:
     least, most = float(ratio.min()), float(ratio.max())
     if rows.is_centre_right and most - least <= _SAME * most:
         return  # one factor for all
-    change = partial(_with_numbers, centre=rows.centre, spread=rows.spread)
+    change = with_norm(partial(_with_numbers, centre=rows.centre, spread=rows.spread))
     fitted = rows.spread.numel() * (1 if rows.is_centre_right else 2)
     if not rows.is_spread_right and 1 - _ROUNDED <= least < 1 < most <= 1 + _ROUNDED:
         far = max(1 - least, most - 1)
@@ -625,8 +587,6 @@ def _try_fitted_numbers(rows: _Rows) -> Iterator[Variation]:
     yield Variation(PatternKind.STATISTICS, " and ".join(what), change, fitted=fitted)
 
 
-def _with_numbers(step: Step, centre: Tensor, spread: Tensor) -> Any:
-    norm: Norm = norm_of(step)  # type: ignore[assignment]
-    x = norm.x.reshape(norm.view)
-    value = ((x - centre.to(x)) / spread.to(x)).reshape(norm.x.shape)
-    return step.with_first(value * norm.weight + norm.bias)
+def _with_numbers(norm: Norm, centre: Tensor, spread: Tensor) -> Tensor:
+    x = norm.rows
+    return norm.finish((x - centre.to(x)) / spread.to(x))

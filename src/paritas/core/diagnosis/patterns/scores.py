@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.attention import (
     attends,
     bias_of,
     factor_of,
     is_attention,
     seen_rightly,
+    with_zeros,
 )
+from paritas.core.diagnosis.patterns.fits import shorten_number
 from paritas.core.diagnosis.patterns.operands import result_of
+from paritas.core.diagnosis.patterns.steps import first_of
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -38,8 +42,7 @@ _MOST_NUMBERS = 1 << 22
 _MOST_UNKNOWNS = 160
 # How much smaller the least eigenvalue must be than the next: otherwise nothing is determined.
 _DETERMINED = 1e-6
-# A number that is this near to one of few digits is that one; what a line may leave.
-_AS_WRITTEN = 2e-5
+# What a line may leave.
 _NEAR = 2e-3
 _NEARLY_NOTHING = 1e-4
 _RANK = 4
@@ -85,14 +88,12 @@ class _Equations:
 
     @classmethod
     def of(cls, step: Step, candidate: Tensor) -> _Equations:
-        query, key, value = (
-            step.values[name].detach().cpu().double() for name in ("query", "key", "value")
-        )
+        query, key, value = (widen(step.values[name]) for name in ("query", "key", "value"))
         groups = query.shape[-3] // key.shape[-3]
         key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
         candidate = candidate.reshape(*query.shape[:-1], value.shape[-1])
         bias = bias_of(step)
-        bias = bias.detach().cpu().double() if isinstance(bias, torch.Tensor) else bias
+        bias = widen(bias) if isinstance(bias, torch.Tensor) else bias
         visited = seen_rightly(step).detach().cpu().double()
         scores = (query @ key.mT * factor_of(step) + bias).masked_fill(visited == 0, -math.inf)
         top = scores.amax(-1, keepdim=True).clamp(min=0.0)
@@ -134,15 +135,14 @@ class _Equations:
 
 
 def _padding(equations: _Equations) -> Iterator[Variation]:
-    """Keys of zeros that take part."""
     index = torch.zeros(equations.terms.shape[2:4], dtype=torch.int64)
     factors = equations.solve(index, 1, by_head=False, padded=True)
     if factors is None:
         return
-    number = _shorten_number(float(factors[0, -1]))
+    number = shorten_number(float(factors[0, -1]))
     if not number > _NEARLY_NOTHING:
         return
-    change = attends(normalise=partial(_with_nothing, number=number))
+    change = attends(normalise=partial(with_zeros, number=number))
     if number == round(number) and number > 1:
         sentence = f"{number:g} further keys take part whose scores are 0, as of a padding"
         yield Variation(PatternKind.MASK, f"{sentence} that nothing hides", change, fitted=1)
@@ -151,14 +151,7 @@ def _padding(equations: _Equations) -> Iterator[Variation]:
         yield Variation(PatternKind.STATISTICS, sentence, change, fitted=1)
 
 
-def _with_nothing(scores: Tensor, number: float) -> Tensor:
-    more = torch.full_like(scores[..., :1], math.log(number))
-    weights: Tensor = torch.cat([scores, more], -1).softmax(-1)[..., :-1]
-    return weights.nan_to_num(0.0)
-
-
 def _distances(equations: _Equations) -> Iterator[Variation]:
-    """A bias by the distance between query and key."""
     rows, columns = equations.terms.shape[2:4]
     apart = torch.arange(rows)[:, None] - torch.arange(columns)[None, :]
     met = (equations.terms != 0).any(-1).any(0).any(0)
@@ -181,7 +174,7 @@ def _distance_variations(index: Tensor, classes: Tensor, factors: Tensor) -> Ite
         length = measure.double()
         slopes = (added @ length) / length.square().sum()
         slopes = torch.tensor(
-            [_shorten_number(slope) for slope in slopes.tolist()], dtype=torch.float64
+            [shorten_number(slope) for slope in slopes.tolist()], dtype=torch.float64
         )
         scale = float(added.abs().max())
         if scale and float((added - slopes[:, None] * length).abs().max()) <= _NEAR * scale:
@@ -204,7 +197,6 @@ def _with_bias(scores: Tensor, bias: Tensor) -> Tensor:
 
 
 def _keys(equations: _Equations) -> Iterator[Variation]:
-    """A bias of each key."""
     rows, columns = equations.terms.shape[2:4]
     if not 1 < columns <= _MOST_UNKNOWNS or rows * equations.terms.shape[-1] <= columns:
         return
@@ -256,9 +248,8 @@ def _solve_factors(step: Step, candidate: Tensor, axis: int) -> Tensor | None:
     others = [dim for dim in range(_RANK) if dim != axis]
 
     def value(numbers: Tensor) -> Tensor:
-        result = attends(bend=partial(_multiply_scores, numbers=numbers))(step)
-        result = result if isinstance(result, torch.Tensor) else result[0]
-        return result.detach().cpu().double().reshape(candidate.shape)
+        result = first_of(attends(bend=partial(_multiply_scores, numbers=numbers))(step))
+        return widen(result).reshape(candidate.shape)
 
     shape = [1] * _RANK
     shape[axis] = candidate.shape[axis]
@@ -279,8 +270,3 @@ def _solve_factors(step: Step, candidate: Tensor, axis: int) -> Tensor | None:
 
 def _multiply_scores(scores: Tensor, numbers: Tensor) -> Tensor:
     return scores * numbers.to(scores)
-
-
-def _shorten_number(number: float) -> float:
-    short = float(f"{number:.3g}")
-    return short if abs(short - number) <= _AS_WRITTEN * abs(number) else number

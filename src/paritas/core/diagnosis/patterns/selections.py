@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paritas.core.diagnosis.patterns.variations import Variation, with_argument
+from paritas.core.diagnosis.patterns.steps import (
+    flat_padding,
+    with_altered,
+    with_argument,
+)
+from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
 if TYPE_CHECKING:
@@ -36,10 +41,10 @@ def selection_variations(step: Step) -> Iterator[Variation]:
     elif name in ("lt", "le", "gt", "ge", "eq", "ne"):
         yield from _compared_with_nothing(step)
     elif name == "round":
-        for sentence, compute in _OTHER_TIES.items():
-            yield Variation(
-                PatternKind.TIE_BREAKING, sentence, partial(_round_decimals, compute=compute)
-            )
+        for words, compute in OTHER_TIES.items():
+            sentence = f"halves are rounded {words}, not to even"
+            change = partial(_round_decimals, compute=compute)
+            yield Variation(PatternKind.TIE_BREAKING, sentence, change)
 
 
 # --- Another element of each line -----------------------------------------------------------------
@@ -152,8 +157,7 @@ def _in_place_order(step: Step) -> Any:
 
 
 def _pooled_with_zeros(step: Step) -> Any:
-    sides = [side for size in reversed(step.values["padding"]) for side in (size, size)]
-    padded = torch.nn.functional.pad(step.values["self"], sides)
+    padded = torch.nn.functional.pad(step.values["self"], flat_padding(step.values["padding"]))
     return step.with_first(step.run(self=padded, padding=[0] * len(step.values["padding"]))[0])
 
 
@@ -186,7 +190,7 @@ def _other_grids(step: Step) -> Iterator[Variation]:
         (PatternKind.SIGN, "the places of grid are negated", torch.neg),
         (PatternKind.ARGUMENT, "grid is between 0 and 1", lambda value: (value + 1) / 2),
     ):
-        yield Variation(kind, sentence, partial(_altered_grid, alter=alter))
+        yield Variation(kind, sentence, with_altered("grid", alter))
     for name, modes in _GRID_MODES.items():
         right = step.values[name]
         for other, mode in enumerate(modes):
@@ -200,10 +204,6 @@ def _moved_grid(step: Step, by: float, chosen: tuple[int, ...]) -> Any:
     # A grid has the place along the last axis first.
     steps = [by / size if axis in chosen else 0.0 for axis, size in enumerate(reversed(sizes))]
     return step.run(grid=grid + torch.tensor(steps).to(grid))
-
-
-def _altered_grid(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(grid=alter(step.values["grid"]))
 
 
 # --- Bags of rows ---------------------------------------------------------------------------------
@@ -237,21 +237,18 @@ def _compared_with_nothing(step: Step) -> Iterator[Variation]:
         value = step.values[name]
         if isinstance(value, torch.Tensor) and bool((value != 0).any()):
             sentence = f"{name} is not read: it is compared with 0"
-            zeros = partial(_as_zeros, name=name)
+            zeros = with_altered(name, torch.zeros_like)
             yield Variation(PatternKind.MISSING_OPERAND, sentence, zeros)
-
-
-def _as_zeros(step: Step, name: str) -> Any:
-    return step.run(**{name: torch.zeros_like(step.values[name])})
 
 
 # --- Halves ---------------------------------------------------------------------------------------
 
-_OTHER_TIES: dict[str, Callable[[Tensor], Tensor]] = {
-    "halves are rounded up, not to even": lambda x: (x + 0.5).floor(),
-    "halves are rounded down, not to even": lambda x: (x - 0.5).ceil(),
-    "halves are rounded away from zero, not to even": lambda x: x.sign() * (x.abs() + 0.5).floor(),
-    "halves are rounded towards zero, not to even": lambda x: x.sign() * (x.abs() - 0.5).ceil(),
+# Where numbers lie in the middle between two whole ones; torch takes the even one.
+OTHER_TIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "up": lambda x: (x + 0.5).floor(),
+    "down": lambda x: (x - 0.5).ceil(),
+    "away from zero": lambda x: x.sign() * (x.abs() + 0.5).floor(),
+    "towards zero": lambda x: x.sign() * (x.abs() - 0.5).ceil(),
 }
 
 

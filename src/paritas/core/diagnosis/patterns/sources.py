@@ -238,7 +238,6 @@ def _describe(
 
 
 def _only_axis(right: Tensor, taken: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
-    """The axis along which all places differ by the same number, which may wrap around."""
     pairs = zip(unravel(right, shape), unravel(taken, shape), shape, strict=True)
     moves = [((there - here) % size, size) for here, there, size in pairs]
     axes = [number for number, (by, _) in enumerate(moves) if bool(by.any())]

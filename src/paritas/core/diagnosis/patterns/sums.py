@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.patterns.steps import (
+    then,
+    with_altered,
+    with_argument,
+    with_factor,
+    with_formula,
+    with_order,
+)
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -62,8 +70,31 @@ def repeated(length: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys(overlaps + last))
 
 
-def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
-    return lambda step: step.with_first(formula(step))
+def zero_ends(axis: int, first: int, last: int) -> Callable[[Tensor], Tensor]:
+    """Zeros in so many of the first and last slices along an axis."""
+
+    def alter(value: Tensor) -> Tensor:
+        value = value.clone()
+        value.narrow(axis, 0, first).zero_()
+        value.narrow(axis, value.shape[axis] - last, last).zero_()
+        return value
+
+    return alter
+
+
+def _elements_left_out(
+    size: int, *, alone: bool = True
+) -> Iterator[tuple[PatternKind, str, int, int]]:
+    """The kind and the words, and how many of the first and of the last elements are left out.
+
+    Args:
+        alone: there is one element at each place.
+    """
+    for first, last in left_out(size):
+        is_one = first + last == 1
+        kind = PatternKind.OFF_BY_ONE if is_one and alone else PatternKind.PARTIAL_SUM
+        verb = "element is" if is_one else "elements are"
+        yield kind, f"{words_of(first, last)} {verb}", first, last
 
 
 # --- Softmax and reductions -----------------------------------------------------------------------
@@ -72,9 +103,6 @@ def _with_first(formula: Callable[[Step], Tensor]) -> Callable[[Step], Any]:
 def _softmax_variations(step: Step) -> Iterator[Variation]:
     dim, is_log = step.values["dim"], step.name == "log_softmax"
     size = step.values["self"].shape[dim] if step.values["self"].dim() else 1
-
-    def scaled(step: Step, factor: float) -> Any:
-        return step.run(self=step.values["self"] * factor)
 
     def over(step: Step, part: slice) -> Any:
         x = step.values["self"].movedim(dim, -1)
@@ -88,31 +116,21 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
         (0.5, "the input is halved"),
         (2.0, "the input is doubled"),
     ):
-        kind = PatternKind.FACTOR
-        yield Variation(kind, words, partial(scaled, factor=factor))
-    for width in {length for length in (size, *_sizes(step)) if length > 1}:
+        yield Variation(PatternKind.FACTOR, words, with_factor("self", factor))
+    for width in {length for length in (size, *step.values["self"].shape) if length > 1}:
         sentence = f"the input is divided by sqrt({width})"
-        yield Variation(PatternKind.FACTOR, sentence, partial(scaled, factor=1 / math.sqrt(width)))
+        yield Variation(PatternKind.FACTOR, sentence, with_factor("self", 1 / math.sqrt(width)))
         sentence = f"the input is multiplied by sqrt({width})"
-        yield Variation(PatternKind.FACTOR, sentence, partial(scaled, factor=math.sqrt(width)))
-    for first, last in left_out(size):
-        is_one = first + last == 1
-        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
-        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+        yield Variation(PatternKind.FACTOR, sentence, with_factor("self", math.sqrt(width)))
+    for kind, some, first, last in _elements_left_out(size):
         sentence = f"{some} left out of the {size} in the sum that softmax divides by"
         yield Variation(kind, sentence, partial(over, part=slice(first, size - last)))
     sentence = "it is not divided by the sum"
-    yield Variation(
-        PatternKind.MISSING_REDUCTION, sentence, partial(_skip_normalisation, is_log=is_log)
-    )
-    other, words = (
-        (torch.softmax, "the logarithm is left out")
-        if is_log
-        else (
-            torch.log_softmax,
-            "the logarithm of softmax",
-        )
-    )
+    change = partial(_skip_normalisation, is_log=is_log)
+    yield Variation(PatternKind.MISSING_REDUCTION, sentence, change)
+    other, words = torch.log_softmax, "the logarithm of softmax"
+    if is_log:
+        other, words = torch.softmax, "the logarithm is left out"
     yield Variation(PatternKind.OTHER_FUNCTION, words, lambda step: other(step.values["self"], dim))
     if not is_log:
         sentence = "the sum that softmax divides by has 1 added"
@@ -129,10 +147,6 @@ def _softmax_variations(step: Step) -> Iterator[Variation]:
     yield Variation(PatternKind.OTHER_FUNCTION, sentence, lambda step: alone(step.values["self"]))
     sentence = "the softmax of the whole tensor instead of each row"
     yield Variation(PatternKind.WRONG_AXIS, sentence, _softmax_of_all)
-
-
-def _sizes(step: Step) -> tuple[int, ...]:
-    return tuple(step.values["self"].shape)
 
 
 def _skip_normalisation(step: Step, *, is_log: bool) -> Any:
@@ -239,33 +253,27 @@ def _reduction_variations(step: Step) -> Iterator[Variation]:
     if name in ("argmax", "argmin") and step.values.get("dim") is not None:
         for by in (1, -1):
             sentence = f"every position is one too {'large' if by > 0 else 'small'}"
-            change = partial(_moved_position, by=by, size=x.shape[dims[0]])
-            yield Variation(PatternKind.WRONG_INDEX, sentence, change)
+            moved = partial(_moved_position, by=by, size=x.shape[dims[0]])
+            yield Variation(PatternKind.WRONG_INDEX, sentence, then(moved))
     if name in _OPPOSITES:
         opposite = _OPPOSITES[name]
         sentence = f"{opposite.__name__} instead of {name}"
-        change = partial(_opposite, function=opposite)
+        change = partial(opposite_result, function=opposite)
         yield Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
-def _moved_position(step: Step, by: int, size: int) -> Any:
-    return (step.run() + by) % size
+def _moved_position(position: Tensor, by: int, size: int) -> Tensor:
+    return (position + by) % size
 
 
 def _correction_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
-    """A variance with another divisor."""
     if "correction" not in step.values:
         return
     count, less = _count_and_correction(step, dims)
     for other in (0, 1):
         if other != less and count > max(other, less):
             sentence = f"the variance is divided by {count - other} instead of {count - less}"
-            change = partial(_with_correction, correction=other)
-            yield Variation(PatternKind.OFF_BY_ONE, sentence, change)
-
-
-def _with_correction(step: Step, correction: int) -> Any:
-    return step.run(correction=correction)
+            yield Variation(PatternKind.OFF_BY_ONE, sentence, with_argument("correction", other))
 
 
 def _count_and_correction(step: Step, dims: tuple[int, ...]) -> tuple[int, int]:
@@ -276,7 +284,6 @@ def _count_and_correction(step: Step, dims: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _raw_variations(step: Step, dims: tuple[int, ...]) -> Iterator[Variation]:
-    """A variance whose mean is not subtracted."""
     count, less = _count_and_correction(step, dims)
 
     def raw(step: Step, divisor: int) -> Any:
@@ -296,19 +303,16 @@ def _length_variations(name: str, dim: int, size: int, others: int) -> Iterator[
     Args:
         others: how many elements there are at each place, along the other axes that are reduced.
     """
-    for first, last in left_out(size):
+    for kind, some, first, last in _elements_left_out(size, alone=others == 1):
         residual = size - last - first
         if residual < 2:  # noqa: PLR2004
             continue
-        is_one = first + last == 1
-        kind = PatternKind.OFF_BY_ONE if is_one and others == 1 else PatternKind.PARTIAL_SUM
-        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
         sentence = f"{some} left out of the {size} along dim {dim}"
-        cut = partial(_cut, dim=dim, first=first, size=residual)
+        cut = with_altered("self", partial(torch.narrow, dim=dim, start=first, length=residual))
         yield Variation(kind, sentence, cut)
         if name == "mean":
             sentence = f"{sentence}, which is still divided by {size}"
-            yield Variation(kind, sentence, partial(_scaled_cut, cut=cut, factor=residual / size))
+            yield Variation(kind, sentence, scale_result(residual / size, cut))
     if name in ("sum", "mean"):
         for start, count in repeated(size):
             sentence = f"elements {start} to {start + count - 1} along dim {dim} count twice"
@@ -324,10 +328,7 @@ def _flat_variations(size: int, dims: tuple[int, ...]) -> Iterator[Variation]:
         x = x.narrow(dims[0], first, size - first - last)
         return step.run(self=x, **({"dim": [dims[0]]} if "dim" in step.values else {}))
 
-    for first, last in left_out(size):
-        is_one = first + last == 1
-        kind = PatternKind.OFF_BY_ONE if is_one else PatternKind.PARTIAL_SUM
-        some = f"{words_of(first, last)} {'element is' if is_one else 'elements are'}"
+    for kind, some, first, last in _elements_left_out(size):
         sentence = f"{some} left out of the {size} along dims {list(dims)}"
         yield Variation(kind, sentence, partial(cut, first=first, last=last))
 
@@ -338,15 +339,15 @@ def _other_reductions(step: Step, name: str, dims: tuple[int, ...]) -> Iterator[
     for other, reduce in _REDUCERS.items():
         if other != name:
             words = _REDUCER_NAMES.get(other, f"the {other}")
-            change = partial(_reduce_first_result, reduce=reduce, dims=dims, keepdim=keepdim)
+            change = with_formula(partial(_reduce_input, reduce=reduce, dims=dims, keepdim=keepdim))
             is_reduction = {name, other} == {"sum", "mean"} or other in ("first", "last")
             kind = PatternKind.WRONG_REDUCTION if is_reduction else PatternKind.OTHER_FUNCTION
             yield Variation(kind, f"{words} instead of {right}", change)
     kind = PatternKind.OTHER_FUNCTION
     for words, alter in (("absolute values", torch.abs), ("squares", torch.square)):
-        yield Variation(kind, f"{right} of the {words}", partial(_of_altered, alter=alter))
+        yield Variation(kind, f"{right} of the {words}", with_altered("self", alter))
     for words, after in _AFTERWARDS.items():
-        yield Variation(kind, f"{words} of {right}", partial(_then, function=after))
+        yield Variation(kind, f"{words} of {right}", then(after))
 
 
 def _with_repeated(step: Step, dim: int, start: int, count: int) -> Any:
@@ -355,52 +356,37 @@ def _with_repeated(step: Step, dim: int, start: int, count: int) -> Any:
     return value * ((x.shape[dim] + count) / x.shape[dim]) if step.name == "mean" else value
 
 
-def _cut(step: Step, dim: int, first: int, size: int) -> Any:
-    return step.run(self=step.values["self"].narrow(dim, first, size))
+def _reduce_input(
+    step: Step, reduce: Callable[..., Tensor], dims: tuple[int, ...], *, keepdim: bool
+) -> Tensor:
+    return reduce(step.values["self"], dims, keepdim)
 
 
-def _scaled_cut(step: Step, cut: Callable[[Step], Any], factor: float) -> Any:
-    return cut(step) * factor
+def scale_result(
+    factor: float, change: Callable[[Step], Any] = lambda step: step.run()
+) -> Callable[[Step], Any]:
+    """The result, or that of a mistake, times a factor."""
+    return lambda step: change(step) * factor
 
 
-def _reduce_first_result(
-    step: Step, reduce: Callable[..., Tensor], dims: Any, *, keepdim: bool
-) -> Any:
-    return step.with_first(reduce(step.values["self"], dims, keepdim))
-
-
-def _of_altered(step: Step, alter: Callable[[Tensor], Tensor]) -> Any:
-    return step.run(self=alter(step.values["self"]))
-
-
-def _then(step: Step, function: Callable[[Tensor], Tensor]) -> Tensor:
-    return function(step.run())
-
-
-def _opposite(step: Step, function: Callable[..., Tensor]) -> Tensor:
-    if step.values.get("dim") is None:
-        return function(step.values["self"])
-    return function(step.values["self"], step.values["dim"], step.values["keepdim"])
+def opposite_result(step: Step, function: Callable[..., Any]) -> Any:
+    """Another function of the same arguments."""
+    names = ("dim", "keepdim") if step.values.get("dim") is not None else ()
+    further = (step.values[name] for name in names if name in step.values)
+    return function(step.values["self"], *further)
 
 
 def _divisor_variations(x: Tensor, dims: tuple[int, ...]) -> Iterator[Variation]:
     length = math.prod(x.shape[dim] for dim in dims)
-    others = [length - 1, length + 1]
+    others = [extent for extent in {*x.shape, x.numel()} if extent not in (1, length)]
     for kind, counts in (
-        (PatternKind.OFF_BY_ONE, others),
-        (
-            PatternKind.FACTOR,
-            [extent for extent in {*x.shape, x.numel()} if extent not in (1, length)],
-        ),
+        (PatternKind.OFF_BY_ONE, [length - 1, length + 1]),
+        (PatternKind.FACTOR, others),
     ):
         for count in counts:
             if count > 0:
                 sentence = f"the mean of {length} elements is divided by {count}"
-                yield Variation(kind, sentence, partial(_scaled_result, factor=length / count))
-
-
-def _scaled_result(step: Step, factor: float) -> Any:
-    return step.run() * factor
+                yield Variation(kind, sentence, scale_result(length / count))
 
 
 def _running_variations(step: Step) -> Iterator[Variation]:
@@ -418,15 +404,19 @@ def _running_variations(step: Step) -> Iterator[Variation]:
     sentence = "it runs from the last element to the first"
     yield Variation(PatternKind.ARGUMENT, sentence, backwards)
 
-    def restarted(step: Step, tile: int) -> Tensor:
-        parts = step.values["self"].split(tile, step.values["dim"])
-        return torch.cat([step.run(self=part) for part in parts], step.values["dim"])
-
     x = step.values["self"]
     for tile in (2**power for power in range(2, 12)):
         if x.dim() and tile < x.shape[step.values["dim"]]:
             sentence = f"it starts again every {tile} elements: the sum so far is not carried over"
-            yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(restarted, tile=tile))
+            yield Variation(PatternKind.PARTIAL_SUM, sentence, partial(restart, sizes=tile))
+
+
+def restart(step: Step, sizes: int | list[int]) -> Tensor:
+    """A running sum or product that starts again after parts of this size, or of these sizes."""
+    x, dim = step.values["self"], step.values["dim"]
+    if isinstance(sizes, list) and sum(sizes) < x.shape[dim]:
+        sizes = [*sizes, x.shape[dim] - sum(sizes)]
+    return torch.cat([step.run(self=part) for part in x.split(sizes, dim)], dim)
 
 
 # --- Scattered sums -------------------------------------------------------------------------------
@@ -439,7 +429,8 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
     if step.name != "embedding_dense_backward":
         adds = step.values.get("accumulate", step.name not in _WRITES)
         sentence = f"nothing is {'added' if adds else 'written'}"
-        yield Variation(PatternKind.MISSING_OPERAND, sentence, _keep_unchanged)
+        keep = lambda step: step.values["self"].clone()  # noqa: E731
+        yield Variation(PatternKind.MISSING_OPERAND, sentence, keep)
     if step.name in _WRITES:
         yield from _written_otherwise(step)
         return  # whether they add up, a flag says
@@ -457,14 +448,14 @@ def _scatter_variations(step: Step) -> Iterator[Variation]:
                 change = partial(_without_rows, axis=axis, size=size - count)
                 yield Variation(PatternKind.PARTIAL_SUM, sentence, change)
     # With what is there already or without it: the same if they are added to zeros.
-    averages: tuple[tuple[str, Callable[[Step], Tensor]], ...] = (
-        ("", _average_rows),
-        (" together with what is there already", partial(_average_rows, with_self=True)),
-        (" and then added", _with_average),
-    )
-    for ending, average in averages:
+    for ending, with_self, is_added in (
+        ("", False, False),
+        (" together with what is there already", True, False),
+        (" and then added", False, True),
+    ):
         sentence = f"rows with the same index are averaged{ending}, not added up"
-        yield Variation(PatternKind.WRONG_REDUCTION, sentence, average)
+        change = partial(_average_rows, with_self=with_self, added=is_added)
+        yield Variation(PatternKind.WRONG_REDUCTION, sentence, change)
 
 
 def _written_otherwise(step: Step) -> Iterator[Variation]:
@@ -487,10 +478,6 @@ def _join_with_source(step: Step, name: str, join: Callable[[Tensor, Tensor], Te
     into, source = step.values["self"], step.values[name]
     marked = step.run(**{"self": torch.zeros_like(into), name: torch.ones_like(source)})
     return torch.where(marked != 0, join(into, step.run()), into)
-
-
-def _keep_unchanged(step: Step) -> Any:
-    return step.values["self"].clone()
 
 
 def _without_rows(step: Step, axis: int, size: int) -> Any:
@@ -534,19 +521,12 @@ def _overwritten(step: Step, *, last: bool, added: bool) -> Tensor:
     return into + value if added else value
 
 
-def _average_rows(step: Step, *, with_self: bool = False) -> Tensor:
+def _average_rows(step: Step, *, with_self: bool, added: bool) -> Tensor:
     into, rows, index, dim = _parts(step)
-    if step.name == "scatter_add":
-        return into.scatter_reduce(dim, index, rows, "mean", include_self=with_self)
-    return into.index_reduce(dim, index, rows, "mean", include_self=with_self)
-
-
-def _with_average(step: Step) -> Tensor:
-    into, rows, index, dim = _parts(step)
-    zeros = torch.zeros_like(into)
-    if step.name == "scatter_add":
-        return into + zeros.scatter_reduce(dim, index, rows, "mean", include_self=False)
-    return into + zeros.index_reduce(dim, index, rows, "mean", include_self=False)
+    start = torch.zeros_like(into) if added else into
+    reduce = start.scatter_reduce if step.name == "scatter_add" else start.index_reduce
+    value = reduce(dim, index, rows, "mean", include_self=with_self)
+    return into + value if added else value
 
 
 # --- Matrix products ------------------------------------------------------------------------------
@@ -571,7 +551,7 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         sentence = "the product is left out"
         yield Variation(PatternKind.MISSING_OPERAND, sentence, _without_product)
         sentence = "the product is subtracted"
-        yield Variation(PatternKind.SIGN, sentence, _with_negative_product)
+        yield Variation(PatternKind.SIGN, sentence, negate_alpha)
     for first, last in left_out(length):
         end = "first" if first else "last"
         words = f"the {end} {first + last} of the {length} terms of each sum are missing"
@@ -582,8 +562,7 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         sentence = (
             f"the terms of the first factor are in another order than those of the second: {words}"
         )
-        change = partial(_with_order, name=left, order=order)
-        yield Variation(PatternKind.PERMUTATION, sentence, change)
+        yield Variation(PatternKind.PERMUTATION, sentence, with_order(left, -1, order))
 
     def counted_twice(step: Step, start: int, count: int) -> Any:
         a, b = (step.values[name] for name in (left, right))
@@ -591,10 +570,9 @@ def _product_variations(step: Step) -> Iterator[Variation]:
         return step.run(**{left: a, right: torch.cat([b, b.narrow(-2, start, count)], -2)})
 
     for start, count in repeated(length):
-        words = (
-            f"terms {start} to {start + count - 1} of the {length} terms of each sum count twice"
-        )
+        some = f"terms {start} to {start + count - 1} of the {length} terms"
         change = partial(counted_twice, start=start, count=count)
+        words = f"{some} of each sum count twice"
         yield Variation(PatternKind.DOUBLED_REDUCTION, words, change)
 
 
@@ -602,7 +580,8 @@ def _without_product(step: Step) -> Any:
     return (step.values["self"] * step.values["beta"]).expand_as(step.run())
 
 
-def _with_negative_product(step: Step) -> Any:
+def negate_alpha(step: Step) -> Any:
+    """The operator with the factor on what is added negated."""
     return step.run(alpha=-step.values["alpha"])
 
 
@@ -620,8 +599,3 @@ def orders_of_terms(length: int) -> Iterator[tuple[str, Tensor]]:
         if 1 < groups < length and length % groups == 0:
             words = f"{groups} groups are interleaved"
             yield words, index.reshape(groups, -1).T.flatten()
-
-
-def _with_order(step: Step, name: str, order: Tensor) -> Any:
-    value = step.values[name]
-    return step.run(**{name: value.index_select(-1, order.to(value.device))})

@@ -152,7 +152,6 @@ def _scaled_rows(step: Step, weights: Tensor) -> Any:
 def _solve(
     terms: _Terms, predict: Callable[[Variation], Tensor | None], candidate: Tensor, part: Tensor
 ) -> Tensor | None:
-    """The weight of each term; None if there is no solution, or more than one."""
     places = part.reshape(-1).nonzero().reshape(-1)
     places = places[:: max(1, len(places) // _MOST_ELEMENTS)]
 

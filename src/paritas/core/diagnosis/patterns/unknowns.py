@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.case import widen
 from paritas.core.diagnosis.patterns.attention import (
+    cap_scores,
     capped_scores,
     is_attention,
     limited_scores,
@@ -17,6 +19,7 @@ from paritas.core.diagnosis.patterns.attention import (
     softmax_with,
 )
 from paritas.core.diagnosis.patterns.derivatives import leak_of
+from paritas.core.diagnosis.patterns.steps import with_altered, with_argument, with_factor
 from paritas.core.diagnosis.patterns.variations import (
     AFFINE,
     EPSILONS,
@@ -24,7 +27,6 @@ from paritas.core.diagnosis.patterns.variations import (
     NUMBERS,
     Variation,
     kind_of_number,
-    with_argument,
 )
 from paritas.core.results.findings import PatternKind
 
@@ -198,7 +200,7 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
             yield Unknown(partial(_other_number, step.name, name, float(value)), starts)
     yield from _limited_scores(step)
     yield from _limited_operands(step)
-    yield from _leaks(step)
+    yield from (Unknown(leak, (0.1,)) for leak in (leak_of(step),) if leak is not None)
     exponent = step.values.get("exponent")
     if step.name in _ROOTS or isinstance(exponent, float):
         yield Unknown(partial(_with_constant, "self"), (1e-3, 1e-6, 0.0), most=_MOST_ADDED)
@@ -208,12 +210,6 @@ def unknown_numbers(step: Step) -> Iterator[Unknown]:
         yield Unknown(_with_factor, (0.5, 1.0, 2.0, 0.02))
     if step.name in _MOVED:
         yield Unknown(_with_offset, (0.1, -0.1))
-
-
-def _leaks(step: Step) -> Iterator[Unknown]:
-    leak = leak_of(step)
-    if leak is not None:
-        yield Unknown(leak, (0.1,))
 
 
 def _limited_scores(step: Step) -> Iterator[Unknown]:
@@ -227,11 +223,9 @@ def _limited_scores(step: Step) -> Iterator[Unknown]:
 
 
 def _with_cap(name: str, number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(**{name: number * torch.tanh(step.values[name] / number)})
-
     sentence = f"{name} is capped at {number:.4g} by tanh"
-    return Variation(PatternKind.OTHER_FUNCTION, sentence, run)
+    change = with_altered(name, partial(cap_scores, cap=number))
+    return Variation(PatternKind.OTHER_FUNCTION, sentence, change)
 
 
 def _smooth_weights(number: float) -> Variation:
@@ -254,7 +248,7 @@ def _limited_operands(step: Step) -> Iterator[Unknown]:
         is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
         if not is_number or value.numel() < _FEWEST_LIMITED or "mask" in name:
             continue
-        sizes = value.detach().cpu().double().flatten()
+        sizes = widen(value).flatten()
         for words, (of, limit) in _LIMITS.items():
             places = torch.tensor([1.0 - share for share in _BEYOND], dtype=torch.float64)
             every = of(sizes)
@@ -298,52 +292,34 @@ def _other_number(operator: str, name: str, right: float, number: float) -> Vari
 
 
 def _with_constant(name: str, number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(**{name: step.values[name] + number})
-
     way = "added to" if number > 0 else "missing in"
     sentence = f"eps ({abs(number):.7g}) is {way} the argument"
-    return Variation(PatternKind.EPS, sentence, run)
+    return Variation(PatternKind.EPS, sentence, with_altered(name, lambda value: value + number))
 
 
 def _with_limit(
     name: str, words: str, limit: Callable[[Tensor, float], Tensor], number: float
 ) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(**{name: limit(step.values[name], number)})
-
     sentence = f"{name} is clipped {words.format(number)}".replace("--", "")
-    return Variation(PatternKind.CLIPPED, sentence, run)
+    change = with_altered(name, lambda value: limit(value, number))
+    return Variation(PatternKind.CLIPPED, sentence, change)
 
 
 def _with_mask_factor(name: str, number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(**{name: step.values[name] * number})
-
     sentence = f"what is added to the scores is multiplied by {number:.7g}"
-    return Variation(PatternKind.MASK if number == 0 else PatternKind.FACTOR, sentence, run)
+    kind = PatternKind.MASK if number == 0 else PatternKind.FACTOR
+    return Variation(kind, sentence, with_factor(name, number))
 
 
 def _with_factor(number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(self=step.values["self"] * number)
-
     if abs(number) < _NEARLY_NOTHING:
         sentence = "the same for every argument, as for an argument of 0"
-        return Variation(PatternKind.CONSTANT, sentence, lambda step: step.run(self=_zeros(step)))
+        return Variation(PatternKind.CONSTANT, sentence, with_altered("self", torch.zeros_like))
     sentence = f"the argument is multiplied by {number:.7g}"
-    return Variation(PatternKind.FACTOR, sentence, run)
-
-
-def _zeros(step: Step) -> Tensor:
-    zeros: Tensor = torch.zeros_like(step.values["self"])
-    return zeros
+    return Variation(PatternKind.FACTOR, sentence, with_factor("self", number))
 
 
 def _with_offset(number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(self=step.values["self"] + number)
-
     way = "added to" if number > 0 else "subtracted from"
     sentence = f"{abs(number):.7g} is {way} the argument"
-    return Variation(PatternKind.OFFSET, sentence, run)
+    return Variation(PatternKind.OFFSET, sentence, with_altered("self", lambda x: x + number))

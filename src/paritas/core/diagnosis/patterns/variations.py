@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paritas.core.diagnosis.patterns.steps import (
+    with_altered,
+    with_argument,
+    with_arguments,
+    with_factor,
+    with_swapped,
+)
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.operators import optional_tensors
 
@@ -82,18 +89,7 @@ def argument_variations(step: Step, *, tensors: bool = True) -> Iterator[Variati
     numbers = [step.values.get(name) for name in ("alpha", "beta")]
     if None not in numbers and numbers[0] != numbers[1]:
         sentence = "alpha and beta are swapped"
-        swapped = partial(_with_swapped, "alpha", "beta")
-        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swapped)
-
-
-def with_argument(name: str, value: Any) -> Callable[[Step], Any]:
-    """The change of one argument."""
-    return lambda step: step.run(**{name: value})
-
-
-def with_altered(name: str, alter: Callable[[Tensor], Tensor | None]) -> Callable[[Step], Any]:
-    """The change of one tensor."""
-    return lambda step: step.run(**{name: alter(step.values[name])})
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, with_swapped("alpha", "beta"))
 
 
 # --- Flags and words ------------------------------------------------------------------------------
@@ -277,17 +273,8 @@ def _eps_variations(name: str, value: float) -> Iterator[Variation]:
 
 
 def _other_numbers(value: float) -> list[float]:
-    numbers = [
-        0.0,
-        1.0,
-        -value,
-        2 * value,
-        value / 2,
-        value * value,
-        1 - value,
-        value + 1,
-        value - 1,
-    ]
+    numbers = [0.0, 1.0, -value, 2 * value, value / 2, value * value]
+    numbers += [1 - value, value + 1, value - 1]
     if value > 0:
         numbers.append(math.sqrt(value))
     if value:
@@ -345,13 +332,8 @@ def _other_slices(step: Step, value: int) -> Iterator[Variation]:
     for by in dict.fromkeys((1, -1, 2, -2, length, -length, -start, size - stop)):
         if by and start + by >= 0 and stop + by <= size:
             sentence = f"taken from {start + by} on instead of {start}"
-            yield Variation(
-                PatternKind.SHIFT, sentence, partial(_slice_between, start + by, stop + by)
-            )
-
-
-def _slice_between(start: int, stop: int, step: Step) -> Any:
-    return step.run(start=start, end=stop)
+            change = with_arguments(start=start + by, end=stop + by)
+            yield Variation(PatternKind.SHIFT, sentence, change)
 
 
 def _other_integers(  # noqa: C901  (a branch for each kind of argument)
@@ -371,9 +353,8 @@ def _other_integers(  # noqa: C901  (a branch for each kind of argument)
         for other in _other_classes(step, value):
             yield PatternKind.ARGUMENT, f"{name} is {other} instead of {value}", other
     elif name in _OF_LEVELS:
-        for other in dict.fromkeys(
-            (0, -value, value + 1, value - 1, value // 2, *_OF_LEVELS[name])
-        ):
+        usual = (0, -value, value + 1, value - 1, value // 2, *_OF_LEVELS[name])
+        for other in dict.fromkeys(usual):
             if other != value:
                 yield PatternKind.ARGUMENT, f"{name} is {other} instead of {value}", other
     elif name in _GROUPS:
@@ -414,11 +395,12 @@ def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variat
             axis += index.dim() if is_mask else 1
     elif name == "tensors":
         sentence = "the tensors are joined in the reverse order"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, partial(_with_reversed, name))
+        reverse = with_altered(name, lambda tensors: list(tensors)[::-1])
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, reverse)
         for source, position in itertools.permutations(range(min(len(value), _MOST_JOINED)), 2):
             if value[source].shape == value[position].shape:
                 sentence = f"tensor {source} is joined in the place of tensor {position} as well"
-                change = partial(_with_repeated, name, source, position)
+                change = with_altered(name, partial(_repeat_item, source=source, position=position))
                 yield Variation(PatternKind.COPY, sentence, change)
     else:
         for kind, other in _other_lists(name, value):
@@ -428,11 +410,8 @@ def _list_variations(step: Step, name: str, value: list[Any]) -> Iterator[Variat
 
 def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, list[int]]]:
     if name == "shifts":
-        for other in (
-            [-number for number in value],
-            [number + 1 for number in value],
-            [0] * len(value),
-        ):
+        near = [[-number for number in value], [number + 1 for number in value]]
+        for other in (*near, [0] * len(value)):
             if other != value:
                 yield PatternKind.SHIFT, other
     elif name == "pad":
@@ -451,14 +430,10 @@ def _other_lists(name: str, value: list[Any]) -> Iterator[tuple[PatternKind, lis
 _MOST_JOINED = 6
 
 
-def _with_repeated(name: str, source: int, position: int, step: Step) -> Any:
-    tensors = list(step.values[name])
-    tensors[position] = tensors[source]
-    return step.run(**{name: tensors})
-
-
-def _with_reversed(name: str, step: Step) -> Any:
-    return step.run(**{name: list(step.values[name])[::-1]})
+def _repeat_item(tensors: Any, source: int, position: int) -> list[Any]:
+    items = list(tensors)
+    items[position] = items[source]
+    return items
 
 
 # --- Tensors --------------------------------------------------------------------------------------
@@ -484,15 +459,10 @@ def _tensor_variations(step: Step) -> Iterator[Variation]:
     # With these exchanged, `where` has its mask negated.
     pairs = itertools.combinations(floats, 2) if step.name != "where" else ()
     for left, right in pairs:
-        swapped = partial(_with_swapped, left, right)
         sentence = f"{left} and {right} are swapped"
-        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, swapped)
+        yield Variation(PatternKind.SWAPPED_OPERANDS, sentence, with_swapped(left, right))
     for name, value in floats.items():
         yield from _operand_variations(step, name, value, alone=len(floats) == 1)
-
-
-def _with_swapped(left: str, right: str, step: Step) -> Any:
-    return step.run(**{left: step.values[right], right: step.values[left]})
 
 
 # A mask has mistakes of its own; statistics that are missing are read all the same.
@@ -513,8 +483,7 @@ def _operand_variations(
         zero = with_altered(name, torch.zeros_like)
         yield Variation(PatternKind.MISSING_BIAS, f"{called} is left out", zero)
     if is_bias:
-        twice = with_altered(name, lambda tensor: 2 * tensor)
-        yield Variation(PatternKind.REPEATED_BIAS, f"{called} is added twice", twice)
+        yield Variation(PatternKind.REPEATED_BIAS, f"{called} is added twice", with_factor(name, 2))
     elif name == "weight" and value.dim() == 1:
         sentence = f"{called} is applied twice"
         yield Variation(PatternKind.FACTOR, sentence, with_altered(name, torch.square))
@@ -529,12 +498,11 @@ def _operand_variations(
         sentence = f"{called} is read in the reverse order along axis {axis}"
         flipped = with_altered(name, partial(_flip, axis=axis))
         yield Variation(PatternKind.PERMUTATION, sentence, flipped)
-        for by in (1, -1):
-            yield from _read_elsewhere(name, called, axis, by, size=value.shape[axis])
-        for by in far_places(value.shape[axis]):
-            sentence = f"{called} is read {describe_distance(by)} the right one along axis {axis}"
-            rolled = with_altered(name, partial(roll, axis=axis, by=by))
-            yield Variation(PatternKind.SHIFT, sentence, rolled)
+        for words, move in moves_along(axis, value.shape[axis]):
+            change = with_altered(name, move)
+            if move.func is not roll:
+                change = partial(_with_shifted, name, move, axis=axis)
+            yield Variation(PatternKind.SHIFT, words.format(called), change)
 
 
 _ALONG = frozenset(
@@ -545,17 +513,22 @@ _ALONG = frozenset(
 )
 
 
-def _read_elsewhere(
-    name: str, called: str, axis: int, by: int, *, size: int
-) -> Iterator[Variation]:
-    where = "after" if by < 0 else "before"
-    sentence = f"{called} is read one place {where} the right one along axis {axis}"
-    if size > 2:  # noqa: PLR2004  (two that are exchanged are in the reverse order)
-        rolled = with_altered(name, partial(roll, axis=axis, by=by))
-        yield Variation(PatternKind.SHIFT, sentence, rolled)
-    for shift in (shift_in_zeros, repeat_edge):
-        moved = partial(_with_shifted, name, partial(shift, axis=axis, by=by), axis=axis)
-        yield Variation(PatternKind.SHIFT, sentence, moved)
+def moves_along(
+    axis: int, size: int, *, pairs: bool = True
+) -> Iterator[tuple[str, partial[Tensor]]]:
+    """Slices along an axis that are read from other places, with `{}` for what is read.
+
+    Args:
+        pairs: also of two slices, of which the other one is the first or the last of them.
+    """
+    along = f"the right one along axis {axis}"
+    for by, where in ((1, "before"), (-1, "after")):
+        # Two that are exchanged are in the reverse order.
+        several = (roll, shift_in_zeros, repeat_edge) if size > 2 else ()  # noqa: PLR2004
+        for move in several or ((shift_in_zeros, repeat_edge) if pairs else ()):
+            yield f"{{}} is read one place {where} {along}", partial(move, axis=axis, by=by)
+    for by in far_places(size):
+        yield f"{{}} is read {describe_distance(by)} {along}", partial(roll, axis=axis, by=by)
 
 
 def _with_shifted(name: str, shift: Callable[[Tensor], Tensor], step: Step, axis: int) -> Any:

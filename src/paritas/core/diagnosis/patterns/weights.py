@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paritas.core.diagnosis.case import Extent, first_supported, supported_pattern, weigh
-from paritas.core.diagnosis.leftovers import fits_honestly
+from paritas.core.diagnosis.case import first_supported, supported_pattern
 from paritas.core.diagnosis.patterns.changes import changes_of
+from paritas.core.diagnosis.patterns.fits import slope_along, weigh_fit
 from paritas.core.diagnosis.patterns.functions import UNARY
 from paritas.core.diagnosis.patterns.levels import propose_levels
 from paritas.core.diagnosis.patterns.quantising import quantisations
 from paritas.core.results.findings import Pattern, PatternKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -38,19 +38,12 @@ def propose_weights(case: Case) -> list[Pattern]:
         return []
     if len(case.shape) == 1:
         return first_supported(propose_levels(case)) or first_supported(_bent(case))
-    return (
-        first_supported(_in_few_bits(case))
-        or first_supported(_try_whole_changes(case))
-        or first_supported(propose_levels(case))
-        or first_supported(_bent(case))
-        or first_supported(_try_dropout(case))
-        or first_supported(_of_lower_rank(case))
-        or first_supported(_grouped_numbers(case))
-        or first_supported(_factors_and_offsets(case))
-        or first_supported(_factors_of_both(case))
-        or first_supported(_added_products(case))
-        or propose_bends(case)
+    searches = (
+        *(_in_few_bits, _try_whole_changes, propose_levels, _bent, _try_dropout, _of_lower_rank),
+        *(_grouped_numbers, _factors_and_offsets, _factors_of_both, _added_products),
     )
+    tried = itertools.chain.from_iterable(search(case) for search in searches)
+    return first_supported(tried) or propose_bends(case)
 
 
 # Fewer elements are some function by chance.
@@ -102,35 +95,38 @@ def propose_bends(case: Case) -> list[Pattern]:
 
 def _becomes(right: float, candidate_value: float) -> str:
     """Both numbers, with so many digits that they differ."""
-    digits = next(
-        (
-            digit_count
-            for digit_count in range(4, 12)
-            if f"{right:.{digit_count}g}" != f"{candidate_value:.{digit_count}g}"
-        ),
-        4,
-    )
-    return f"{right:.{digits}g} becomes {candidate_value:.{digits}g}"
+    both = ((f"{right:.{digits}g}", f"{candidate_value:.{digits}g}") for digits in range(4, 12))
+    shown = next((pair for pair in both if pair[0] != pair[1]), (f"{right:.4g}",) * 2)
+    return " becomes ".join(shown)
 
 
 def _try_whole_changes(case: Case) -> Iterator[Pattern | None]:
-    """Something that was done to it as a whole."""
-    changes = list(changes_of(case.right))
-    cost = math.log2(1 + len(changes))
-    for change in changes:
-        value = change.apply(case.right)
-        if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
-            sentence = change.words.format("it")
-            yield supported_pattern(case, value.double(), change.kind, sentence, cost=cost)
+    return _try_functions(
+        case, [(each.kind, each.words.format("it"), each.apply) for each in changes_of(case.right)]
+    )
 
 
 def _in_few_bits(case: Case) -> Iterator[Pattern | None]:
-    forms = list(quantisations([case.right]))
-    cost = math.log2(1 + len(forms))
-    for words, rounded in forms:
-        sentence = f"in {words}"
-        kind = PatternKind.PRECISION
-        yield supported_pattern(case, rounded(case.right), kind, sentence, cost=cost)
+    kind = PatternKind.PRECISION
+    forms = [(kind, f"in {words}", rounded) for words, rounded in quantisations([case.right])]
+    return _try_functions(case, forms)
+
+
+def _bent(case: Case) -> Iterator[Pattern | None]:
+    kind = PatternKind.OTHER_FUNCTION
+    bends = [(kind, f"{name} of each element", function) for name, function in UNARY.items()]
+    return _try_functions(case, bends)
+
+
+def _try_functions(
+    case: Case, functions: list[tuple[PatternKind, str, Callable[[Tensor], Tensor]]]
+) -> Iterator[Pattern | None]:
+    """Functions of the right values, of which nothing is fitted."""
+    cost = math.log2(1 + len(functions))
+    for kind, sentence, function in functions:
+        value = function(case.right)
+        if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
+            yield supported_pattern(case, value.double(), kind, sentence, cost=cost)
 
 
 def _factors_and_offsets(case: Case) -> Iterator[Pattern | None]:
@@ -142,26 +138,17 @@ def _factors_and_offsets(case: Case) -> Iterator[Pattern | None]:
         centred = [
             tensor - tensor.mean(others, keepdim=True) for tensor in (case.right, case.given)
         ]
-        over = (centred[0] * centred[1]).sum(others, keepdim=True)
-        factors = over / centred[0].square().sum(others, keepdim=True)
+        factors = slope_along(centred[0], centred[1], others)
         prediction = factors * centred[0] + case.given.mean(others, keepdim=True)
-        weight = weigh(case, prediction, parameters=2 * size, extent=Extent.ALL)
-        if weight is None or not fits_honestly(case, prediction, parameters=size):
-            continue
-        sentence = f"each slice along axis {axis} has another factor and another offset"
-        least, most = float(factors.min()), float(factors.max())
-        sentence = f"{sentence}; the factors are {least:.4g} to {most:.4g}"
-        yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
+        weight = weigh_fit(case, prediction, parameters=2 * size, counted=size)
+        if weight is not None:
+            sentence = f"each slice along axis {axis} has another factor and another offset"
+            sentence = f"{sentence}; the factors are {_span(factors)}"
+            yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
 
 
-def _bent(case: Case) -> Iterator[Pattern | None]:
-    """A function of each element."""
-    cost = math.log2(1 + len(UNARY))
-    for name, function in UNARY.items():
-        value = function(case.right)
-        if value.shape == case.right.shape and bool(torch.isfinite(value).all()):
-            sentence, kind = f"{name} of each element", PatternKind.OTHER_FUNCTION
-            yield supported_pattern(case, value.double(), kind, sentence, cost=cost)
+def _span(numbers: Tensor) -> str:
+    return f"{float(numbers.min()):.4g} to {float(numbers.max()):.4g}"
 
 
 def _try_dropout(case: Case) -> Iterator[Pattern | None]:
@@ -174,8 +161,8 @@ def _try_dropout(case: Case) -> Iterator[Pattern | None]:
     prediction = torch.where(lost, 0.0, factor * case.right)
     # Which are lost is a choice of one bit each.
     cost = float(lost.numel())
-    weight = weigh(case, prediction, parameters=1, cost=cost, extent=Extent.ALL)
-    if weight is not None and fits_honestly(case, prediction):
+    weight = weigh_fit(case, prediction, parameters=1, cost=cost)
+    if weight is not None:
         sentence = f"{100 * float(lost.double().mean()):.0f} % are zero, and the others"
         yield weight.pattern(PatternKind.MASK, f"{sentence} are multiplied by {factor:.4g}")
 
@@ -204,12 +191,9 @@ def _grouped_numbers(case: Case) -> Iterator[Pattern | None]:
                 (PatternKind.AXIS_OFFSET, "offset", offsets, offsets + right),
             ):
                 prediction, count = value.reshape(case.shape), numbers.numel()
-                if not fits_honestly(case, prediction, parameters=count // 2):
-                    continue
-                weight = weigh(case, prediction, parameters=count, extent=Extent.ALL)
+                weight = weigh_fit(case, prediction, parameters=count, counted=count // 2)
                 if weight is not None:
-                    least, most = float(numbers.min()), float(numbers.max())
-                    yield weight.pattern(kind, f"{each} {word}: {least:.4g} to {most:.4g}")
+                    yield weight.pattern(kind, f"{each} {word}: {_span(numbers)}")
 
 
 # So often are the factors of rows and columns fitted in turns.
@@ -229,14 +213,11 @@ def _factors_of_both(case: Case) -> Iterator[Pattern | None]:
             tensor.sum(others, keepdim=True) if others else tensor for tensor in (over, below)
         )
         factors = _fit_two_factors(over, below, first, second)
-        prediction = factors * case.right
-        weight = weigh(case, prediction, parameters=count, extent=Extent.ALL)
-        if weight is None or not fits_honestly(case, prediction, parameters=count // 2):
-            continue
-        least, most = float(factors.min()), float(factors.max())
-        sentence = f"each index along axis {first} has another factor, and each along axis {second}"
-        sentence = f"{sentence}; their products are {least:.4g} to {most:.4g}"
-        yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
+        weight = weigh_fit(case, factors * case.right, parameters=count, counted=count // 2)
+        if weight is not None:
+            both = f"each index along axis {first} has another factor, and each along axis {second}"
+            sentence = f"{both}; their products are {_span(factors)}"
+            yield weight.pattern(PatternKind.AXIS_SCALE, sentence)
 
 
 def _fit_two_factors(over: Tensor, below: Tensor, first: int, second: int) -> Tensor:
@@ -276,10 +257,8 @@ def _of_lower_rank(case: Case) -> Iterator[Pattern | None]:
         ("with only a part of the directions of its columns", free, rows @ rows.T @ right),
     ):
         prediction = value.reshape(case.shape)
-        weight = weigh(
-            case, prediction, parameters=parameters, extent=Extent.ALL, slack=_DECOMPOSED
-        )
-        if weight is not None and fits_honestly(case, prediction, slack=_DECOMPOSED):
+        weight = weigh_fit(case, prediction, parameters=parameters, slack=_DECOMPOSED)
+        if weight is not None:
             yield weight.pattern(PatternKind.APPROXIMATION, f"{sentence}, {words}", {"rank": rank})
 
 
@@ -287,25 +266,18 @@ def _added_products(case: Case) -> Iterator[Pattern | None]:
     """What is added is a product of few rows and columns, as of an adapter."""
     if len(case.shape) != 2 or max(case.shape) > _MOST_ROWS:  # noqa: PLR2004
         return
-    rank = _rank_of(case.error, case)
-    if rank is None:
+    rank = _rank(case.error, case)
+    if not 0 < rank <= _LOW_RANK * min(case.shape):
         return
     left, sizes, right = torch.linalg.svd(case.error, full_matrices=False)
     prediction = case.right + (left[:, :rank] * sizes[:rank]) @ right[:rank]
     parameters = rank * (sum(case.shape) - rank)
-    weight = weigh(case, prediction, parameters=parameters, extent=Extent.ALL)
-    if weight is not None and fits_honestly(case, prediction):
-        verb = "a matrix of rank"
-        yield weight.pattern(PatternKind.RESIDUAL, f"{verb} {rank} is added", {"rank": rank})
-
-
-def _rank_of(error: Tensor, case: Case) -> int | None:
-    """The rank of what is added; None if it is not low."""
-    rank = _rank(error, case)
-    return rank if 0 < rank <= _LOW_RANK * min(case.shape) else None
+    weight = weigh_fit(case, prediction, parameters=parameters)
+    if weight is not None:
+        sentence = f"a matrix of rank {rank} is added"
+        yield weight.pattern(PatternKind.RESIDUAL, sentence, {"rank": rank})
 
 
 def _rank(matrix: Tensor, case: Case) -> int:
-    """How many singular values are beyond the noise."""
     noise = float(case.unit.square().mean().sqrt()) * sum(map(math.sqrt, matrix.shape))
     return int((torch.linalg.svdvals(matrix) > 2 * noise).sum())

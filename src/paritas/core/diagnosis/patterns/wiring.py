@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paritas.core.diagnosis.calls import is_same_tensor
+from paritas.core.diagnosis.patterns.steps import with_output
 from paritas.core.diagnosis.patterns.variations import Variation
 from paritas.core.results.findings import PatternKind
 
@@ -115,8 +116,6 @@ def _is_view_of(value: Any, other: Tensor) -> bool:
 
 
 class _Moving:
-    """Writes out a formula with one factor applied behind a later value."""
-
     def __init__(self, role: str, later: str) -> None:
         self._role, self._later = role, later
         self._apply: Callable[[Tensor], Tensor] | None = None
@@ -136,7 +135,7 @@ class _Moving:
 
 
 def _move_operand(step: Step, formula: Formula, role: str, later: str) -> Any:
-    return with_output(step, formula.output, formula.compute(step, _Moving(role, later)))
+    return formula.rewrite(step, _Moving(role, later))
 
 
 def _wires(
@@ -182,13 +181,4 @@ def _end_at_source(step: Step, formula: Formula, source: str) -> Any:
 
 
 def _rewire_formula(step: Step, formula: Formula, wire: _Wire) -> Any:
-    return with_output(step, formula.output, formula.compute(step, _Wiring(step, wire)))
-
-
-def with_output(step: Step, output: int, value: Tensor) -> Any:
-    """All results of the operator, with this value as one of them."""
-    if output == 0:
-        return step.with_first(value)
-    results = list(step.run())
-    results[output] = value
-    return tuple(results)
+    return formula.rewrite(step, _Wiring(step, wire))

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -33,28 +33,30 @@ from paritas.core.diagnosis.patterns.inner import (
     step_variations,
 )
 from paritas.core.diagnosis.patterns.losses import SMOOTHING
-from paritas.core.diagnosis.patterns.roundings import (
+from paritas.core.diagnosis.patterns.quantising import (
     computed_variations,
     rounding_variations,
     saved_variations,
 )
-from paritas.core.diagnosis.patterns.sums import sum_variations
+from paritas.core.diagnosis.patterns.steps import first_of, with_factor
+from paritas.core.diagnosis.patterns.sums import scale_result, sum_variations
 from paritas.core.diagnosis.patterns.unknowns import Unknown, unknown_numbers
 from paritas.core.diagnosis.patterns.variations import Variation, argument_variations
 from paritas.core.diagnosis.patterns.wiring import (
     moving_variations,
     wiring_variations,
-    with_output,
 )
 from paritas.core.results.findings import PatternKind
 from paritas.core.torch_private.operators import bind_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
     from paritas.core.diagnosis.patterns.formulas import Formula
+
+T = TypeVar("T")
 
 # Kinds that say which statistic is wrong; any other mistake in a statistic is a wrong statistic.
 _OWN_KINDS = frozenset(
@@ -112,11 +114,10 @@ class Written:
             record = _Change()
             try:
                 actual, right = formula.compute(step, record), step.run()
-            except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+            except UNUSABLE:
                 continue
-            if _is_same(
-                actual, right if isinstance(right, torch.Tensor) else right[formula.output]
-            ):
+            right = right if isinstance(right, torch.Tensor) else right[formula.output]
+            if _is_same(actual, right):
                 written.append(cls(formula, record.steps))
         return written
 
@@ -164,19 +165,18 @@ class Written:
         return self._as_whole(roles, variation(number))
 
     def _places(self) -> Iterator[tuple[str, ...]]:
-        yield from (
-            roles for roles in self.formula.joint if all(role in self.inner for role in roles)
-        )
+        yield from self._joint_roles()
         yield from ((role,) for role in self.inner if role not in self.formula.known)
+
+    def _joint_roles(self) -> Iterator[tuple[str, ...]]:
+        for roles in self.formula.joint:
+            if all(role in self.inner for role in roles):
+                yield roles
 
     def _rounded_places(self) -> Iterator[tuple[str, ...]]:
         """Each result, those of two statistics, those that belong together, all but the last."""
         roles = [*self.inner]
-        yield from (
-            joint_roles
-            for joint_roles in self.formula.joint
-            if all(role in self.inner for role in joint_roles)
-        )
+        yield from self._joint_roles()
         yield from ((role,) for role in roles[:-1])
         statistics = [role for role in ("the mean", "the variance", "the root") if role in roles]
         yield from itertools.combinations(statistics, 2)
@@ -195,7 +195,10 @@ class Written:
             elif kind is PatternKind.SWAPPED_OPERANDS and self._are_differences(roles):
                 kind = PatternKind.SIGN  # nobody sees the operands of a step inside
         sentence = f"{' and '.join(roles)}: {variation.sentence}"
-        change = partial(_change_roles, formula=self.formula, roles=roles, change=variation.change)
+
+        def change(step: Step) -> Any:
+            return self.formula.rewrite(step, _Change(roles, variation.change))
+
         return Variation(kind, sentence, change)
 
     def _leaves_bias_out(self, roles: tuple[str, ...], variation: Variation) -> bool:
@@ -218,12 +221,6 @@ def _is_same(actual: Tensor, right: Tensor) -> bool:
         return False
     size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
     return float((actual - right).abs().nan_to_num(0.0, 0.0, 0.0).max()) <= _SAME * size
-
-
-def _change_roles(
-    step: Step, formula: Formula, roles: tuple[str, ...], change: Callable[[Step], Any]
-) -> Any:
-    return with_output(step, formula.output, formula.compute(step, _Change(roles, change)))
 
 
 def _variations_of(step: Step) -> Iterator[Variation]:
@@ -261,12 +258,10 @@ _MOST_ADDED = 0.1
 
 
 def _divided_by(count: int, number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run() * (count / number)
-
     off_by_one = abs(number - count) == 1
     kind = PatternKind.OFF_BY_ONE if off_by_one else PatternKind.FACTOR
-    return Variation(kind, f"the sum of {count} elements is divided by {number:.7g}", run)
+    sentence = f"the sum of {count} elements is divided by {number:.7g}"
+    return Variation(kind, sentence, lambda step: step.run() * (count / number))
 
 
 def _with_zeros(number: float) -> Variation:
@@ -283,35 +278,24 @@ def _smooth_labels(number: float) -> Variation:
     def run(step: Step) -> Any:
         x, target = step.values["self"], step.values["target"]
         mean = x.mean(1, keepdim=True).expand_as(x)
-        both = step.run(), step.run(self=mean, target=target)
-        right, spread = (
-            result if isinstance(result, torch.Tensor) else result[0] for result in both
-        )
+        right, spread = map(first_of, (step.run(), step.run(self=mean, target=target)))
         return step.with_first((1 - number) * right + number * spread)
 
     return Variation(PatternKind.ARGUMENT, f"the labels are smoothed by {number:.7g}", run)
 
 
 def _add_eps(number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run() + number
-
-    return Variation(PatternKind.EPS, f"eps ({number:.7g}) is added to the result", run)
+    sentence = f"eps ({number:.7g}) is added to the result"
+    return Variation(PatternKind.EPS, sentence, lambda step: step.run() + number)
 
 
 def _multiply_result(number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run() * number
-
-    return Variation(PatternKind.FACTOR, f"it is multiplied by {number:.7g}", run)
+    return Variation(PatternKind.FACTOR, f"it is multiplied by {number:.7g}", scale_result(number))
 
 
 def _with_first_scaled(number: float) -> Variation:
-    def run(step: Step) -> Any:
-        return step.run(self=number * step.values["self"])
-
     sentence = f"what it is added to is multiplied by {number:.7g}"
-    return Variation(PatternKind.FACTOR, sentence, run)
+    return Variation(PatternKind.FACTOR, sentence, with_factor("self", number))
 
 
 def _added_to_root(number: float) -> Variation:
@@ -328,42 +312,34 @@ def _added_to_root(number: float) -> Variation:
 def inner_mistakes(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Variation]]:
     """Mistakes inside of operators, and those that one of several operators can have."""
     for position, step in steps:
-        for written in Written.all_of(step):
-            yield from ((position, variation) for variation in written.variations())
-            yield from (
-                (position, wiring_variation)
-                for wiring_variation in wiring_variations(step, written.formula)
-            )
-            if "backward" in step.name:
-                yield from (
-                    (position, moving_variation)
-                    for moving_variation in moving_variations(step, written.formula)
-                )
-    several = len(steps) > 1
+        yield from _at(position, _written_mistakes(step))
     for number, (position, step) in enumerate(steps):
-        if several:
-            yield from ((position, step_variation) for step_variation in step_variations(step))
+        if len(steps) > 1:
+            yield from _at(position, step_variations(step))
             if number < len(steps) - 1:
-                yield from (
-                    (position, rounding_variation)
-                    for rounding_variation in rounding_variations(step)
-                )
+                yield from _at(position, rounding_variations(step))
             for _, before in steps[:number]:
-                yield from (
-                    (position, neighbour_variation)
-                    for neighbour_variation in neighbour_variations(before, step)
-                )
-        yield from (
-            (position, reduction_variation) for reduction_variation in reduction_variations(step)
-        )
-        yield from ((position, running_variation) for running_variation in running_variations(step))
+                yield from _at(position, neighbour_variations(before, step))
+        yield from _at(position, reduction_variations(step))
+        yield from _at(position, running_variations(step))
         if step.name.startswith("nll_loss") and step.values.get("weight") is None:
-            yield from ((position, _smooth_labels(amount)) for amount in SMOOTHING)
+            yield from _at(position, map(_smooth_labels, SMOOTHING))
     for position, step in steps:
-        yield from (
-            (position, selection_variation) for selection_variation in selection_variations(step)
-        )
-        yield from ((position, saved_variation) for saved_variation in saved_variations(step))
+        yield from _at(position, selection_variations(step))
+        yield from _at(position, saved_variations(step))
+
+
+def _at(position: int, suggestions: Iterable[T]) -> Iterator[tuple[int, T]]:
+    """Suggestions for one operator, with its place."""
+    return zip(itertools.repeat(position), suggestions, strict=False)
+
+
+def _written_mistakes(step: Step) -> Iterator[Variation]:
+    for written in Written.all_of(step):
+        yield from written.variations()
+        yield from wiring_variations(step, written.formula)
+        if "backward" in step.name:
+            yield from moving_variations(step, written.formula)
 
 
 def changed_values(
@@ -376,17 +352,11 @@ def changed_values(
         shape: the shape in which that is returned; None if more is done to it.
     """
     position, last = steps[-1]
-    yield ((position, result_change) for result_change in result_changes(last, output, shape))
-    yield (
-        (index, operand_change) for index, step in steps for operand_change in operand_changes(step)
-    )
-    yield (
-        (index, result_change)
-        for index, step in steps[:-1]
-        for result_change in result_changes(step)
-    )
-    yield ((position, result_pair) for result_pair in result_pairs(last, output))
-    yield ((index, operand_pair) for index, step in steps for operand_pair in operand_pairs(step))
+    yield _at(position, result_changes(last, output, shape))
+    yield ((index, change) for index, step in steps for change in operand_changes(step))
+    yield ((index, change) for index, step in steps[:-1] for change in result_changes(step))
+    yield _at(position, result_pairs(last, output))
+    yield ((index, pair) for index, step in steps for pair in operand_pairs(step))
     yield (
         (index, change)
         for index, step in steps
@@ -398,10 +368,9 @@ def changed_values(
 def inner_numbers(steps: Sequence[tuple[int, Step]]) -> Iterator[tuple[int, Unknown]]:
     """The numbers of operators, or of the simple ones that they consist of, that may be wrong."""
     for position, step in steps:
-        yield from ((position, unknown_number) for unknown_number in unknown_numbers(step))
+        yield from _at(position, unknown_numbers(step))
     for position, step in steps:
         for written in Written.all_of(step):
-            unknowns = written.unknowns(scaled_inside="backward" in step.name)
-            yield from ((position, unknown) for unknown in unknowns)
+            yield from _at(position, written.unknowns(scaled_inside="backward" in step.name))
         if len(steps) > 1 or step.name in ("rsqrt", "sqrt") or "nll_loss" in step.name:
-            yield from ((position, inner_unknown) for inner_unknown in inner_unknowns(step))
+            yield from _at(position, inner_unknowns(step))
